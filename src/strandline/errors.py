@@ -11,7 +11,7 @@ from uuid import UUID
 
 
 class StrandlineError(Exception):
-    """The root of every error that this package raises on purpose."""
+    """The root of every error that this package raises."""
 
     retryable: ClassVar[bool] = False
 
@@ -20,7 +20,7 @@ class StrandlineError(Exception):
 
 
 def printable(text: str) -> str:
-    r"""The text with every sign escaped that a terminal or a log would follow, or that cannot be written at all.
+    r"""The text with control characters, and characters that cannot be encoded, escaped.
 
     >>> printable("a\nb \x1b[31m \ud800 é")
     'a\\nb \\x1b[31m \\ud800 é'
@@ -31,11 +31,11 @@ def printable(text: str) -> str:
 
 
 class InvalidInput(StrandlineError, ValueError):
-    """The caller passed something that can never work; nothing was changed."""
+    """The caller passed an argument that can never work; nothing was changed."""
 
 
 class Unsupported(InvalidInput):
-    """This kind of log cannot do what was asked of it, or not yet; nothing was changed."""
+    """This kind of log does not support the call, or not yet; nothing was changed."""
 
 
 class MissingExtra(StrandlineError, ImportError):
@@ -46,7 +46,7 @@ class MissingExtra(StrandlineError, ImportError):
 
 
 class StorageError(StrandlineError):
-    """A store or a disk did not do what was asked."""
+    """A store or a disk failed."""
 
 
 class NotFound(StorageError):
@@ -62,7 +62,7 @@ class Conflict(StorageError):
 
 
 class TransientStorageError(StorageError):
-    """The store failed in a way that may pass; whether a write landed is not known."""
+    """The store failed temporarily; whether a write landed is unknown."""
 
     retryable = True
 
@@ -89,11 +89,11 @@ class Contended(StorageError):
 
 
 class NotALog(StrandlineError):
-    """There is no log at this place."""
+    """There is no log at this path or address."""
 
 
 class WrongKind(NotALog, InvalidInput):
-    """Something else is at this place than what was to be opened or begun there; says what, and what opens it."""
+    """Another kind of content is at this path or address; the message names it, and what opens it."""
 
 
 class UnsupportedVersion(StrandlineError):
@@ -105,11 +105,11 @@ class CorruptData(StrandlineError):
 
 
 class CursorExpired(StrandlineError):
-    """The cursor is below what the log retains: the consumer has to bootstrap again."""
+    """The cursor is below the retained offsets: the consumer has to bootstrap again."""
 
 
 class Diverged(StrandlineError):
-    """The cursor does not belong to this log, or lies past its end."""
+    """The cursor does not belong to this log, or is past its end."""
 
 
 class NotReady(StrandlineError):
@@ -119,7 +119,7 @@ class NotReady(StrandlineError):
 
 
 class Fenced(StrandlineError):
-    """Someone newer holds this position; this call changed nothing and its holder must stop."""
+    """A newer holder has this position; this call changed nothing and its holder must stop."""
 
 
 class SlotInvalid(StrandlineError):
@@ -127,9 +127,9 @@ class SlotInvalid(StrandlineError):
 
 
 class Gap(StrandlineError):
-    """What comes next is not what follows: applying it would skip records. Nothing was changed.
+    """The next records do not follow: applying them would skip others. Nothing was changed.
 
-    A range starts above its sink's cursor, or retention dropped changes before a watch was given them.
+    A range starts above its sink's cursor, or retention dropped changes before a watch received them.
     """
 
 
@@ -146,7 +146,7 @@ class OutOfOrderAck(StrandlineError):
 
 
 class TooManyDeadLetters(StrandlineError):
-    """More batches could not be read than the consumer may set aside; its cursor stays before the last of them."""
+    """More batches were unreadable than the consumer may set aside; its cursor stays before the last of them."""
 
 
 class ConsumerClosed(StrandlineError):
@@ -163,9 +163,9 @@ class ExpectationFailed(StrandlineError):
 
 
 class LogFailed(StorageError):
-    """A write or a sync of the log failed: what it holds was durable before, and nothing more is appended.
+    """A write or a sync of the log failed: its durable records are kept, and nothing more is appended.
 
-    Whether the appends that were under way are stored is known only when the log was opened again.
+    Whether the pending appends are stored is known only when the log is opened again.
     """
 
 
@@ -174,7 +174,7 @@ class LogClosed(StrandlineError):
 
 
 class CommitTimedOut(StrandlineError):
-    """The append is durable on the primary, and its commit policy was not satisfied in time; it may still be."""
+    """The append is durable on the primary, but its commit policy was not satisfied in time; it may still be."""
 
     retryable = True
 
@@ -188,7 +188,7 @@ class Overloaded(StrandlineError):
 class ProducerFailed(StrandlineError):
     """An earlier batch of this producer failed, so that later ones are held back.
 
-    ``writer`` and ``number`` tell which one, ``__cause__`` why.
+    ``writer`` and ``number`` identify it, ``__cause__`` is the reason.
     """
 
     writer: UUID | None = None
@@ -200,7 +200,7 @@ class ProducerClosed(StrandlineError):
 
 
 class BufferFull(StrandlineError):
-    """The producer's byte budget is used up and it was told not to block."""
+    """The producer's byte budget is used up and it may not block."""
 
     retryable = True
 
@@ -210,6 +210,6 @@ class NullKey(StrandlineError):
 
 
 class WatchEnded(StrandlineError):
-    """The watch ended before it could serve a request for an export; ask the next one."""
+    """The watch ended before it could serve an export request; request it from the next one."""
 
     retryable = True

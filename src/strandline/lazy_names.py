@@ -7,10 +7,10 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose public names live in other modules.
+def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose public names are in other modules.
 
-    ``homes`` names the module of each public name: ``"module"``, or ``"module:other"`` where it is called otherwise
+    ``modules`` has the module of each public name: ``"module"``, or ``"module:other"`` if it has another name
     there, or ``"module:"`` for the module itself.
 
     >>> get, _, names = lazy("shop", {"Path": "pathlib", "time": "time:"})
@@ -20,13 +20,13 @@ def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], 
     Traceback (most recent call last):
     AttributeError: module 'shop' has no attribute 'Cart'
     """
-    names = sorted(homes)
+    names = sorted(modules)
 
     def get(name: str) -> Any:
-        if name not in homes:
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home, as_is, real = homes[name].partition(":")
-        module = import_module(home)
+        module_name, as_is, real = modules[name].partition(":")
+        module = import_module(module_name)
         return module if as_is and not real else getattr(module, real or name)
 
     return get, lambda: names, names

@@ -245,7 +245,7 @@ def test_a_wrong_result_is_called_wrong() -> None:
     assert result.fields()["verdict"] == "WRONG"
 
 
-def test_a_twin_that_is_right_by_chance_is_said_to_be() -> None:
+def test_a_naive_twin_that_is_right_by_chance_is_reported_as_right() -> None:
     result = finished()
     assert result.compared is not None
     result.compared = replace(result.compared, naive=result.compared.history, naive_state=result.compared.orders)
@@ -271,7 +271,7 @@ def test_the_demo_s_status_is_its_verdict_and_its_report_is_kept(
     assert report.suffix == ".html"
 
 
-def test_the_demo_writes_through_no_link_that_somebody_put_beside_its_folder(
+def test_the_demo_writes_through_no_link_beside_its_folder(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     mine = tmp_path / "mine.txt"
@@ -329,7 +329,7 @@ Caused by: java.io.IOException: No space left on device
         ("", "it printed nothing."),
     ],
 )
-def test_a_process_that_failed_tells_its_error_and_no_line_of_a_trace(printed: str, why: str) -> None:
+def test_a_process_that_failed_prints_its_error_and_no_stack_trace(printed: str, why: str) -> None:
     assert failure_in(printed) == why
 
 

@@ -174,7 +174,7 @@ def test_what_is_not_permitted_is_a_problem_and_the_rest_is_still_tried(name):
     assert len(lines) == 9
 
 
-def test_what_may_not_be_deleted_is_left_and_said():
+def test_objects_that_may_not_be_deleted_stay_and_are_reported():
     store = FaultyStore(PlainStore())
     store.fail_next("delete", times=99, error=StorageError("Deleting is not permitted."))
     lines = said(store)
@@ -219,7 +219,7 @@ def log_said(store: PlainStore, clock: ManualClock) -> dict[str, Line]:
     return {line.what: line for line in log_lines(store, clock=clock)}
 
 
-def test_a_log_is_described_and_what_needs_somebody_is_a_warning():
+def test_a_log_is_described_and_needed_actions_are_warnings():
     clock, store = ManualClock(), PlainStore()
     assert log_said(store, clock)["log"] == Line(CheckStatus.OK, "log", f"there is none at {store.url} yet")
     log = open_log(store, create=True, retention="consumed", limits=SlotLimits(idle_seconds=60), clock=clock)
@@ -239,7 +239,7 @@ def test_a_log_is_described_and_what_needs_somebody_is_a_warning():
     assert statuses(log_said(store, clock)) == {"log": CheckStatus.PROBLEM}
 
 
-def test_times_ahead_of_this_machine_s_clock_are_told_with_whose_and_by_how_much():
+def test_times_ahead_of_this_machine_s_clock_are_reported_with_the_clock_and_the_distance():
     clock, store = ManualClock(), PlainStore()
     log = open_log(store, create=True, clock=clock)
     clock.set_wall(clock.now() + 365 * 86400 * 1_000_000)
@@ -258,7 +258,7 @@ def test_times_ahead_of_this_machine_s_clock_are_told_with_whose_and_by_how_much
 @pytest.mark.parametrize(
     ("free", "status"), [(1 << 40, CheckStatus.OK), (1 << 29, CheckStatus.WARNING), (1, CheckStatus.PROBLEM)]
 )
-def test_a_disk_that_is_nearly_full_is_said(
+def test_a_disk_that_is_nearly_full_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, status: CheckStatus
 ):
     usage = place.shutil.disk_usage(tmp_path)

@@ -67,14 +67,14 @@ def test_an_invalidated_slot_is_shouted_about_once_with_what_to_do(start: Start,
     assert f"'strandline slots reset {log} stalled --at OFFSET'" in shouted
 
 
-def test_an_upload_that_was_never_listed_goes_and_is_told_apart(run: Run, log: str) -> None:
+def test_an_upload_that_was_never_listed_is_deleted_and_counted_as_an_orphan(run: Run, log: str) -> None:
     opened = fill(log)
     opened.store.put(f"batches/{0:016d}/{'f' * 32}.batch", b"x" * 50)
     first, second = (json.loads(run("gc", log, "--json").stdout) for _ in range(2))
     assert (first["orphans"], second["orphans"], second["orphan_bytes"]) == (0, 1, 50)
 
 
-def test_everything_is_said_in_sentences() -> None:
+def test_every_line_is_a_sentence() -> None:
     done = TrimResult(
         floor=7,
         trimmed_records=1,
@@ -94,7 +94,7 @@ def test_everything_is_said_in_sentences() -> None:
     ]
 
 
-def test_where_everything_deleted_was_never_listed_it_is_said_once() -> None:
+def test_orphans_are_reported_once_if_nothing_else_was_deleted() -> None:
     done = TrimResult(deleted=2, deleted_bytes=9, orphans=2, orphan_bytes=9, dry_run=True)
     assert lines(done, 60) == [("would delete", "2 objects (9 B) that nothing ever listed")]
 

@@ -39,7 +39,7 @@ def seen_at(seconds: int, full: Head, states: list[SlotState], retention: Retent
     return measure("file:///log", full, states, StoredChunks(PlainStore()), now, retention=retention)
 
 
-def test_lag_is_told_in_records_in_bytes_and_in_seconds() -> None:
+def test_lag_is_shown_in_records_bytes_and_seconds() -> None:
     full = head(entry(0, 100, 1000, listed=1_000_000), entry(100, 50, 700, listed=7_000_000))
     seen = seen_at(10, full, [slot("in-the-first", 40), slot("in-the-second", 100), slot("up-to-date", 150)])
     assert [found.records_behind for found in seen.slots] == [110, 50, 0]

@@ -106,7 +106,7 @@ def nodes(tmp_path: Path, start: Start) -> Nodes:
 
 
 @pytest.mark.matrix
-def test_three_nodes_commit_and_show_who_is_where_and_one_takes_over_when_the_primary_is_killed(nodes, run: Run):
+def test_three_nodes_commit_and_show_their_offsets_and_one_takes_over_when_the_primary_is_killed(nodes, run: Run):
     with RemoteLog(nodes.urls["a"]) as log:
         assert isinstance(log.append(table(b"1", b"2"), timeout=WAIT).outcome, Reached)
 
@@ -135,7 +135,7 @@ def test_three_nodes_commit_and_show_who_is_where_and_one_takes_over_when_the_pr
     nodes.becomes("a", "following")
 
 
-def test_told_to_stop_a_node_ends_quietly_and_lets_go_of_the_lease(tmp_path, start):
+def test_on_a_signal_a_node_ends_quietly_and_releases_the_lease(tmp_path, start):
     nodes = Nodes(tmp_path, start)
     nodes.run("a", "--create")
     nodes.becomes("a", "leading")
@@ -189,7 +189,7 @@ class TestOneNode:
             assert running.wait_until(lambda: running.condition == "following", WAIT)
             yield running
 
-    def test_the_line_that_it_says_when_it_serves_tells_where_and_what_it_is(self, tmp_path, start):
+    def test_the_line_that_it_prints_when_it_serves_has_its_address_and_role(self, tmp_path, start):
         port = free_ports(1)[0]
         process = start(
             "node", "run", tmp_path / "a", "--name", "a", "--listen", "127.0.0.1:0", "--lead", "--create",
@@ -222,7 +222,7 @@ class TestOneNode:
         assert f"'strandline node run FOLDER --take-over {tmp_path}/wal'" in " ".join(refused.stderr.split())
         assert not (tmp_path / "wal/node.json").exists()
 
-    def test_status_tells_how_it_is(self, primary, replica, run):
+    def test_status_shows_the_state_of_a_node(self, primary, replica, run):
         leading = run("node", "status", primary.url)
         assert leading.stdout.startswith("a is leading, in term 1\n  durable below offset 0")
         assert json.loads(run("node", "status", replica.url, "--json").stdout)["condition"] == "following"
@@ -250,7 +250,9 @@ class TestOneNode:
         again = run("node", "unregister", primary.url, "c", "--yes")
         assert again.stdout.startswith("Replica 'c' was not registered")
 
-    def test_a_refused_promotion_is_1_with_the_reason_and_forcing_it_has_to_be_said_twice(self, primary, replica, run):
+    def test_a_refused_promotion_has_status_1_and_the_reason_and_forcing_it_needs_a_confirmation(
+        self, primary, replica, run
+    ):
         primary.close()
         refused = run("promote", replica.url)
         assert refused.exit_code == 1
@@ -263,7 +265,7 @@ class TestOneNode:
         assert json.loads(forced.stdout)["promoted"] is True
         assert replica.is_primary
 
-    def test_where_nobody_listens_that_is_said_in_a_sentence(self, run):
+    def test_an_unreachable_node_is_reported_in_one_sentence(self, run):
         port = free_ports(1)[0]
         for command in (["promote"], ["node", "topology"], ["node", "status"], ["node", "rebootstrap"]):
             found = run(*command, f"grpc://127.0.0.1:{port}")
@@ -305,7 +307,7 @@ WRONG = [
     (["--lead", "--identity", "ops=admin"], 1, "--identity names certificates: it needs --client-ca"),
     (["--lead", "--identity", "ops=king", "--client-ca", "/nowhere/ca"], 1, "names no identity"),
     (["--lead", "--policy", "most"], 1, "no commit policy"),
-    ([], 1, "nobody to follow"),
+    ([], 1, "no primary to follow"),
     (["--lead", "--automatic"], 1, "only with a lease and the policy quorum"),
     (["--lead", "--node", "b"], 1, "write --node NAME=grpc://host:port"),
     (["--lead", "--listen", "0.0.0.0:7450"], 1, "can be reached by other machines"),
@@ -340,7 +342,7 @@ def shown(topology: Topology) -> list[str]:
 SEEN = Topology(UUID(int=7), "a", 3, 2, 9, "quorum(a,b,c)", 5, 4, ())
 
 
-def test_a_topology_tells_of_each_replica_what_somebody_has_to_know():
+def test_a_topology_shows_the_state_of_each_replica():
     lines = shown(
         replace(
             SEEN,
@@ -360,7 +362,7 @@ def test_a_topology_tells_of_each_replica_what_somebody_has_to_know():
     assert "e - 5 - - - 2.0 s bootstrapping" in lines
 
 
-def test_a_status_tells_of_divergences_and_of_what_is_not_known_to_be_committed_yet():
+def test_a_status_shows_divergences_and_an_unknown_watermark():
     seen = NodeStatus("b", "connecting", None, 3, "a", sl.Cursor(UUID(int=7), 5), None, divergences=2)
     assert [str(line) for line in lines_of(seen)] == [
         "b is connecting, in term 3",
@@ -374,7 +376,7 @@ def test_a_status_tells_of_divergences_and_of_what_is_not_known_to_be_committed_
     ]
 
 
-def test_a_topology_tells_when_the_quorum_is_lost_or_soon_will_be():
+def test_a_topology_warns_when_the_quorum_is_lost_or_at_risk():
     assert list(remarks(SEEN)) == ["No quorum: b, c missing. Appends are durable on a, and not committed."]
     two = replace(SEEN, members=(member("b"), member("c", healthy=False)))
     assert list(remarks(two)) == ["c missing: no other voter may be lost, or nothing is committed any more."]

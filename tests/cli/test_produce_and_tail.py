@@ -110,7 +110,7 @@ def test_made_up_records_are_the_same_for_the_same_seed(run: Run, log: str) -> N
     assert [table.num_rows for table in made_up(3, keys=1, size=0, seed=0)] == [3]
 
 
-def test_nothing_to_append_is_said(run: Run, log: str) -> None:
+def test_an_empty_input_is_reported(run: Run, log: str) -> None:
     assert "nothing was appended" in run("produce", log, "--create", given="").stdout
     assert json.loads(run("produce", log, "--json", given="").stdout)["next"] is None
 
@@ -131,7 +131,7 @@ def test_tail_shows_the_last_ten_records_by_default(run: Run, log: str) -> None:
     assert run("tail", log).stdout.splitlines()[0].split()[0] == "15"
 
 
-def test_tail_begins_where_it_is_told_and_stops_at_its_limit(run: Run, log: str) -> None:
+def test_tail_begins_at_since_and_stops_at_its_limit(run: Run, log: str) -> None:
     fill(log, 25)
     assert offsets(run("tail", log, "--json", "--since", "beginning").stdout) == list(range(25))
     assert offsets(run("tail", log, "--json", "--since", 7, "--limit", 3).stdout) == [7, 8, 9]

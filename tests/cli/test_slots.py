@@ -133,7 +133,7 @@ def test_a_log_without_slots_says_so(run: Run, log: str) -> None:
     assert "no slots" in run("slots", "list", log).stdout
 
 
-def test_notes_and_sentences_tell_each_state_apart() -> None:
+def test_notes_and_sentences_distinguish_each_state() -> None:
     row = SlotRow("a", 5, 0, 10, 1.0, None, 0, pins_floor=True, invalid=None)
     assert note_on(row, 10) == ("pins the floor", "yellow")
     assert note_on(row, 5) == ("", "")
@@ -163,7 +163,7 @@ def test_a_slot_is_created_at_either_end_at_an_offset_and_at_a_time(run: Run, lo
     assert json.loads(done.stdout) == {"slot": "json", "position": 3, "epoch": 0}
 
 
-def test_where_a_slot_begins_has_to_be_said(run: Run, log: str) -> None:
+def test_creating_a_slot_needs_its_position(run: Run, log: str) -> None:
     fill(log)
     assert run("slots", "create", log, "billing").exit_code == 2
     assert run("slots", "create", log, "billing", "--at", "somewhere").exit_code == 2

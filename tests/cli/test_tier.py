@@ -148,7 +148,9 @@ def test_a_run_copies_what_fills_segments_and_all_of_it_if_asked(run: Run, log: 
     assert run("tier", "run", log, "--all").stdout.startswith("nothing copied in ")
 
 
-def test_the_cold_tier_lets_go_of_what_its_retention_says_and_no_slot_needs(run: Run, cold: sl.log.ObjectLog) -> None:
+def test_the_cold_tier_deletes_segments_that_its_retention_releases_and_no_slot_needs(
+    run: Run, cold: sl.log.ObjectLog
+) -> None:
     cold.slots.create("slow", 50)
     cold.trim(grace=0)
     assert cold.bounds().first == 120
@@ -172,7 +174,7 @@ def test_wrong_options_are_wrong_usage(run: Run, cold: sl.log.ObjectLog) -> None
     )
 
 
-def test_snapshots_of_the_events_are_kept_where_it_is_told(run: Run, cold: sl.log.ObjectLog, tmp_path: Path) -> None:
+def test_snapshots_of_the_events_are_kept_in_the_given_folder(run: Run, cold: sl.log.ObjectLog, tmp_path: Path) -> None:
     assert run("tier", "run", cold.url, "--snapshots", tmp_path / "mine").exit_code == 0
     assert any((tmp_path / "mine").iterdir())
 
@@ -199,7 +201,7 @@ def test_ctrl_c_ends_a_run_between_segments_with_nothing_half_way(run: Run, star
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_serving_copies_says_so_and_ends_cleanly_when_it_is_told_to(
+def test_serving_copies_prints_a_line_and_ends_cleanly_on_a_signal(
     run: Run, start: Start, log: str, number: signal.Signals
 ) -> None:
     fill(log)
@@ -241,7 +243,7 @@ def test_a_service_that_another_tierer_fences_says_so_and_ends_with_a_status_of_
 # --- status ------------------------------------------------------------------------------------------------------
 
 
-def test_status_tells_both_tiers_and_how_far_the_tierer_is_behind(run: Run, cold: sl.log.ObjectLog) -> None:
+def test_status_shows_both_tiers_and_the_tierers_lag(run: Run, cold: sl.log.ObjectLog) -> None:
     fill(cold.url.removeprefix("file://"), 2, seed=1)
     cold.trim(grace=0)
     seen = fields(run, "tier", "status", cold.url)
@@ -319,7 +321,7 @@ def test_segments_are_listed_by_their_offsets_and_chosen_by_term_and_state(run: 
     assert run("segments", "list", cold.url, "--state", "gone").exit_code == 2
 
 
-def test_a_time_that_no_calendar_has_is_told_as_a_number() -> None:
+def test_a_time_outside_the_calendar_is_printed_as_a_number() -> None:
     assert newest(1 << 60) == f"{1 << 60} ms"
 
 
@@ -443,7 +445,7 @@ def test_a_missing_a_longer_and_another_segments_object_are_found(run: Run, cold
         assert [finding["severity"] for finding in found] == ["damage"] * 3
         assert "is missing (offsets 0 to 39)" in found[0]["message"]
         assert second.name in found[1]["message"]
-        assert f"and {third.stat().st_size - 1} by its events" in found[2]["message"]
+        assert f"but {third.stat().st_size - 1} by its events" in found[2]["message"]
     second.write_bytes(data)
     assert fields(run, "segments", "verify", cold.url, status=1)["damage"] == 2
 
@@ -503,7 +505,7 @@ def test_a_segment_that_expires_while_it_is_verified_is_no_damage(
     assert (seen["clean"], seen["findings"]) == (True, [])
 
 
-def test_what_only_the_events_tell_is_judged() -> None:
+def test_findings_from_the_events_alone_are_reported() -> None:
     twice, last, gone = held(5, 14), held(15, 29), held(30, 39, SegmentState.DELETE_STARTED)
     seen = TierView(
         url="u",
@@ -580,7 +582,7 @@ def test_a_write_ahead_log_that_is_open_elsewhere_is_looked_at_and_not_tiered(ru
     assert run("tier", "run", folder, "--all").exit_code == 0
 
 
-def test_a_folder_is_told_from_an_address(folder: Path, log: str) -> None:
+def test_a_folder_is_distinguished_from_an_address(folder: Path, log: str) -> None:
     fill(log, 1)
     assert wal_folder(str(folder)) == wal_folder(folder.as_uri()) == str(folder)
     assert wal_folder(log) is wal_folder(f"{log}-absent") is wal_folder("s3://bucket/log") is None
@@ -717,7 +719,7 @@ def test_verifying_notes_segments_that_the_next_round_cuts_because_the_log_went_
     regrown_wal(run, tmp_path / "log", term=2)
     (found,) = fields(run, "segments", "verify", tmp_path / "log")["findings"]
     assert (found["kind"], found["severity"]) == ("history", "note")
-    assert "from offset 4 on, where the log went on in a later term" in found["message"]
+    assert "at offset 4, where the log continued in a later term" in found["message"]
 
 
 def test_verifying_finds_a_cold_tier_of_a_later_term_than_the_log(run: Run, tmp_path: Path) -> None:

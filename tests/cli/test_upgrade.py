@@ -70,7 +70,7 @@ def test_a_place_without_a_queue_is_one_sentence_and_makes_no_log(run: Run, log:
     assert run("tail", log + "-new").exit_code == 1
 
 
-def test_what_was_missed_or_empty_is_told() -> None:
+def test_missed_and_empty_batches_are_reported() -> None:
     done = UpgradeProgress(next=9, end=9, copied=1, records=4, missed=2, empty=3)
     told = "1 batch with 4 records copied, 3 empty ones passed over: everything before batch 9 is in the log"
     assert sentence(done, 4, acknowledged=False).startswith(told)

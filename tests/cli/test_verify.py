@@ -46,7 +46,7 @@ def test_damage_is_named_and_ends_with_status_1(run: Run, log: str) -> None:
     assert (finding["severity"], finding["kind"], finding["where"]) == ("damage", "batch", location)
 
 
-def test_waste_and_notes_are_told_and_are_no_failure(run: Run, log: str) -> None:
+def test_waste_and_notes_are_reported_and_are_no_failure(run: Run, log: str) -> None:
     opened = fill(log)
     opened.store.put(f"batches/{0:016d}/{'f' * 32}.batch", b"x")
     done = run("verify", log)

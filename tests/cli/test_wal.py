@@ -103,7 +103,7 @@ def test_inspect_lists_each_frame(run: Run, folder: Path) -> None:
     assert frames[-1]["durable"] == 150
 
 
-def test_inspect_says_who_has_it_open(run: Run, folder: Path) -> None:
+def test_inspect_shows_which_process_has_it_open(run: Run, folder: Path) -> None:
     with WriteAheadLog.open(folder, background=False) as wal:
         wal.append(b"one more")
         fields = json.loads(run("wal", "inspect", folder, "--json").stdout)
@@ -112,7 +112,7 @@ def test_inspect_says_who_has_it_open(run: Run, folder: Path) -> None:
         wal.append(b"and it goes on")
 
 
-def test_inspect_tells_a_process_that_died_and_a_machine_that_stopped(
+def test_inspect_distinguishes_a_process_that_died_and_a_machine_that_stopped(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = contents(folder)
@@ -145,7 +145,7 @@ def test_inspect_reads_a_damaged_log_as_far_as_it_goes(run: Run, folder: Path) -
     assert "log unknown" in done.stdout
 
 
-def test_inspect_of_a_spool_tells_its_frames_by_version_and_where_it_ends(run: Run, tmp_path: Path) -> None:
+def test_inspect_of_a_spool_shows_its_frames_by_version_and_its_end(run: Run, tmp_path: Path) -> None:
     spool = tmp_path / "orders.logical.wal"
     first = bytes.fromhex("52444c570105000000000000000300000000000000616263")
     third = b"".join(encode_record_frame(2, 6, 1000, b"hello"))
@@ -305,7 +305,7 @@ def test_damage_to_what_was_acknowledged_is_refused_and_nothing_is_changed(run: 
 
 
 @pytest.mark.parametrize("slots", [None, b"", b"{}"])
-def test_slots_are_forgotten_only_if_they_cannot_be_read_and_somebody_says_so(
+def test_slots_are_forgotten_only_if_they_cannot_be_read_and_on_request(
     run: Run, folder: Path, slots: bytes | None
 ) -> None:
     whole = (folder / "slots.json").read_bytes()
@@ -400,7 +400,7 @@ def test_the_help_names_every_command(run: Run) -> None:
     assert "wal" in run("--help").stdout
 
 
-def test_a_spool_with_gaps_is_migrated_with_new_numbers_when_asked_and_each_gap_is_told(
+def test_a_spool_with_gaps_is_migrated_with_new_numbers_on_request_and_each_gap_is_reported(
     run: Run, tmp_path: Path
 ) -> None:
     frames = [b"".join(encode_record_frame(1, lsn, 0, b"%d" % lsn)) for lsn in (4, 5, 9, 7)]

@@ -46,7 +46,7 @@ def test_a_queue_works_as_the_readme_shows_it(tmp_path, capsys):
     assert sl.open(str(tmp_path / "jobs")).slots.get("workers").position == 2
 
 
-def test_a_service_keeps_its_state_in_step_as_the_readme_shows_it(tmp_path):
+def test_a_service_follows_a_log_as_the_readme_shows_it(tmp_path):
     seen = []
     scope = run("Keep a service's state in step", tmp_path, apply=seen.extend)
     assert [(update.key, update.value) for update in seen] == [(b"node.1", b"10.0.0.1")]

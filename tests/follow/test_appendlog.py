@@ -131,7 +131,7 @@ def test_zeros_behind_the_last_frame_are_cut():
     assert disk.size(FILE) == len(data)
 
 
-def test_a_cut_is_told_in_the_log(caplog):
+def test_a_cut_is_logged(caplog):
     data, _, starts = three_writes()
     open_on(fold_of(data[:-1]))
     assert f"from byte {starts[2]} on are cut off" in caplog.text

@@ -125,7 +125,7 @@ class TestTheRules:
         ]
         assert forget(pointer, ["payloads/x"]) is pointer
 
-    def test_names_tell_cursor_and_hash_and_sort_by_generation(self):
+    def test_names_contain_cursor_and_hash_and_sort_by_generation(self):
         name = location_of(3, cursor(42, term=1), SHA)
         assert name == f"payloads/{3:016d}/{42:020d}-1-{UUID(int=7).hex}-{SHA}"
         assert generation_of(name) == 3
@@ -256,7 +256,7 @@ class PublishingContract:
         assert payloads(there.store, "snapshots/") == [artifacts.newest().location]
         assert there.fetched(artifacts).at == cursor(12)
 
-    def test_nothing_published_is_told_as_such(self, there):
+    def test_an_empty_address_reports_that_nothing_is_published(self, there):
         with pytest.raises(NotFound, match="Nothing is published at"):
             there.artifacts().fetch(str(there.folder / "x"))
         assert not (there.folder / "x").exists()
@@ -590,7 +590,7 @@ class TestFetching:
         changed = {"flip": bytes([data[0] ^ 1]) + data[1:], "cut": data[:-1], "empty": b"", "longer": data + b"x"}
         place.store.put(path, changed[change])
         before = sorted(tmp_path.iterdir())
-        with pytest.raises(CorruptData, match="not what was published"):
+        with pytest.raises(CorruptData, match="match its hash"):
             artifacts.fetch(str(tmp_path / "x"))
         assert sorted(tmp_path.iterdir()) == before
 

@@ -107,7 +107,7 @@ class TestNewcomers:
 
     def test_no_snapshot_at_all_says_what_to_do(self, artifacts, log, tmp_path):
         for place in (artifacts, str(tmp_path / "nothing")):
-            with pytest.raises(NotFound, match="publish one from a consumer that is in step, or let the newcomer read"):
+            with pytest.raises(NotFound, match="publish one from a consumer that has caught up"):
                 bootstrap(place, str(tmp_path / "dest"), AppendLogStore, log=log, slot="new")
         assert not (tmp_path / "dest").exists()
         assert log.slots.list() == []
@@ -183,7 +183,7 @@ class TestSlots:
         log.trim(9)
         log.slots.create("new", 9)
         for slot in (None, "new", "absent"):
-            with pytest.raises(CursorExpired, match=r"retains only what is from offset 9 on.* Publish a snapshot"):
+            with pytest.raises(CursorExpired, match=r"retains records from offset 9 on.* Publish a snapshot"):
                 bootstrap(source, str(tmp_path / "dest"), AppendLogStore, log=log, slot=slot)
         assert not (tmp_path / "dest").exists()
         assert log.slots.get("new").position == 9
@@ -250,7 +250,7 @@ class TestWhatIsThere:
         log.trim(6)
         with caplog.at_level(logging.WARNING), bootstrap(source, dest, AppendLogStore, log=log) as store:
             assert store.position().cursor.next == 8
-        assert "too old to follow on" in caplog.text
+        assert "too old to resume" in caplog.text
         assert not [name for name in names(tmp_path) if name.startswith(".")]
 
     def test_a_store_that_is_too_old_stays_if_there_is_nothing_better(self, artifacts, log, tmp_path):
@@ -367,7 +367,7 @@ def test_a_newcomer_watches_on_from_its_snapshot_where_the_log_begins_no_earlier
     newcomer.close()
 
 
-def test_a_watcher_of_a_trimmed_log_is_told_to_bootstrap_and_its_store_is_untouched(log, fold, artifacts, tmp_path):
+def test_a_watcher_of_a_trimmed_log_has_to_bootstrap_and_its_store_is_unchanged(log, fold, artifacts, tmp_path):
     late = AppendLogStore.open(str(tmp_path / "late"), sync=False)
     follow(log, late, until=2)
     before = late.position(), list(late.range())

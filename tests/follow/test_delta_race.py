@@ -70,7 +70,7 @@ def test_of_two_processes_that_create_and_follow_one_table_one_gets_to_the_end(t
 
 
 @pytest.mark.parametrize("mode", ["append", "latest"])
-def test_who_creates_a_table_that_another_one_fills_at_once_doubles_no_row(tmp_path, monkeypatch, mode):
+def test_creating_a_table_that_another_follower_fills_at_once_duplicates_no_row(tmp_path, monkeypatch, mode):
     place, create, beginning = str(tmp_path / "table"), DeltaTable.create, Cursor(UUID(int=7), 0)
 
     def crowded(*arguments, **options):

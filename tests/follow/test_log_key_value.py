@@ -192,7 +192,7 @@ def test_a_record_without_key_is_refused_by_name(log: Log, scope: Prefix) -> Non
                 read()
 
 
-def test_a_log_evicts_nothing_so_that_nothing_is_to_be_told_from_deleted(log: Log) -> None:
+def test_a_log_evicts_nothing_so_that_its_listing_needs_no_deleted_keys(log: Log) -> None:
     kv = LogKeyValue(log)
     kv.put(b"a", b"1")
     kv.put(b"b", b"1")
@@ -421,7 +421,7 @@ def test_a_condition_is_decided_again_when_someone_else_was_faster(line: FaultyS
     assert kv.get(b"a") == b"stolen"
 
 
-def test_whoever_always_loses_is_told_so_and_has_changed_nothing(line: FaultyStore) -> None:
+def test_a_writer_that_always_loses_gets_contended_and_has_changed_nothing(line: FaultyStore) -> None:
     kv = on_line(line, create=True)
     rival = LogKeyValue(open_log(line._inner))
     line.hook(lambda call: rival.put(b"b", b"1") if call.name == "put_if" and call.stage == "before" else None)
@@ -832,7 +832,7 @@ def test_a_key_of_the_base_has_no_version_to_expect_until_it_is_put(trimmed: tup
     log, base = trimmed
     kv = LogKeyValue(log, base=base)
     for expected in (3, -1):
-        with pytest.raises(Conflict, match="unknown until it is put"):
+        with pytest.raises(Conflict, match="unknown until the next put"):
             kv.update(b"node.2", b"3", expected)
     with pytest.raises(AlreadyExists):
         kv.create(b"node.2", b"3")
@@ -852,7 +852,7 @@ def test_a_base_that_cannot_serve_is_refused_with_what_to_do(trimmed: tuple[Log,
         (past, CursorExpired, "past the log's end"),
         (based(log, 0, on=other), Diverged, str(other)),
         (MemoryStore(), InvalidInput, "has no cursor"),
-        (resyncing, NotReady, "in step"),
+        (resyncing, NotReady, "in a resync"),
     ):
         kv = LogKeyValue(log, base=base)
         for read in (kv.keys, kv.watch, lambda kv=kv: kv.get(b"node.1")):
@@ -891,7 +891,7 @@ def test_a_base_that_is_moved_while_it_is_read_is_not_trusted(trimmed: tuple[Log
     for number in range(5):
         write(log, (b"%d" % number, b"1"))
     moving.moves = 3
-    with pytest.raises(Contended, match="give a store at rest"):
+    with pytest.raises(Contended, match="give a store that is not being written to"):
         LogKeyValue(log, base=moving).keys()
 
 

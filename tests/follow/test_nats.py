@@ -172,13 +172,13 @@ def test_a_limit_that_overruns_a_watch_is_a_gap(kv, limits, scope):
         made = churn(kv, 40)
         until(lambda: kv._state().first > made[100].version)
         kv.put("node.1", b"past the gap")
-        with pytest.raises(Gap, match="were dropped before this watch was given them"):
+        with pytest.raises(Gap, match="were dropped before this watch received them"):
             taken.until(lambda: False)
     given = taken.since_listed()
     assert given == [change for change in made if change.key in scope][: len(given)]
 
 
-def test_a_gap_is_told_although_nothing_new_comes(kv):
+def test_a_gap_is_reported_although_no_change_follows(kv):
     with kv.watch(NODES) as subscription:
         taken = Collected(subscription).until_listed()
         # What was dropped cannot be asked whether it was in scope.
@@ -199,7 +199,7 @@ def test_that_the_newest_change_of_all_was_dropped_is_a_gap(kv):
     assert taken.since_listed() == made[:-1]
 
 
-def test_a_watch_in_step_does_not_mind_that_what_it_was_given_is_dropped(kv):
+def test_a_watch_that_has_caught_up_continues_when_delivered_changes_are_dropped(kv):
     fill(kv)
     with kv.watch(NODES) as nodes, kv.watch() as everything:
         watches = [Collected(nodes).until_listed(), Collected(everything).until_listed()]
@@ -224,7 +224,7 @@ def test_what_was_superseded_before_it_was_given_is_no_gap(nats_url):
         assert len(taken.since_listed()) < 50
 
 
-def test_keys_that_grew_too_old_are_told_to_watchers_and_not_listed_as_deleted(nats_url):
+def test_watchers_get_expired_keys_which_are_not_listed_as_deleted(nats_url):
     with opened(nats_url, ttl=1.0) as kv:
         kv.put("node.1", b"1")
         kv.put("node.2", b"1")
@@ -298,7 +298,7 @@ def test_a_listing_ends_under_a_flood_of_writes(kv):
         writer.join()
 
 
-def test_prefixes_become_filters_only_where_nats_can_tell_them_apart():
+def test_prefixes_become_filters_only_where_nats_can_express_them():
     assert scope_filters(EVERYTHING, "$KV.b.") == ["$KV.b.>"]
     assert scope_filters(Prefix("a.b.", "c."), "$KV.b.") == ["$KV.b.a.b.>", "$KV.b.c.>"]
     for unaligned in ("a", "a.b", "*.", "a.>.", "..", "\xfc."):
@@ -532,7 +532,7 @@ def test_a_value_that_is_too_large_is_invalid(kv):
     ("name", "options"),
     [("a.b", {}), ("", {}), ("a b", {}), ("ok", {"history": 0}), ("ok", {"history": 65}), ("ok", {"prefetch": 0})],
 )
-def test_what_can_never_work_is_said_before_anything_is_asked(name, options):
+def test_impossible_arguments_are_refused_before_any_request(name, options):
     with pytest.raises(InvalidInput):
         NatsKeyValue.connect("nats://127.0.0.1:1", name, **options)
 
@@ -559,7 +559,7 @@ def test_a_closed_bucket_says_so_and_its_waiting_watch_ends(nats_url):
     assert not [thread for thread in threading.enumerate() if thread is kv._connection._thread]
 
 
-def test_a_forked_child_is_told_to_connect_again(kv):
+def test_a_forked_child_is_advised_to_connect_again(kv):
     with kv.watch() as subscription:
         Collected(subscription).until_listed()
         child = os.fork()

@@ -111,7 +111,7 @@ def test_a_newcomer_after_one_that_was_killed_takes_its_slot(log: ObjectLog, clo
     assert log.slots.get("billing").position == 1
 
 
-def test_a_slot_that_somebody_created_waits_for_its_consumer_for_ever(log: ObjectLog, clock: ManualClock) -> None:
+def test_a_slot_that_an_operator_created_never_expires(log: ObjectLog, clock: ManualClock) -> None:
     log.slots.create("planned", 0)
     collect(log, clock, 1000 * NEWCOMER_SECONDS)
     assert [state.name for state in log.slots.list()] == ["planned"]
@@ -223,7 +223,7 @@ def test_without_an_idle_limit_a_heartbeat_writes_nothing(log: ObjectLog, clock:
         wait_for(lambda: log.slots.get("queue").last_seen == clock.now())
 
 
-def test_a_log_that_does_not_tell_its_limits_gets_heartbeats(clock: ManualClock) -> None:
+def test_a_log_without_slot_limits_gets_heartbeats(clock: ManualClock) -> None:
     slot = Fickle()
     with SlotHeartbeat(slot, object(), clock=clock):
         clock.advance(60)

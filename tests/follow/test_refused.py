@@ -110,7 +110,7 @@ def test_a_slot_that_was_used_before_is_put_back_if_a_rebuild_is_refused(log, ta
     assert log.slots.get("s").position == 4
 
 
-def test_a_slot_that_was_invalidated_is_said_before_a_table_is_created(table, tmp_path):
+def test_an_invalidated_slot_is_reported_before_a_table_is_created(table, tmp_path):
     log = open_log(str(tmp_path / "log"), create=True)
     fill(log, ROWS)
     log.slots.create("s", 0)

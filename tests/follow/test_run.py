@@ -130,7 +130,7 @@ def test_the_beginning_of_a_trimmed_log_is_expired_and_not_its_middle(tmp_path, 
     assert log.slots.list() == []
 
 
-def test_who_asks_for_what_is_retained_begins_there_and_goes_on_from_its_cursor():
+def test_a_follower_from_the_retained_start_begins_there_and_resumes_from_its_cursor():
     log, sink = MemoryLog(), MemorySink()
     fill(log, stream(4))
     log.trim(20)
@@ -149,7 +149,7 @@ def test_a_sink_with_a_cursor_of_its_own_ignores_start(log):
     assert applied(sink) == folded(rows)
 
 
-def test_an_expired_cursor_is_said_and_nothing_is_skipped():
+def test_an_expired_cursor_is_raised_and_nothing_is_skipped():
     log, sink = MemoryLog(), MemorySink()
     fill(log, stream(4))
     follow(log, sink, until=10)

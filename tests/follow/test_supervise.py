@@ -80,7 +80,7 @@ def test_a_stream_that_fails_within_each_window_still_gets_further_without_a_sto
     assert supervisor.state().restarts == 3
 
 
-def test_it_resumes_from_the_stores_cursor_not_from_what_it_was_told_first(kv):
+def test_it_resumes_from_the_stores_cursor_not_from_its_first_argument(kv):
     store = MemoryStore()
     first = Supervisor(kv, ignore, store=store, reader=kv)
     run(first, 10)
@@ -223,7 +223,7 @@ def test_in_a_thread_of_its_own_it_stops_in_good_order(kv):
     assert store.position().cursor.next == 10
 
 
-def test_a_stop_during_a_pause_is_heard_at_once(kv):
+def test_a_stop_during_a_pause_takes_effect_at_once(kv):
     supervisor = Supervisor(kv, Failing(99), restarts=Backoff(base=1000.0, ceiling=1000.0)).start()
     assert supervisor.wait_until(lambda state: state.phase == "waiting", PATIENCE)
     assert supervisor.close(PATIENCE).phase == "stopped"

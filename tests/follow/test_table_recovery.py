@@ -223,7 +223,7 @@ def test_of_two_that_adopt_a_table_at_once_each_finds_it_adopted(log, sink, monk
 
 def test_what_is_changed_while_a_table_is_adopted_is_not_adopted_unseen(log, sink, monkeypatch):
     in_steps(log, sink, 10, 20)
-    with pytest.raises(Conflict, match=r"Look at the table again, and adopt it if it is right\.$"):
+    with pytest.raises(Conflict, match=r"Check the table again, and adopt it if it is right\.$"):
         adopted_while(sink, log, monkeypatch, lambda: rows_deleted(sink))
     with pytest.raises(Diverged):
         again(sink).cursor(log.log_id)
@@ -454,7 +454,7 @@ def test_commits_since_ours_that_are_gone_are_unknown_and_not_harmless(log, sink
     properties_changed(sink)
     properties_changed(sink)
     commits_cleaned_up(sink)
-    with pytest.raises(Diverged, match="is gone, so that nobody can tell"):
+    with pytest.raises(Diverged, match="is missing, so that it is unknown"):
         follow(log, again(sink), "s", until="end")
     assert again(sink).adopt(log.log_id) == Cursor(log.log_id, 20)
     follow(log, again(sink), "s", until="end")

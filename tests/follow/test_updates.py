@@ -67,7 +67,7 @@ def test_a_scope_without_a_prefix_is_refused():
         Prefix()
 
 
-def test_the_empty_prefix_is_everything_whatever_stands_beside_it():
+def test_the_empty_prefix_is_everything_whatever_the_other_prefixes():
     assert EVERYTHING.everything
     assert Prefix("a", "").everything
     assert not Prefix("a").everything
@@ -111,7 +111,7 @@ def test_changes_as_a_table_are_records_with_the_versions_as_offsets(updates):
     assert Updates.of_table(table, at(10)) == updates
 
 
-def test_changes_in_arrow_stay_untouched_until_somebody_looks():
+def test_changes_in_arrow_are_converted_on_first_access():
     made = columnar(given(*ROWS))
     assert made.columnar
     assert len(made) == 4
@@ -200,7 +200,7 @@ def test_a_split_never_leaves_a_rest_that_begins_with_an_unknown_version():
     assert given(put(1, b"a"), put(None, b"b"), put(None, b"c")).split(1)[1] is None
 
 
-def test_an_unknown_version_stands_at_the_offset_of_the_next_known_one_and_at_last_at_the_end():
+def test_an_unknown_version_gets_the_offset_of_the_next_known_one_or_of_the_end():
     made = given(put(None, b"a"), put(4, b"b"), put(None, b"c"), put(None, b"d"), put(7, b"e"), put(None, b"f"))
     assert made.table().column("offset").to_pylist() == [4, 4, 7, 7, 7, 7]
 

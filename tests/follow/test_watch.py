@@ -32,7 +32,7 @@ def test_a_watch_batches_for_ten_milliseconds_a_hundred_updates_and_queues_256()
     assert (WATCHING.window, WATCHING.records, WATCHING.queue) == (0.01, 100, 256)
 
 
-def test_a_watch_that_is_told_how_many_updates_make_a_batch_keeps_its_window_of_ten_milliseconds():
+def test_a_watch_with_a_batch_size_keeps_its_window_of_ten_milliseconds():
     stage = Stage(batching=Batching(records=4))
 
     def check():
@@ -157,7 +157,7 @@ def test_the_cursor_visible_during_apply_is_that_of_the_batch_before():
     ]
 
 
-def test_when_on_applied_hears_a_cursor_the_store_has_it_already():
+def test_when_on_applied_gets_a_cursor_the_store_has_it_already():
     store = MemoryStore()
     stage = Stage(numbered(0, 250), store=store)
     seen = []
@@ -340,7 +340,7 @@ def test_on_applied_raising_ends_the_watch_with_the_cursor_where_the_store_has_i
 # --- where it resumes ------------------------------------------------------------------------------------------
 
 
-def test_it_resumes_at_the_stores_cursor_unless_told_otherwise():
+def test_it_resumes_at_the_stores_cursor_by_default():
     store = MemoryStore()
     store.apply(numbered(0, 5).table(), since=at(0), upto=at(5))
     stage = Stage(store=store)
@@ -633,7 +633,7 @@ def test_scopes_that_overlap_deliver_once():
     assert [update.key for update in batches] == [b"a", b"ab", b"abc"]
 
 
-def test_a_request_to_stop_is_heard_while_nothing_comes():
+def test_a_request_to_stop_takes_effect_while_no_change_arrives():
     stop, opened = threading.Event(), threading.Event()
 
     class Quiet(MemoryKeyValue):

@@ -325,7 +325,7 @@ def test_at_the_end_of_the_stream_sixteen_failures_are_still_an_error():
     assert fail(engine, 16, 0.0) == GiveUp(16)
 
 
-def test_a_stop_while_it_waits_for_a_store_at_the_end_of_the_stream_is_heard():
+def test_a_stop_while_it_waits_for_a_store_at_the_end_of_the_stream_takes_effect():
     engine = watching()
     engine.step(received(FIVE), 0.0)
     drive(engine, Ended(), Signal.APPLIED, Signal.STORE_FAILED)

@@ -83,7 +83,7 @@ def test_exports_of_a_store_that_changes_all_the_time_are_each_of_one_moment(sto
         assert imported(snapshot, tmp_path) == (snapshot.cursor, expected)
 
 
-def test_an_occupied_destination_is_told_to_the_requester_only_and_the_watch_goes_on(store, exports, tmp_path):
+def test_an_occupied_destination_fails_the_request_only_and_the_watch_continues(store, exports, tmp_path):
     (tmp_path / "occupied").mkdir()
     (tmp_path / "occupied" / "here").write_bytes(b"already")
     refused, served = Asking(exports, tmp_path / "occupied"), Asking(exports, tmp_path / "free")
@@ -146,7 +146,7 @@ def test_exports_close_with_their_block():
 
 
 @pytest.mark.parametrize("end", ["stop", "error", "death"])
-def test_requests_that_are_pending_when_the_watch_ends_are_told_so(store, exports, tmp_path, end):
+def test_requests_that_are_pending_when_the_watch_ends_fail(store, exports, tmp_path, end):
     asking = Asking(exports, tmp_path / "snapshot")
     left = Asking(exports, tmp_path / "left")
     stage = Stage(store=store, exports=exports)
@@ -173,7 +173,7 @@ def test_requests_that_are_pending_when_the_watch_ends_are_told_so(store, export
     assert not (tmp_path / "snapshot").exists()
 
 
-def test_a_request_to_a_watch_that_cannot_even_begin_is_told_so(exports, tmp_path):
+def test_an_export_request_to_a_watch_that_cannot_begin_fails(exports, tmp_path):
     answer = exports.request(str(tmp_path / "snapshot"))
     with pytest.raises(InvalidInput, match="ahead"):
         Stage(store=MemoryStore(), exports=exports).run(resume=at(3))
@@ -181,7 +181,7 @@ def test_a_request_to_a_watch_that_cannot_even_begin_is_told_so(exports, tmp_pat
         answer.result(0)
 
 
-def test_the_requester_hears_of_it_even_if_the_stream_cannot_be_closed(exports, tmp_path):
+def test_the_request_fails_even_if_the_stream_cannot_be_closed(exports, tmp_path):
     class Stuck(Stage):
         def close(self):
             raise RuntimeError("stuck")

@@ -95,7 +95,7 @@ def within(pairs, scope):
 
 
 @pytest.mark.parametrize("scope", SCOPES, ids=str)
-def test_an_expired_resume_brings_the_store_in_step_in_each_scope_and_spares_other_keys(scope):
+def test_an_expired_resume_resyncs_the_store_in_each_scope_and_spares_other_keys(scope):
     kv = MemoryKeyValue()
     store = behind(kv)  # it holds everything, whatever is watched from now on
     before = held(store)
@@ -223,7 +223,7 @@ def test_a_key_that_changes_during_the_sweep_is_right_in_the_end():
     assert b"a.3" not in held(store)
 
 
-def test_removals_do_not_move_the_cursor_and_on_applied_hears_only_of_the_end():
+def test_removals_do_not_move_the_cursor_and_on_applied_gets_only_the_end():
     store = fold(b"gone", b"unlisted")
     stage = Stage(numbered(7, 3), Listed(at(20)), expired=True, store=store, reader=Fixed(b"unlisted"))
     positions = []
@@ -493,7 +493,7 @@ def evicting() -> tuple[MemoryKeyValue, MemoryStore]:
     return kv, store
 
 
-def test_evicted_keys_are_dropped_unless_told_otherwise():
+def test_evicted_keys_are_dropped_by_default():
     kv, store = evicting()
     follow(kv, store)
     assert held(store) == {b"stays": b"1"}
@@ -518,7 +518,7 @@ def test_a_key_evicted_between_listing_and_watch_is_kept():
     assert held(store) == {b"evicted": b"1", b"stays": b"1"}
 
 
-def test_where_a_backend_cannot_tell_what_vanished_is_removed():
+def test_where_a_backend_does_not_distinguish_evictions_vanished_keys_are_removed():
     store = fold(b"gone")
     stage = Stage(Listed(at(9)), expired=True, store=store, reader=Fixed(deleted=None))
     stage.run(evicted="keep")
@@ -552,7 +552,7 @@ def opened(request, tmp_path):
 
 
 @pytest.mark.parametrize("scope", some(SCOPES[:2], 1), ids=str)
-def test_whoever_dies_at_whatever_step_of_a_resync_the_next_watch_ends_right(opened, scope):
+def test_after_a_crash_at_any_step_of_a_resync_the_next_watch_ends_right(opened, scope):
     fresh, again = opened
     deaths = 0
     for step in itertools.count():

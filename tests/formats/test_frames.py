@@ -163,7 +163,7 @@ def test_no_bytes_are_a_clean_end():
     assert scan(b"")[1][:2] == (Ending.CLEAN, 0)
 
 
-def test_a_frame_cut_at_any_byte_is_torn_and_says_how_much_would_tell_more():
+def test_a_frame_cut_at_any_byte_is_torn_and_says_how_many_bytes_are_needed():
     whole, last = frame(), frame(INFO, some_records(3))
     for size in range(1, len(last)):
         found, stop = scan(whole + last[:size])
@@ -184,7 +184,7 @@ def test_a_flipped_bit_anywhere_is_noticed_where_its_frame_begins():
             assert stop.ending is (Ending.UNSUPPORTED if at == 4 else Ending.DAMAGED)
 
 
-def test_a_frame_of_another_version_is_told_from_damage():
+def test_a_frame_of_another_version_is_distinguished_from_damage():
     for version in (1, 2, 3, 5, 255):
         data = bytearray(frame())
         data[4] = version
@@ -241,7 +241,7 @@ def test_a_frame_with_a_damaged_payload_is_passed_by_its_own_length():
     assert [one.info.first for one in found] == [5]
 
 
-def test_looking_past_the_damage_takes_time_in_step_with_the_bytes(monkeypatch):
+def test_searching_past_damage_takes_time_proportional_to_the_bytes(monkeypatch):
     # Each header is sound, and the length at the end of its frame is right: adding up each of them never ends.
     count = 2000
     length = count * HEADER_SIZE

@@ -122,7 +122,7 @@ def test_many_pages_that_announce_a_lot_together_are_refused():
 
 def test_compressed_pages_in_a_batch_that_says_plain_are_refused():
     page = b"".join(encode_page(some_records(), Compression.LZ4))
-    with pytest.raises(CorruptData, match="not stored as it says"):
+    with pytest.raises(CorruptData, match="announced compression"):
         decode_batch(forged(page, Compression.NONE, count=5), "it")
 
 

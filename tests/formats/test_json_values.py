@@ -14,14 +14,14 @@ from strandline.formats.object.identity import SlotCodec, decode_identity
 from strandline.formats.segment.file import SegmentFacts
 from strandline.formats.topic import decode_topic
 from strandline.formats.wal.folder import (
-    Kept,
     Rewinding,
+    SlotsFile,
     append_of,
-    decode_kept,
     decode_rewinding,
+    decode_slots_file,
     decode_wal_identity,
-    encode_kept,
     encode_rewinding,
+    encode_slots_file,
     encode_wal_identity,
     lead_of,
 )
@@ -54,12 +54,12 @@ def test_a_number_that_is_none_is_damage_in_every_file(wrong: object) -> None:
         with pytest.raises(CorruptData, match="it"):
             decode(data, "it")
     with pytest.raises(CorruptData, match="it is damaged"):
-        decode_kept(resealed(encode_kept(Kept(UUID(int=7), 3)), start=wrong), "it", now=0)
+        decode_slots_file(resealed(encode_slots_file(SlotsFile(UUID(int=7), 3)), start=wrong), "it", now=0)
 
 
 @pytest.mark.parametrize("terms", [[], [[1, 0], [0, 5]], [[0, 5], [1, 0]], [[0, 1]], [[0]], [[0, 0, 0]], 7, None])
 def test_terms_that_no_segment_has_are_damage(terms: object) -> None:
-    with pytest.raises(CorruptData, match="it says of itself"):
+    with pytest.raises(CorruptData, match="description in it"):
         SegmentFacts.decode(changed(FACTS.encode(), terms=terms), "it")
 
 
@@ -88,7 +88,7 @@ DECODERS: list[Callable[[bytes, str], object]] = [
     decode_wal_identity,
     decode_rewinding,
     SlotCodec("s").decode,
-    lambda data, where: decode_kept(data, where, now=0),
+    lambda data, where: decode_slots_file(data, where, now=0),
 ]
 
 

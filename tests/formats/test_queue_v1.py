@@ -141,7 +141,7 @@ def test_an_empty_batch_is_no_records():
         assert (batch.num_rows, batch.schema) == (0, RECORD_SCHEMA)
 
 
-def test_a_compressed_batch_is_one_frame_that_tells_its_size():
+def test_a_compressed_batch_is_one_frame_with_its_size():
     data = b"".join(encode_queue_batch([encode_values(pa.array([b"x" * 1000], pa.binary()))], 1, Compression.ZSTD))
     assert data[:4] == b"\x28\xb5\x2f\xfd"
     assert data[4] & 0xE0 == 0x60  # a single segment, its size in two bytes
@@ -164,7 +164,7 @@ def test_what_others_compress_in_their_own_ways_is_read():
 
 
 def test_nulls_and_other_compressions_cannot_be_written():
-    with pytest.raises(InvalidInput, match="knows no null"):
+    with pytest.raises(InvalidInput, match="stores values, and no nulls"):
         encode_values(pa.array([b"a", None], pa.binary()))
     with pytest.raises(InvalidInput, match="'zstd' or 'none', not 'lz4'"):
         encode_queue_batch([], 0, Compression.LZ4)

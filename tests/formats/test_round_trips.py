@@ -82,7 +82,7 @@ def test_records_survive_their_batch(compression, batches):
 
 
 @pytest.mark.parametrize("compression", [Compression.ZSTD, Compression.LZ4])
-def test_a_page_has_the_same_bytes_whoever_compresses_it(compression, monkeypatch):
+def test_a_page_has_the_same_bytes_in_every_way_of_compression(compression, monkeypatch):
     count = 1000
     page = record_batch(timestamps=range(count), ops=[0] * count, keys=[b"k"] * count, values=[b"v" * 100] * count)
     here = b"".join(encode_page(page, compression))

@@ -72,14 +72,14 @@ def test_a_value_that_unpacks_to_more_than_a_batch_is_refused() -> None:
 def test_keys_and_values_share_no_dictionary_and_no_prefixes(name: str) -> None:
     few = pa.array([bytes(1000)] * 1000, pa.binary())
     data = forged_segment(table(1000, **{name: few}), compression="zstd", use_dictionary=[name])
-    refused(data, f"{name} is stored as no segment stores it")
+    refused(data, f"{name} has an encoding that segments do not use")
     data = forged_segment(
         table(1000, **{name: few}),
         compression="zstd",
         use_dictionary=False,
         column_encoding={name: "DELTA_BYTE_ARRAY"},
     )
-    refused(data, f"{name} is stored as no segment stores it")
+    refused(data, f"{name} has an encoding that segments do not use")
 
 
 def headers(name: str, count: int) -> pa.Array:

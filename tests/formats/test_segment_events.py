@@ -269,10 +269,10 @@ def test_text_that_is_none_is_corrupt():
     ],
     ids=["end below start", "negative size", "negative partition", "a term twice", "terms descend"],
 )
-def test_an_event_that_tells_what_cannot_be_is_corrupt_with_the_reason(old, new):
+def test_an_impossible_event_is_corrupt_with_the_reason(old, new):
     data = encode_event(ADD)
     assert data.count(old) == 1
-    with pytest.raises(CorruptData, match="tells what cannot be: "):
+    with pytest.raises(CorruptData, match="is impossible: "):
         decode_event(data.replace(old, new), "it")
 
 

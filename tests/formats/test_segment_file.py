@@ -142,7 +142,7 @@ def test_the_groups_of_a_range_are_those_that_hold_some_of_it(first: int, count:
     assert list(tail.groups(first, first + count)) == held
 
 
-def test_the_seal_tells_size_and_checksums_and_survives_its_encoding() -> None:
+def test_the_seal_has_size_and_checksums_and_survives_its_encoding() -> None:
     encoded = encode(100)
     data = whole(encoded)
     assert encoded.seal.size == len(data)
@@ -179,7 +179,7 @@ def test_batches_must_follow_each_other() -> None:
     for wrong in (0, 14, 16):
         with pytest.raises(InvalidInput, match="goes on at 15"):
             writer.add(with_offsets([records(5)], wrong), term=3, listed=0)
-    with pytest.raises(InvalidInput, match="term 2 behind term 3"):
+    with pytest.raises(InvalidInput, match="term 2 after term 3"):
         writer.add(with_offsets([records(5)], 15), term=2, listed=0)
     with pytest.raises(InvalidInput, match="columns"):
         writer.add([records(5)], term=3, listed=0)
@@ -270,6 +270,6 @@ def test_a_group_is_not_taken_from_bytes_of_another_place() -> None:
 def test_facts_that_are_not_as_they_should_be_are_corrupt() -> None:
     told = encode(5).facts.encode()
     for wrong in (b"", b"[]", told[:-1], told.replace(b"terms", b"turns"), told.replace(b'"start":0', b'"start":-1')):
-        with pytest.raises(CorruptData, match="it says of itself"):
+        with pytest.raises(CorruptData, match="description in it"):
             SegmentFacts.decode(wrong, "it")
     assert SegmentFacts.decode(told, "it") == replace(encode(5).facts)

@@ -126,7 +126,7 @@ def test_one_to_three_stray_bytes_are_a_torn_tail_whatever_they_are():
     assert read(good + b"RDX\x00").stop.ending is LegacyEnding.BAD_MAGIC
 
 
-def test_a_torn_frame_says_how_many_bytes_would_tell_more():
+def test_a_torn_frame_says_how_many_bytes_are_needed():
     for frame, header in ((v1(1, b"abc"), 21), (v2(1, 2, b"abc"), 25), (v3(1, 2, 3, b"abc"), 33)):
         for size in range(1, len(frame)):
             stop = read(frame[:size]).stop

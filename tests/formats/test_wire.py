@@ -238,7 +238,7 @@ def test_an_error_outside_the_tree_travels_as_what_it_derives_from():
     ],
     ids=lambda data: str(data)[:40],
 )
-def test_nothing_but_an_error_of_the_tree_is_made_of_what_somebody_sent(data):
+def test_received_bytes_become_no_other_class_than_an_error_of_the_tree(data):
     assert decode_error(data) is None
 
 

@@ -62,15 +62,15 @@ from strandline.formats.segment.file import Seal, SegmentFacts, footer_size, tai
 from strandline.formats.snapshot.manifest import PointerCodec, decode_snapshot, encode_snapshot
 from strandline.formats.topic import decode_topic, encode_topic
 from strandline.formats.wal.folder import (
-    Kept,
     Rewinding,
+    SlotsFile,
     append_of,
     batch_metadata,
-    decode_kept,
     decode_rewinding,
+    decode_slots_file,
     decode_wal_identity,
-    encode_kept,
     encode_rewinding,
+    encode_slots_file,
     encode_wal_identity,
     lead_metadata,
     lead_of,
@@ -391,7 +391,7 @@ _NODE = NodeState(
     trouble=Trouble("diverged", "why", 5),
 )
 _REWINDING = Rewinding(UUID(int=7), 5, 9, 1, 0, 100, 20, 5, "quarantine/1")
-_KEPT = Kept(UUID(int=7), 3, (_SLOT.value,))
+_KEPT = SlotsFile(UUID(int=7), 3, (_SLOT.value,))
 _INDEX_CHAIN = new_chain(UUID(int=7), 3)
 
 
@@ -610,7 +610,7 @@ TARGETS = (
         PointerCodec().encode(Stamped(Pointer(), 1, ())),
     ),
     _text("lease", lambda data: LeaseCodec().decode(data, "x"), LeaseCodec().encode(_LEASE)),
-    _checked("wal-slots", lambda data: decode_kept(data, "x", now=9), encode_kept(_KEPT)),
+    _checked("wal-slots", lambda data: decode_slots_file(data, "x", now=9), encode_slots_file(_KEPT)),
     _checked("rewind", lambda data: decode_rewinding(data, "x"), encode_rewinding(_REWINDING)),
     _checked("cold", lambda data: ColdCodec().decode(data, "x"), ColdCodec().encode(_COLD)),
     _checked("node", lambda data: decode_node(data, "x"), encode_node(_NODE)),

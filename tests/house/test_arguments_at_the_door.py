@@ -265,8 +265,8 @@ def admits(annotation: str, value: Any) -> bool:  # noqa: PLR0911 - one answer f
         case tuple():
             return bool(names & {"Sequence", "Iterable"})
         case type():
-            return bool(names & {"Callable", "Told", "type"})
-    return callable(value) and bool(names & {"Callable", "Told"})
+            return bool(names & {"Callable", "OnProgress", "type"})
+    return callable(value) and bool(names & {"Callable", "OnProgress"})
 
 
 def doors() -> Iterator[tuple[str, str, str]]:

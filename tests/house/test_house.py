@@ -72,7 +72,7 @@ def test_the_ban_reaches_every_room(room: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["src/strandline/storage", "src/strandline/testing", "src/strandline/cli", "tests"])
-def test_the_ban_spares_those_who_own_the_clock_or_may_use_it(place: str) -> None:
+def test_the_ban_spares_the_modules_that_own_the_clock_or_may_use_it(place: str) -> None:
     assert "TID251" not in ruff("import time\n\ntime.time()\n", f"{place}/example.py")
 
 

@@ -203,7 +203,7 @@ def test_after_a_producer_with_a_wrong_clock_age_and_seeking_are_right_from_the_
     assert world.log.trim().floor == 203
 
 
-def test_listing_times_ahead_are_told_and_set_back(caplog: pytest.LogCaptureFixture):
+def test_listing_times_ahead_are_reported_and_set_back(caplog: pytest.LogCaptureFixture):
     world = World()
     world.append(world.machine(YEAR), 2)
     with caplog.at_level(logging.WARNING):

@@ -121,7 +121,7 @@ def test_a_batch_that_a_slot_is_in_the_middle_of_stays_whole(bench: Bench):
     assert bench.log.bounds().first == 4
 
 
-def test_age_lets_go_of_what_was_listed_too_long_ago():
+def test_retention_by_age_deletes_batches_that_were_listed_too_long_ago():
     bench = Bench("age:1h")
     bench.append(3)
     bench.clock.advance(3000)
@@ -194,7 +194,7 @@ def test_a_lag_that_spans_chunks_is_measured_exactly():
             bench.log.slots.drop(name)
 
 
-def test_a_slot_whose_position_is_gone_is_told_so_first():
+def test_a_slot_whose_position_is_trimmed_is_reported_for_that_first():
     bench = Bench("consumed", SlotLimits(lag_bytes=1, idle_seconds=1))
     bench.append(10)
     bench.log.slots.create("old", 0)

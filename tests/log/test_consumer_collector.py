@@ -76,7 +76,7 @@ def test_every_five_minutes_the_log_is_trimmed_and_collected(queue: Watched, clo
         assert queue._log.bounds().first == 4
 
 
-def test_how_often_can_be_said(queue: Watched, clock: ManualClock) -> None:
+def test_the_interval_can_be_set(queue: Watched, clock: ManualClock) -> None:
     with Consumer(queue, clock=clock, trim_every=7.0):
         for _ in range(3):
             a_round(queue, clock, 7.0)

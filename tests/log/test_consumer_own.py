@@ -295,7 +295,7 @@ class TestInvalidSlots:
         log.slots.reset("default", 4)
         assert rest(opened(log)) == [2, 3]
 
-    def test_its_consumer_is_told_at_the_next_look_and_acknowledgement(self, log: ObjectLog) -> None:
+    def test_its_consumer_gets_an_error_at_the_next_look_and_acknowledgement(self, log: ObjectLog) -> None:
         consumer = opened(log)
         consumer.next_batch()
         invalidate(log)
@@ -305,14 +305,16 @@ class TestInvalidSlots:
         assert consumer.next_to_ack == 0
         assert log.slots.get("default").position == 0
 
-    def test_a_position_that_is_gone_is_told_so_even_before_anyone_invalidated_it(self, log: ObjectLog) -> None:
+    def test_a_trimmed_position_is_reported_even_before_the_slot_is_invalidated(self, log: ObjectLog) -> None:
         opened(log)
         log._lister.cell.update(OpId(uuid4()), lambda head: replace(head, floor=4))
         for options in ({}, {"last_acked": 2}):
             with pytest.raises(SlotInvalid, match="wal-removed"):
                 opened(log, **options)
 
-    def test_a_dropped_slot_is_told_to_its_consumer_and_created_anew_by_the_next(self, log: ObjectLog) -> None:
+    def test_the_consumer_of_a_dropped_slot_gets_an_error_and_the_next_one_creates_it_again(
+        self, log: ObjectLog
+    ) -> None:
         consumer = opened(log)
         rest(consumer)
         consumer.ack_through(2)
@@ -476,7 +478,7 @@ class TestBatches:
 
 class TestDeadLetters:
     @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-    def test_whoever_finds_a_letter_finds_the_bytes_that_it_names(self, log: ObjectLog, *, after: bool) -> None:
+    def test_a_dead_letter_exists_only_with_the_bytes_that_it_names(self, log: ObjectLog, *, after: bool) -> None:
         (entry, *_) = log.head().tail
         whole = bytes(log.store.get(entry.location).data)
         log.store.put(entry.location, whole[:-1])

@@ -85,7 +85,7 @@ def test_what_a_refused_opening_leaves_is_an_empty_folder():
     }
 
 
-def test_several_things_are_told_with_the_names_of_each(tmp_path):
+def test_several_kinds_are_named_with_the_files_of_each(tmp_path):
     things.object_log_over_wal(tmp_path / "place")
     told = str(contents(tmp_path / "place", disk=DISK))
     assert told == (

@@ -282,7 +282,7 @@ class TestWriters:
             head = list_batches(head, [listing(0, writer=writer_named(name), born=head.next_sequence)], now=0)
         return head
 
-    def test_a_forgotten_writer_is_told_so_and_lists_nothing(self, crowded: Head) -> None:
+    def test_a_forgotten_writer_gets_writer_expired_and_lists_nothing(self, crowded: Head) -> None:
         for number in (0, 1, 2):
             with pytest.raises(WriterExpired, match="new producer"):
                 list_batches(crowded, [listing(number, writer=writer_named(3), born=3)], now=0)
@@ -301,7 +301,7 @@ class TestWriters:
         listed = list_batches(crowded, [listing(1, writer=writer_named(50), born=0)], now=0)
         assert listed.next_offset == crowded.next_offset + 1
 
-    def test_a_producer_that_was_forgotten_before_its_first_batch_is_told_so(self) -> None:
+    def test_a_producer_that_was_forgotten_before_its_first_batch_gets_an_error(self) -> None:
         log = open_log(PlainStore(), create=True)
         producer = log.producer(linger=3600.0)
         for name in range(MAX_WRITERS + 1):

@@ -157,7 +157,7 @@ class TestAppend:
             append(ours, b"a", number=0, expect=0)
         assert content(theirs) == [(0, b"theirs")]
 
-    def test_a_writer_that_was_forgotten_while_its_answer_was_lost_is_told_so_and_not_doubled(
+    def test_a_writer_that_was_forgotten_while_its_answer_was_lost_gets_an_error_and_no_duplicate(
         self, ours: ObjectLog, theirs: ObjectLog, line: FaultyStore
     ) -> None:
         def many_others_append() -> None:
@@ -227,7 +227,7 @@ class TestSlots:
         ours.slots.create("s", 4)
         assert floors == [(4, [])]
 
-    def test_a_slot_whose_creator_died_after_the_pin_still_pins_and_is_finished_by_who_claims_it(
+    def test_a_slot_whose_creator_died_after_the_pin_still_pins_and_is_finished_by_its_first_claim(
         self, ours: ObjectLog, theirs: ObjectLog, line: FaultyStore
     ) -> None:
         def die() -> None:
@@ -245,7 +245,7 @@ class TestSlots:
             ours.slots.create("s", 4)
 
     @pytest.mark.parametrize("position", [2, 8])
-    def test_whoever_finishes_the_creation_of_another_is_not_told_that_its_own_position_is_pinned(
+    def test_finishing_the_creation_of_another_does_not_pin_the_own_position(
         self, ours: ObjectLog, theirs: ObjectLog, line: FaultyStore, position: int
     ) -> None:
         def die() -> None:
@@ -273,7 +273,7 @@ class TestSlots:
         assert (state.position, state.holder, state.epoch) == (7, "h", 1)
         assert theirs.head().slots == {"s": None}
 
-    def test_a_creator_whose_pin_was_settled_by_another_before_it_heard_is_told_that_the_slot_is_there(
+    def test_a_creator_whose_pin_was_settled_by_another_before_its_answer_learns_that_the_slot_exists(
         self, ours: ObjectLog, theirs: ObjectLog, line: FaultyStore
     ) -> None:
         def finish() -> None:

@@ -80,7 +80,7 @@ def test_a_failure_that_passes_is_repeated_under_the_same_number_and_doubles_not
 
 @pytest.mark.parametrize("stage", ["before", "after"])
 @pytest.mark.parametrize("error", LOST)
-def test_an_outcome_that_stays_unknown_is_said_to_be_and_its_number_is_not_used_again(stage, error):
+def test_an_outcome_that_stays_unknown_is_raised_and_its_number_is_not_used_again(stage, error):
     log = Troubled(*[(stage, error)] * TRIES)
     writer = writer_of(log)
     first = settled(log, writer)
@@ -156,7 +156,7 @@ def test_a_failed_expectation_settles_even_a_lost_answer():
     assert len(log) == 1
 
 
-def test_who_is_interrupted_never_uses_the_number_again():
+def test_an_interrupted_writer_never_uses_the_number_again():
     log = Troubled(("after", KeyboardInterrupt()))
     writer = writer_of(log)
     settled(log, writer)

@@ -290,9 +290,7 @@ class TestBackPressure:
         assert [handle.result(0).first for handle in appended] == list(range(10))
         assert producer.buffered == 0
 
-    def test_an_appender_that_may_not_block_is_told_and_nothing_is_appended(
-        self, log: ObjectLog, line: FaultyStore
-    ) -> None:
+    def test_an_append_that_may_not_block_raises_and_appends_nothing(self, log: ObjectLog, line: FaultyStore) -> None:
         gate = Gate(line)
         with log.producer(budget=50_000, linger=0.0, block=False, compression="none") as producer:
             for _ in range(3):
@@ -506,7 +504,7 @@ class TestClosed:
         producer.flush(SOON)
         assert content(log) == [(0, b"a")]
 
-    def test_whoever_appends_while_it_is_closed_is_listed_or_told(self, tmp_path: Path) -> None:
+    def test_an_append_during_closing_is_listed_or_raises(self, tmp_path: Path) -> None:
         for _ in range(50):
             log = open_log(PlainStore(), create=True)
             producer = log.producer(linger=NEVER)
@@ -535,5 +533,5 @@ class TestMetadata:
         assert sum(len(entry.metadata) for entry in entries) == 100
 
     def test_metadata_that_is_too_large_is_refused(self, log: ObjectLog) -> None:
-        with log.producer() as producer, pytest.raises(InvalidInput, match="kept in the head"):
+        with log.producer() as producer, pytest.raises(InvalidInput, match="stored in the head"):
             producer.produce([b"a"], metadata=bytes(20_000))

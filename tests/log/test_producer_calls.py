@@ -67,7 +67,7 @@ def test_each_call_has_the_range_of_its_own_entries(log: Any) -> None:
     assert [handle.result(SOON).count for handle in handles] == [len(entries) for entries, _ in calls]
 
 
-def test_handles_of_records_between_calls_tell_the_right_offsets(tmp_path: Path) -> None:
+def test_handles_of_records_between_calls_have_the_right_offsets(tmp_path: Path) -> None:
     log = own(tmp_path)
     with log.producer(linger=NEVER) as producer:
         handles = []
@@ -85,7 +85,7 @@ def test_handles_of_records_between_calls_tell_the_right_offsets(tmp_path: Path)
         assert values[receipt.first : receipt.first + receipt.count] == [wanted] * receipt.count
 
 
-def test_a_call_is_never_split_whatever_the_limits_and_whoever_else_produces(tmp_path: Path) -> None:
+def test_a_call_is_never_split_whatever_the_limits_and_other_producers(tmp_path: Path) -> None:
     log = own(tmp_path)
     handles: list[list[Any]] = [[] for _ in range(4)]
     with log.producer(batch_bytes=2000, linger=0.001) as producer:
@@ -236,7 +236,7 @@ def test_the_handle_and_the_metadata_agree_about_the_time(tmp_path: Path) -> Non
     assert [item.ingested for item in ranges] == [first.ingested, second.ingested, third.ingested]
 
 
-def test_the_handle_tells_the_time_of_a_clock_before_1970_as_the_metadata_does(tmp_path: Path) -> None:
+def test_the_handle_has_the_time_of_a_clock_before_1970_as_the_metadata_does(tmp_path: Path) -> None:
     clock = ManualClock(now=-1_234_567_891)
     log = open_log(str(tmp_path / "log"), create=True, clock=clock)
     with log.producer(linger=NEVER) as producer:

@@ -134,7 +134,7 @@ class TestExpect:
             assert len(won) == 1
             assert values(log)[round_:] == won
 
-    def test_one_whose_answer_was_lost_is_listed_once_and_says_so(
+    def test_an_append_whose_answer_was_lost_is_listed_once(
         self, line: FaultyStore, call: Callable[[Producer, bytes, int], Handle]
     ) -> None:
         log = open_log(line, create=True, clock=ManualClock(), chance=SeededChance(1))

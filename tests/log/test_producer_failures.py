@@ -125,7 +125,7 @@ def test_a_table_that_could_not_be_encoded_is_in_no_batch_and_harms_nobody(
     assert content(log) == [(0, b"before"), (1, b"after")]
 
 
-def test_what_blocks_for_room_is_told_when_the_producer_fails(log: ObjectLog, line: FaultyStore) -> None:
+def test_an_append_that_waits_for_room_raises_when_the_producer_fails(log: ObjectLog, line: FaultyStore) -> None:
     failing = threading.Event()
 
     def fail_when_told(call: Call) -> None:
@@ -154,7 +154,9 @@ def test_what_blocks_for_room_is_told_when_the_producer_fails(log: ObjectLog, li
 
 
 @pytest.mark.parametrize("landed", [True, False], ids=["landed", "not landed"])
-def test_an_outcome_that_stays_unknown_is_said_and_can_be_asked_again(line: FaultyStore, *, landed: bool) -> None:
+def test_an_outcome_that_stays_unknown_is_raised_and_the_call_can_be_repeated(
+    line: FaultyStore, *, landed: bool
+) -> None:
     log = open_log(line, create=True, clock=ManualClock(), chance=SeededChance(1))
     producer = log.producer(linger=0.0)
     stage = "after" if landed else "before"
@@ -212,7 +214,7 @@ def test_a_bad_line_loses_nothing_and_doubles_nothing(seed: int) -> None:
     assert content(opened) == [(number, b"%d" % number) for number in range(2000)]
 
 
-def test_a_full_disk_is_said_and_what_was_listed_stays(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_listed_batches_stay(tmp_path: Path) -> None:
     disk = FullDisk(DISK, 60_000)
     log = open_log(LocalStore(str(tmp_path), disk=disk), create=True)
     producer = log.producer(linger=NEVER, compression="none")

@@ -208,7 +208,7 @@ class TestDropped:
         assert log.bounds() == Bounds(0, 1)
         assert len([row for row in line.log if row.path.startswith("batches/")]) == 3  # nothing more was begun
 
-    def test_one_that_has_failed_lets_go_of_what_it_kept(self, log: ObjectLog, line: FaultyStore) -> None:
+    def test_a_failed_one_releases_what_it_held(self, log: ObjectLog, line: FaultyStore) -> None:
         producer = in_a_circle(log.producer(linger=NEVER))
         error = StorageError("403 Forbidden")
         line.fail_next("put", error=error)
@@ -286,7 +286,7 @@ def test_a_program_that_ends_without_closing_is_warned_and_does_not_hang(tmp_pat
 
 
 @pytest.mark.matrix
-def test_handles_of_a_program_that_ends_are_failed_for_those_who_still_wait(tmp_path: Path) -> None:
+def test_handles_of_a_program_that_ends_fail_for_waiting_threads(tmp_path: Path) -> None:
     program = """
 import atexit, sys
 from strandline.log.object import open_log

@@ -53,7 +53,7 @@ class TestInTime:
     def log(self, line: FaultyStore, clock: ManualClock) -> ObjectLog:
         return open_log(line, create=True, clock=clock)
 
-    def test_a_batch_closes_100_ms_after_its_first_record_unless_told_otherwise(
+    def test_a_batch_closes_100_ms_after_its_first_record_by_default(
         self, log: ObjectLog, line: FaultyStore, clock: ManualClock
     ) -> None:
         with log.producer() as producer:
@@ -86,7 +86,9 @@ class TestInTime:
             together(let_the_time_pass, *[append_until_it_is_listed] * 3)
             assert first.result(0) == Receipt(0, 1)
 
-    def test_no_batch_spans_more_than_its_time_whoever_appends(self, log: ObjectLog, clock: ManualClock) -> None:
+    def test_no_batch_spans_more_than_its_linger_time_with_any_number_of_threads(
+        self, log: ObjectLog, clock: ManualClock
+    ) -> None:
         stop, table = threading.Event(), pa.table({"value": [b"t", b"t"]})
         calls = [threading.Lock() for _ in range(3)]  # each held during a call of one thread: no time passes in a call
         allowed, made = [0, 0, 0], [0, 0, 0]
@@ -178,14 +180,14 @@ class TestInTime:
 
 
 class TestSize:
-    def test_a_batch_closes_at_64_mebibytes_unless_told_otherwise(self, log: ObjectLog) -> None:
+    def test_a_batch_closes_at_64_mebibytes_by_default(self, log: ObjectLog) -> None:
         table = records(bytes(1 << 20))
         with log.producer(linger=NEVER) as producer:
             handles = [producer.append_batch(table) for _ in range(65)]
             handles[0].result(SOON)
         assert [entry.count for entry in log.head().tail] in ([63, 2], [64, 1])
 
-    def test_256_mebibytes_are_held_unless_told_otherwise(self, log: ObjectLog, line: FaultyStore) -> None:
+    def test_256_mebibytes_are_held_by_default(self, log: ObjectLog, line: FaultyStore) -> None:
         gate, table = Gate(line), records(bytes(16 << 20))
         with log.producer(block=False, compression="none") as producer:
             try:

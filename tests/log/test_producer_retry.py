@@ -275,7 +275,7 @@ class TestRetry:
 
 
 class TestWhatIsSaid:
-    def test_the_exceptions_tell_which_writer_and_number_failed(self, log: ObjectLog, line: FaultyStore) -> None:
+    def test_the_exceptions_name_the_failed_writer_and_number(self, log: ObjectLog, line: FaultyStore) -> None:
         producer = log.producer(linger=NEVER)
         for value in (b"a", b"b"):
             producer.append(value=value)

@@ -92,7 +92,7 @@ def restored(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("restored", KINDS, indirect=True)
-def test_who_followed_the_other_history_has_diverged(restored: Restored) -> None:
+def test_a_consumer_that_followed_the_other_history_has_diverged(restored: Restored) -> None:
     for store, cursor in zip(restored.stores, restored.cursors, strict=True):
         with pytest.raises(Diverged, match="restored from a copy"):
             follow(restored.log, store, until="end")
@@ -103,7 +103,7 @@ def test_who_followed_the_other_history_has_diverged(restored: Restored) -> None
 
 
 @pytest.mark.parametrize("restored", KINDS, indirect=True)
-def test_who_had_only_what_both_histories_have_goes_on(restored: Restored) -> None:
+def test_a_consumer_within_the_common_history_resumes(restored: Restored) -> None:
     taken = [cursor for cursor in restored.taken if cursor.next <= 5]
     assert [cursor.next for cursor in taken] == [5]
     for cursor in (*taken, restored.common):
@@ -129,7 +129,7 @@ def test_a_newcomer_at_a_snapshot_s_cursor_of_the_other_history_is_refused(resto
 
 
 @pytest.mark.parametrize("behind_by", [30, 3600, 365 * 86400])
-def test_a_write_ahead_log_that_was_restored_while_its_clock_was_behind_is_told_apart(
+def test_a_write_ahead_log_that_was_restored_while_its_clock_was_behind_is_recognised(
     tmp_path: Path, behind_by: int
 ) -> None:
     """Both histories go on at a time that the log has reached already, so that neither can write its clock's time."""

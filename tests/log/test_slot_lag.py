@@ -58,7 +58,7 @@ def test_lag_is_exact_in_records_bytes_and_time(log: ObjectLog, position: int):
     assert found.seconds_behind == (0 if position == TOTAL else 10 * (TOTAL - position - 1))
 
 
-def test_what_one_slot_retains_ends_where_the_next_one_stands(log: ObjectLog):
+def test_what_one_slot_retains_ends_at_the_next_slots_position(log: ObjectLog):
     log.slots.create("slow", 20)
     log.slots.create("fast", 150)
     found = stand(log)
@@ -104,7 +104,7 @@ def test_a_slot_that_is_being_moved_pins_both_places(log: ObjectLog):
     assert found.retained == sum(sizes(log)[30:])
 
 
-def test_what_is_left_of_the_limits_is_told_and_foretells_invalidation(log: ObjectLog, clock: ManualClock):
+def test_the_distance_to_the_limits_is_shown_and_predicts_invalidation(log: ObjectLog, clock: ManualClock):
     log.slots.create("a", 100)
     behind = sum(sizes(log)[100:])
     found = stand(log, limits=SlotLimits(lag_bytes=behind, idle_seconds=60))["a"]

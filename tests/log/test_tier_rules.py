@@ -47,7 +47,7 @@ def test_without_a_cold_tier_a_log_forgets_up_to_its_floor() -> None:
         assert trim_floor(states, pending) == floor(states, pending)
 
 
-def test_with_a_cold_tier_a_log_forgets_what_that_has_whoever_needs_it() -> None:
+def test_with_a_cold_tier_a_log_trims_copied_records_though_slots_need_them() -> None:
     tier = slot(TIER_SLOT, 7)
     assert trim_floor([slot("a", 2), tier, slot("b", 9)]) == 7
     assert trim_floor([tier]) == 7
@@ -73,7 +73,7 @@ def test_what_a_log_forgot_is_not_gone_for_slots_as_long_as_it_has_a_tierer_s() 
     assert retained_first([slot("a", 2), replace(tier, dropped=True)], 5) == 5
 
 
-def test_who_is_outrun_is_who_loses_something() -> None:
+def test_outrun_slots_are_those_that_lose_records() -> None:
     a, b, tier = slot("a", 2), slot("b", 9), slot(TIER_SLOT, 7)
     assert outrun([a, b], 2) == []
     assert outrun([a, b], 5) == [a]
@@ -92,7 +92,7 @@ def test_a_slot_whose_holder_cannot_read_the_cold_tier_pins_the_hot_one() -> Non
     assert trim_floor([slot("a", 1), slot("replica", 9, hot=True), tier]) == 7
 
 
-def test_a_slot_may_stand_from_the_beginning_of_the_cold_tier_on() -> None:
+def test_a_slot_may_be_anywhere_from_the_beginning_of_the_cold_tier_on() -> None:
     bounds = Bounds(10, 20)
     for position in range(25):
         for first in (None, 0, 4, 10, 15):
@@ -212,7 +212,7 @@ def test_an_object_log_with_slots_below_its_beginning_and_none_of_a_tierer_is_no
     assert log.bounds().first == 300
 
 
-def test_how_slots_stand_is_told_also_of_those_in_the_cold_tier() -> None:
+def test_the_positions_of_slots_are_shown_also_in_the_cold_tier() -> None:
     clock = ManualClock()
     log = open_log(PlainStore(clock=clock), create=True, clock=clock, retention="bytes:1")
     for number in range(10):

@@ -97,7 +97,7 @@ def test_a_dry_run_says_what_would_go_and_deletes_nothing(place):
     assert not place.line.named("delete")
 
 
-def test_progress_is_told(place):
+def test_progress_is_reported(place):
     for number in range(3):
         place.store.put(place.ulid(number), b"orphan")
     place.clock.advance(GRACE)

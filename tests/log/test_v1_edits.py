@@ -112,7 +112,7 @@ def test_a_claim_behind_which_batches_are_gone_has_expired(manifest):
 def test_a_future_last_acked_is_taken_as_it_is_on_an_empty_queue_only():
     assert edits.claim(QueueManifest((), 7), 100) == QueueManifest((), 7, 1)
     for ahead in (7, 100):
-        with pytest.raises(Diverged, match="drop batches that nobody has read"):
+        with pytest.raises(Diverged, match="drop unread batches"):
             edits.claim(holding(5, 2), ahead)
 
 
@@ -159,7 +159,7 @@ def test_entries_from_a_sequence_on_are_given_unless_some_are_gone():
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-def test_names_are_ulids_that_sort_by_time_and_tell_it():
+def test_names_are_ulids_that_sort_by_time_and_contain_it():
     times = [0, 1_000, 1_700_000_000_000_000, 1_700_000_000_001_000, (2**48 - 1) * 1000]
     names = [new_location("ingest", time, writer(1), 0) for time in times]
     assert names == sorted(names)
@@ -178,7 +178,7 @@ def test_no_two_batches_share_a_mark():
 
 
 @pytest.mark.parametrize("name", ["ingest/x.batch", "ingest/8ZZZZZZZZZZZZZZZZZZZZZZZZZ.batch", "ingest/01HX.batch", ""])
-def test_a_name_that_is_no_ulid_tells_no_time_and_is_its_own_mark(name):
+def test_a_name_that_is_no_ulid_has_no_time_and_is_its_own_mark(name):
     assert time_of(name) is None
     assert mark_of(name) == name
 

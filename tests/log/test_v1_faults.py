@@ -99,7 +99,7 @@ def test_a_write_that_lands_after_its_repetition_changes_nothing(place, line):
 
 
 @pytest.mark.parametrize("lost", [1, 2, 5])
-def test_a_claim_whose_answer_was_lost_holds_the_epoch_that_it_is_told(place, line, lost):
+def test_a_claim_whose_answer_was_lost_holds_the_returned_epoch(place, line, lost):
     fill(place, (b"a",), epoch=3)
     queue = V1Queue(opened(line))
     line.lose_answers(lost, path_prefix="ingest/manifest")
@@ -124,7 +124,7 @@ def test_an_acknowledgement_whose_answer_was_lost_is_done_once_and_well(place, l
     assert [entry.sequence for entry in manifest_in(place).entries] == [2]
 
 
-def test_an_acknowledgement_whose_answer_was_lost_is_fenced_by_who_claimed_since(place, line):
+def test_an_acknowledgement_whose_answer_was_lost_is_fenced_by_a_later_claim(place, line):
     fill(place, (b"a",), (b"b",))
     queue = V1Queue(opened(line))
     queue.claim("me", None)

@@ -241,7 +241,7 @@ def test_a_newcomer_can_ask_for_a_time(filled):
 # --- who it is -------------------------------------------------------------------------------------------------------
 
 
-def test_all_who_open_a_queue_agree_who_it_is_and_others_are_others(tmp_path):
+def test_all_openers_of_a_queue_agree_on_its_identity_and_other_queues_differ(tmp_path):
     here, there = str(tmp_path / "here"), str(tmp_path / "there")
     assert open_queue(here).log_id == open_queue(f"file://{here}").log_id == open_queue(f"{here}/").log_id
     ids = {
@@ -520,7 +520,7 @@ def test_a_batch_that_another_implementation_stored_under_an_encoded_name_is_rea
     assert [batch.column("value").to_pylist() for batch in log.read()] == [[b"a"]]
 
 
-def test_a_consumer_of_a_queue_whose_epochs_ran_out_is_told_so_and_nothing_is_written(store):
+def test_a_consumer_of_a_queue_whose_epochs_ran_out_is_refused_and_nothing_is_written(store):
     data = encode_manifest(QueueManifest(epoch=2**64 - 1))
     store.put("ingest/manifest", data)
     with pytest.raises(CorruptData, match="epoch"):

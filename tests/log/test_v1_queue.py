@@ -135,7 +135,7 @@ def test_a_replay_gives_the_batches_between_two_or_says_that_some_are_gone(queue
         queue.between(5, 6)
 
 
-def test_a_fenced_consumer_is_told_at_every_call_that_touches_the_manifest_and_changes_nothing(store, queue):
+def test_a_fenced_consumer_gets_fenced_from_every_call_that_touches_the_manifest_and_changes_nothing(store, queue):
     queue.claim("me", None)
     held = queue.look(5).descriptors
     V1Queue(opened(store)).claim("you", None)
@@ -247,7 +247,7 @@ def consumer(store, **options) -> sl.Consumer:
     return sl.Consumer(opened(store), trim_every=None, clock=ManualClock(), **options)
 
 
-def test_the_queue_face_consumes_what_others_produced_from_5_on(store):
+def test_the_queue_api_consumes_what_others_produced_from_5_on(store):
     with consumer(store) as taken:
         batches = [taken.next_batch() for _ in range(3)]
         assert [batch.sequence for batch in batches] == [5, 6, 7]
@@ -263,7 +263,7 @@ def test_the_queue_face_consumes_what_others_produced_from_5_on(store):
         assert again.next_batch().sequence == 7
 
 
-def test_the_queue_face_opens_a_queue_by_its_address_and_format(tmp_path):
+def test_the_queue_api_opens_a_queue_by_its_address_and_format(tmp_path):
     with open_queue(str(tmp_path)).producer() as producer:
         producer.produce([b"a"], metadata=b"m")
     with sl.Consumer(str(tmp_path), format="queue-v1", trim_every=None) as taken:

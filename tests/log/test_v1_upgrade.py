@@ -283,7 +283,7 @@ def test_a_log_that_has_forgotten_all_about_it_is_refused(scene, monkeypatch):
         scene.run()
 
 
-def test_its_writers_can_be_told_from_random_ones(scene):
+def test_its_writer_ids_are_distinguished_from_random_ones(scene):
     scene.run()
     (mine,) = scene.log.head().writers
     assert mine.version == 8

@@ -326,7 +326,7 @@ def test_behind_a_chunk_that_is_gone_everything_else_is_still_looked_at(bench: B
         (Severity.DAMAGE, location),
         (Severity.NOTE, "head"),
     ]
-    assert "not looked for" in found[-1].message
+    assert "not searched for" in found[-1].message
 
 
 # --- waste and notes -------------------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ def test_what_is_not_the_log_s_is_noted(bench: Bench, path: str):
     assert (finding.severity, finding.kind, finding.where) == (Severity.NOTE, FindingKind.STRANGER, path)
 
 
-def test_invalid_slots_ended_holds_and_dead_letters_are_told(bench: Bench):
+def test_invalid_slots_ended_holds_and_dead_letters_are_reported(bench: Bench):
     bench.log.set_retention("consumed", SlotLimits(idle_seconds=60))
     for _ in range(2):
         bench.clock.advance(31)
@@ -544,7 +544,7 @@ def entry(writer: int, number: int, sequence: int) -> Entry:
     return Entry(sequence, "x", sequence, 1, 10, 0, 0, 0, writer_named(writer), number)
 
 
-def test_a_writer_whom_the_head_has_forgotten_may_begin_anew_and_others_may_not():
+def test_a_writer_that_the_head_has_forgotten_may_begin_again_and_others_may_not():
     writers = Writers()
     assert list(writers.check(entry(1, 0, 0))) == []
     assert [severity for severity, _ in writers.check(entry(1, 0, 1))] == [Severity.DAMAGE]

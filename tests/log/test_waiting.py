@@ -45,7 +45,7 @@ def idle(waiter, looked, clock, *, turn, seconds=60.0):
     return looked.looks - before
 
 
-def test_who_waits_in_short_turns_looks_no_oftener_than_who_waits_in_long_ones(log, clock):
+def test_waiting_in_short_turns_polls_no_more_often_than_in_long_ones(log, clock):
     short, long = Looked(log), Looked(log)
     few = idle(HeadPoller(), long, clock, turn=60.0)
     assert few <= 60 * 4 + 30

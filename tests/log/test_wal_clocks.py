@@ -132,7 +132,7 @@ def test_a_log_that_is_ahead_says_so(tmp_path, clock, caplog):
     assert caplog.text.count(f"{YEAR} s ahead of this machine's clock") == 1
 
 
-def test_verifying_tells_of_a_log_that_is_ahead_and_calls_it_no_damage(tmp_path, clock):
+def test_verifying_reports_a_log_that_is_ahead_but_not_as_damage(tmp_path, clock):
     with opened(tmp_path, clock) as log:
         append(log, 1)
     assert verify(str(tmp_path), disk=DISK, clock=clock).findings == []

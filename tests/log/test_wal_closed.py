@@ -175,7 +175,7 @@ def opened_once_it_is_free(folder: Path) -> WriteAheadLog:
 @pytest.mark.matrix
 @pytest.mark.parametrize("queued", [True, False])
 @pytest.mark.parametrize("background", [True, False])
-def test_closing_that_was_interrupted_anywhere_leaves_the_log_open_or_lets_go_of_it_by_itself(
+def test_closing_that_was_interrupted_anywhere_leaves_the_log_open_or_releases_it_by_itself(
     tmp_path: Path, background: bool, queued: bool
 ):
     def opened(number: int) -> tuple[WriteAheadLog, LsnHandle]:

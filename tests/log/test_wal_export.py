@@ -155,12 +155,12 @@ def test_what_is_appended_meanwhile_stays_out_and_no_slot_is_behind_the_end(disk
         assert [slot.name for slot in back.log.slots.list() if slot.pins] == ["held", "plain"]
 
 
-def test_it_is_written_in_pieces_and_told(disk, monkeypatch):
+def test_it_is_written_in_pieces_and_progress_is_reported(disk, monkeypatch):
     monkeypatch.setattr(export, "_PIECE", 1000)
     with open_on(disk) as wal:
         wal.append_many([b"x" * 100] * 95)
         told = []
-        export_spool(wal.log, OUT, disk=disk, told=told.append)
+        export_spool(wal.log, OUT, disk=disk, on_progress=told.append)
     assert told == [*range(10, 100, 10), 95]
     writes = [call for call in disk.calls if call.path.startswith(SPOOL) and call.action == "write"]
     assert len(writes) == 10
@@ -171,7 +171,7 @@ def test_the_time_between_pieces_is_bounded_for_empty_payloads_too(disk, monkeyp
     with open_on(disk) as wal:
         wal.append_many([b""] * 25)
         told = []
-        export_spool(wal.log, OUT, disk=disk, told=told.append)
+        export_spool(wal.log, OUT, disk=disk, on_progress=told.append)
     assert told == [10, 20, 25]
 
 
@@ -282,7 +282,7 @@ def test_a_log_that_was_used_and_retains_nothing_is_refused(disk):
     with open_on(disk) as wal:
         wal.append_many([b"x"] * 3)
         wal.prune_through(3)
-        with pytest.raises(InvalidInput, match="goes on at lsn 4"):
+        with pytest.raises(InvalidInput, match="continues at lsn 4"):
             export_spool(wal.log, OUT, disk=disk)
     assert made(disk) == set()
 
@@ -306,7 +306,7 @@ class Overtaken(SimulatedDisk):
             yield is_mine
 
 
-def test_whoever_is_late_does_not_replace_what_another_has_made():
+def test_a_late_creator_does_not_replace_what_another_has_made():
     disk = Overtaken()
     disk.make_folders("/out")
     with filled(disk) as wal:
@@ -316,14 +316,14 @@ def test_whoever_is_late_does_not_replace_what_another_has_made():
     assert made(disk) == {SPOOL, SLOTS}
 
 
-def test_a_log_that_is_trimmed_meanwhile_is_told_so_and_leaves_nothing(disk, monkeypatch):
+def test_an_export_of_a_log_that_is_trimmed_meanwhile_is_refused_and_leaves_nothing(disk, monkeypatch):
     monkeypatch.setattr("strandline.log.reading._PLANNED", 1)
     monkeypatch.setattr(export, "_PARTS", 1)
     with WalLog.open(FOLDER, roll_bytes=0, tail_bytes=0, background=False, disk=disk, clock=ManualClock()) as log:
         for number in range(5):
             log.append_value(b"%d" % number).result()
         with pytest.raises(CursorExpired):
-            export_spool(log, OUT, disk=disk, told=lambda done: log.trim(4) if done == 2 else None)
+            export_spool(log, OUT, disk=disk, on_progress=lambda done: log.trim(4) if done == 2 else None)
     assert made(disk) == set()
 
 

@@ -79,7 +79,7 @@ class TestFailures:
             assert log.bounds().next in (1, 2)  # it may have been stored: nobody was told
             log.append_value(b"d").result(SOON)
 
-    def test_every_append_that_was_under_way_is_told(self, tmp_path):
+    def test_every_pending_append_gets_the_error(self, tmp_path):
         disk = HeldSyncs(FailingDisk())
         log = WalLog.open(str(tmp_path), disk=disk)
         disk.hold()
@@ -112,7 +112,7 @@ class TestFailures:
             assert wal.append(b"x") == acknowledged + 1
             assert len(wal.read_since(0)) == acknowledged + 1
 
-    def test_an_error_that_is_not_the_disk_s_is_told_too(self, tmp_path, monkeypatch):
+    def test_an_error_that_is_not_the_disk_s_is_raised_too(self, tmp_path, monkeypatch):
         log = WalLog.open(str(tmp_path))
 
         def broken(items):
@@ -146,7 +146,7 @@ class TestFailures:
         log.close()
         WalLog.open(str(tmp_path)).close()  # it let go of the lock all the same
 
-    def test_closing_does_not_repeat_what_somebody_was_told(self, tmp_path):
+    def test_closing_does_not_repeat_an_error_that_a_handle_raised(self, tmp_path):
         disk = FailingDisk()
         log = WalLog.open(str(tmp_path), disk=disk)
         disk.fails = "sync"
@@ -160,8 +160,8 @@ class TestFailures:
         committer, honest = log._committer, log._committer._commit_group
         looks = iter([True])
 
-        def commit(group, told=None):
-            done = honest(group, told)
+        def commit(group, unsettled=None):
+            done = honest(group, unsettled)
             if not queued:
                 queued.append(log.append_value(b"queued"))
             return done

@@ -135,7 +135,7 @@ def test_a_child_is_refused_an_append_that_is_queued_and_one_that_is_being_synce
         check_in_a_child(queued, 2)
 
 
-def test_a_child_is_not_kept_waiting_by_an_append_that_is_durable_while_nobody_was_told(tmp_path: Path):
+def test_a_forked_child_does_not_wait_for_a_durable_append_whose_handle_is_not_settled(tmp_path: Path):
     disk = GatedDisk()
     with disk.open_log(tmp_path / "log") as wal:
         disk.hold()
@@ -151,7 +151,7 @@ def test_a_child_is_not_kept_waiting_by_an_append_that_is_durable_while_nobody_w
         assert (durable.result(SOON), written.result(SOON)) == (1, 2)
 
 
-def test_a_child_does_not_commit_what_whoever_waits_commits(tmp_path: Path):
+def test_a_forked_child_does_not_commit_appends_that_a_waiting_thread_commits(tmp_path: Path):
     with WriteAheadLog.open(tmp_path / "log", background=False) as wal:
         handle = wal.submit(b"first")
         before = kept(tmp_path / "log")

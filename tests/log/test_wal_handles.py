@@ -163,7 +163,7 @@ def test_one_group_is_awaited_by_threads_and_by_loops_at_once(tmp_path: Path):
 # --- being woken -------------------------------------------------------------------------------------------------
 
 
-def test_one_who_gives_up_does_not_keep_the_next_one_from_being_woken(monkeypatch: pytest.MonkeyPatch):
+def test_a_waiter_that_gives_up_does_not_block_the_next_wake_up(monkeypatch: pytest.MonkeyPatch):
     """Each thread that is woken wakes another: nobody may be left out when one of them is gone."""
     monkeypatch.setattr(groups, "_LOOK", 1000.0)  # whoever is left out would wait for this
     for _ in range(30):

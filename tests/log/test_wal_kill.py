@@ -170,7 +170,7 @@ def test_a_hundred_kills_lose_and_double_nothing(tmp_path: Path, trims: bool):
 
 
 @pytest.mark.matrix
-def test_a_second_opener_is_told_which_process_has_the_log(tmp_path: Path):
+def test_a_second_opener_learns_which_process_has_the_log(tmp_path: Path):
     folder = str(tmp_path / "log")
     with Nest(tmp_path / "errors") as nest:
         pid = nest.start(Life(0, folder, threads=2))

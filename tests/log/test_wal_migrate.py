@@ -20,8 +20,8 @@ from strandline.compat.spool import migrate
 from strandline.compat.spool.format import encode_record_frame
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.errors import CorruptData, Fenced, InvalidInput, StorageError
-from strandline.formats.wal.folder import Kept
-from strandline.log.wal.slots import write_kept
+from strandline.formats.wal.folder import SlotsFile
+from strandline.log.wal.slots import write_slots_file
 from strandline.model.retention import InvalidReason
 from strandline.storage.disk import DISK, replace_file
 from strandline.testing.clock import ManualClock, SeededChance
@@ -194,12 +194,12 @@ def test_nothing_holds_on_to_the_bytes_of_a_spool_that_was_migrated():
     assert after == before
 
 
-def test_times_that_cannot_be_told_become_the_last_that_can_and_do_not_spoil_later_ones(caplog):
+def test_times_out_of_range_become_the_latest_valid_one_and_do_not_spoil_later_ones(caplog):
     disk = on_disk(v3(1, 5, b"a") + v3(2, U64, b"b") + v3(3, 7, b"c"))
     with open_on(disk) as wal:
         assert [time for _, _, time, _ in all_of(wal)] == [5, migrate.LAST_TIME, 7]
         assert wal.log.plan(wal.log.start())[-1].frame.timestamp == ManualClock().now() // 1000
-    assert "has 1 records of a time" in caplog.text
+    assert "has 1 records with a time" in caplog.text
 
 
 def test_an_empty_payload_and_an_empty_spool_come_along():
@@ -253,7 +253,7 @@ def test_a_file_that_does_not_begin_with_a_record_is_refused(data):
 def test_a_first_record_that_is_torn_leaves_an_empty_log(caplog):
     with open_on(on_disk(v3(1, 1, b"x")[:-1])) as wal:
         assert all_of(wal) == []
-    assert "whole up to byte 0" in caplog.text
+    assert "valid up to byte 0" in caplog.text
 
 
 @pytest.mark.slow
@@ -280,7 +280,7 @@ def test_records_and_slots_of_a_log_without_its_identity_are_left_alone():
     refused(on_disk(MIXED, disk=disk), InvalidInput, "00000000000000000000.log")
     disk.remove(f"{FOLDER}/00000000000000000000.log")
     disk.remove(f"{FOLDER}/slots.json")
-    write_kept(FOLDER, Kept(SeededChance(3).uuid(), 7), disk=disk)
+    write_slots_file(FOLDER, SlotsFile(SeededChance(3).uuid(), 7), disk=disk)
     refused(disk, InvalidInput, "slots.json")
 
 
@@ -323,7 +323,7 @@ def test_slots_come_along_and_pin():
     assert disk.read(SLOTS) == MIXED_SLOTS
 
 
-def test_a_slot_that_needs_what_was_trimmed_before_is_invalid_and_told(caplog):
+def test_a_slot_that_needs_trimmed_records_is_invalid_and_reported(caplog):
     with open_on(on_disk(MIXED, MIXED_SLOTS)) as wal:
         behind = wal.log.slots.list()[0]
         assert (behind.invalid.reason, behind.invalid.at) == (InvalidReason.WAL_REMOVED, ManualClock().now())
@@ -381,7 +381,7 @@ class Overtaken(SimulatedDisk):
             yield
 
 
-def test_whoever_comes_second_finds_it_done():
+def test_the_second_migration_finds_it_done():
     disk = on_disk(MIXED, MIXED_SLOTS, disk=Overtaken())
     options = {"disk": disk, "clock": ManualClock()}
     disk.overtaker = lambda: migrate.migrate_spool(FOLDER, **options, chance=SeededChance(1))
@@ -458,7 +458,7 @@ class Migration:
             if self.begun:
                 disk.make_folders(FOLDER)
                 disk.remove(f"{FOLDER}/slots.json")
-                write_kept(FOLDER, Kept(SeededChance(9).uuid(), 0), disk=disk)
+                write_slots_file(FOLDER, SlotsFile(SeededChance(9).uuid(), 0), disk=disk)
             replace_file(disk, SPOOL, MIXED, temporary=f"{SPOOL}.laid")
         with open_on(disk) as wal:
             notes.append("migrated")

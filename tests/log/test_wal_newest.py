@@ -59,7 +59,7 @@ def test_nothing_of_a_group_that_is_not_durable_is_given(tmp_path):
         handle.result(SOON)
 
 
-def test_what_is_being_synced_is_to_be_had_by_who_asks_for_that(tmp_path):
+def test_records_that_are_being_synced_can_be_read_with_ahead(tmp_path):
     disk = HeldSyncs()
     with WalLog.open(str(tmp_path / "log"), disk=disk) as log:
         log.append_batch(records(b"a")).result(SOON)
@@ -76,7 +76,7 @@ def test_what_is_being_synced_is_to_be_had_by_who_asks_for_that(tmp_path):
         assert log.ahead(1, 1 << 20) == log.ahead(3, 1 << 20) == []
 
 
-def test_who_waits_for_what_is_written_need_not_wait_for_the_sync_and_others_do(tmp_path):
+def test_a_waiter_for_written_records_does_not_wait_for_the_sync_and_others_do(tmp_path):
     disk = HeldSyncs()
     with WalLog.open(str(tmp_path / "log"), disk=disk) as log, ThreadPoolExecutor() as pool:
         disk.hold()
@@ -109,7 +109,7 @@ def test_nor_what_is_durable_and_nobody_was_shown_yet(tmp_path, monkeypatch):
     assert given == [(0, []), (1, [1])]
 
 
-def test_who_waits_for_the_next_one_is_woken_by_it(tmp_path):
+def test_a_waiter_for_the_next_record_is_woken_by_it(tmp_path):
     with WalLog.open(str(tmp_path / "log")) as log, ThreadPoolExecutor() as pool:
         for end in range(1, 50):
             waiting = [pool.submit(log.wait, Cursor(log.log_id, end - 1), 100 * SOON) for _ in range(3)]
@@ -132,7 +132,7 @@ def test_the_checksums_that_it_sends_on_are_those_of_the_records(tmp_path):
         ]
 
 
-def test_a_new_end_is_told_when_it_is_durable_and_before_anybody_sees_it(tmp_path):
+def test_a_new_end_is_reported_when_it_is_durable_and_before_readers_see_it(tmp_path):
     told = []
 
     def durable(upto):
@@ -171,7 +171,7 @@ def test_a_batch_that_is_read_from_the_disk_brings_its_pages_as_they_are_stored(
     assert stored == [part.serialize().to_pybytes() for part in (*parts, parts[0])]
 
 
-def test_a_page_that_another_arrow_has_laid_out_is_encoded_again_by_who_sends_it(tmp_path):
+def test_a_page_with_the_layout_of_another_arrow_is_encoded_again_by_its_sender(tmp_path):
     batch = records(b"a", b"b")
     message = batch.serialize().to_pybytes()
     _, head = struct.unpack_from("<II", message)

@@ -199,7 +199,7 @@ def check_traffic(tmp_path: Path, disk: Any, *, rounds: int, seed: int, **option
         assert witness.next == end
 
 
-def test_a_slot_that_is_created_or_reset_beside_trimming_never_stands_below_the_start(tmp_path: Path):
+def test_a_slot_that_is_created_or_reset_during_a_trim_is_never_below_the_start(tmp_path: Path):
     with WriteAheadLog.open(tmp_path / "log", roll_bytes=2000, disk=UnsyncedDisk()) as wal, Threads() as threads:
         wal.log.slots.create("reset", 0)
         done = threading.Event()
@@ -254,7 +254,7 @@ def test_files_that_are_begun_beside_others_that_go_are_all_known(tmp_path: Path
 
 
 @pytest.mark.matrix
-def test_whoever_waits_is_woken_by_the_append_that_it_waits_for(tmp_path: Path):
+def test_a_waiter_is_woken_by_the_append_that_it_waits_for(tmp_path: Path):
     rounds, waiters = 1500, 3
     with WriteAheadLog.open(tmp_path / "log", disk=UnsyncedDisk()) as wal, Threads() as threads:
         together = threading.Barrier(waiters + 1)

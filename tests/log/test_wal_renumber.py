@@ -114,7 +114,7 @@ def test_no_slot_skips_a_record_that_its_consumer_does_not_have(lsns, position):
         assert slot.position < max(plan.start, 1)
 
 
-def test_each_gap_is_told(caplog):
+def test_each_gap_is_reported(caplog):
     with caplog.at_level(logging.WARNING):
         done = migrate.migrate_spool(
             FOLDER, disk=on_disk(*GAPS, 15), clock=ManualClock(), chance=SeededChance(1), renumber=True

@@ -93,7 +93,7 @@ class TestLimits:
         assert log.enforce(SlotLimits(lag_bytes=log.bytes_behind(10))) == []
         assert len(log.enforce(SlotLimits(lag_bytes=log.bytes_behind(10) - 1))) == 1
 
-    def test_who_is_silent_for_too_long_is_invalidated_and_who_is_seen_is_not(self, log, clock):
+    def test_a_silent_slot_is_invalidated_and_one_with_heartbeats_is_not(self, log, clock):
         log.slots.create("silent", 5)
         log.slots.create("alive", 5)
         alive = log.slots.claim("alive", "me")

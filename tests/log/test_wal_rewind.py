@@ -396,7 +396,7 @@ def test_a_repair_by_hand_finishes_what_was_decided(built):
             continue
         decided += 1
         notes = [finding.message for finding in verify(PLACE, disk=disk.fork(), clock=ManualClock()).findings]
-        assert any("a rewind that was interrupted" in note for note in notes)
+        assert any("an interrupted rewind" in note for note in notes)
         repair_log(PLACE, forget_slots=False, disk=disk, clock=ManualClock(), chance=SeededChance(1))
         assert sorted(values(WalReader(PLACE, disk=disk))) == list(range(7))
         assert verify(PLACE, disk=disk, clock=ManualClock()).findings == []

@@ -237,7 +237,7 @@ def test_a_twin_that_goes_on_after_a_failed_sync_is_caught(monkeypatch):
 
     append_after_a_failure()
 
-    def carelessly(self, group, told=None):
+    def carelessly(self, group, unsettled=None):
         try:
             self._finish(self._write(group.items))
         except StorageError:

@@ -106,7 +106,7 @@ def a_frame(folder: Path, *, first: int, term: int = 0, durable: int = 0, count:
 def test_a_whole_log_is_clean_and_all_of_it_was_read(folder: Path) -> None:
     before = contents(folder)
     told: list[int] = []
-    found = verify(str(folder), disk=DISK, clock=CLOCK, told=told.append)
+    found = verify(str(folder), disk=DISK, clock=CLOCK, on_progress=told.append)
     assert found.findings == []
     assert found.is_clean
     assert (found.bounds.first, found.bounds.next) == (50, 560)
@@ -151,7 +151,7 @@ def test_whatever_byte_of_a_file_is_changed_it_is_found_with_its_place(folder: P
         path.write_bytes(data)
 
 
-def test_each_of_several_damaged_places_is_told_with_what_is_lost(folder: Path) -> None:
+def test_each_of_several_damaged_places_is_reported_with_the_lost_offsets(folder: Path) -> None:
     path = files(folder)[1]
     frames = list(FrameScanner(memoryview(path.read_bytes())))
     for frame in (frames[5], frames[40]):
@@ -174,7 +174,7 @@ def test_an_index_is_not_blamed_for_a_checkpoint_within_damage(folder: Path) -> 
     assert (finding.severity, finding.byte) == (Severity.DAMAGE, frames[64].start)
 
 
-def test_a_file_full_of_damage_is_not_told_byte_by_byte(folder: Path) -> None:
+def test_a_file_full_of_damage_is_not_reported_byte_by_byte(folder: Path) -> None:
     path = files(folder)[1]
     frame = a_frame(folder, first=5)
     path.write_bytes(path.read_bytes() + frame * 500)
@@ -254,7 +254,7 @@ def test_a_frame_that_claims_more_than_it_can_know_is_damage(folder: Path) -> No
     assert "says that everything below 900 was durable before it" in found.damage[0].message
 
 
-def test_a_frame_of_a_newer_version_is_told_as_such_wherever_it_is(folder: Path) -> None:
+def test_a_frame_of_a_newer_version_is_reported_as_such_wherever_it_is(folder: Path) -> None:
     last = files(folder)[-1]
     last.write_bytes(last.read_bytes() + b"RDLW\x05" + bytes(100))
     finding = only(look(folder), Severity.DAMAGE, FindingKind.VERSION)
@@ -353,7 +353,7 @@ def test_of_a_damaged_file_no_index_is_made(folder: Path) -> None:
     assert contents(folder) == before
 
 
-def test_an_index_tells_what_was_durable_though_the_mark_is_gone(tmp_path: Path) -> None:
+def test_an_index_proves_what_was_durable_though_the_mark_is_missing(tmp_path: Path) -> None:
     with WalLog.open(str(tmp_path / "log"), background=False) as log:
         fill(log, groups=1, frames=65)  # one group: no frame tells of another
     folder = tmp_path / "log"
@@ -374,7 +374,7 @@ def test_slots_that_are_missing_damaged_or_of_another_log_are_damage(folder: Pat
         assert only(look(folder), Severity.DAMAGE, FindingKind.SLOT).where == str(path)
 
 
-def test_a_slot_that_stands_where_the_log_is_not_is_damage(folder: Path, tmp_path: Path) -> None:
+def test_a_slot_outside_the_log_is_damage(folder: Path, tmp_path: Path) -> None:
     with WalLog.open(str(folder), background=False) as log:
         fill(log, groups=1, frames=1)
         log.slots.create("ahead", 562)
@@ -496,10 +496,10 @@ def test_a_write_under_way_is_no_damage(folder: Path, writer: WalLog) -> None:
     last = files(folder)[-1]
     last.write_bytes(last.read_bytes() + a_frame(folder, first=562)[:200])  # half of it is there so far
     finding = only(look(folder), Severity.NOTE, FindingKind.TAIL)
-    assert "unless it is just being written" in finding.message
+    assert "unless it is being written" in finding.message
 
 
-def test_a_writer_that_comes_meanwhile_and_tells_more_does_not_make_its_own_write_damage(folder: Path) -> None:
+def test_a_writer_that_appends_during_a_verification_causes_no_finding(folder: Path) -> None:
     last = files(folder)[-1]
     torn = last.read_bytes() + b"torn"
     last.write_bytes(torn + a_frame(folder, first=562, durable=562))  # as if read before and after it was put right
@@ -593,7 +593,7 @@ def test_whatever_a_crash_leaves_is_no_damage_and_a_repair_does_what_it_planned(
             done = repair_log(FOLDER, forget_slots=False, disk=disk, clock=ManualClock(), chance=SeededChance(1))
             assert done == plan
             left = [finding.message for finding in verified(disk).findings if finding.kind is not FindingKind.PIECE]
-            assert all("is the index of a file that is not there" in message for message in left), left
+            assert all("is the index of a file that does not exist" in message for message in left), left
         check(disk, notes)
 
     explored = crash_everywhere(workload, mended, modes=(mode,), seeds=(0,), limit=1)

@@ -67,7 +67,7 @@ def test_values_cannot_be_changed_and_can_be_keys(value):
         ({"terms": ((1, 0), (1, 50))}, "term 1 after 1"),
         ({"terms": ((-1, 0),)}, "term -1 after"),
         ({"terms": ((1 << 31, 0),)}, "below 2\\^31"),
-        ({"terms": ((0, 50), (1, 49))}, "term 1 start at 49 and what is before it at 50"),
+        ({"terms": ((0, 50), (1, 49))}, "term 1 start at 49 and the one before it at 50"),
         ({"terms": ((0, -1),)}, "start at -1"),
         ({"terms": ((0, 1 << 63),)}, f"start at {1 << 63}"),
         ({"broker": 1 << 31}, f"broker {1 << 31}"),
@@ -146,7 +146,7 @@ def test_a_long_or_broken_name_does_not_spoil_a_message():
     assert len(str(raised.value)) < 1000
 
 
-def test_states_are_told_in_words():
+def test_states_are_named_in_words():
     assert [str(state) for state in SegmentState] == [
         "copy started",
         "copy finished",

@@ -89,23 +89,23 @@ def test_a_stop_at_every_step_returns_what_the_store_has_taken():
 
 
 @pytest.mark.matrix
-def test_whatever_is_written_before_between_and_after_the_listings_of_a_resync_ends_in_step():
+def test_a_resync_ends_with_the_sources_state_whatever_is_written_around_its_listings():
     budget = Budget(writes=3, trims=1)
     assert explored(budget=budget, history=BOTH, followed=2).states > 10_000
 
 
-def test_a_resync_with_a_delete_then_recreate_and_a_crash_at_every_step_ends_in_step():
+def test_a_resync_with_a_delete_then_recreate_and_a_crash_at_every_step_ends_with_the_sources_state():
     budget = Budget(writes=3, trims=1, crashes=2)
     assert explored(budget=budget, history=BOTH, followed=2, script=(DELETE_1, PUT_1, DELETE_2)).states > 2_000
 
 
 @pytest.mark.matrix
-def test_a_resync_with_deletes_at_every_step_and_a_failing_store_or_listing_ends_in_step():
+def test_a_resync_with_deletes_at_every_step_and_a_failing_store_or_listing_ends_with_the_sources_state():
     budget = Budget(writes=3, trims=1, failures=2, crashes=1)
     assert explored(budget=budget, history=BOTH, followed=2, script=(DELETE_1, DELETE_2, PUT_1)).states > 8_000
 
 
-def test_a_watch_that_is_overrun_applies_nothing_past_the_gap_and_is_brought_in_step():
+def test_a_watch_that_is_overrun_applies_nothing_past_the_gap_and_is_resynced():
     budget = Budget(writes=2, trims=2, failures=1)
     assert explored(budget=budget, history=ONE, followed=1).states > 4_000
 
@@ -146,7 +146,7 @@ def test_exports_asked_of_a_newcomer_are_answered_too():
 # --- what apply keeps --------------------------------------------------------------------------------------------
 
 
-def test_what_apply_keeps_beyond_a_watch_is_in_step_again_as_long_as_no_cursor_expires():
+def test_state_that_apply_keeps_beyond_a_watch_catches_up_as_long_as_no_cursor_expires():
     budget = Budget(writes=3, failures=1, crashes=1)
     script = (PUT_2, DELETE_2, PUT_1)
     assert explored(budget=budget, history=ONE, followed=1, kept=True, script=script).states > 500

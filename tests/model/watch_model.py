@@ -223,7 +223,7 @@ class WatchModel:
         before = world.applied
         try:
             event = turn()
-            watch._hear_exports()
+            watch._take_requests()
             action = watch.engine.step(event, world.now)
             if isinstance(action, Finish):
                 return self._finished(world, watch, action)

@@ -76,7 +76,7 @@ class TestWhatAFeedGives:
         handle.result(SOON)
         assert feed.take(0.01) == []
 
-    def test_is_told_to_be_durable_at_once_if_it_was_so_before_anybody_asked(self, log, disk):
+    def test_is_durable_at_once_if_it_was_so_before_the_wait(self, log, disk):
         feed = self.feed(log)
         disk.hold()
         handle = log.append_batch(records(b"a"))
@@ -176,7 +176,7 @@ class TestWhatArrives:
     def test_is_not_kept_without_end(self, monkeypatch):
         monkeypatch.setattr(arrivals, "AHEAD_BYTES", 1000)
         assert given(arrivals_of((0, [arriving(0, 2000)])), 0) == []
-        with pytest.raises(CorruptData, match="everything below 0 has sent all below 2"):
+        with pytest.raises(CorruptData, match="everything below 0 durable has sent everything below 2"):
             given(arrivals_of((0, [arriving(0, 600), arriving(1, 600)])), 0)
 
 
@@ -192,7 +192,7 @@ class TestWhatIsLost:
         assert pair.content("b") == pair.content("a") == [(0, b"kept"), (1, b"written instead")]
         pair.close()
 
-    def test_would_be_on_a_replica_that_does_not_wait_for_the_primarys_word(self, monkeypatch):
+    def test_would_be_on_a_replica_that_does_not_wait_for_the_primarys_durable_end(self, monkeypatch):
         def at_once(self, heartbeat):
             del heartbeat
             received, self._received = self._received, ()
@@ -202,7 +202,7 @@ class TestWhatIsLost:
         pair = self.tell()
         assert pair.nodes["b"].condition == "diverged"
         assert pair.content("b") == [(0, b"kept"), (1, b"lost")]
-        with pytest.raises(NotReady, match=r"a led last, and b has more \(everything below 2, against 1\)"):
+        with pytest.raises(NotReady, match=r"a led last, but b has more records \(everything below 2, against 1\)"):
             pair.start("a", lead=True)
         pair.close()
 

@@ -40,7 +40,7 @@ POLICIES = [
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_whoever_is_heard_is_enough_exactly_if_every_commit_is_on_one_of_them(policy):
+def test_the_answers_suffice_exactly_if_every_commit_is_on_one_of_them(policy):
     """Against the policies themselves: every set of replicas that satisfies one, and every set that is heard."""
     names = ["p", *(peer.name for peer in PEERS)]
     regions = {peer.name: peer.region for peer in PEERS}
@@ -104,20 +104,20 @@ def test_one_that_is_behind_the_watermark_may_not_lead_even_if_forced():
 def test_one_that_lost_its_data_counts_for_nothing():
     assert "was never acknowledged" in judged(report("b", adopted=0, durable=0), report("c"))
     assert "c has more" in judged(report("b", adopted=0, durable=0), report("c"), force=True)
-    assert "with only b heard" in judged(report("b"), report("c", adopted=0, durable=0))
+    assert "only b answered" in judged(report("b"), report("c", adopted=0, durable=0))
 
 
 def test_one_in_trouble_may_not_lead():
-    assert "it is diverged: deal with that first" in judged(report("b", unhealthy="diverged"), report("c"))
+    assert "it is diverged: repair that first" in judged(report("b", unhealthy="diverged"), report("c"))
     assert judged(report("b", unhealthy="diverged"), report("c"), force=True) is None
 
 
-def test_somebody_who_has_seen_a_later_term_wins():
+def test_a_node_that_has_seen_a_later_term_wins():
     assert "c has seen term 6" in judged(report("b"), report("c", term=6))
 
 
 def test_local_may_lose_what_only_the_primary_had_and_says_so():
-    assert "what only that has would be lost" in judged(report("b"), report("c"), policy=Local())
+    assert "records that only it has would be lost" in judged(report("b"), report("c"), policy=Local())
     assert judged(report("b"), report("a"), policy=Local()) is None
     assert judged(report("b"), policy=Local(), force=True) is None
 

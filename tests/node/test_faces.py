@@ -63,7 +63,7 @@ class TestPrimary:
         with Primary.open(tmp_path / "a") as primary:
             assert values(primary.reading()) == [b"1", b"2"]
 
-    def test_what_was_submitted_tells_later_what_became_of_it(self, primary):
+    def test_a_submitted_append_has_its_result_later(self, primary):
         handle = primary.submit(pa.table({"value": pa.array([b"1"], pa.binary())}))
         assert handle.result(WAIT).ensure() == sl.log.Receipt(0, 1)
 
@@ -76,7 +76,7 @@ class TestPrimary:
         assert values(primary.reading()) == [b"1", b"2"]
         assert again.bookmark.next >= first.bookmark.next
 
-    def test_a_stronger_policy_is_waited_for_and_a_time_out_is_told(self, primary):
+    def test_an_append_waits_for_a_stronger_policy_and_reports_a_timeout(self, primary):
         primary.register_replica("absent")
         commit = primary.append_values([b"1"], policy="ack_n(1)", timeout=0.05)
         assert isinstance(commit.outcome, TimedOut)
@@ -88,7 +88,7 @@ class TestPrimary:
             primary.append_values([b"1"], policy="ack_n(1)")
         assert primary.committed == 0
 
-    def test_registering_tells_where_the_slot_stands_and_again_changes_nothing(self, primary):
+    def test_registering_returns_the_slots_position_and_repeating_it_changes_nothing(self, primary):
         primary.append_values([b"1", b"2"])
         assert primary.register_replica("b", "eu") == 2
         before = primary.topology()
@@ -97,7 +97,7 @@ class TestPrimary:
         after = primary.topology()
         assert (after.epoch, [member.region for member in after.members]) == (before.epoch, ["eu"])
 
-    def test_unregistering_lets_go_of_the_slot_unless_told_to_keep_it(self, primary):
+    def test_unregistering_drops_the_slot_unless_it_is_kept(self, primary):
         for name in ("b", "c"):
             primary.register_replica(name)
         primary.append_values([b"1", b"2"])
@@ -114,7 +114,7 @@ class TestPrimary:
         assert primary.plan_resume("b", None) == FullRebootstrap(Cause.NEW)
         assert primary.plan_resume("c", commit.bookmark) == PartialResync(commit.bookmark)
 
-    def test_planning_a_resume_changes_neither_who_is_known_nor_what_is_kept_for_them(self, primary, replica):
+    def test_planning_a_resume_changes_neither_the_registry_nor_the_slots(self, primary, replica):
         commit = primary.append_values([b"1", b"2"])
         replica.reading(after=commit.bookmark, timeout=WAIT)
         assert replica.running.wait_until(lambda: primary.commit_watermark(1) == 2, WAIT)
@@ -150,7 +150,7 @@ class TestPrimary:
         with pytest.raises(Fenced, match="another node was promoted"):
             Primary.open(tmp_path / "a", name="a")
 
-    def test_with_a_lease_that_another_node_holds_opening_says_who_leads(self, tmp_path):
+    def test_with_a_lease_that_another_node_holds_opening_names_the_primary(self, tmp_path):
         lease = {"lease": f"file://{tmp_path}/lease", "lease_seconds": 1.0}
         with Primary.open(tmp_path / "a", name="a", **lease):
             with Replica.open(tmp_path / "b", name="b", **lease) as replica:
@@ -163,7 +163,7 @@ class TestPrimary:
         Primary.open(tmp_path / "a", name="a", **lease).close()
         shutil.copytree(tmp_path / "a", tmp_path / "copy")
         Primary.open(tmp_path / "a", name="a", **lease).close()  # of the next term, which the copy does not know
-        with pytest.raises(NotReady, match="led last; find out which, or open this one as a replica and promote it"):
+        with pytest.raises(NotReady, match="led last; find that node, or open this one as a replica and promote it"):
             Primary.open(tmp_path / "copy", name="a", timeout=1, **lease)
         with Replica.open(tmp_path / "copy", name="a", **lease) as again:
             assert again.promote().append_values([b"v"]).outcome == NotRequired()
@@ -228,7 +228,7 @@ class TestReplica:
     def test_it_is_refused_without_the_primary_and_forced_it_leads(self, primary, replica):
         primary.append_values([b"1"], policy="ack_n(1)", timeout=WAIT)
         primary.close()
-        with pytest.raises(NotReady, match="Force it if that may be"):
+        with pytest.raises(NotReady, match="Force it to accept that"):
             replica.promote()
         assert replica.promote(force=True).committed == 1
 

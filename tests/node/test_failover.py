@@ -85,7 +85,7 @@ def test_promotion_waits_for_the_lease_and_a_living_primary_keeps_it(trio):
     assert primary.is_primary
 
 
-def test_a_candidate_that_lacks_something_committed_is_refused_and_says_who_has_more(trio):
+def test_a_candidate_that_lacks_a_committed_record_is_refused_and_names_the_node_that_has_more(trio):
     trio.kill("c")
     handle = trio.append(b"one")
     trio.until(handle.done)
@@ -98,22 +98,22 @@ def test_a_candidate_that_lacks_something_committed_is_refused_and_says_who_has_
     assert trio.nodes["b"].promote().primary == "b"
 
 
-def test_with_too_few_voters_heard_nobody_is_promoted_unless_forced(trio):
+def test_with_too_few_answers_no_node_is_promoted_unless_forced(trio):
     trio.append(b"one")
     trio.settled("b", "c")
     trio.kill("a")
     trio.kill("b")
     trio.clock.advance(TERM)
-    with pytest.raises(NotReady, match=r"with only c heard, something that quorum.* had committed may be missing"):
+    with pytest.raises(NotReady, match=r"only c answered: a record that quorum.* had committed may be missing"):
         trio.nodes["c"].promote()
     assert trio.nodes["c"].promote(force=True).primary == "c"
 
 
-def test_the_gate_closes_when_the_lease_runs_out_and_nothing_more_is_acknowledged(trio):
+def test_the_leadership_ends_when_the_lease_expires_and_nothing_more_is_acknowledged(trio):
     primary = trio.nodes["a"].primary
     handle = primary.submit(records(b"too late"))
     trio.clock.advance(TERM)
-    with pytest.raises(Fenced, match="durable here and nobody knows whether they survive"):
+    with pytest.raises(Fenced, match="durable here, but may be lost in a failover"):
         handle.result(0)
     with pytest.raises(Fenced, match="nothing was written"):
         primary.append(records(b"never"), timeout=0)
@@ -166,7 +166,7 @@ def test_automatic_failover_needs_a_lease_and_a_quorum(tmp_path):
         cluster.start("a", create=True)
 
 
-def test_with_a_quorum_somebody_takes_over_by_itself_and_nothing_committed_is_lost(tmp_path):
+def test_with_a_quorum_a_node_takes_over_by_itself_and_nothing_committed_is_lost(tmp_path):
     cluster = Cluster(tmp_path, automatic=True)
     cluster.start("a", create=True)
     cluster.start("b")
@@ -183,7 +183,7 @@ def test_with_a_quorum_somebody_takes_over_by_itself_and_nothing_committed_is_lo
     cluster.close()
 
 
-def test_a_new_primary_keeps_what_replicas_may_need_that_it_has_not_heard_of_yet(trio):
+def test_a_new_primary_retains_records_for_replicas_that_have_not_registered_yet(trio):
     for number in range(5):
         trio.append(b"%d" % number)
     trio.settled("b", "c")

@@ -28,7 +28,7 @@ def told(error):
     return refusal.code, type(known), str(known)
 
 
-def test_an_unexpected_error_is_logged_with_its_trace_and_told_without(caplog):
+def test_an_unexpected_error_is_logged_with_its_trace_and_sent_without(caplog):
     code, kind, sentence = told(RuntimeError("secret"))
     assert caplog.records[0].exc_info is not None
     assert (code, kind) == (Code.UNKNOWN, StorageError)

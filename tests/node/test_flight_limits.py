@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 class TestPlaces:
-    def test_one_name_cannot_take_those_of_others_before_it_has_said_anything(self) -> None:
+    def test_one_caller_cannot_take_the_places_of_others_before_its_first_message(self) -> None:
         limiter = CallLimiter(LIMITS)
         for _ in range(LIMITS.calls_each):
             limiter.enter("app")
@@ -32,7 +32,7 @@ class TestPlaces:
         limiter = CallLimiter(LIMITS)
         for number in range(LIMITS.ordinary_calls):
             limiter.enter(f"app-{number}")
-        with pytest.raises(Overloaded, match="keeps the rest for replicas"):
+        with pytest.raises(Overloaded, match="reserves the rest for replicas"):
             limiter.enter("app")
         places = [limiter.enter(f"replica-{number}", is_reserved=True) for number in range(LIMITS.calls_reserved)]
         with pytest.raises(Overloaded, match="busy with 256"):
@@ -40,12 +40,12 @@ class TestPlaces:
         limiter.leave(places[0])
         limiter.enter("ops", is_reserved=True)
 
-    def test_who_turns_out_to_be_a_client_gives_a_kept_place_back(self) -> None:
+    def test_a_caller_that_is_a_client_returns_a_reserved_place(self) -> None:
         limiter = CallLimiter(ServerLimits(calls=8, calls_reserved=2))
         for number in range(6):
             limiter.enter(f"app-{number}")
         place = limiter.enter(None, is_reserved=True)
-        with pytest.raises(Overloaded, match="keeps the rest"):
+        with pytest.raises(Overloaded, match="reserves the rest"):
             limiter.name(place, "app", is_reserved=False)
         limiter.leave(place)
         assert limiter.inside == 6
@@ -64,7 +64,7 @@ class TestPlaces:
         limiter.end_silent()
         assert ended == ["app"]
 
-    def test_a_crowd_of_calls_that_say_nothing_gives_way_to_who_comes(self) -> None:
+    def test_silent_calls_are_ended_to_make_room_for_new_ones(self) -> None:
         clock = ManualClock()
         limiter = CallLimiter(LIMITS, clock=clock)
         ended: list[int] = []
@@ -72,7 +72,7 @@ class TestPlaces:
         for number in range(LIMITS.ordinary_calls // 2):
             places.append(limiter.enter(None, end=lambda number=number: ended.append(number)))
             clock.advance(0.001)
-        with pytest.raises(Overloaded, match="first message"):
+        with pytest.raises(Overloaded, match="no message yet"):
             limiter.enter(None)
         limiter.leave(limiter.enter(None, is_reserved=True))
         clock.advance(0.5)
@@ -100,10 +100,10 @@ class TestMemory:
         budget = MemoryBudget("appends", 100, 60)
         with budget.held_by("one") as one, budget.held_by("two") as two:
             one(60)
-            with pytest.raises(Overloaded, match="one has 60"):
+            with pytest.raises(Overloaded, match="one holds 60"):
                 one(1)
             two(40)
-            with pytest.raises(Overloaded, match="all callers have 100"):
+            with pytest.raises(Overloaded, match="all callers hold 100"):
                 two(1)
         assert budget.held == 0
 
@@ -139,7 +139,7 @@ def test_a_limit_that_refuses_everything_is_a_mistake(name: str) -> None:
         ServerLimits(**{name: 0})
 
 
-def test_who_behaves_is_never_cut_off_however_much_it_sends(tmp_path) -> None:
+def test_a_well_behaved_caller_is_never_cut_off_however_much_it_sends(tmp_path) -> None:
     node = Node(tmp_path / "log")
     table = pa.table({"value": pa.array([bytes(MIB)] * 24, pa.binary())})
     with FlightNode(node) as server, ThreadPoolExecutor(4) as pool:

@@ -44,7 +44,7 @@ def assembled(assembler, pairs):
     found = []
     for part, note in pairs:
         if part is None:
-            assembler.hear(note)
+            assembler.check_note(note)
         elif (whole := assembler.add(part, note, page_of(part))) is not None:
             found.append(whole)
     return found
@@ -74,7 +74,7 @@ def test_records_that_changed_on_the_way_are_damage_whatever_arrow_says():
         if data is sent:
             assert read_part(chunk, "a node")[1].first == 0
         else:
-            with pytest.raises(CorruptData, match="did not arrive as they were"):
+            with pytest.raises(CorruptData, match="do not match their checksum"):
                 read_part(chunk, "a node")
 
 

@@ -138,7 +138,7 @@ def test_following_goes_on_and_ends_when_the_reader_leaves(node, remote):
     reader.close()
 
 
-def test_a_follower_of_an_idle_log_hears_that_the_node_is_there(node):
+def test_a_follower_of_an_idle_log_gets_heartbeats(node):
     def hears(timeout):
         with FlightNode(node, heartbeat_seconds=0.02) as server, RemoteLog(server.url, timeout=timeout) as remote:
             since = Cursor(remote.log_id, remote.bounds().next)

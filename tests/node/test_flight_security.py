@@ -114,7 +114,7 @@ def test_only_an_administrator_promotes_or_unregisters_another(node, guarded):
 
 
 @pytest.mark.parametrize("word", [None, "token-of-replica-3", "token-of-replica-", "token-of-replica-1x", "x"])
-def test_who_has_no_token_gets_nowhere(node, guarded, word, caplog):
+def test_a_caller_without_a_token_is_refused_everywhere(node, guarded, word, caplog):
     caplog.set_level(logging.DEBUG)
     with FlightUpstream(guarded.url, security=word and token(word)) as upstream:
         for call in every_call(upstream, Caller("replica-1"), node.log.log_id).values():
@@ -212,7 +212,7 @@ def test_a_port_of_which_another_node_has_one_address_is_taken(node, first, seco
 
 
 def test_a_token_does_not_leave_this_machine_in_plain_text():
-    with pytest.raises(InvalidInput, match="everybody to read") as found:
+    with pytest.raises(InvalidInput, match="in plain text") as found:
         RemoteLog("grpc://192.0.2.1:7", security=token("token-of-the-app-1"))
     assert "token-of" not in str(found.value)
     RemoteLog("grpc+tls://192.0.2.1:7", security=token("token-of-the-app-1")).close()
@@ -233,7 +233,7 @@ def client_of(certificates, name=None, **options):
     return ClientSecurity(roots=certificates("ca.pem"), **pair, **options)
 
 
-def test_a_node_is_reached_over_tls_by_who_trusts_its_certificate(node, certificates):
+def test_a_client_that_trusts_its_certificate_reaches_a_node_over_tls(node, certificates):
     security = ServerSecurity(certificates("node.pem"), certificates("node.key"))
     with FlightNode(node, security=security) as server:
         assert server.url.startswith("grpc+tls://")
@@ -247,7 +247,7 @@ def test_a_node_is_reached_over_tls_by_who_trusts_its_certificate(node, certific
                 remote.bounds()
 
 
-def test_a_certificate_says_who_a_replica_is(node, certificates):
+def test_a_certificate_names_a_replica(node, certificates):
     security = ServerSecurity(
         certificates("node.pem"),
         certificates("node.key"),

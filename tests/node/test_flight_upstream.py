@@ -191,7 +191,7 @@ def test_an_acknowledgement_is_answered(node, upstream):
     assert node.asked == [("acknowledge", ME, progress), ("acknowledge", Caller("replica-1", 9), progress)]
 
 
-def test_what_is_told_is_heard_in_order_and_not_answered(node, upstream):
+def test_unanswered_acknowledgements_arrive_in_order(node, upstream):
     for position in range(5):
         assert upstream.acknowledge_nowait(ME, ReplicaProgress(position, position)) is None
     found = upstream.acknowledge(ME, ReplicaProgress(9, 9))
@@ -210,7 +210,7 @@ def test_that_it_did_not_count_is_the_first_thing_that_the_next_answer_says(node
     assert upstream.acknowledge(ME, ReplicaProgress(1, 1)).refused == "The slot is invalid: wal-removed."
 
 
-def test_an_error_of_what_was_told_is_raised_by_a_later_one_and_then_it_goes_on(node, upstream):
+def test_an_error_of_an_unanswered_acknowledgement_is_raised_by_a_later_one_which_then_continues(node, upstream):
     node.error = NotFound("There is no replica 'replica-1'.")
     upstream.acknowledge_nowait(ME, ReplicaProgress(1, 1))
     assert node.heard.acquire(timeout=120)
@@ -264,7 +264,7 @@ def test_a_sentence_of_any_length_and_letters_arrives(node, upstream, letter):
         upstream.resume(ME, None)
 
 
-def test_an_error_that_nobody_meant_is_told_without_its_trace(node, upstream, caplog):
+def test_an_unexpected_error_is_reported_without_its_trace(node, upstream, caplog):
     node.error = RuntimeError("secret detail")
     with pytest.raises(StorageError, match="RuntimeError") as found:
         upstream.resume(ME, None)

@@ -111,7 +111,7 @@ def test_rows_without_bytes_are_counted_as_the_records_that_they_become() -> Non
 
 
 def test_what_is_no_batch_is_not_let_in() -> None:
-    with pytest.raises(CorruptData, match="without an Arrow batch"):
+    with pytest.raises(CorruptData, match="has no Arrow batch"):
         admit_batch(None, "It")
     assert admit_batch(honest(), "It").num_rows == ROWS
 

@@ -90,7 +90,7 @@ def records(size: int) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("method", ["DoAction", "DoGet", "DoPut", "DoExchange", "GetFlightInfo", "Handshake"])
-def test_a_message_without_end_is_cut_off_before_anybody_knows_whose_it_is(victim: Victim, method: str) -> None:
+def test_an_endless_message_is_cut_off_before_its_caller_is_authenticated(victim: Victim, method: str) -> None:
     for token in (None, "token-of-a-stranger"):
         with RawGrpc(victim.url) as raw:
             sent = flood(raw, raw.call(method, token=token), 512 * MIB)
@@ -175,7 +175,7 @@ def test_connections_that_say_nothing_are_ended(victim: Victim) -> None:
 
 
 @pytest.mark.parametrize("method", ["DoAction", "DoGet", "DoExchange", "GetFlightInfo"])
-def test_a_message_without_end_is_cut_off_also_of_who_has_a_token(victim: Victim, method: str) -> None:
+def test_an_endless_message_is_cut_off_even_from_a_caller_with_a_token(victim: Victim, method: str) -> None:
     with RawGrpc(victim.url) as raw:
         asked = raw.call("DoAction", token=REPLICA)
         raw.send(asked, action("status", b"{}"), last=True)

@@ -96,7 +96,7 @@ def test_a_header_of_an_append_that_takes_a_thousand_times_its_bytes_is_refused(
 ) -> None:
     victim.forget_peak()
     found = answer(victim, "DoPut", *messages)
-    assert b"What was sent cannot be read: a header of" in found
+    assert b"The request cannot be read: a header of" in found
     check_small(victim)
 
 
@@ -105,7 +105,7 @@ def test_a_request_of_millions_of_fields_is_refused_unread(victim: Victim, metho
     paths = b"\x08\x01" + b"\x1a\x00" * (4 * MIB - 64)
     request = field(1, paths) + field(2, b"") if method in ("DoPut", "DoExchange") else paths
     victim.forget_peak()
-    assert b"bytes is larger than the 131,072 that one may have" in answer(victim, method, request)
+    assert b"bytes is larger than the limit of 131,072" in answer(victim, method, request)
     check_small(victim)
 
 
@@ -114,7 +114,7 @@ def test_a_message_of_millions_of_fields_is_refused_at_once(victim: Victim, meth
     assert b"it has more than 64 fields" in answer(victim, method, b"\x50\x01" * (4 * MIB - 64))
 
 
-def test_who_is_no_replica_keeps_none_of_the_room_for_reports(victim: Victim) -> None:
+def test_a_caller_that_is_no_replica_uses_none_of_the_memory_for_acknowledgements(victim: Victim) -> None:
     ticket = flight_data(b"", command=b'{"replica": "replica-1"}')
     with ExitStack() as opened:
         for token in (APP, SECOND, THIRD, OPS, OTHER_REPLICA):

@@ -62,7 +62,7 @@ def test_no_message_with_a_term_that_no_election_reaches_fences_a_primary(victim
     victim.check_serves()
 
 
-def test_a_primary_that_was_told_a_higher_term_leads_again_by_command(victim: Victim) -> None:
+def test_a_primary_that_has_seen_a_higher_term_leads_again_by_command(victim: Victim) -> None:
     victim.act("report", {"name": "mallory", "term": 3})
     with victim.connect() as log:
         victim.until(lambda: log.status().condition != "leading", "it has stepped down")
@@ -112,7 +112,7 @@ def test_a_lease_that_lies_about_its_epoch_makes_nobody_lead_in_a_last_term(trio
     trio.kill("a")
     forged = re.sub(rb'"epoch": \d+', b'"epoch": %d' % (LAST - 1), bytes(trio.store.get("lease").data))
     trio.store.put("lease", re.sub(rb'"holder": "[^"]*"', b'"holder": null', forged))
-    with pytest.raises(Fenced, match="The lease tells of term"):
+    with pytest.raises(Fenced, match="The lease reports term"):
         trio.nodes["b"].promote()
     assert trio.nodes["b"].node_folder.state.seen == 1
     trio.store.delete("lease")  # as the page on security says
@@ -162,11 +162,11 @@ def test_a_certificate_that_nobody_has_named_is_a_clients() -> None:
         session.replica("stranger", 9)
 
 
-def test_an_administrator_tells_no_term() -> None:
+def test_no_term_is_accepted_from_an_administrator() -> None:
     ops = Session(Grant("ops", frozenset({Role.ADMIN})))
     both = Session(Grant("ops", frozenset({Role.ADMIN, Role.REPLICA})))
-    assert ops.leaver("b", 9) == both.leaver("b", 9) == Caller("b", 0)
-    assert both.leaver("ops", 9) == Caller("ops", 9)
+    assert ops.leaving_replica("b", 9) == both.leaving_replica("b", 9) == Caller("b", 0)
+    assert both.leaving_replica("ops", 9) == Caller("ops", 9)
 
 
 @pytest.mark.parametrize("wrong", ["b", "b=", "=replica", "b=king", "b=replica,", "b=Replica"])

@@ -131,7 +131,7 @@ class TestRegistering:
             ("r1", "eu", None)
         ]
 
-    def test_silence_is_a_change_of_the_topology_and_so_is_being_heard_again(self, alone):
+    def test_silence_is_a_change_of_the_topology_and_so_is_the_next_acknowledgement(self, alone):
         cluster, primary = alone
         primary.register(ONE)
         epoch = primary.registry.epoch
@@ -155,7 +155,7 @@ class TestAcknowledging:
     def test_one_past_the_end_is_an_error_and_changes_nothing(self, primary):
         fill(primary)
         primary.register(ONE)
-        with pytest.raises(Diverged, match="applied all below 11, and the log ends at 10"):
+        with pytest.raises(Diverged, match="everything below 11, but the log ends at 10"):
             primary.acknowledge(ONE, ReplicaProgress(11, 0))
         assert primary.registry.replica("r1").applied is None
 
@@ -170,7 +170,7 @@ class TestAcknowledging:
 
     def test_one_of_another_term_is_fenced(self, primary):
         primary.register(ONE)
-        with pytest.raises(Fenced, match="reports in term 0, and this primary leads in term 1"):
+        with pytest.raises(Fenced, match="acknowledges in term 0, but this primary leads in term 1"):
             primary.acknowledge(Caller("r1", 0), ReplicaProgress(0, 0))
 
     def test_a_caller_that_has_seen_a_higher_term_ends_this_one(self, primary):
@@ -199,7 +199,7 @@ class TestAcknowledging:
 class TestTelling:
     """Acknowledgements that ask for no answer: they count at once, and the slot follows."""
 
-    def test_it_counts_at_once_and_the_slot_stands_there_by_the_next_look(self, primary):
+    def test_it_counts_at_once_and_the_slot_is_there_at_the_next_read(self, primary):
         fill(primary)
         primary.resume(ONE, at(primary, 0, term=0))
         handle = primary.submit(records(b"x"), policy=AckN(1))
@@ -217,7 +217,7 @@ class TestTelling:
         assert primary.acknowledge(ONE, ReplicaProgress(7, 7)).refused is None
         assert primary.log.slots.floor() == 7
 
-    def test_nobody_is_too_far_behind_who_has_told_otherwise(self, tmp_path):
+    def test_a_replica_that_has_acknowledged_is_not_too_far_behind(self, tmp_path):
         cluster, primary = led(tmp_path, limits=SlotLimits(lag_bytes=2000))
         primary.register(ONE)
         for last in range(1, 21):
@@ -229,7 +229,7 @@ class TestTelling:
         assert primary.log.bounds().first == 20
         cluster.close()
 
-    def test_what_it_has_told_of_can_be_trimmed_at_once(self, primary):
+    def test_acknowledged_records_can_be_trimmed_at_once(self, primary):
         fill(primary)
         primary.resume(ONE, at(primary, 0, term=0))
         primary.acknowledge_nowait(ONE, ReplicaProgress(7, 7))
@@ -242,7 +242,7 @@ class TestTelling:
         assert "invalidated (wal-removed)" in primary.acknowledge_nowait(ONE, ReplicaProgress(10, 10))
         assert primary.registry.replica("r1").durable is None
 
-    def test_what_was_told_before_it_asked_to_go_on_further_back_moves_nothing(self, primary):
+    def test_an_acknowledgement_from_before_a_resume_at_a_lower_offset_moves_nothing(self, primary):
         fill(primary)
         primary.resume(ONE, at(primary, 0, term=0))
         primary.acknowledge_nowait(ONE, ReplicaProgress(8, 8))
@@ -250,7 +250,7 @@ class TestTelling:
         primary.tick()
         assert primary.log.slots.floor() <= 5
 
-    def test_nor_does_what_was_told_before_a_bootstrap(self, primary):
+    def test_nor_does_an_acknowledgement_from_before_a_bootstrap(self, primary):
         fill(primary)
         primary.resume(ONE, at(primary, 0, term=0))
         primary.acknowledge_nowait(ONE, ReplicaProgress(8, 8))
@@ -267,7 +267,7 @@ class TestResuming:
             assert primary.resume(ONE, at(primary, position)) == PartialResync(at(primary, position))
             assert primary.log.slots.floor() == min(position, primary.log.slots.floor())
 
-    def test_a_slot_that_had_let_go_pins_again_what_is_asked_for(self, primary):
+    def test_a_slot_that_had_advanced_pins_the_requested_records_again(self, primary):
         fill(primary)
         primary.register(ONE)
         primary.resume(ONE, at(primary, 3))
@@ -416,7 +416,7 @@ class TestCommitting:
         commit = handle.result(0.0)
         assert commit.outcome == TimedOut(0, "ack_n(1)", 0.0)
         with pytest.raises(
-            CommitTimedOut, match=r"durable on the primary, and ack_n\(1\) was not satisfied within 0 s"
+            CommitTimedOut, match=r"durable on the primary, but ack_n\(1\) was not satisfied within 0 s"
         ):
             commit.ensure()
         primary.acknowledge(ONE, ReplicaProgress(1, 0))
@@ -424,7 +424,7 @@ class TestCommitting:
         primary.acknowledge(TWO, ReplicaProgress(1, 1))
         assert handle.result(0.0).outcome == Reached(1)
 
-    def test_the_timeout_is_five_seconds_unless_told(self):
+    def test_the_timeout_is_five_seconds_by_default(self):
         assert inspect.signature(PrimaryRole.append).parameters["timeout"].default == 5.0
 
     def test_an_impossible_policy_fails_before_anything_is_written(self, primary):
@@ -432,7 +432,7 @@ class TestCommitting:
         for policy in (AckN(2), Quorum(frozenset({"x", "y"})), Regions.of({"eu": 1})):
             with pytest.raises(InvalidInput):
                 primary.append(records(b"x"), policy=policy)
-        with pytest.raises(NotReady, match="only 1 of them are known here yet: nothing was written"):
+        with pytest.raises(NotReady, match="only 1 of them have registered yet: nothing was written"):
             primary.append(records(b"x"), policy=Quorum(frozenset({"a", "x", "y"})))
         assert primary.log.bounds() == Bounds(0, 0)
 
@@ -499,7 +499,7 @@ class TestCommitting:
         primary.step_down("somebody else leads")
         assert handle.done()
         began = CLOCK.monotonic()
-        with pytest.raises(Fenced, match="nobody knows whether they survive"):
+        with pytest.raises(Fenced, match="may be lost in a failover"):
             handle.result(120.0)
         assert not primary._wait_committed(5, 120.0)
         assert CLOCK.monotonic() - began < 120.0, "what is done does not block"
@@ -603,7 +603,7 @@ class TestSnapshots:
         offer = primary.begin_snapshot(ONE, KIND)
         assert primary.begin_snapshot(ONE, KIND) == offer
 
-    def test_so_many_are_kept_at_a_time_and_whoever_comes_next_is_told_to_wait(self, alone):
+    def test_the_number_of_snapshots_is_limited_and_the_next_replica_is_refused(self, alone):
         cluster, primary = alone
         fill(primary)
         many = [Caller(f"r{number}", 1) for number in range(MOST_SNAPSHOTS + 1)]
@@ -611,7 +611,7 @@ class TestSnapshots:
             primary.register(caller)
         for caller in many[:-1]:
             primary.begin_snapshot(caller, KIND)
-        with pytest.raises(Overloaded, match="8 replicas bootstrap at this moment"):
+        with pytest.raises(Overloaded, match="8 replicas are bootstrapping"):
             primary.begin_snapshot(many[-1], KIND)
         assert len(kept(cluster)) == MOST_SNAPSHOTS
         primary.begin_snapshot(many[0], KIND)

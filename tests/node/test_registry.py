@@ -106,7 +106,7 @@ def test_a_replica_is_unhealthy_after_three_silent_polls_and_at_least_five_secon
     assert judge_health(silent, poll_seconds=poll, now=9 + patience * SECOND).epoch == silent.epoch
 
 
-def test_a_replica_that_is_heard_again_is_healthy_again(two: ReplicaRegistry) -> None:
+def test_a_replica_that_acknowledges_again_is_healthy_again(two: ReplicaRegistry) -> None:
     silent = judge_health(two, poll_seconds=1.0, now=1000 * SECOND)
     for back in (
         register(silent, "a", region=None, now=1001 * SECOND),

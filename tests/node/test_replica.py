@@ -50,7 +50,7 @@ class TestJudging:
 
     def test_a_primary_of_a_lower_term_is_fenced_whatever_it_sends(self):
         for first in (0, 7, 10, 20):
-            with pytest.raises(Fenced, match="term 5 sends records, and this replica has seen term 6"):
+            with pytest.raises(Fenced, match="term 5 sends records, but this replica has seen term 6"):
                 judge(arriving(first), Cursor(LOG, 10, 5), HEARTBEAT, seen=6)
 
     def test_records_of_a_lower_term_behind_those_of_a_higher_one_are_fenced(self):
@@ -115,7 +115,7 @@ class TestFollowing:
         assert len(lost) > 1
         assert pair.content("b") == [(0, b"x")]
 
-    def test_one_that_nobody_heard_is_made_good_within_a_poll_interval(self, pair, monkeypatch):
+    def test_a_lost_acknowledgement_is_repeated_within_a_heartbeat_interval(self, pair, monkeypatch):
         monkeypatch.setattr(Link, "acknowledge_nowait", lambda *_: None, raising=False)
         handle = pair.append(b"x")
         pair.until(lambda: pair.end("b") == 1)
@@ -125,7 +125,7 @@ class TestFollowing:
         assert 0 < pair.clock.monotonic() - since < 2
         assert pair.nodes["b"].condition == "following"
 
-    def test_it_tells_before_it_does_anything_else_with_what_is_durable(self, pair):
+    def test_it_acknowledges_durable_records_before_anything_else(self, pair):
         log = pair.nodes["b"].replica.copy.log
         seen = []
         pair.before["acknowledge_nowait"] = lambda _: seen.append((log.bounds().next, registered(pair).durable))
@@ -134,7 +134,7 @@ class TestFollowing:
         assert seen == [(0, 0)]
         assert (log.bounds().next, registered(pair).durable) == (1, 1)
 
-    def test_one_that_cannot_be_told_is_followed_by_another_try_to_reach_the_primary(self, pair):
+    def test_a_report_that_fails_is_followed_by_another_try_to_reach_the_primary(self, pair):
         resumed = []
 
         def refuse(name):
@@ -191,7 +191,7 @@ class TestFollowing:
         pair.cut |= {"a"}
         assert pair.start("b").replica.committed == 1
 
-    def test_an_idle_replica_is_heard_of_all_the_same(self, pair):
+    def test_an_idle_replica_sends_acknowledgements_too(self, pair):
         for _ in range(40):
             pair.step(seconds=0.5)
             pair.nodes["a"].primary.tick()
@@ -221,7 +221,7 @@ class TestTrouble:
         pair.append(b"y")
         pair.until(lambda: node.condition == "diverged")
         assert node.node_folder.state.trouble.state == "diverged"
-        assert "another one on the primary than here" in node.node_folder.state.trouble.reason
+        assert "differs between the primary and this replica" in node.node_folder.state.trouble.reason
         assert pair.content("b") == [(0, b"x"), (1, b"other")], "nothing was applied or discarded"
         assert node.replica.committed <= 1, "what is only here is not shown"
         assert registered(pair).durable <= 1, "nor does it count"
@@ -251,7 +251,7 @@ class TestTrouble:
         pair.until(lambda: node.condition == "diverged")
         return node
 
-    def test_its_primary_is_told_of_it_while_it_lasts_and_shows_it(self, pair):
+    def test_its_primary_gets_the_report_while_it_lasts_and_shows_it(self, pair):
         self.diverged(pair)
         pair.until(lambda: registered(pair).divergences == 1)
         primary = pair.nodes["a"]
@@ -264,7 +264,7 @@ class TestTrouble:
         primary.primary.unregister(Caller("b", 1))
         assert REGISTRY.get_sample_value("strandline_divergences", labels) is None
 
-    def test_its_primary_is_told_when_it_can_be_reached_again(self, pair):
+    def test_it_reports_to_its_primary_when_that_can_be_reached_again(self, pair):
         self.diverged(pair)
         pair.cut |= {"a"}
         pair.step(20)
@@ -272,7 +272,7 @@ class TestTrouble:
         pair.cut.clear()
         pair.until(lambda: registered(pair).divergences == 1)
 
-    def test_its_primary_is_told_once_and_again_after_a_restart(self, pair):
+    def test_it_reports_to_its_primary_once_and_again_after_a_restart(self, pair):
         told = []
         pair.before["register"] = told.append
         self.diverged(pair)

@@ -77,7 +77,7 @@ class TestAReplica:
         with caplog.at_level(logging.WARNING):
             restored(pair, "b")
             pair.until(lambda: "a" in pair.cut)
-        assert "had acknowledged everything below 20, and goes on at 10" in caplog.text
+        assert "had acknowledged everything below 20, but resumes at 10" in caplog.text
         assert primary.registry.replica("b").durable <= 10
         assert primary.replicas.slot("b").position <= 10, "what it needs is kept"
         assert primary.committed == 20, "what was committed is committed"
@@ -127,7 +127,7 @@ class TestAReplica:
         assert len(list((tmp_path / "a/quarantine").iterdir())) == 1
         trio.close()
 
-    def test_is_not_promoted_by_itself_while_somebody_knows_that_more_was_committed(self, pair):
+    def test_is_not_promoted_by_itself_while_another_node_knows_that_more_was_committed(self, pair):
         fill(pair, OLD)
         pair.stop("b")
         copied(pair, "b")
@@ -140,7 +140,7 @@ class TestAReplica:
         pair.until(lambda: "a" in pair.cut)
         pair.kill("a")
         pair.clock.advance(TERM)
-        with pytest.raises(NotReady, match="everything below 10, and what is below 20 was committed"):
+        with pytest.raises(NotReady, match="everything below 10, but everything below 20 was committed"):
             node.promote()
 
 
@@ -157,8 +157,8 @@ class TestAPrimary:
         node = restored(pair, "a")
         pair.step(200)
         assert not node.is_primary
-        assert "b has more (everything below 20, against 10)" in node.hindrance
-        assert "Promote b, and a follows it" in node.hindrance
+        assert "b has more records (everything below 20, against 10)" in node.hindrance
+        assert "Promote b; a then follows it" in node.hindrance
         pair.nodes["b"].promote()
         pair.settled("a", leader="b")
         assert values(pair, "a") == values(pair, "b") == OLD + NEW
@@ -183,7 +183,7 @@ class TestAPrimary:
         with pytest.raises(NotReady, match="b has more"):
             restored(unleased, "a", lead=True)
 
-    def test_that_no_replica_could_warn_discards_nothing_of_theirs_and_tells_of_it(self, pair):
+    def test_that_no_replica_could_warn_discards_nothing_of_theirs_and_reports_it(self, pair):
         self.older(pair)
         pair.kill("b")
         node = restored(pair, "a")
@@ -198,7 +198,7 @@ class TestAPrimary:
         # The replica is right: it leads by force, and what the other one has written since is in its quarantine.
         pair.stop("a")
         pair.clock.advance(TERM)
-        with pytest.raises(NotReady, match="it is diverged: deal with that first, or force it"):
+        with pytest.raises(NotReady, match="it is diverged: repair that first, or force it"):
             replica.promote()
         replica.promote(force=True)
         assert replica.node_folder.state.trouble is None
@@ -242,7 +242,7 @@ class TestAPrimary:
         pair.until(lambda: replica.condition == "diverged")
         assert values(pair, "b") == OLD + NEW
 
-    def test_of_a_quorum_follows_by_itself_who_has_everything(self, tmp_path):
+    def test_of_a_quorum_follows_the_node_that_has_everything_by_itself(self, tmp_path):
         trio = Cluster(tmp_path, automatic=True)
         trio.start("a", create=True)
         trio.until(lambda: trio.nodes["a"].is_primary)

@@ -59,14 +59,14 @@ def following(running: RunningNode) -> RunningNode:
 
 
 class TestStarting:
-    def test_the_lease_tells_where_its_holder_listens_though_the_port_was_free_to_choose(self, begin, tmp_path):
+    def test_the_lease_has_its_holders_address_though_the_port_was_free_to_choose(self, begin, tmp_path):
         a = begin("a", create=True, **lease_of(tmp_path))
         assert a.wait_until(lambda: a.is_primary, WAIT)
         assert holder(tmp_path) == f"a {a.url}"
         with RemoteLog(a.url) as log:
             assert log.topology().primary == "a"
 
-    def test_an_advertised_address_is_what_the_lease_tells(self, begin, tmp_path):
+    def test_an_advertised_address_is_stored_in_the_lease(self, begin, tmp_path):
         a = begin("a", create=True, url="grpc://a.example:7450", **lease_of(tmp_path))
         assert a.wait_until(lambda: a.is_primary, WAIT)
         assert holder(tmp_path) == "a grpc://a.example:7450"
@@ -115,7 +115,7 @@ LEASED = {"lease": "memory://never-used"}
 WRONG = [
     ({"name": "a b"}, "cannot name"),
     ({"policy": "most"}, "no commit policy"),
-    ({"lead": False}, "nobody to follow: give it a lease, or an upstream, or let it lead"),
+    ({"lead": False}, "no primary to follow: give it a lease, or an upstream, or let it lead"),
     ({"upstream": "grpc://b:1"}, "leads or follows"),
     ({**LEASED}, "The lease tells who leads"),
     ({"lead": False, "upstream": "b:1"}, "no address of a node"),
@@ -152,7 +152,7 @@ class TestEnding:
         assert again.wait_until(lambda: again.is_primary, WAIT)
         assert again.node.primary.term == 2
 
-    def test_closing_does_not_wait_for_ever_for_somebody_who_never_answers(self, begin):
+    def test_closing_does_not_wait_forever_for_a_call_that_never_ends(self, begin):
         with socket.create_server(("127.0.0.1", 0)) as silent:
             b = begin("b", upstream=f"grpc://127.0.0.1:{silent.getsockname()[1]}", timeout=3.0)
             silent.accept()
@@ -200,7 +200,7 @@ class TestEnding:
             else:
                 break
 
-    def test_who_asks_a_closed_node_is_told(self, begin):
+    def test_a_call_to_a_closed_node_is_refused(self, begin):
         a = begin("a", lead=True, create=True)
         a.close()
         with pytest.raises(NotReady, match="a has stopped"):
@@ -224,7 +224,7 @@ class TestFailing:
         a._thread.join(WAIT)
         return a
 
-    def test_it_keeps_the_error_and_says_so_to_whoever_asks(self, failed):
+    def test_it_keeps_the_error_and_reports_it_to_callers(self, failed):
         assert isinstance(failed.failure, ZeroDivisionError)
         assert failed.condition == "failed"
         with RemoteLog(failed.url) as log, FlightUpstream(failed.url) as node:
@@ -271,7 +271,7 @@ class TestAsking:
             with pytest.raises(NotReady, match="a is the primary, and no replica"):
                 primary.rebootstrap()
 
-    def test_roles_are_changed_by_the_thread_of_the_node_and_not_by_who_asks(self, begin, monkeypatch):
+    def test_roles_are_changed_by_the_control_thread_and_not_by_the_caller(self, begin, monkeypatch):
         a = begin("a", lead=True, create=True)
         seen = []
         monkeypatch.setattr(a.node, "promote", lambda **_: seen.append(threading.current_thread()))

@@ -76,7 +76,7 @@ class TestHistories:
         play_many(range(20_000, 20_040), 8000)
 
     @pytest.mark.matrix
-    def test_a_seed_tells_the_same_history_each_time(self):
+    def test_a_seed_gives_the_same_history_each_time(self):
         assert play(7, 300) == play(7, 300)
 
 

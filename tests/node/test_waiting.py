@@ -89,7 +89,7 @@ class TestCommits:
                 each.result(120)
         assert not any(waiter.done for waiter in waiters)
 
-    def test_somebody_waits_until_it_is_woken_or_removed(self):
+    def test_a_waiter_waits_until_it_is_woken_or_removed(self):
         mark = [0]
         commits = Commits(lambda _: mark[0], lambda: 100)
         assert not commits.is_awaited
@@ -144,7 +144,7 @@ class TestGate:
         lease.try_acquire()
         assert not leadership.is_held
 
-    def test_who_shut_it_first_is_told(self):
+    def test_a_call_gets_the_first_reason_of_closing(self):
         leadership = Leadership(3)
         leadership.end("b leads")
         leadership.end("it was closed")
@@ -205,7 +205,7 @@ class TestTurns:
         for told in (None, self.EVEN):
             assert next_turn(SOON, told, is_news=True) == next_turn(TURN, told, is_news=False) == TURN
 
-    def test_one_that_waits_to_hear_of_a_commit_hears_of_it_soon_and_is_looked_after_ever_less_often(self):
+    def test_a_feed_that_waits_for_a_commit_sends_it_soon_and_polls_less_and_less(self):
         turns = [next_turn(TURN, self.BEHIND, is_news=True)]
         while turns[-1] < TURN:
             turns.append(next_turn(turns[-1], self.BEHIND, is_news=False))

@@ -106,7 +106,7 @@ def test_no_delta_table_begins_around_a_log_that_a_vacuum_of_it_would_delete(tmp
     with log.producer() as producer:
         producer.produce([b"one"])
     before = things.state_of(tmp_path)
-    with pytest.raises(WrongKind, match=r"data holds something else \((it|deep)\), which a VACUUM"):
+    with pytest.raises(WrongKind, match=r"data holds other files \((it|deep)\), which a VACUUM"):
         sl.follow(log, sl.DeltaSink(tmp_path / "data", mode="append"), until="end")
     assert things.state_of(tmp_path) == before, "nothing was changed"
 
@@ -138,13 +138,13 @@ def test_what_is_opened_without_making_it_says_what_is_there_instead(
     assert things.state_of(tmp_path) == before, "nothing was changed, and no lock is left there"
 
 
-def test_whoever_expected_no_log_or_a_wrong_argument_still_hears_of_it(made: Path) -> None:
+def test_the_error_can_be_caught_as_not_a_log_and_as_invalid_input(made: Path) -> None:
     for kind in (NotALog, InvalidInput):
         with pytest.raises(kind):
             sl.open((made / "wal/it").as_uri(), create=True)
 
 
-def test_a_primary_on_a_write_ahead_log_is_told_how_to_take_it_over(made: Path) -> None:
+def test_opening_a_primary_on_a_write_ahead_log_advises_to_take_it_over(made: Path) -> None:
     with pytest.raises(InvalidInput, match=r"take_over='.*/wal/it', or 'strandline node run FOLDER --take-over"):
         Primary.open(made / "wal/it")
     with pytest.raises(InvalidInput, match=r"WriteAheadLog.open\('.*/it', migrate=True\) or 'strandline wal migrate"):
@@ -243,7 +243,7 @@ class TestTakingOver:
         assert cluster.content("b") == cluster.content("a")
         cluster.close()
 
-    def test_who_writes_it_is_stopped_first(self, wal: Path, tmp_path: Path) -> None:
+    def test_its_writer_has_to_be_stopped_first(self, wal: Path, tmp_path: Path) -> None:
         with WalLog.open(str(wal)), pytest.raises(Fenced, match="open for writing by process"):
             Primary.open(tmp_path / "a", take_over=wal)
         with Primary.open(tmp_path / "a", take_over=wal) as primary:

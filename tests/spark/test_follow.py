@@ -245,7 +245,7 @@ def test_a_harmed_batch_is_named_and_leaves_every_cursor_where_it_was(spark, log
     assert latest_rows(table) == truth(numbered(0, 20))
 
 
-def test_a_sink_behind_what_is_retained_is_told_to_bootstrap(spark, log, table):
+def test_a_sink_below_the_retained_offsets_has_to_bootstrap(spark, log, table):
     append(log, numbered(0, 10))
     sink = sl.DeltaSink(str(table))
     run(spark, log, sink)
@@ -295,7 +295,7 @@ def test_records_lost_or_doubled_on_the_way_are_noticed(spark, log):
     frame = spark.read.format("strandline").load(log.url)
     for harmed in (frame.where("offset <> 4"), frame.union(frame.where("offset = 4"))):
         for fold in (newest_of, all_of):
-            with pytest.raises(CorruptData, match="lost or doubled"):
+            with pytest.raises(CorruptData, match="lost or duplicated"):
                 fold(harmed)
 
 

@@ -219,7 +219,7 @@ def test_a_hold_that_is_no_time_is_refused_in_one_sentence(text):
 
 
 def test_queues_and_streams_take_no_hold(log):
-    with pytest.raises(InvalidInput, match="hold is for own logs"):
+    with pytest.raises(InvalidInput, match="hold is for object logs"):
         parse_options({"path": "s3://b", "hold": "1h", "logFormat": "queue-v1"})
     with pytest.raises(InvalidInput, match=r"hold is for batch reads.*slot"):
         StrandlineDataSource({"path": log.url, "hold": "1h"}).streamReader(SPARK_SCHEMA)

@@ -237,5 +237,5 @@ def remembered(since: int | None, upto: int, *, done: bool, log: UUID = LOG) -> 
         (remembered(10, 20, done=True, log=OTHER), 20, False),
     ],
 )
-def test_a_checkpoint_is_used_only_if_it_goes_on_where_the_table_stands(checkpoint, table, fits):
+def test_a_checkpoint_is_used_only_if_it_continues_at_the_tables_cursor(checkpoint, table, fits):
     assert agrees(checkpoint, Cursor(LOG, table), Bounds(5, 50)) is fits

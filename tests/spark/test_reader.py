@@ -140,7 +140,7 @@ def test_a_log_is_found_again_whatever_its_folder_is_called(tmp_path):
 
 
 @pytest.mark.parametrize(("option", "first"), [("earliest", 0), ("latest", 50), ("17", 17)])
-def test_a_stream_without_checkpoint_begins_where_it_is_told(log, option, first):
+def test_a_stream_without_checkpoint_begins_at_its_starting_offset(log, option, first):
     assert stream(log, startingOffset=option).initialOffset() == at(log, first)
 
 
@@ -178,7 +178,7 @@ def test_limits_from_options_hold_together(log):
     assert read.latestOffset(at(log, 0), ReadAllAvailable()) == at(log, 50)
 
 
-def test_without_limits_spark_is_told_so(log):
+def test_without_limits_spark_reads_all_that_is_available(log):
     assert stream(log).getDefaultReadLimit() == ReadAllAvailable()
 
 
@@ -194,7 +194,7 @@ def test_available_now_ends_where_the_log_ended_when_it_began(log):
     assert seen == [40, 50]
 
 
-def test_an_ending_offset_is_where_a_stream_stands_still(log):
+def test_a_stream_stops_at_its_ending_offset(log):
     read = stream(log, endingOffset="33")
     assert read.latestOffset(at(log, 0), ReadAllAvailable()) == at(log, 33)
     assert read.latestOffset(at(log, 33), ReadAllAvailable()) == at(log, 33)

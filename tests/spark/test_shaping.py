@@ -10,7 +10,7 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from strandline.errors import CorruptData, Fenced, InvalidInput, TransientStorageError
 from strandline.model.records import READ_SCHEMA
-from strandline.spark.failures import patiently, unwrapped
+from strandline.spark.failures import retried, unwrapped
 from strandline.spark.shaping import SPARK_SCHEMA, check_schema, shaped
 from strandline.storage.retry import Backoff
 from strandline.testing.clock import ManualClock
@@ -23,7 +23,7 @@ def batch(*values: bytes) -> pa.RecordBatch:
 SHAPE = batch(b"").schema
 
 
-def test_the_whole_log_has_exactly_the_schema_that_spark_is_told():
+def test_the_whole_log_has_exactly_the_declared_spark_schema():
     assert check_schema(SPARK_SCHEMA).equals(READ_SCHEMA)
 
 
@@ -58,7 +58,7 @@ def test_shaping_keeps_rows_and_order_within_the_limits(groups, rows, size):
     assert all(piece.nbytes <= size + 4 or piece.num_rows == 1 for piece in shape)
 
 
-def test_small_batches_are_joined_and_one_huge_value_stands_alone():
+def test_small_batches_are_joined_and_one_huge_value_is_alone():
     shape = list(shaped([batch(b"a"), batch(b"b", b"x" * 1000, b"c"), batch(b"d")], SHAPE, rows=100, size=100))
     assert [piece.column(0).to_pylist() for piece in shape] == [[b"a", b"b"], [b"x" * 1000], [b"c", b"d"]]
 
@@ -92,13 +92,13 @@ class Failing:
 
 def test_what_may_pass_is_tried_again_a_bounded_number_of_times():
     backoff = Backoff(attempts=3, base=1.0)
-    assert patiently(Failing(2, TransientStorageError("x")), backoff=backoff, clock=ManualClock()) == "done"
+    assert retried(Failing(2, TransientStorageError("x")), backoff=backoff, clock=ManualClock()) == "done"
     with pytest.raises(TransientStorageError):
-        patiently(Failing(3, TransientStorageError("x")), backoff=backoff, clock=ManualClock())
+        retried(Failing(3, TransientStorageError("x")), backoff=backoff, clock=ManualClock())
 
 
 def test_what_cannot_pass_is_not_tried_again():
     failing = Failing(1, Fenced("x"))
     with pytest.raises(Fenced):
-        patiently(failing, clock=ManualClock())
+        retried(failing, clock=ManualClock())
     assert failing.left == 0

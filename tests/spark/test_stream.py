@@ -102,7 +102,7 @@ def test_a_log_restored_from_a_copy_behind_an_old_checkpoint_is_diverged(spark, 
     assert "restored from a copy" in str(unwrapped(caught.value))
 
 
-def test_the_progress_tells_how_far_behind_the_query_is(spark, log):
+def test_the_progress_shows_the_lag_of_the_query(spark, log):
     run = Run(spark, log, maxBatchesPerTrigger="2")
     source = run.query.recentProgress[0]["sources"][0]
     assert json.loads(source["endOffset"])["next"] == 20

@@ -466,14 +466,14 @@ def expiring(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> Non
     monkeypatch.setattr(reading._Tables, "_by_parquet", then)
 
 
-def test_a_segment_that_expires_while_a_read_is_planned_is_told_clearly(spark, log, monkeypatch):
+def test_a_segment_that_expires_while_a_read_is_planned_is_reported_clearly(spark, log, monkeypatch):
     log.slots.create("s", COLD)
     expiring(monkeypatch, lambda: expire(log))
-    with pytest.raises(CursorExpired, match=f"Offsets 5 to {COLD - 1} are needed and no longer retained"):
+    with pytest.raises(CursorExpired, match=f"Offsets 5 to {COLD - 1} are needed but no longer retained"):
         sl.spark.read(spark, log, since=5)
 
 
-def test_a_segment_that_expires_before_it_is_looked_up_is_told_when_the_read_is_planned(
+def test_a_segment_that_expires_before_its_lookup_is_reported_when_the_read_is_planned(
     spark, log, monkeypatch, impatient
 ):
     log.slots.create("s", COLD)
@@ -485,7 +485,7 @@ def test_a_segment_that_expires_before_it_is_looked_up_is_told_when_the_read_is_
         return pieces(self, first, end)
 
     monkeypatch.setattr(TieredLog, "pieces", late)
-    with pytest.raises(CursorExpired, match=f"Offsets 5 to {COLD - 1} are needed and no longer retained"):
+    with pytest.raises(CursorExpired, match=f"Offsets 5 to {COLD - 1} are needed but no longer retained"):
         sl.spark.read(spark, log, since=5)
 
 
@@ -515,7 +515,7 @@ def test_a_segment_that_expires_before_a_read_runs_is_an_error_whatever_the_sess
     assert ".parquet" in str(caught.value)
 
 
-def test_a_held_read_keeps_its_segments_and_one_that_fails_lets_go(spark, log, monkeypatch):
+def test_a_held_read_pins_its_segments_and_a_failed_one_releases_them(spark, log, monkeypatch):
     frame = sl.spark.read(spark, log, since=25, options={"hold": "1h"})
     (hold,) = [state for state in log.slots.list() if state.expires is not None]
     assert hold.position == 25

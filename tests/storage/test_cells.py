@@ -177,7 +177,7 @@ class TestCreating:
             place.get("cell")
         assert cell.create(op, 5) == 5
 
-    def test_who_created_a_cell_is_unknown_when_it_has_forgotten(
+    def test_the_creator_of_a_cell_is_unknown_when_the_cell_has_forgotten_it(
         self, cell: StoreCell[int], line: FaultyStore, place: PlainStore
     ) -> None:
         def others_write_much(call: object) -> None:

@@ -20,7 +20,7 @@ from strandline.testing.simdisk import SimulatedDisk
 from strandline.testing.stores import content, paths
 
 
-def test_the_doubles_have_the_shape_of_what_they_stand_for() -> None:
+def test_the_doubles_satisfy_the_protocols_that_they_replace() -> None:
     assert isinstance(ManualClock(), Clock)
     assert isinstance(CLOCK, Clock)
     assert isinstance(SeededChance(1), Chance)
@@ -147,7 +147,7 @@ class TestManualClock:
         thread.join(120)
         assert woke == [pytest.approx(2.1)]
 
-    def test_a_waiter_is_told_that_its_time_has_passed(self) -> None:
+    def test_a_wait_returns_false_when_its_time_has_passed(self) -> None:
         clock, event = ManualClock(auto=False), threading.Event()
         answers: list[bool] = []
         thread = in_thread(lambda: answers.append(clock.wait(event, 5.0)))
@@ -157,7 +157,7 @@ class TestManualClock:
         assert answers == [False]
 
     @pytest.mark.parametrize("timeout", [5.0, None])
-    def test_a_waiter_is_told_that_its_event_was_set(self, timeout: float | None) -> None:
+    def test_a_wait_returns_true_when_its_event_was_set(self, timeout: float | None) -> None:
         clock, event = ManualClock(auto=False), threading.Event()
         answers: list[bool] = []
         thread = in_thread(lambda: answers.append(clock.wait(event, timeout)))
@@ -231,7 +231,7 @@ class TestFaultyStore:
         with pytest.raises(NotFound, match="as scripted"):
             store.get("old")
 
-    def test_a_late_write_lands_when_it_is_told_to(self, place: PlainStore) -> None:
+    def test_a_late_write_lands_on_request(self, place: PlainStore) -> None:
         store = FaultyStore(place)
         store.delay_next("put")
         with pytest.raises(TransientStorageError, match="in time"):

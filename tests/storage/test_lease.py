@@ -59,7 +59,7 @@ class TestTheRules:
             STATE, holder="two", beat=18, seconds=20.0
         )
 
-    def test_one_that_comes_back_under_its_old_name_is_somebody_else(self):
+    def test_a_restarted_holder_with_its_old_name_is_another_holder(self):
         assert taken(STATE, replace(MINE, holder="one"), None) is STATE
 
     def test_renewing_keeps_the_epoch_and_is_fenced_by_another_holder(self):
@@ -193,7 +193,7 @@ class TestHolding:
 
 
 class TestChallenging:
-    def test_a_challenger_waits_until_it_saw_the_lease_stand_still_for_a_full_term(self, lease, clock):
+    def test_a_challenger_waits_until_it_saw_the_lease_unchanged_for_a_full_term(self, lease, clock):
         one, two = lease("one"), lease("two")
         assert one.try_acquire()
         clock.advance(1000)  # nobody looked: that counts for nothing
@@ -399,7 +399,7 @@ class TestSuspension:
         with pytest.raises(Fenced):
             one.ensure()
 
-    def test_a_challenger_that_slept_has_seen_the_lease_stand_still(self, lease):
+    def test_a_challenger_that_slept_has_seen_the_lease_unchanged(self, lease):
         asleep = ManualClock()
         one, two = lease("one"), lease("two", on=asleep)
         assert one.try_acquire()
@@ -436,7 +436,7 @@ class TestKeeping:
             assert not two.try_acquire()
         assert one.held()
 
-    def test_a_kept_lease_that_is_lost_is_told_by_ensure(self, lease, store):
+    def test_ensure_reports_a_lost_lease_that_a_thread_renews(self, lease, store):
         clock, other = ManualClock(auto=False), ManualClock()
         one, two = lease("one", on=clock), lease("two", on=other)
         assert one.try_acquire()

@@ -75,7 +75,7 @@ def test_a_child_outlives_its_killed_parent_without_the_parents_lock(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one place is in __del__ itself
 @pytest.mark.parametrize("lock", [DISK.locked, DISK.try_locked])
-def test_whoever_is_interrupted_while_taking_or_freeing_a_lock_does_not_keep_it(tmp_path, lock):
+def test_an_interrupted_acquire_or_release_does_not_keep_the_lock(tmp_path, lock):
     path = str(tmp_path / "lock")
 
     def work():

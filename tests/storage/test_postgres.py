@@ -61,7 +61,7 @@ def test_a_wrong_statement_is_an_error_that_says_why(postgres: PostgresServer) -
         postgres.query("SELEKT 1")
 
 
-def test_a_stopped_server_sends_its_clients_home_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_stopped_server_ends_its_streams_and_leaves_nothing(tmp_path: Path) -> None:
     with _started(tmp_path) as server:
         folder, port = server.folder, server.port
         sleeper = [server.tool("psql"), "--command", "SELECT pg_sleep(600)"]
@@ -121,7 +121,9 @@ def test_a_server_that_is_not_installed_says_how_to_install_it(monkeypatch: pyte
         PostgresServer().start()
 
 
-def test_root_without_a_way_to_become_somebody_else_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_root_without_a_way_to_drop_its_privileges_is_skipped_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "postgres").touch()
     monkeypatch.setattr("tests.servers.HOME", tmp_path)

@@ -112,7 +112,7 @@ def test_a_conditional_write_is_never_repeated(
     assert (paths(line, "new") == ["new"] or content(line, "a") == b"2") == after
 
 
-def test_a_precondition_that_fails_is_told_at_once(store: RetryingStore, line: FaultyStore) -> None:
+def test_a_failed_precondition_is_raised_at_once(store: RetryingStore, line: FaultyStore) -> None:
     with pytest.raises(AlreadyExists):
         store.put_if("a", b"2", ABSENT)
     version = store.get("a").version

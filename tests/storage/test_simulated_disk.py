@@ -690,7 +690,7 @@ def test_a_fork_goes_its_own_way():
     assert shared.read("/log") == b"su!"
 
 
-def test_disks_that_differ_only_in_what_is_synced_or_lost_are_told_apart():
+def test_disks_that_differ_only_in_synced_or_lost_writes_have_different_fingerprints():
     disks = [log_of(b"u", synced=b"s")() for _ in range(5)]
     disks[1].sync_file("/log")
     disks[2].interrupt(len(disks[2].calls), StorageError("no"))
@@ -761,7 +761,7 @@ def test_what_keeps_its_promises_passes_every_driver(capsys):
 
 
 @pytest.mark.parametrize("broken", ["sync", "cut", "folder"])
-def test_what_breaks_a_promise_is_caught_and_told_where(broken):
+def test_a_broken_promise_is_caught_with_its_place(broken):
     counter = Counter(**{broken: False})
     with pytest.raises(AssertionError) as caught:
         crash_everywhere(counter.work, counter.check)
@@ -811,14 +811,14 @@ class Mended(Counter):
 
 
 @pytest.mark.matrix
-def test_who_rewrites_what_it_finds_copes_with_a_failed_sync_of_a_process_that_died():
+def test_a_recovery_that_rewrites_what_it_finds_survives_a_failed_sync_of_a_dead_process():
     mended = Mended()
     assert fail_everywhere(mended.work, mended.check, modes=tuple(CrashMode), then=2).states > 10
     mended = Mended(lines=2)
     assert crash_everywhere(mended.work, mended.check, again=3).states > 10
 
 
-def test_who_only_syncs_what_it_finds_is_caught():
+def test_a_recovery_that_only_syncs_what_it_finds_is_caught():
     mended = Mended(rewrite=False)
     with pytest.raises(AssertionError) as caught:
         fail_everywhere(mended.work, mended.check, modes=[CrashMode.KILL])

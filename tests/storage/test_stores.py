@@ -163,7 +163,7 @@ class TestDurability:
             ("sync_folder", str(tmp_path / "a")),
         ]
 
-    def test_who_loses_a_race_syncs_the_winner_s_name_before_acting_on_it(
+    def test_the_loser_of_a_race_syncs_the_winner_s_name_before_acting_on_it(
         self, store: LocalStore, disk: RecordingDisk
     ) -> None:
         version = store.put_if("a/b", b"first", ABSENT)
@@ -352,10 +352,10 @@ for attempt in (lambda: file.rewrite(1000, [b"y"]), lambda: file.rewrite(990, [b
         file.close()
         file = DISK.open_append(str(path))
         DISK.rename(str(path), str(tmp_path / "moved"))
-        with pytest.raises(StorageError, match="another file"):
+        with pytest.raises(StorageError, match="not the opened file"):
             file.rewrite(1, [b"x"])
         path.write_bytes(b"another")
-        with pytest.raises(StorageError, match="another file"):
+        with pytest.raises(StorageError, match="not the opened file"):
             file.rewrite(1, [b"x"])
         file.close()
         assert (path.read_bytes(), (tmp_path / "moved").read_bytes()) == (b"another", b"found")
@@ -391,7 +391,7 @@ for attempt in (lambda: file.rewrite(1000, [b"y"]), lambda: file.rewrite(990, [b
 
 
 class TestListingAFolder:
-    def test_it_tells_when_the_file_was_last_written(self, tmp_path: Path) -> None:
+    def test_it_has_the_time_of_the_last_write(self, tmp_path: Path) -> None:
         store = LocalStore(str(tmp_path))
         store.put("a", b"first")
         os.utime(tmp_path / "a", ns=(0, 1_600_000_000_123_456_789))
@@ -487,7 +487,7 @@ class TestAddresses:
         assert not caught.value.retryable
 
 
-def test_a_lock_whose_file_was_removed_while_it_was_waited_for_keeps_nobody_out(tmp_path, monkeypatch):
+def test_a_lock_whose_file_was_removed_during_the_wait_is_taken_again(tmp_path, monkeypatch):
     path, honest = tmp_path / "lock", fcntl.flock
 
     def removed_before(descriptor, how):

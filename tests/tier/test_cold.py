@@ -57,7 +57,7 @@ def test_what_was_written_is_read_again() -> None:
     assert codec.decode(codec.encode(GIVEN), "here") == GIVEN
 
 
-def test_damage_anywhere_is_told_and_never_taken_for_no_cold_tier() -> None:
+def test_damage_anywhere_is_reported_and_never_taken_for_no_cold_tier() -> None:
     codec = ColdCodec()
     data = codec.encode(GIVEN)
     for at in range(len(data)):
@@ -178,7 +178,7 @@ def test_what_was_announced_may_stay_and_what_was_decided_is_gone_for_good(cell:
     assert (cell.look().start, cell.look().gone) == (60, 60)
 
 
-def test_only_who_announced_last_decides(cell: ColdCell) -> None:
+def test_only_the_last_announcer_decides(cell: ColdCell) -> None:
     first = cell.announce(100)
     second = cell.announce(50)
     assert cell.look().start == 100
@@ -459,7 +459,7 @@ def test_slots_and_tierers_in_any_order_keep_what_they_promised(kind: Kind, seed
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_somebody_announced_who_died_is_decided_by_the_next(kind: Kind) -> None:
+def test_an_announcement_of_a_dead_tierer_is_decided_by_the_next_one(kind: Kind) -> None:
     tiers = base(kind).copy()
     log = tiers.tiered()
     first, end = tiers.firsts[1], len(tiers.truth)

@@ -112,7 +112,7 @@ def test_only_an_unknown_segment_is_added_and_only_as_copy_started(state, wanted
             add_segment(current, event)
 
 
-def test_an_update_changes_what_it_tells_and_leaves_the_rest():
+def test_an_update_changes_its_own_fields_and_leaves_the_rest():
     before = segment(SegmentState.COPY_STARTED)
     after = update_segment(
         before, update(SegmentState.COPY_FINISHED, broker=1, event_timestamp=2, custom_metadata=None)

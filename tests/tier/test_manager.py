@@ -111,7 +111,7 @@ def test_with_a_damaged_snapshot_everything_is_replayed_with_a_warning(events, d
     for path in disk.files():
         disk.damage(path, 0, b"\xff" * 8)
     manager = managed(events, disk)
-    assert "passed over" in caplog.text
+    assert "skipped" in caplog.text
     assert "are replayed" in caplog.text
     assert manager.committed_offset(1) == -1
     manager.reconcile_assignment([1])
@@ -396,7 +396,7 @@ def test_a_partition_this_node_does_not_consume_is_not_answered_from_what_it_onc
         again.current(HERE, story(HERE))
 
 
-def test_who_has_to_know_gets_what_was_published_before_it_asked(events):
+def test_a_current_read_sees_all_events_that_were_published_before_it(events):
     manager = managed(events)
     manager.reconcile_assignment([1])
     events.tell(*copied(HERE, 0))
@@ -404,14 +404,14 @@ def test_who_has_to_know_gets_what_was_published_before_it_asked(events):
     assert manager.current(HERE, lambda cache: cache.segment_for(HERE, TERM, 0)) is not None
 
 
-def test_who_has_to_know_is_told_to_try_again_where_it_is_not_assigned(events):
+def test_a_current_read_is_retryable_where_the_partition_is_not_assigned(events):
     manager = managed(events)
     with pytest.raises(NotReady, match="not assigned") as caught:
         manager.current(HERE, story(HERE))
     assert caught.value.retryable
 
 
-def test_who_has_to_know_is_told_to_try_again_if_the_high_water_mark_is_unknown(events):
+def test_a_current_read_is_retryable_if_the_high_water_mark_is_unknown(events):
     manager = managed(events)
     manager.reconcile_assignment([1])
     events.unknown = {1}
@@ -420,7 +420,7 @@ def test_who_has_to_know_is_told_to_try_again_if_the_high_water_mark_is_unknown(
     assert manager.segments(HERE) == []
 
 
-def test_who_has_to_know_waits_no_longer_than_it_said(events, clock):
+def test_a_current_read_waits_no_longer_than_its_timeout(events, clock):
     manager = managed(events, clock=clock)
     manager.reconcile_assignment([1])
     events.tell(*copied(HERE, 0))
@@ -531,7 +531,7 @@ def test_a_write_that_lost_a_race_gets_the_error_of_its_application(events):
     assert not manager._state._refused[1]
 
 
-def test_a_write_that_was_applied_before_its_offset_was_heard_still_gets_its_outcome(events):
+def test_a_write_that_was_applied_before_its_offset_was_known_still_gets_its_outcome(events):
     manager = managed(events)
     manager.reconcile_assignment([1])
     told = segment(HERE, 0)
@@ -593,7 +593,7 @@ def test_while_it_catches_up_a_write_is_not_refused_by_what_is_not_applied_yet(e
     assert found(manager)
 
 
-def test_while_it_catches_up_a_write_is_published_unseen_and_told_its_outcome(events):
+def test_while_it_catches_up_a_write_is_published_unchecked_and_gets_its_outcome(events):
     told = segment(HERE, 0)
     events.tell(told, update(told))
     manager = managed(events)
@@ -613,7 +613,7 @@ def test_while_it_catches_up_a_write_is_published_unseen_and_told_its_outcome(ev
     ids=["unassigned", "closed"],
 )
 @pytest.mark.parametrize("wait", ["write", "current"])
-def test_who_waits_is_told_at_once_when_the_partition_is_taken_away_or_the_manager_closed(interruption, error, wait):
+def test_a_waiter_fails_at_once_when_the_partition_is_unassigned_or_the_manager_closed(interruption, error, wait):
     events, clock = Events(), ManualClock(auto=False)  # no time passes: it cannot be the timeout
     events.held = True
     manager = managed(events, clock=clock)
@@ -639,7 +639,7 @@ def test_who_waits_is_told_at_once_when_the_partition_is_taken_away_or_the_manag
     assert [type(failure) for failure in caught] == [error]
 
 
-def test_a_partition_that_went_and_came_back_while_a_write_waits_is_told_too(events):
+def test_a_write_that_waits_gets_an_error_although_its_partition_was_assigned_again(events):
     manager = managed(events)
     manager.reconcile_assignment([1])
 
@@ -648,7 +648,7 @@ def test_a_partition_that_went_and_came_back_while_a_write_waits_is_told_too(eve
         manager.reconcile_assignment([1])
 
     events.after_publish = away
-    with pytest.raises(NotReady, match="taken from this node"):
+    with pytest.raises(NotReady, match="unassigned from this node"):
         manager.add(segment(HERE, 0))
 
 
@@ -778,7 +778,7 @@ def test_an_unknown_version_makes_the_partition_not_ready_with_upgrade(events, d
     assert managed(events, disk).committed_offset(1) == 1  # the upgraded program goes on with that event
 
 
-def test_an_unknown_version_tells_who_waits_at_once(events, clock):
+def test_an_event_of_an_unknown_version_fails_the_waiters_at_once(events, clock):
     manager = managed(events, clock=clock)
     manager.reconcile_assignment([1])
     events.before_publish = lambda: events.inner.publish(1, NEWER)
@@ -888,7 +888,7 @@ def test_a_topic_made_anew_under_a_follower_is_noticed(events, way, caplog):
     events.inner = anew.inner
     manager._subscription._inner, fresh = anew.inner.subscribe()
     manager._assigner.assignment = fresh
-    with pytest.raises(NotReady, match="made anew"):
+    with pytest.raises(NotReady, match="created again"):
         manager.add(segment(HERE, 5)) if way == "write" else manager.current(HERE, story(HERE))
     assert "are replayed" in caplog.text
     settled(manager)

@@ -190,7 +190,7 @@ def test_another_sound_segment_in_its_place_is_found() -> None:
         plan_segment(store, segment, 10)
 
 
-def test_events_that_tell_of_other_offsets_than_the_object_are_found() -> None:
+def test_events_with_other_offsets_than_the_object_are_found() -> None:
     store = PlainStore()
     segment, _ = stored(store, 30)
     for wrong in (replace(segment, end=38), replace(segment, terms=((1, 10),)), replace(segment, max_timestamp=9)):
@@ -241,7 +241,7 @@ def test_a_plan_gives_exactly_the_offsets_asked_for(first: int, end: int) -> Non
     assert all(batch.schema == READ_SCHEMA for span in spans for batch in span.fetch())
 
 
-def test_spans_tell_their_term_and_their_bytes() -> None:
+def test_spans_have_their_term_and_their_bytes() -> None:
     store = PlainStore()
     segment, _ = stored(store, 1000, 1000, 1000, 1000)
     spans = plan_segment(store, segment, 10)

@@ -76,7 +76,7 @@ def test_a_log_over_the_network_and_what_is_no_log_cannot_have_a_cold_tier(
                 door(log)
 
 
-def test_what_is_refused_is_invalid_input_to_those_who_catch_that() -> None:
+def test_a_refused_call_can_be_caught_as_invalid_input() -> None:
     assert issubclass(Unsupported, InvalidInput)
     assert not Unsupported.retryable
 
@@ -88,7 +88,7 @@ def test_a_folder_that_only_looks_like_a_node_s_is_tiered(tmp_path: Path) -> Non
             tierer.run_once(everything=True)
 
 
-def test_a_log_in_two_tiers_and_a_write_ahead_log_s_face_mean_the_log_itself(tmp_path: Path) -> None:
+def test_a_tiered_log_and_the_lsn_api_stand_for_the_log_itself(tmp_path: Path) -> None:
     sl.tier.attach(sl.open(str(tmp_path / "objects"), create=True))
     both = sl.open(str(tmp_path / "objects"))
     assert isinstance(both, sl.tier.TieredLog)
@@ -105,10 +105,10 @@ def test_a_log_in_two_tiers_and_a_write_ahead_log_s_face_mean_the_log_itself(tmp
             assert len(tierer.run_once(everything=True).copied) == 1
 
 
-def test_a_reader_of_a_write_ahead_log_is_not_tiered_and_says_who_tiers_it(tmp_path: Path) -> None:
+def test_tiering_a_reader_of_a_write_ahead_log_is_refused_and_names_the_writing_process(tmp_path: Path) -> None:
     with sl.compat.WriteAheadLog.open(tmp_path / "wal") as wal:
         sl.tier.attach(wal)
-        with pytest.raises(Unsupported, match=r"was opened for reading.*the process that writes the log tiers it"):
+        with pytest.raises(Unsupported, match=r"was opened for reading.*run it in the process that writes the log"):
             enter(sl.log.WalReader(str(tmp_path / "wal")))
 
 
@@ -116,7 +116,7 @@ def test_a_node_does_not_take_over_a_log_that_has_a_cold_tier(tmp_path: Path) ->
     with sl.compat.WriteAheadLog.open(tmp_path / "wal") as wal:
         wal.append(b"order 1 is new")
         sl.tier.attach(wal)
-    with pytest.raises(Unsupported, match=r"has a cold tier \(cold.json\), which the log of a primary"):
+    with pytest.raises(Unsupported, match=r"has a cold tier \(cold.json\), which a replicated log"):
         sl.node.Primary.open(tmp_path / "node", take_over=tmp_path / "wal")
     with sl.compat.WriteAheadLog.open(tmp_path / "wal") as wal:
         assert wal.current == 1

@@ -52,7 +52,7 @@ def test_a_log_restored_from_before_its_tierer_s_slot_forgets_nothing_before_a_t
     settle(tiers)
 
 
-def test_a_log_whose_slots_are_newer_than_itself_forgets_nothing_before_a_tierer_has_looked() -> None:
+def test_a_log_whose_slots_are_newer_than_itself_is_not_trimmed_before_a_tierer_has_compared_it() -> None:
     tiers = Tiers("object")
     go_on(tiers, 4, term=1)
     tiers.tier(target=500)
@@ -82,7 +82,7 @@ def test_a_log_shorter_than_what_its_slot_says_was_copied_forgets_nothing() -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_log_whose_cold_tier_was_deleted_forgets_again_what_it_likes(kind: Kind) -> None:
+def test_a_log_whose_cold_tier_was_deleted_is_trimmed_by_its_own_retention_again(kind: Kind) -> None:
     tiers = Tiers(kind)
     go_on(tiers, 6, term=1)
     tiers.tier()

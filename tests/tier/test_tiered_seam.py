@@ -225,7 +225,7 @@ def test_a_time_is_found_though_segments_expire_while_it_is_looked_for(kind: Kin
 # --- slots -----------------------------------------------------------------------------------------------------
 
 
-def test_slots_stand_in_the_cold_tier_as_anywhere(kind: Kind) -> None:
+def test_slots_may_be_in_the_cold_tier_as_anywhere(kind: Kind) -> None:
     tiers = filled(kind)
     tiers.trim()
     log, segments = tiers.tiered(), tiers.finished()
@@ -336,7 +336,7 @@ def test_a_follower_goes_on_in_the_cold_tier_where_what_it_planned_was_moved(kin
     assert [(offset, value) for offset, _, value in sink.rows()] == tiers.truth
 
 
-def test_a_follower_is_told_of_what_is_really_missing(kind: Kind) -> None:
+def test_a_follower_gets_an_error_for_records_that_are_really_missing(kind: Kind) -> None:
     tiers = filled(kind)
     tiers.trim()
     log, sink, segments = tiers.tiered(), MemorySink(), tiers.finished()
@@ -504,7 +504,7 @@ def test_without_the_events_what_is_old_is_not_ready_and_what_is_hot_is_served(k
     needs_nothing_old(tiers, log)
 
 
-def test_what_cannot_be_opened_for_good_is_told_as_it_is(kind: Kind) -> None:
+def test_a_permanent_error_of_opening_is_raised_unchanged(kind: Kind) -> None:
     tiers = filled(kind)
     tiers.trim(tiers.firsts[5])
 

@@ -142,7 +142,7 @@ def test_a_former_primary_that_comes_back_is_refused_and_changes_nothing() -> No
     tiers.truth = truth[:4] + [(offset, b"") for offset in range(4, 10)]
     go_on(tiers, 6, term=1)  # it does not know yet, and accepts records
     with pytest.raises(
-        Diverged, match=r"offset 4 in term 1 and ends in term 1, and its cold tier has term 2.*Tier the later one"
+        Diverged, match=r"offset 4 in term 1 and ends in term 1, but its cold tier has term 2.*Tier the later one"
     ):
         tiers.tier()
     assert tiers.segments() == segments
@@ -174,7 +174,7 @@ def test_a_log_that_forgot_its_own_history_uncopied_is_not_continued_by_another_
     assert tiers.segments() == segments
 
 
-def test_a_start_within_a_file_still_tells_the_term_of_the_record_before_it() -> None:
+def test_a_start_within_a_file_still_has_the_term_of_the_record_before_it() -> None:
     tiers = Tiers("wal", roll_bytes=1 << 20)
     go_on(tiers, 6, term=3)
     tiers.tier()
@@ -268,12 +268,12 @@ def restored(kind: Kind, *, slots: bool = True, hot_from: int = 0, target: int =
 
 
 @pytest.mark.parametrize(("kind", "slots"), [("wal", True), ("object", True), ("object", False)])
-def test_a_log_restored_from_an_older_copy_is_read_and_not_tiered_before_somebody_decides(
+def test_a_log_restored_from_an_older_copy_is_read_but_not_tiered_before_an_operator_decides(
     kind: Kind, slots: bool
 ) -> None:
     tiers = restored(kind, slots=slots)
     segments, objects = tiers.segments(), tiers.objects()
-    with pytest.raises(NotReady, match=r"ends at 4, and its cold tier has offset 4 .*tier truncate --to 4"):
+    with pytest.raises(NotReady, match=r"ends at 4, but its cold tier has offset 4 .*tier truncate --to 4"):
         tiers.tier()
     assert (tiers.segments(), tiers.objects()) == (segments, objects)
     assert position(tiers) <= 4

@@ -264,7 +264,7 @@ def test_the_slot_pins_the_log_from_what_is_not_copied_on(world: World) -> None:
     assert world.log().slots.floor() == position
 
 
-def test_progress_is_told(world: World) -> None:
+def test_progress_is_reported(world: World) -> None:
     told: list[TieringStep] = []
     done = world.tierer(on_progress=told.append).run_once(everything=True)
     assert [(step.what, step.first, step.last, step.size) for step in told] == [
@@ -294,7 +294,7 @@ def test_a_write_ahead_log_is_copied_with_its_terms_and_times(tmp_path: Path) ->
         assert tierer.run_once(everything=True).copied == ()
 
 
-def test_a_gap_between_the_tiers_is_told_and_not_jumped(world: World) -> None:
+def test_a_gap_between_the_tiers_is_reported_and_not_skipped(world: World) -> None:
     world.tierer().run_once()
     log = world.log()
     assert log.slots.get(SLOT).position < log.bounds().next  # there is something left to copy
@@ -302,7 +302,7 @@ def test_a_gap_between_the_tiers_is_told_and_not_jumped(world: World) -> None:
     log.slots.create("consumer", log.bounds().next)
     log.set_retention("consumed")
     log.trim()
-    with pytest.raises(Gap, match="deleted before it was copied"):
+    with pytest.raises(Gap, match="deleted before they were copied"):
         world.tierer().run_once(everything=True)
 
 
@@ -463,7 +463,7 @@ def test_a_tierer_that_is_late_does_not_take_a_rival_s_copy_for_left_over(world:
     clean(world)
 
 
-def test_a_copy_is_told_of_before_its_object_is_put(world: World) -> None:
+def test_a_copy_is_published_before_its_object_is_put(world: World) -> None:
     faulty = FaultyStore(world.plain)
     told = []
 
@@ -478,7 +478,7 @@ def test_a_copy_is_told_of_before_its_object_is_put(world: World) -> None:
     assert set(told) == {SegmentState.COPY_STARTED}
 
 
-def test_a_copy_that_is_not_what_was_written_is_removed_and_told_of(world: World) -> None:
+def test_a_damaged_copy_is_removed_and_reported(world: World) -> None:
     class Lying(FaultyStore):
         def put(self, path: str, data: Payload) -> None:
             super().put(path, data if path.endswith(".json") else b"".join(data)[:-100] + bytes(100))
@@ -605,14 +605,14 @@ def test_the_partition_is_not_deleted_while_a_slot_needs_what_only_segments_have
     log.trim(grace=0)
     assert log.bounds().first > 3
     before = world.segments()
-    with pytest.raises(InvalidInput, match=r"needs offset 3, and the log itself begins at"):
+    with pytest.raises(InvalidInput, match=r"needs offset 3, but the log itself begins at"):
         tierer.delete_partition()
     assert world.segments() == before
     tierer.delete_partition(force=True)
     assert world.objects() == world.segments() == []
 
 
-def test_the_policy_of_the_cold_tier_is_said_as_that_of_a_log_is(world: World) -> None:
+def test_the_policy_of_the_cold_tier_has_the_syntax_of_a_logs_policy(world: World) -> None:
     world.tierer(retention="bytes:1GiB").run_once(everything=True)
     with pytest.raises(InvalidInput, match="retention"):
         world.tierer(retention="a while")

@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; what ``strandline`` in a shell starts."""
+    """Run the command line: the entry point of ``strandline``."""
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401
@@ -20,7 +20,7 @@ def main() -> None:
 
     try:
         app(prog_name="strandline")
-    except Exception:  # noqa: BLE001 - the last one who can
-        # A traceback, of --debug or of a bug, holds names of others, too.
+    except Exception:  # noqa: BLE001 - the last handler
+        # A traceback, of --debug or of a bug, may contain untrusted names.
         sys.stderr.write(escaped(traceback.format_exc(), keep="\n"))
         sys.exit(1)

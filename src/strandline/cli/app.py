@@ -52,7 +52,7 @@ def strandline_(
 
 
 class _Watching(TyperCommand):
-    """``--watch`` may have a value and need not."""
+    """``--watch`` takes an optional value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, with_default_interval(args))

@@ -53,7 +53,7 @@ _DEBUG: Final = Annotated[bool, typer.Option("--debug", help="Show the whole tra
 
 
 class TargetFormat(StrEnum):
-    """What is at an address."""
+    """Format of the log at an address."""
 
     LOG = "log"
     QUEUE_V1 = "queue-v1"
@@ -70,7 +70,7 @@ DATA: Final = "ingest"
 
 
 def _option(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """The parser of an option: if it refuses a text, the command was called wrongly."""
+    """The parser of an option: a refused text is a usage error."""
 
     @wraps(parse)
     def understood(text: str) -> T:
@@ -89,15 +89,15 @@ size_in_bytes = _option(parse_bytes)
 
 @_option
 def retention(text: str) -> str:
-    """An option's text, if it names a retention policy."""
+    """The text of an option, checked to be a retention policy."""
     return str(parse_retention(text))
 
 
 def guarded(command: Callable[P, R], *, fenced: int = 1) -> Callable[..., R]:
-    """End the command as a command should: an error is one sentence and status 1, Ctrl-C is quiet and status 130.
+    """End the command properly: an error is one sentence and status 1, Ctrl-C is quiet and status 130.
 
-    Gives it the option ``--debug``, with which an error keeps its traceback. ``fenced`` is the status if another
-    process has taken over. A reader that closed our standard output (``| head``) is no error.
+    Adds the option ``--debug``, with which an error keeps its traceback. ``fenced`` is the status if another
+    process has taken over. A closed standard output (``| head``) is no error.
     """
 
     @wraps(command)
@@ -125,8 +125,8 @@ def guarded(command: Callable[P, R], *, fenced: int = 1) -> Callable[..., R]:
 class Interruption:
     """Ctrl-C for work that must be finished in order.
 
-    The first one only ends what :meth:`items` gives: it breaks into the getting of an item, and never into what is
-    done with one. A second one is an interrupt like any other.
+    The first one only ends :meth:`items`: it interrupts the wait for an item, but never its
+    processing. A second one interrupts as usual.
     """
 
     def __init__(self) -> None:
@@ -162,18 +162,18 @@ class Interruption:
 
 
 @contextmanager
-def told_to_stop() -> Iterator[threading.Event]:
-    """Set by the first Ctrl-C or SIGTERM; a second one ends the process as ever."""
+def stop_on_signal() -> Iterator[threading.Event]:
+    """Set by the first Ctrl-C or SIGTERM; a second one ends the process as usual."""
     stop = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def tell(*_: object) -> None:
+    def request_stop(*_: object) -> None:
         stop.set()
         for number, handler in before.items():
             signal.signal(number, handler)
 
     for number in before:
-        signal.signal(number, tell)
+        signal.signal(number, request_stop)
     try:
         yield stop
     finally:
@@ -182,14 +182,14 @@ def told_to_stop() -> Iterator[threading.Event]:
 
 
 class _Formatter(logging.Formatter):
-    """Lines in which names of others are only ever text."""
+    """Log lines with untrusted names escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         return escaped(super().format(record), keep="\n")
 
 
 def log_to_stderr(level: int) -> None:
-    """Let services say what they do, from a level on."""
+    """Log what services do, from a level on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(message)s"))
     logger = logging.getLogger("strandline")
@@ -200,7 +200,7 @@ def log_to_stderr(level: int) -> None:
 def open_log(
     url: str, *, create: bool = False, retention: str | None = None, hint: str = "check the address"
 ) -> sl.log.ObjectLog:
-    """The log at an address; if there is none, a sentence that speaks of options rather than of Python."""
+    """The log at an address; if there is none, the error speaks of options rather than of Python."""
     need_object_log(url, create=create, hint=hint)
     try:
         return open_object_log(url, create=create, retention=retention)
@@ -211,7 +211,7 @@ def open_log(
 
 
 def wal_folder(place: str) -> str | None:
-    """The folder, if that is where a write-ahead log is; None for an address of an object log."""
+    """The folder of a write-ahead log; None for the address of an object log."""
     folder = local_folder(place)
     if folder is None:
         return None
@@ -222,14 +222,14 @@ def wal_folder(place: str) -> str | None:
 
 
 def open_to_look(place: str) -> sl.log.ObjectLog | sl.log.WalReader:
-    """The log at a place, without a lock: somebody else may be writing it."""
+    """The log at a path or address, without a lock: another process may be writing it."""
     folder = wal_folder(place)
     return open_log(place) if folder is None else sl.log.WalReader(folder)
 
 
 @contextmanager
 def open_to_tier(place: str) -> Iterator[sl.log.ObjectLog | WalLog]:
-    """The log at a place; a write-ahead log is opened for writing, which only one process at a time can."""
+    """The log at a path or address; a write-ahead log is opened for writing, which only one process at a time can."""
     folder = wal_folder(place)
     if folder is None:
         yield open_log(place)
@@ -240,7 +240,7 @@ def open_to_tier(place: str) -> Iterator[sl.log.ObjectLog | WalLog]:
 
 @contextmanager
 def both_tiers(log: sl.log.ObjectLog) -> Iterator[Tiers]:
-    """The log, with its cold tier if it has one; what was opened of that is closed at the end."""
+    """The log, with its cold tier if it has one; closes the cold tier at the end."""
     both = tiered(log)
     try:
         yield both
@@ -250,13 +250,13 @@ def both_tiers(log: sl.log.ObjectLog) -> Iterator[Tiers]:
 
 
 def open_shared(url: str, *, manifest: str, data: str, grace: float = GRACE) -> QueueLog:
-    """The queue of version 1 at an address; one without a manifest is refused, for the path may be mistyped."""
+    """The queue of version 1 at an address; one without a manifest is refused: the path may be mistyped."""
     folder = local_folder(url)
     try:
         queue = open_queue(url, manifest=manifest, data=data, grace=grace)
     except WrongKind:
         if folder is not None:
-            need(look(str(folder)), FolderKind.QUEUE_V1)  # in the words of commands
+            need(look(str(folder)), FolderKind.QUEUE_V1)  # with command advice
         raise
     try:
         queue.store.get(manifest)
@@ -271,11 +271,11 @@ def open_shared(url: str, *, manifest: str, data: str, grace: float = GRACE) -> 
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something is done that cannot be undone; without a terminal it has to be said beforehand."""
+    """Ask before a change that cannot be undone; without a terminal ``--yes`` is required."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidInput(f"{question} Nobody can be asked here: repeat it with --yes. Nothing was changed.")
+        raise InvalidInput(f"{question} There is no terminal to ask: repeat it with --yes. Nothing was changed.")
     if not typer.confirm(escaped(question), err=True):
         print("Nothing was changed.", file=sys.stderr)
         raise typer.Exit(1)

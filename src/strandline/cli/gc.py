@@ -31,7 +31,7 @@ from strandline.log.object.maintain import collector
 from strandline.log.object.maintain.collector import TrimResult
 
 Line = tuple[str, str]
-"""What was done, in one word, and the sentence about it."""
+"""One word for the action, and a sentence."""
 
 
 @guarded
@@ -58,23 +58,23 @@ def gc(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Collect garbage: invalidate slots that break a limit, trim as retention and slots allow, delete what is unneeded.
+    """Collect garbage: invalidate slots that break a limit, trim as retention and slots allow, delete unneeded objects.
 
-    What is trimmed now is deleted by a later run, when the grace period is over; so is what was uploaded and never
-    listed. Safe at any time, and as often as you like: killed, it goes on at the next run. Consumers do the same in the
+    Objects that are trimmed now are deleted by a later run, after the grace period; so are objects that were uploaded
+    but never listed. Safe at any time: the next run finishes what a killed one left. Consumers do the same in the
     background.
 
-    A queue-v1 has no slots to judge: what is not listed goes when it is older than the grace period, which has to be
-    the same for all who write to the queue.
+    A queue-v1 has no slot limits: unlisted objects are deleted when they are older than the grace period, which must be
+    the same for all its producers.
     """
     if format is TargetFormat.LOG:
         log = open_log(url)
         with show.meter("deleting", total=None, quiet=json) as advance, _unlogged():
-            told = show.so_far(advance)
-            done = log.trim(grace=grace, dry_run=dry_run, everything=everything, on_progress=told)
+            on_progress = show.so_far(advance)
+            done = log.trim(grace=grace, dry_run=dry_run, everything=everything, on_progress=on_progress)
         bounds = log.bounds()
         _report(f"{log.url}  offsets {bounds.first:,} to {bounds.next:,}", fields(done), lines(done, grace), json)
-        _shout(url, done)
+        _warn(url, done)
         return
     if everything:
         raise typer.BadParameter("--everything is for logs; a queue-v1 is always looked through as a whole.")
@@ -89,7 +89,7 @@ def gc(
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """What the collector would log is said at the end, with what to do about it in a shell."""
+    """Suppress the collector's log messages: the command prints them at the end, with advice for a shell."""
     logger = logging.getLogger(collector.__name__)
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -99,17 +99,17 @@ def _unlogged() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _report(where: str, facts: dict[str, Any], said: list[Line], as_json: bool) -> None:
-    said = said or [("nothing", "to trim, and nothing to delete")]
-    width = max(len(word) for word, _ in said)
-    told = (Text.assemble((f"  {word:>{width}}", "cyan"), f"  {sentence}") for word, sentence in said)
-    show.answer(facts, Text(where, "bold"), *told, as_json=as_json)
+def _report(where: str, facts: dict[str, Any], output: list[Line], as_json: bool) -> None:
+    output = output or [("nothing", "to trim, and nothing to delete")]
+    width = max(len(word) for word, _ in output)
+    rows = (Text.assemble((f"  {word:>{width}}", "cyan"), f"  {sentence}") for word, sentence in output)
+    show.answer(facts, Text(where, "bold"), *rows, as_json=as_json)
 
 
-def _shout(url: str, done: TrimResult) -> None:
-    """Wrong clocks and invalidated slots, on standard error whatever the output is: somebody has to act."""
-    for said in [] if done.clocks is None else done.clocks.warnings():
-        show.warning(said)
+def _warn(url: str, done: TrimResult) -> None:
+    """Print wrong clocks and invalidated slots to standard error, whatever the output: they need action."""
+    for warning in [] if done.clocks is None else done.clocks.warnings():
+        show.warning(warning)
     would = "would be" if done.dry_run else "was"
     for slot in done.invalidated:
         reason = "" if slot.invalid is None else f" ({slot.invalid.reason})"
@@ -120,7 +120,7 @@ def _shout(url: str, done: TrimResult) -> None:
 
 
 def fields(done: TrimResult) -> dict[str, Any]:
-    """What ``--json`` prints for a log."""
+    """The fields of ``--json`` for a log."""
     return {
         "dry_run": done.dry_run,
         "floor": done.floor,
@@ -146,30 +146,30 @@ def fields(done: TrimResult) -> dict[str, Any]:
 
 
 def lines(done: TrimResult, grace: int) -> list[Line]:
-    """What people are told of a collection of a log."""
-    said = []
+    """The text output for a log."""
+    output = []
     if done.invalidated:
-        said.append((_word(done, "invalidated", "invalidate"), show.counted(len(done.invalidated), "slot")))
+        output.append((_word(done, "invalidated", "invalidate"), show.counted(len(done.invalidated), "slot")))
     if done.expired:
-        said.append((_word(done, "expired", "expire"), show.counted(len(done.expired), "hold") + " of readers"))
+        output.append((_word(done, "expired", "expire"), show.counted(len(done.expired), "hold") + " of readers"))
     if done.trimmed_records:
         what = f"{show.counted(done.trimmed_records, 'record')} ({show.size(done.trimmed_bytes)}), up to offset"
         later = f"; a run in {show.seconds(grace)} deletes their objects" if grace else ""
-        said.append((_word(done, "trimmed", "trim"), f"{what} {done.floor:,}{later}"))
+        output.append((_word(done, "trimmed", "trim"), f"{what} {done.floor:,}{later}"))
     if done.deleted:
         objects = f"{show.counted(done.deleted, 'object')} ({show.size(done.deleted_bytes)})"
         orphans = f", of which {done.orphans:,} ({show.size(done.orphan_bytes)}) were never listed"
         if done.orphans in (0, done.deleted):
             orphans = " that nothing ever listed" if done.orphans else ""
-        said.append((_word(done, "deleted", "delete"), objects + orphans))
+        output.append((_word(done, "deleted", "delete"), objects + orphans))
     if done.waiting:
         trims = show.counted(done.waiting, "trim")
-        said.append(("waiting", f"{trims}, whose objects go when their grace period is over"))
-    return said
+        output.append(("waiting", f"{trims}, whose objects go when their grace period is over"))
+    return output
 
 
 def queue_fields(done: Collection) -> dict[str, Any]:
-    """What ``--json`` prints for a queue."""
+    """The fields of ``--json`` for a queue."""
     return {
         "dry_run": done.dry_run,
         "deleted_objects": len(done.garbage),
@@ -179,15 +179,15 @@ def queue_fields(done: Collection) -> dict[str, Any]:
 
 
 def queue_lines(done: Collection, grace: int) -> list[Line]:
-    """What people are told of a collection of a queue."""
-    said = []
+    """The text output for a queue."""
+    output = []
     if done.garbage:
         objects = show.counted(len(done.garbage), "object")
-        said.append((_word(done, "deleted", "delete"), f"{objects} ({show.size(done.size)}) that nothing lists"))
+        output.append((_word(done, "deleted", "delete"), f"{objects} ({show.size(done.size)}) that nothing lists"))
     if done.waiting:
         objects = show.counted(done.waiting, "object")
-        said.append(("waiting", f"{objects} that nothing lists, younger than {show.seconds(grace)}"))
-    return said
+        output.append(("waiting", f"{objects} that nothing lists, younger than {show.seconds(grace)}"))
+    return output
 
 
 def _word(done: TrimResult | Collection, past: str, present: str) -> str:

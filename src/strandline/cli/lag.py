@@ -43,16 +43,16 @@ from strandline.model.head import Head, MetadataRanges, QueueEntry
 from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, SlotState
 
 EVERY: Final = 2.0
-"""How often ``--watch`` looks, unless it is told."""
+"""Default interval of ``--watch``."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRow:
-    """One slot, measured against the end of its log. What is None does not apply; times are seconds.
+    """One slot, measured against the end of its log. None: does not apply; times are seconds.
 
-    ``retained_bytes`` is what the next collection would let go of if this slot alone were up to date. ``bytes_left``
-    and ``idle_left`` are what is left before it is invalidated; below zero the next collection does that. One that is
-    ``pending`` is being put to that offset, and pins it until that is done.
+    ``retained_bytes`` is what the next collection would delete if this slot alone were up to date. ``bytes_left``
+    and ``idle_left`` are the distance to its invalidation; below zero the next collection invalidates it. A slot that
+    is ``pending`` is being moved to that offset, and pins it until that is done.
     """
 
     slot: str
@@ -101,8 +101,8 @@ class Lag:
     """A log and all its slots at one moment.
 
     ``floor`` is the lowest position that a slot still needs, None without any; ``floor_without`` is where it would be
-    if the slots that pin it were gone. ``records_kept`` is what the next collection would let go of if those were up to
-    date: None if the log keeps everything anyway. ``creating`` are slots that have no cell yet, by the
+    without the slots that pin it. ``records_kept`` is what the next collection would delete if those were up to
+    date: None if the log keeps everything anyway. ``creating`` are slots without a cell yet, with the
     offset that each pins.
     """
 
@@ -119,13 +119,13 @@ class Lag:
     creating: Mapping[str, int] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
+        """The fields of ``--json``."""
         fields = {**asdict(self), "retention": str(self.retention)}
         limits = fields.pop("limits")
         return {**fields, "lag_bytes": limits["lag_bytes"] or None, "idle_seconds": limits["idle_seconds"] or None}
 
     def rendered(self) -> RenderableType:
-        """What people see."""
+        """The text output."""
         numbers = (">position", ">records\nbehind", ">bytes\nbehind", ">time\nbehind", ">last seen\nago")
         table = show.table("slot", *numbers, "~holder", ">epoch", "")
         for slot in self.slots:
@@ -155,9 +155,9 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class QueueLag:
-    """A queue at one moment. It has one consumer and knows no records: what is listed is what that is behind.
+    """A queue at one moment. It has one consumer and no record counts: the listed batches are its lag.
 
-    ``seconds_behind`` is the age of the oldest batch, None if neither its metadata nor its name tells.
+    ``seconds_behind`` is the age of the oldest batch, None if neither its metadata nor its name has a time.
     """
 
     url: str
@@ -170,11 +170,11 @@ class QueueLag:
     seconds_behind: float | None
 
     def fields(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
+        """The fields of ``--json``."""
         return asdict(self)
 
     def rendered(self) -> RenderableType:
-        """What people see."""
+        """The text output."""
         return Text.assemble((f"{self.url}/{self.manifest}", "bold"), f"  {self.line()}")
 
     def line(self) -> str:
@@ -192,14 +192,14 @@ def lag(
     *,
     watch: Annotated[
         float | None,
-        typer.Option(metavar="[SECONDS]", min=0.1, help=f"Look again and again, every {EVERY:.0f} seconds or as told."),
+        typer.Option(metavar="[SECONDS]", min=0.1, help=f"Repeat, by default every {EVERY:.0f} seconds."),
     ] = None,
     format: LogFormat = TargetFormat.LOG,  # noqa: A002
     manifest: Manifest = MANIFEST,
     data: Data = DATA,
     json: Json = False,
 ) -> None:
-    """Show how far behind each slot is: in records, in bytes and in time, and what pins the floor. Changes nothing."""
+    """Show the lag of each slot, in records, bytes and time, and what pins the floor. Changes nothing."""
     looking: Callable[[], Lag | QueueLag]
     if format is TargetFormat.LOG:
         looking = partial(look, open_log(url))
@@ -209,18 +209,18 @@ def lag(
         seen = looking()
         show.answer(seen.fields(), seen.rendered, as_json=json)
         return
-    with suppress(KeyboardInterrupt):  # that is how watching ends
+    with suppress(KeyboardInterrupt):  # Ctrl-C ends watching
         _watch(looking, watch, as_json=json)
 
 
 def with_default_interval(arguments: list[str]) -> list[str]:
-    """The arguments with the usual interval behind a ``--watch`` that was given none.
+    """The arguments with the default interval after a ``--watch`` without one.
 
     >>> with_default_interval(["--watch", "log"]), with_default_interval(["log", "--watch", "5"])
     (['--watch', '2.0', 'log'], ['log', '--watch', '5'])
     """
     given: list[str] = []
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):  # also where there are none
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):  # also for no arguments
         given.append(argument)
         if argument == "--watch" and not following.replace(".", "", 1).isdecimal():
             given.append(str(EVERY))
@@ -240,7 +240,7 @@ def _watch(looking: Callable[[], Lag | QueueLag], every: float, *, as_json: bool
 
 
 def look(log: sl.log.ObjectLog) -> Lag:
-    """How the log and its slots stand now."""
+    """The current lag of the log and its slots."""
     states = list(log.slots.list())  # before the head: then no slot is ahead of the log's end
     retention, limits = log.identity.retention, log.identity.limits
     return measure(log.url, log.head(), states, log.chunks, datetime.now(UTC), retention=retention, limits=limits)
@@ -256,7 +256,7 @@ def measure(
     retention: Retention = FOREVER,
     limits: SlotLimits = NO_LIMITS,
 ) -> Lag:
-    """Slots against a head, as a value."""
+    """The lag of slots against a head, as a value."""
     now = microseconds(moment)
     pending = pending_positions(head.slots.values())  # slots that are being created or moved
     floor = lowest(states, pending)
@@ -302,7 +302,7 @@ def _note(slot: SlotRow) -> tuple[str, str]:
 
 
 def floor_sentence(seen: Lag) -> str:
-    """What pins the floor, and what that costs."""
+    """What pins the floor, and its cost."""
     if seen.floor is None:
         return "No valid slot pins anything: only the retention policy decides what is kept."
     pinning = [slot for slot in seen.slots if slot.pins_floor]
@@ -319,12 +319,12 @@ def floor_sentence(seen: Lag) -> str:
 
 
 def look_at_queue(queue: QueueLog) -> QueueLag:
-    """How the queue stands now. Its sizes come from a listing: the manifest has none."""
+    """The current lag of the queue. Its sizes come from a listing: the manifest has none."""
     while True:
         try:
             spans = queue.plan(queue.start())
         except CursorExpired:
-            continue  # acknowledged between the two
+            continue  # acknowledged between the two reads
         break
     manifest = queue.manifest()
     now = queue.clock.now()

@@ -30,10 +30,10 @@ _LONG: Final = 12
 
 
 class _Terminal(Console):
-    """A console on which text is only ever text: what it would obey is escaped, wherever the text comes from."""
+    """A console that escapes control sequences in all text, wherever it comes from."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(escaped(text, keep="\n"), **options)  # before it is measured
+        return super().render_str(escaped(text, keep="\n"), **options)  # before its width is measured
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -44,12 +44,12 @@ class _Terminal(Console):
 
 
 def line(text: str, *, file: TextIO | None = None) -> None:
-    """One line, on standard output unless another is named, with nothing in it that a terminal would obey."""
+    """Print one line, on standard output by default, with control characters escaped."""
     print(escaped(text), file=file, flush=True)
 
 
 def out() -> Console:
-    """Standard output. In a pipe nothing is wrapped or cut to a width."""
+    """Standard output. In a pipe nothing is wrapped or truncated."""
     return _Terminal(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else _WIDE)
 
 
@@ -60,17 +60,17 @@ def err() -> Console:
 
 
 _CALL: Final = re.compile(r"^[A-Za-z_.]+: (?=\w+ is )")
-"""What a refused argument's sentence begins with: the name of the call."""
+"""The beginning of an argument error: the name of the call."""
 
 
 def error(reason: BaseException | str) -> None:
-    """One error, as one line on standard error."""
-    sentence = _CALL.sub("", " ".join(str(reason).split()))  # commands have options, and no calls
+    """Print one error as one line on standard error."""
+    sentence = _CALL.sub("", " ".join(str(reason).split()))  # users of commands know options, not calls
     _say("error", "bold red", sentence or type(reason).__name__)
 
 
 def warning(text: str) -> None:
-    """Something that somebody has to look at, as one line on standard error."""
+    """Print a warning as one line on standard error."""
     _say("warning", "bold yellow", text)
 
 
@@ -82,7 +82,7 @@ def _say(kind: str, style: str, text: str) -> None:
 
 
 def answer(fields: Any, *lines: RenderableType | Callable[[], RenderableType], as_json: bool) -> None:
-    """The result of a command: one JSON value for programs, or these lines and tables for people.
+    """Print the result of a command: one JSON value for programs, or these lines and tables for people.
 
     A function is called only if its table is printed.
     """
@@ -95,7 +95,7 @@ def answer(fields: Any, *lines: RenderableType | Callable[[], RenderableType], a
 
 
 def table(*columns: str) -> Table:
-    """A table without rows. A column ``>name`` is for numbers, ``~name`` may be folded on a narrow terminal."""
+    """A table without rows. A column ``>name`` is for numbers, ``~name`` may wrap on a narrow terminal."""
     empty = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
         justify: JustifyMethod = "right" if name.startswith(">") else "left"
@@ -106,7 +106,7 @@ def table(*columns: str) -> Table:
 def document(value: Any) -> None:
     """One JSON value on one line of standard output."""
     text = json.dumps(value, ensure_ascii=False)
-    if not text.isprintable():  # JSON itself escapes only the first of them
+    if not text.isprintable():  # JSON itself escapes only ASCII control characters
         text = "".join(char if char.isprintable() else _in_json(char) for char in text)
     print(text, flush=True)
 
@@ -129,7 +129,7 @@ def size(count: float) -> str:
 
 
 def seconds(length: float) -> str:
-    """A length of time for people.
+    """A duration for people.
 
     >>> seconds(0.04), seconds(119.9), seconds(7200), seconds(90_000)
     ('0.0 s', '1 min 59 s', '2 h', '1 d 1 h')
@@ -148,12 +148,12 @@ def _two(whole: int, unit: int, name: str, part: int, part_name: str) -> str:
 
 
 def number(value: int | None) -> str:
-    """A number that may not be known."""
+    """A number that may be unknown."""
     return "-" if value is None else f"{value:,}"
 
 
 def short(name: str | None) -> str:
-    """A name that may be long, for a column.
+    """A possibly long name, for a column.
 
     >>> short("5f0c2f6e-9d7e-4b0a"), short(None)
     ('5f0c2f6e-9d…', '-')
@@ -164,7 +164,7 @@ def short(name: str | None) -> str:
 
 
 def slot(name: str) -> str:
-    """A slot's name, for a column; that of a reader's hold is long, made up, and of interest to nobody.
+    """A slot's name, for a column; the generated name of a hold is shortened.
 
     >>> slot("billing-of-all-orders"), slot("hold-26191322032e42bc8a86475fb7908493")
     ('billing-of-all-orders', 'hold-261913…')
@@ -173,7 +173,7 @@ def slot(name: str) -> str:
 
 
 def policy(retention: Retention) -> str:
-    """What a log does that has this policy.
+    """What a retention policy does.
 
     >>> policy(MaxAge(90_000))
     'lets go of what was listed more than 1 d 1 h ago'
@@ -200,9 +200,9 @@ def counted(count: int, one: str, many: str | None = None) -> str:
 
 @contextmanager
 def meter(what: str, *, total: int | None, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """Progress on standard error: a bar on a terminal, a line now and then elsewhere; ``quiet`` keeps only the bar.
+    """Progress on standard error: a bar on a terminal, occasional lines elsewhere; ``quiet`` keeps only the bar.
 
-    Yields a function that is told how many more are done.
+    Yields a function to call with the number of further items done.
     """
     if sys.stderr.isatty():
         with Progress(
@@ -233,19 +233,19 @@ def meter(what: str, *, total: int | None, quiet: bool = False) -> Iterator[Call
 
 
 def so_far(advance: Callable[[int], None]) -> Callable[[int], None]:
-    """The same progress for work that tells how much is done so far, rather than how much more.
+    """Adapts progress for work that reports totals instead of increments.
 
-    >>> tell = so_far(print)
-    >>> tell(2), tell(5)
+    >>> report = so_far(print)
+    >>> report(2), report(5)
     2
     3
     (None, None)
     """
-    told = 0
+    reported = 0
 
-    def tell(done: int) -> None:
-        nonlocal told
-        advance(done - told)
-        told = done
+    def report(done: int) -> None:
+        nonlocal reported
+        advance(done - reported)
+        reported = done
 
-    return tell
+    return report

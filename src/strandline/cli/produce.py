@@ -34,7 +34,7 @@ class InputFormat(StrEnum):
 
 @dataclass(slots=True)
 class Tally:
-    """What was appended so far."""
+    """The appended records so far."""
 
     records: int = 0
     bytes: int = 0
@@ -135,7 +135,7 @@ def _append_tables(
 
 
 def made_up(count: int, *, keys: int, size: int, seed: int) -> Iterator[pa.Table]:
-    """Tables of made-up records: random keys out of so many, random text as values; the same for the same seed."""
+    """Tables of generated records: random keys out of so many, random text as values; the same for the same seed."""
     chance = random.Random(seed)
     names = pa.array([f"key-{index:08d}".encode() for index in range(keys)], pa.binary())
     rows_at_once = max(1, min(_CHUNK, (16 << 20) // max(1, size)))

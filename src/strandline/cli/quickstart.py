@@ -1,6 +1,6 @@
 """``strandline quickstart``: append, follow, kill, resume, compare; without Spark and without Java.
 
-The functions below that carry the story are printed before they are run: what you read is what happens.
+The main functions are printed before they run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from strandline.errors import StrandlineError
 
 
 def append(url: str, changes: int) -> dict[bytes, bytes]:
-    """Append changes to a new log; returns what a table of the latest values must hold, kept in a plain dict."""
+    """Append changes to a new log; returns the expected latest values, from a plain dict."""
     truth: dict[bytes, bytes] = {}
     log = sl.open(url, create=True)
     with log.producer() as producer:
@@ -46,13 +46,13 @@ def append(url: str, changes: int) -> dict[bytes, bytes]:
 
 
 def follow(url: str, table: str) -> None:
-    """Keep a Delta table in step with the log, up to its present end. Small commits, so that there is a middle."""
+    """Keep a Delta table in step with the log, up to its present end. Small commits: it can be killed half-way."""
     batching = sl.Batching(records=2000)
     sl.follow(sl.open(url), sl.DeltaSink(table, mode="latest"), slot="quickstart", batching=batching, until="end")
 
 
 def follow_and_kill(url: str, table: str) -> int:
-    """Follow in another process, and kill it half-way, without warning. Returns how far the table got."""
+    """Follow in another process, and kill it half-way, without warning. Returns the offset of the table."""
     log, sink = sl.open(url), sl.DeltaSink(table, mode="latest")
     child = subprocess.Popen([sys.executable, "-m", "strandline.cli.quickstart", url, table])
     try:
@@ -69,7 +69,7 @@ def follow_and_kill(url: str, table: str) -> int:
 
 
 def compare(table: str, truth: dict[bytes, bytes]) -> dict[str, int]:
-    """Count what is wrong in the table, by a plain look at its rows."""
+    """Count the wrong rows in the table, by reading it directly."""
     from deltalake import DeltaTable
 
     rows = DeltaTable(table).to_pyarrow_table(columns=["key", "value"]).to_pylist()

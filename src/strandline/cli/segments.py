@@ -35,7 +35,7 @@ _NARROW: Final = 80
 _LABEL: Final = 8
 _FEWEST: Final = 10
 _SEGMENTS: Final = "█▓"
-"""In turns, so that one is told from the next."""
+"""Alternating shades, so that adjacent segments can be distinguished."""
 _HOT: Final = "▒"
 _PART: Final = "░"
 _HOLE: Final = "!"
@@ -43,7 +43,7 @@ _UNDER_WAY: Final = {SegmentState.COPY_STARTED: "+", SegmentState.DELETE_STARTED
 
 
 def look(place: str) -> TierView:
-    """What is known of a log's cold tier now; ``NotFound`` if it has none, ``NotReady`` if that cannot be known."""
+    """The current cold tier of a log; ``NotFound`` if it has none, ``NotReady`` if it is unknown."""
     log = open_to_look(place)
     cold = cold_tier(log)
     with follow_events(cold) as manager:
@@ -54,7 +54,7 @@ def look(place: str) -> TierView:
 
 
 class State(StrEnum):
-    """How far a segment is."""
+    """State of a segment."""
 
     COPY_STARTED = "copy-started"
     COPY_FINISHED = "copy-finished"
@@ -65,7 +65,7 @@ _STYLES: Final = {State.COPY_STARTED: "yellow", State.COPY_FINISHED: "green", St
 
 
 def row_of(segment: SegmentMetadata, seen: TierView) -> dict[str, Any]:
-    """One segment as it is listed. ``end`` is its last offset; ``terms`` tells where each of its terms starts."""
+    """One segment as a listed row. ``end`` is its last offset; ``terms`` has the start of each of its terms."""
     return {
         "start": segment.start,
         "end": segment.end,
@@ -88,10 +88,10 @@ def list_(
     state: Annotated[State | None, typer.Option(help="Only segments in this state.")] = None,
     json: Json = False,
 ) -> None:
-    """List the segments by their first offset, as their events tell: offsets, size, state, terms, newest record, id.
+    """List the segments by first offset, from their events: offsets, size, state, terms, newest record, id.
 
-    A segment whose copy has started is not read yet, and one whose deletion has started no more. One that is
-    superseded holds only what others hold, too, and the next round of the tierer removes it.
+    A segment whose copy has started is not read yet, and one whose deletion has started is not read any more. A
+    superseded one holds only records that others hold, too, and the next round of the tierer removes it.
     """
     seen = look(log)
     rows = [
@@ -104,7 +104,7 @@ def list_(
 
 
 def rendered(seen: TierView, rows: Sequence[dict[str, Any]]) -> RenderableType:
-    """The table that people see."""
+    """The text output."""
     table = show.table(">start", ">end", ">records", ">size", "state", "~terms", "newest record", "id")
     for row in rows:
         note = f"{row['state']}, superseded" if row["superseded"] else str(row["state"])
@@ -125,7 +125,7 @@ def rendered(seen: TierView, rows: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def terms_of(terms: Sequence[tuple[int, int]]) -> str:
-    """The terms of a segment, the later ones with where they start.
+    """The terms of a segment, the later ones with their first offset.
 
     >>> terms_of([(3, 0)]), terms_of([(3, 0), (5, 1200)])
     ('3', '3, 5 from 1,200')
@@ -142,7 +142,7 @@ def newest(milliseconds: int) -> str | None:
     """
     if milliseconds == -1:
         return None
-    # Records carry whatever time they were given.
+    # Records may have any time.
     found = moment(milliseconds * 1000, "%Y-%m-%dT%H:%M:%S.%f")
     return f"{milliseconds} ms" if found is None else f"{found[:-3]}Z"
 
@@ -152,14 +152,14 @@ def newest(milliseconds: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Offsets ``first`` up to ``next``, all of them in the same tiers; in neither, they are lost."""
+    """Offsets ``first`` up to ``next``, all in the same tiers; in neither, they are lost."""
 
     first: int
     next: int
     cold: bool
     hot: bool
     segments: int
-    """How many segments hold something of it."""
+    """Number of segments with some of them."""
 
     @property
     def where(self) -> str:
@@ -185,10 +185,10 @@ def map_(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Draw which offsets are in which tier: segments in turns of shade, the hot tier below, and holes if there are any.
+    """Draw which offsets are in which tier: segments in alternating shades, the hot tier below, and holes if any.
 
-    What is in both is read from the hot tier, until that forgets it. What is in neither, between the two, is lost: no
-    reader passes it by itself.
+    Records in both tiers are read from the hot tier, until it trims them. Records in neither, between the two, are
+    lost: no reader skips them by itself.
     """
     seen = look(log)
     found = stretches(seen.finished, seen.hot)
@@ -220,9 +220,9 @@ def _fields(seen: TierView, found: Sequence[Stretch]) -> dict[str, Any]:
 
 
 def stretches(segments: Sequence[SegmentMetadata], hot: Bounds) -> list[Stretch]:
-    """The offsets from the first that is anywhere to the end, cut where the tiers that hold them change.
+    """The offsets from the first retained one to the end, split where the tiers that hold them change.
 
-    ``segments`` are those that can be read, by their first offset.
+    ``segments`` are the readable ones, by first offset.
     """
     cold: list[tuple[int, int]] = []
     for segment in segments:
@@ -244,9 +244,9 @@ def stretches(segments: Sequence[SegmentMetadata], hot: Bounds) -> list[Stretch]
 def picture(
     segments: Sequence[SegmentMetadata], found: Sequence[Stretch], hot: Bounds, columns: int
 ) -> list[tuple[str, str, str]]:
-    """The rows of the picture: label, characters and style. A column stands for equally many offsets each.
+    """The rows of the picture: label, characters and style. Each column stands for equally many offsets.
 
-    What is smaller than a column is seen all the same: part of a column is shaded, and a hole is a hole.
+    Even small ranges are visible: a part of a column is shaded, and a hole is always shown.
     """
     columns = max(_FEWEST, columns)
     first, end = found[0].first, found[-1].next
@@ -285,7 +285,7 @@ def picture(
 
 
 def _held(cell: tuple[int, int], ranges: Sequence[tuple[int, int]]) -> float:
-    """Which part of a cell lies in ranges that do not overlap, or touch more than one of them."""
+    """Which part of a cell lies in ranges that do not overlap."""
     held = sum(max(0, min(cell[1], end) - max(cell[0], first)) for first, end in ranges)
     return min(1.0, held / (cell[1] - cell[0]))
 
@@ -320,8 +320,8 @@ def verify(
 ) -> None:
     """Verify the cold tier: each segment there, of its size, with its checksums, and each record in it readable.
 
-    Segments must follow each other and reach the hot tier, be of its history, and agree with their events, and slots
-    must have what they need; objects that no event knows are told. Changes nothing, and tierers may run meanwhile.
+    Segments must be contiguous and reach the hot tier, be of its history, and agree with their events, and slots
+    must find their records; objects without an event are reported. Changes nothing, and tierers may run meanwhile.
     Findings are *damage* (something is lost or wrong), *waste* and *notes*. Ends with status 1 if there is damage.
     """
     opened = open_to_look(log)

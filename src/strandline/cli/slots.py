@@ -67,9 +67,9 @@ At = Annotated[
 @slots.command("list")
 @guarded
 def list_(url: Url, *, json: Json = False) -> None:
-    """List the slots: where each stands, what it alone retains, and how far it is from being invalidated.
+    """List the slots: the position of each, what it alone retains, and its distance to invalidation.
 
-    It retains what the next collection would let go of if that slot alone were up to date. What is left are the bytes
+    A slot retains what the next collection would delete if that slot alone were up to date. Left are the bytes
     that may still be appended, and how long its holder may still be silent, before the slot is invalidated and pins
     nothing any more.
     """
@@ -80,7 +80,7 @@ def list_(url: Url, *, json: Json = False) -> None:
 @slots.command()
 @guarded
 def create(url: Url, name: Name, *, at: At, json: Json = False) -> None:
-    """Create a slot: from now on everything from its offset on is kept, until its consumer has acknowledged it."""
+    """Create a slot: it pins everything from its offset on, until its consumer has acknowledged it."""
     where: Start = start(at)
     with both_tiers(open_log(url)) as log:
         state = log.slots.create(name, log.position_of(where))
@@ -90,10 +90,10 @@ def create(url: Url, name: Name, *, at: At, json: Json = False) -> None:
 @slots.command()
 @guarded
 def reset(url: Url, name: Name, *, at: At, yes: Yes = False, json: Json = False) -> None:
-    """Put a slot elsewhere, back or ahead, and make it valid again. Whoever holds it is fenced and has to stop.
+    """Move a slot, back or ahead, and make it valid again. Its holder is fenced and has to stop.
 
-    What lies before the new offset is no longer kept for this slot. A consumer that has a cursor of its own, such as a
-    table, goes on from that: reset its slot to where it stands.
+    Records before the new offset are no longer pinned by this slot. A consumer with a cursor of its own, such as a
+    table, resumes from that: reset its slot to that cursor.
     """
     where: Start = start(at)
     hot = open_log(url)
@@ -110,7 +110,7 @@ def reset(url: Url, name: Name, *, at: At, yes: Yes = False, json: Json = False)
 @slots.command()
 @guarded
 def drop(url: Url, name: Name, *, yes: Yes = False, json: Json = False) -> None:
-    """Remove a slot: what only it needed goes with the next collection, as far as retention says so."""
+    """Remove a slot: the next collection may delete the records that only it pinned."""
     log = open_log(url)
     before = _listed(log, name)
     where = "" if before is None else f" at offset {before.position:,}"
@@ -138,7 +138,7 @@ def _done(state: SlotState, what: str, *, as_json: bool) -> None:
 
 
 def rendered(seen: Lag) -> RenderableType:
-    """The table that people see, and a sentence for each slot that needs somebody."""
+    """The text output: a table, and a sentence for each slot that needs action."""
     limited, timed = bool(seen.limits.lag_bytes), bool(seen.limits.idle_seconds)
     numbers = [">last seen\nago", ">retains"] + limited * [">bytes\nleft"] + timed * [">silence\nleft"]
     table = show.table("slot", ">position", "~holder", ">epoch", *numbers, "")
@@ -159,7 +159,7 @@ def rendered(seen: Lag) -> RenderableType:
 
 
 def note_on(row: SlotRow, end: int) -> tuple[str, str]:
-    """What is special about a slot, and the style of that."""
+    """A remark on a slot, and its style."""
     if row.invalid is not None:
         return f"invalid: {row.invalid}", "red"
     if row.pending is not None:
@@ -172,7 +172,7 @@ def note_on(row: SlotRow, end: int) -> tuple[str, str]:
 
 
 def sentences(seen: Lag) -> Sequence[str]:
-    """What there is to say below the table: the rules that hold here, and what to do about slots that are invalid."""
+    """The lines below the table: the slot limits, and advice for invalid slots."""
     rules = [f"This log {show.policy(seen.retention)}"]
     if seen.limits.lag_bytes:
         rules.append(f"a slot may be {show.size(seen.limits.lag_bytes)} behind")
@@ -224,10 +224,10 @@ def retention(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show what a log may forget, or change it. The next collection goes by it.
+    """Show or change the retention policy of a log. The next collection applies it.
 
-    A new policy comes with its usual limits for slots, unless you say them: 64 GiB of lag where age or size bounds the
-    log, none otherwise.
+    A new policy comes with its default limits for slots, unless you give them: 64 GiB of lag where age or size bounds
+    the log, none otherwise.
     """
     log = open_log(url)
     if policy is not None or slot_lag is not None or slot_idle is not None:
@@ -250,7 +250,7 @@ def retention(
 
 
 def _limits(limits: SlotLimits) -> str:
-    """What ends a slot.
+    """When a slot is invalidated.
 
     >>> _limits(SlotLimits())
     'Slots pin without a limit.'

@@ -51,8 +51,8 @@ def tail(
 ) -> None:
     """Print records: offset, time, operation, key and value. Reading claims nothing and moves no slot.
 
-    Values that are not UTF-8 are shown in hexadecimal, and with --json in base64. With --hold the records that are not
-    printed yet stay, whatever retention says: an expiring slot is renewed while the command runs, and gone with it.
+    Values that are not UTF-8 are shown in hexadecimal, and with --json in base64. With --hold an expiring slot pins the
+    records that are not printed yet: it is renewed while the command runs, and released at its end.
     """
     with both_tiers(open_log(url)) as log:
         _show(log, since, follow=follow, limit=limit, hold=hold, as_json=json)
@@ -70,28 +70,28 @@ def _show(log: Tiers, since: str | None, *, follow: bool, limit: int | None, hol
     except KeyboardInterrupt:
         if not follow:
             raise
-        # Ctrl-C is how following ends.
+        # Ctrl-C ends following.
 
 
 def _start(log: Tiers, since: str | None) -> sl.Cursor:
     if since is None:
         bounds = log.hot.bounds() if isinstance(log, sl.tier.TieredLog) else log.bounds()
         if isinstance(log, sl.tier.TieredLog) and bounds.first > 0 and bounds.next - bounds.first < _LAST:
-            bounds = log.bounds()  # only then is there any need to know the cold tier
+            bounds = log.bounds()  # only here the cold tier is needed
         return sl.Cursor(log.log_id, max(bounds.first, bounds.next - _LAST))
     where = start(since)
-    # Who looks at records builds no state of them, and nothing goes wrong if the first ones were trimmed.
+    # A reader that only prints records may begin after trimmed ones.
     cursor = sl.Cursor(log.log_id, log.position_of("retained" if where == "beginning" else where))
-    log.plan(cursor, sl.log.Limit(batches=1))  # refuses what is not retained, or past the end
+    log.plan(cursor, sl.log.Limit(batches=1))  # refuses a cursor that is not retained, or past the end
     return cursor
 
 
 @contextmanager
 def held(log: Tiers, position: int, seconds: float) -> Iterator[Callable[[int], None]]:
-    """Hold what lies from ``position`` on; yields a function that is told now and then what is still needed.
+    """Pin the records from ``position`` on; yields a function to call with the next position that is needed.
 
-    If the hold ended meanwhile, because whoever reads our output was slow or the machine slept, it is taken anew, and
-    ``CursorExpired`` says if that is too late.
+    If the hold expired meanwhile, because the reader of the output was slow or the machine slept, it is acquired again;
+    ``CursorExpired`` if that is too late.
     """
     hold, renewed = log.hold(position, seconds), time.monotonic()
 
@@ -134,7 +134,7 @@ def _batches(
 def _print(batch: pa.RecordBatch, *, as_json: bool) -> None:
     coloured = not as_json and sys.stdout.isatty()
     console = show.out() if coloured else None
-    # Times as numbers: Python knows fewer of them than records may tell.
+    # Times as numbers: records may have times that Python cannot represent.
     times = batch.schema.get_field_index("timestamp")
     batch = batch.set_column(times, "timestamp", batch.column(times).view(pa.int64()))
     for record in batch.to_pylist(maps_as_pydicts="strict"):

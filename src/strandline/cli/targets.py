@@ -1,4 +1,4 @@
-"""Checks of the path or URL that a command was given; names the right command for another kind of folder."""
+"""Checks of a command's path or URL; names the right command for another kind of folder."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _PROGRAM: Final = "no command is for it; a program opens it with strandline.{}."
 
 
 def local_folder(url: str) -> Path | None:
-    """The folder that an address names, if it is one on this machine."""
+    """The folder of a local address; None for any other."""
     if "://" not in url:
         return Path(url).absolute()
     return Path(unquote(split_address(url).path)) if url.startswith("file://") else None
 
 
 def look(path: str) -> Contents:
-    """What is at a path."""
+    """The content of a path."""
     return contents(path, disk=DISK)
 
 
 def meant(there: Contents) -> dict[FolderKind, str]:
-    """For each kind the commands that are for it."""
+    """The commands for each kind."""
     path = there.path.rstrip("/") or there.path
     data = next((name for name in reversed(there.found.get(FolderKind.NODE, ())) if name.startswith("data-")), None)
     copy = "" if data is None else f"; its copy of the log is in {path}/{data}, which 'strandline wal verify' checks"
@@ -51,7 +51,7 @@ def meant(there: Contents) -> dict[FolderKind, str]:
 
 
 def spool_at(there: Contents) -> str | None:
-    """The spool that a path names: by its own name, or by that of the folder that it would be moved to."""
+    """The spool of a path: by its own name, or by that of the folder that it would be moved to."""
     names = there.found.get(FolderKind.SPOOL)
     if names is None:
         return None
@@ -60,14 +60,14 @@ def spool_at(there: Contents) -> str | None:
 
 
 def need(there: Contents, *kinds: FolderKind, nothing: str = "check the path.") -> None:
-    """Refuse anything but one thing of these kinds."""
+    """Refuse a path without exactly one of these kinds."""
     refuse_others(there, *kinds, instead=meant(there), nothing=nothing)
 
 
 def need_object_log(url: str, *, create: bool = False, hint: str = "check the address") -> None:
-    """Refuse an address on this machine where something else is; with ``create`` a place for a log will do, too.
+    """Refuse a local address with other content; with ``create``, an empty one is fine, too.
 
-    A queue beside a log has its own folder, and is in nobody's way.
+    A queue beside a log has its own folder, and is allowed.
     """
     folder = local_folder(url)
     if folder is None:
@@ -79,12 +79,12 @@ def need_object_log(url: str, *, create: bool = False, hint: str = "check the ad
         there = Contents(there.path, found or {FolderKind.EMPTY: ()})
     if not is_free(there):
         need(there, FolderKind.OBJECT_LOG)
-    # A lone log.json is too damaged to tell whose it is: who opens it says so.
+    # A lone log.json may be too damaged to identify: opening it reports that.
     elif not create and "log.json" not in there.found.get(FolderKind.OTHER, ()):
         why = "there is no such folder" if FolderKind.ABSENT in there.kinds else f"it is {there}"
         raise NotALog(f"There is no log at {url}, {why}: {hint}.")
 
 
 def is_free(there: Contents) -> bool:
-    """Whether nothing of ours is there."""
+    """Whether the path has no content of this package."""
     return there.kinds <= {FolderKind.EMPTY, FolderKind.ABSENT, FolderKind.OTHER}

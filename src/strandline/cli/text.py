@@ -34,7 +34,7 @@ class InputRecord:
 
 
 def readable(data: bytes | None) -> str:
-    r"""Bytes for a terminal: text if they are UTF-8, with what would move the cursor escaped, else hexadecimal.
+    r"""Bytes for a terminal: text if they are UTF-8, with control characters escaped, else hexadecimal.
 
     >>> print(readable("größe\n".encode()), readable(b"\xff\x00"), readable(None))
     größe\n 0xff00 -
@@ -49,10 +49,10 @@ def readable(data: bytes | None) -> str:
 
 
 def escaped(text: str, keep: str = "") -> str:
-    r"""Text that a terminal shows and does not obey: whatever is not printable, but for what is kept, is escaped.
+    r"""Text with everything that is not printable escaped, except the characters in ``keep``.
 
-    Names, regions, headers and errors may come from others. A control character in them could clear the screen, write
-    over what stands there, or turn the direction of writing.
+    Names, regions, headers and errors may be untrusted. A control character in them could clear the screen, overwrite
+    text, or change the direction of writing.
 
     >>> print(escaped("a\x1b[2Jb\u202ec\n"), escaped("größe"))
     a\x1b[2Jb\u202ec\n größe
@@ -65,7 +65,7 @@ def escaped(text: str, keep: str = "") -> str:
 
 
 def moment(microseconds: int, form: str = "%Y-%m-%d %H:%M:%S.%f") -> str | None:
-    """A time since the epoch in UTC; None if no calendar has it, for records carry whatever time they were given.
+    """A time since the epoch in UTC; None if it is outside the calendar: records may have any time.
 
     >>> moment(1_700_000_000_123_456), moment(-(2**63)), moment(2**63 - 1)
     ('2023-11-14 22:13:20.123456', None, None)
@@ -77,9 +77,10 @@ def moment(microseconds: int, form: str = "%Y-%m-%d %H:%M:%S.%f") -> str | None:
 
 
 def to_fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as JSON fields. What is not UTF-8 is under ``key_base64``, ``value_base64`` or ``headers_base64``.
+    """A record as JSON fields. Bytes that are not UTF-8 are under ``key_base64``, ``value_base64`` or
+    ``headers_base64``.
 
-    ``timestamp`` is in microseconds since the epoch; one that no calendar has stays that number.
+    ``timestamp`` is in microseconds since the epoch; one outside the calendar stays a number.
     """
     time = record["timestamp"]
     fields: dict[str, Any] = {
@@ -112,7 +113,7 @@ def _text(data: bytes | None) -> str | None:
 
 
 def parse_json(line: bytes, number: int) -> InputRecord:
-    """A record from a line of JSON: what :func:`to_fields` gives, where a value may also be any JSON.
+    """A record from a line of JSON: the inverse of :func:`to_fields`, where a value may also be any JSON.
 
     ``InvalidInput`` names the line and what is wrong with it.
     """
@@ -153,7 +154,7 @@ def parse_line(line: bytes, number: int, separator: bytes | None) -> InputRecord
 
 
 def parse_start(text: str) -> Start:
-    """A place in a log: ``beginning``, ``retained``, ``now``, an offset, or a time: what was listed then or later.
+    """A position in a log: ``beginning``, ``retained``, ``now``, an offset, or a time of listing.
 
     >>> parse_start("now"), parse_start("42"), str(parse_start("2026-01-15T05:29Z"))
     ('now', 42, '2026-01-15 05:29:00+00:00')

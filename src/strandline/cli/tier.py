@@ -27,7 +27,7 @@ from strandline.cli.common import (
     open_to_look,
     open_to_tier,
     size_in_bytes,
-    told_to_stop,
+    stop_on_signal,
 )
 from strandline.cli.common import retention as understood
 from strandline.errors import StrandlineError
@@ -107,9 +107,9 @@ def attach(
     ] = PARTITIONS,
     json: Json = False,
 ) -> None:
-    """Give a log a cold tier: durably say where its segments and their events are. Nothing is copied yet.
+    """Give a log a cold tier: durably record the addresses of its segments and events. Nothing is copied yet.
 
-    Whoever opens the log from now on reads both tiers as one. Repeating it changes nothing; a log has one cold tier,
+    Readers that open the log from now on read both tiers as one. Repeating it changes nothing; a log has one cold tier,
     and another one is refused.
     """
     opened = open_to_look(log)
@@ -142,17 +142,17 @@ def run(
     snapshots: Snapshots = None,
     json: Json = False,
 ) -> None:
-    """Copy all that fills segments to the cold tier, once; tidy up what a crash left; let go of what is too old.
+    """Copy full segments to the cold tier, once; clean up after crashes; delete expired segments.
 
-    The hot tier keeps its records until its own retention lets them go ('strandline gc'), and never what is in no
-    segment yet. Ctrl-C ends it before the next segment, with nothing left half-way. A tierer that serves the log is
-    fenced by this, and ends; so does this, with status 3, if another one takes over meanwhile.
+    The hot tier keeps its records until its own retention deletes them ('strandline gc'), and never deletes a record
+    that is in no segment yet. Ctrl-C ends it before the next segment, without a partial copy. A tierer that serves the
+    log is fenced by this, and ends; so does this, with status 3, if another one takes over meanwhile.
     """
     settings: dict[str, Any] = {"target": target, "linger": linger, "retention": parse_retention(retention)}
-    told = None if json else lambda step: show.line(line(step))
-    with open_to_tier(log) as opened, told_to_stop() as stop:
+    on_progress = None if json else lambda step: show.line(line(step))
+    with open_to_tier(log) as opened, stop_on_signal() as stop:
         began = time.monotonic()
-        with tiering(opened, snapshot_dir=snapshots, on_progress=told, **settings) as tierer:
+        with tiering(opened, snapshot_dir=snapshots, on_progress=on_progress, **settings) as tierer:
             done = tierer.run_once(everything=everything, stop=stop)
         slot = tiering_slot(opened)
         left = _left_from(opened, opened.bounds().first if slot is None else slot.position)
@@ -172,7 +172,7 @@ def run(
 
 
 def tiering_slot(log: HotLog) -> SlotState | None:
-    """The slot of the tierer, if one has run."""
+    """The tierer's slot; None if no tierer has run."""
     return next((state for state in log.slots.list() if state.name == TIER_SLOT), None)
 
 
@@ -188,7 +188,7 @@ def _left_from(log: HotLog, position: int) -> tuple[int, int]:
 
 
 def _of(log: HotLog) -> dict[str, Any]:
-    """Where the log and its segments are."""
+    """The addresses of the log and its segments."""
     return {"url": log_address(log), "store": cold_tier(log).store}
 
 
@@ -200,23 +200,23 @@ def line(step: TieringStep) -> str:
     """
     if step.what == "swept":
         return f"  swept  {step.path}, which no event knew"
-    said = f"{step.what:>7}  offsets {step.first:,} to {step.last:,}  {show.size(step.size)}"
-    return said + (f" at {show.size(step.size / step.seconds)}/s" if step.seconds > 0 else "")
+    text = f"{step.what:>7}  offsets {step.first:,} to {step.last:,}  {show.size(step.size)}"
+    return text + (f" at {show.size(step.size / step.seconds)}/s" if step.seconds > 0 else "")
 
 
 def _summary(done: Round, left: tuple[int, int], seconds: float, *, stopped: bool) -> str:
-    said = [("stopped: " if stopped else "") + f"{_counted(done.copied)} copied in {show.seconds(seconds)}"]
+    parts = [("stopped: " if stopped else "") + f"{_counted(done.copied)} copied in {show.seconds(seconds)}"]
     if done.expired:
-        said.append(f"{_counted(done.expired)} expired")
+        parts.append(f"{_counted(done.expired)} expired")
     if done.retired:
-        said.append(f"{show.counted(len(done.retired), 'segment')} of another history than the log's cut or removed")
+        parts.append(f"{show.counted(len(done.retired), 'segment')} of another history than the log's cut or removed")
     if done.removed:
-        said.append(f"{show.counted(len(done.removed), 'segment')} left over and removed")
+        parts.append(f"{show.counted(len(done.removed), 'segment')} left over and removed")
     if done.swept:
-        said.append(f"{show.counted(len(done.swept), 'object')} swept")
+        parts.append(f"{show.counted(len(done.swept), 'object')} swept")
     if left[0]:
-        said.append(f"{show.counted(left[0], 'record')} ({show.size(left[1])}) in no segment yet")
-    return "; ".join(said)
+        parts.append(f"{show.counted(left[0], 'record')} ({show.size(left[1])}) in no segment yet")
+    return "; ".join(parts)
 
 
 def _counted(segments: Iterable[SegmentMetadata]) -> str:
@@ -245,26 +245,26 @@ def truncate(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Remove everything from an offset on from the cold tier, for good: the log itself went on differently there.
+    """Remove everything from an offset on from the cold tier, for good: the log itself diverges there.
 
-    For a log that was restored from an older copy, has accepted other records since, and is to stay as it is: 'tier
-    run' refuses such a log, and names the offset. The log's own records are copied by the next run. Nothing below the
-    offset is removed, and nothing at all if the log itself does not go on from there.
+    For a log that was restored from an older copy, has accepted other records since, and should stay as it is: 'tier
+    run' refuses such a log, and names the offset. The next run copies the log's own records. Nothing below the
+    offset is removed, and nothing at all if the log itself does not continue from there.
     """
     question = f"Remove everything from offset {to:,} on from the cold tier of {log}, for good?"
     confirm(question, yes=yes)
     with open_to_tier(log) as opened:
         with tiering(opened) as tierer:
             gone = tierer.truncate(to)
-        said = f"{_counted(gone)} cut or removed; the cold tier ends at {to:,} or before."
-        show.answer({**_of(opened), "to": to, "retired": _each(gone)}, said, as_json=json)
+        text = f"{_counted(gone)} cut or removed; the cold tier ends at {to:,} or before."
+        show.answer({**_of(opened), "to": to, "retired": _each(gone)}, text, as_json=json)
 
 
 # --- as a service ----------------------------------------------------------------------------------------------
 
 
 def _interval(text: str) -> int:
-    """An option's text as seconds, of which there is one at least."""
+    """The text of an option as seconds, at least one."""
     return max(1, length_of_time(text))
 
 
@@ -285,20 +285,23 @@ def serve(
 ) -> None:
     """Keep the cold tier in step with its log, round after round, until Ctrl-C or SIGTERM.
 
-    Prints one line when it begins, and logs to standard error what each round did, if it did something. What may pass
-    is tried again. Stopping leaves nothing half-way. Of several for one log, one works: whoever starts last. The other
+    Prints one line when it begins, and logs each round that did something to standard error. Transient errors
+    are retried. Stopping leaves no partial copy. Of several for one log, the last one to start works. The other
     ends with status 3. A write-ahead log must not be open elsewhere: its own process tiers it (``sl.tier.tiering``).
     """
     log_to_stderr(logging.WARNING if quiet else logging.INFO)
     settings: dict[str, Any] = {"target": target, "linger": linger, "retention": parse_retention(retention)}
-    told = lambda step: _LOGGER.info("%s", line(step).strip())  # noqa: E731
-    with open_to_tier(log) as opened, told_to_stop() as stop:
-        with tiering(opened, snapshot_dir=snapshots, on_progress=told, **settings) as tierer:
+    with open_to_tier(log) as opened, stop_on_signal() as stop:
+        with tiering(opened, snapshot_dir=snapshots, on_progress=_log_step, **settings) as tierer:
             of = _of(opened)
-            said = f"{of['url']} is tiered to {of['store']}, every {show.seconds(interval)}."
-            show.answer({**of, "interval": interval}, said, as_json=json)
+            text = f"{of['url']} is tiered to {of['store']}, every {show.seconds(interval)}."
+            show.answer({**of, "interval": interval}, text, as_json=json)
             tierer.run(stop, pause=interval, on_round=_log_round)
         _LOGGER.info("Stopped: nothing is half-way.")
+
+
+def _log_step(step: TieringStep) -> None:
+    _LOGGER.info("%s", line(step).strip())
 
 
 def _log_round(done: Round) -> None:
@@ -316,7 +319,7 @@ def _log_round(done: Round) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TierStatus:
-    """A log and its cold tier at one moment. Without ``seen``, ``why`` says what keeps the events from being known."""
+    """A log and its cold tier at one moment. Without ``seen``, ``why`` says why the segments are unknown."""
 
     url: str
     cold: ColdTier
@@ -329,7 +332,7 @@ class TierStatus:
     now: int
 
     def fields(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
+        """The fields of ``--json``."""
         slot, seen = self.slot, self.seen
         return {
             "url": self.url,
@@ -377,9 +380,9 @@ def _cold_fields(seen: TierView) -> dict[str, Any]:
 @tier.command()
 @guarded
 def status(log: Place, *, json: Json = False) -> None:
-    """Say where a log's cold tier is, which offsets each tier has, and how far the tierer is behind. Changes nothing.
+    """Show where a log's cold tier is, which offsets each tier has, and the tierer's lag. Changes nothing.
 
-    Ends with status 1 if it is not known which segments there are: the reason is said, and the rest is.
+    Ends with status 1 if the segments are unknown: prints the reason, and everything else.
     """
     seen = look(open_to_look(log))
     show.answer(seen.fields(), *lines(seen), as_json=json)
@@ -388,7 +391,7 @@ def status(log: Place, *, json: Json = False) -> None:
 
 
 def look(log: HotLog) -> TierStatus:
-    """How the log's cold tier stands now; ``NotFound`` if it has none."""
+    """The current state of the log's cold tier; ``NotFound`` if it has none."""
     cold = cold_tier(log)
     seen, why = None, None
     try:
@@ -407,26 +410,26 @@ def look(log: HotLog) -> TierStatus:
 
 
 def lines(status: TierStatus) -> list[Text]:
-    """What people are told."""
+    """The text output."""
     cold, hot = status.cold, status.hot
-    told = [Text(status.url, "bold"), _line("segments", cold.store)]
+    rows = [Text(status.url, "bold"), _line("segments", cold.store)]
     events = f"{cold.events}  {show.counted(cold.partitions, 'partition')}"
     if status.seen is None:
-        told += [_line("events", events), _line("not known", f"{status.why}", "bold red")]
+        rows += [_line("events", events), _line("not known", f"{status.why}", "bold red")]
     else:
         ready = f"; number {status.seen.partition} is ready, with {show.counted(status.seen.events, 'event')}"
-        told += [_line("events", events + ready), _line("cold", _cold(status.seen))]
-        told += [_line("", said, "yellow") for said in _troubles(status.seen)]
-    told.append(_line("hot", _offsets(hot.first, hot.next)))
-    told.append(_line("left", _left(status), "" if status.records_left == 0 else "yellow"))
-    told.append(_line("tierer", _tierer(status), "red" if status.slot and status.slot.invalid else ""))
+        rows += [_line("events", events + ready), _line("cold", _cold(status.seen))]
+        rows += [_line("", text, "yellow") for text in _troubles(status.seen)]
+    rows.append(_line("hot", _offsets(hot.first, hot.next)))
+    rows.append(_line("left", _left(status), "" if status.records_left == 0 else "yellow"))
+    rows.append(_line("tierer", _tierer(status), "red" if status.slot and status.slot.invalid else ""))
     if cold.start:
-        told.append(_line("announced", f"nothing below offset {cold.start:,} may be needed any more"))
-    return told
+        rows.append(_line("announced", f"nothing below offset {cold.start:,} may be needed any more"))
+    return rows
 
 
-def _line(word: str, said: str, style: str = "") -> Text:
-    return Text.assemble((f"  {word:<9}", "cyan"), "  ", (said, style))
+def _line(word: str, text: str, style: str = "") -> Text:
+    return Text.assemble((f"  {word:<9}", "cyan"), "  ", (text, style))
 
 
 def _offsets(first: int, end: int) -> str:
@@ -450,19 +453,19 @@ def _superseded(seen: TierView) -> int:
 
 
 def _troubles(seen: TierView) -> list[str]:
-    said = []
+    parts = []
     states = _states(seen)
     if states[SegmentState.COPY_STARTED]:
-        said.append(f"{show.counted(states[SegmentState.COPY_STARTED], 'copy', 'copies')} under way, or left over")
+        parts.append(f"{show.counted(states[SegmentState.COPY_STARTED], 'copy', 'copies')} under way, or left over")
     if states[SegmentState.DELETE_STARTED]:
-        said.append(f"{show.counted(states[SegmentState.DELETE_STARTED], 'deletion')} under way, or left over")
+        parts.append(f"{show.counted(states[SegmentState.DELETE_STARTED], 'deletion')} under way, or left over")
     if _superseded(seen):
-        said.append(f"{show.counted(_superseded(seen), 'segment')} superseded, which the next round removes")
+        parts.append(f"{show.counted(_superseded(seen), 'segment')} superseded, which the next round removes")
     if seen.tiered is not None and seen.tiered < seen.hot.first:
-        said.append(f"HOLE: offsets {seen.tiered:,} to {seen.hot.first - 1:,} are in neither tier")
+        parts.append(f"HOLE: offsets {seen.tiered:,} to {seen.hot.first - 1:,} are in neither tier")
     if seen.deletion is not None:
-        said.append(f"the whole cold tier is being deleted: {seen.deletion.state}")
-    return said
+        parts.append(f"the whole cold tier is being deleted: {seen.deletion.state}")
+    return parts
 
 
 def _left(status: TierStatus) -> str:

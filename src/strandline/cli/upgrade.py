@@ -51,9 +51,9 @@ def upgrade(
 ) -> None:
     """Copy every batch that a queue-v1 lists now into a log, each once and in order, with its metadata.
 
-    Killed at any moment and started again it goes on where it was: how far it came stands in the target. Others may
-    append to both meanwhile; run it again for what the queue lists by then. The queue is left as it is, unless
-    --acknowledge says otherwise.
+    Killed at any moment and started again it continues: its progress is in the target. Producers may
+    append to both meanwhile; run it again for later batches of the queue. The queue is not changed, unless
+    --acknowledge is given.
     """
     queue = open_shared(queue_url, manifest=manifest, data=data)
     if acknowledge:
@@ -85,7 +85,7 @@ def upgrade(
 
 
 def sentence(done: UpgradeProgress, end: int, *, acknowledged: bool) -> str:
-    """What was done."""
+    """One sentence about the copy."""
     what = "There was nothing to copy"
     if done.copied:
         batches = show.counted(done.copied, "batch", "batches")

@@ -17,7 +17,7 @@ from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.object.maintain.verify import ObjectLogVerifier
 
 SHOWN: Final = 20
-"""How many findings of one kind are printed as text."""
+"""Number of findings of one kind that are printed as text."""
 
 _STYLES: Final = {Severity.DAMAGE: "bold red", Severity.WASTE: "yellow", Severity.NOTE: "cyan"}
 _WORDS: Final[dict[Severity, Callable[[int], str]]] = {
@@ -40,7 +40,7 @@ def verify(
     """Verify a log: each offset in one batch, each batch there and whole, slots in bounds, and nothing left over.
 
     Changes nothing, and the log may be used meanwhile. Findings are *damage* (something is lost or wrong), *waste*
-    (something takes up room that nobody needs) and *notes*. Ends with status 1 if there is damage.
+    (an unneeded object takes up space) and *notes*. Ends with status 1 if there is damage.
     """
     found = look(url, quick=quick, workers=workers, quiet=json)
     finish(found, examined(found, quick=quick), json=json, url=found.subject, quick=quick)
@@ -58,7 +58,7 @@ def look(url: str, *, quick: bool, workers: int = 8, quiet: bool = False) -> Ver
     try:
         total: int | None = verifier.expected()
     except CorruptData:
-        total = None  # the findings say so
+        total = None  # unknown: the head is damaged, which is a finding
     with show.meter("looking at batches" if quick else "reading batches", total=total, quiet=quiet) as advance:
         return verifier.run(advance)
 

@@ -58,7 +58,7 @@ def inspect(
     list_frames: Annotated[bool, typer.Option("--frames", help="List every frame, and check it.")] = False,
     json: Json = False,
 ) -> None:
-    """Say what is on the disk: identity, bounds, files, slots, the mark, and who has the log open.
+    """Show what is on the disk: identity, bounds, files, slots, the mark, and which process has the log open.
 
     Changes nothing and takes no lock; the log may be open, or damaged. With **--json** and **--frames** the first line
     is the log, and each further one a frame.
@@ -136,7 +136,7 @@ def _slot_table(found: WalFolder) -> Table:
 
 
 def _print_frames(out: Console, rows: Iterable[FrameRow]) -> None:
-    """One line for each, as it is found: there may be millions."""
+    """One line for each frame, as it is found: there may be millions."""
     last = ""
     for row in rows:
         if row.file != last:
@@ -208,12 +208,12 @@ def _time(milliseconds: int | None) -> str:
 
 
 def need_wal(folder: str) -> None:
-    """Refuse a path that leads to anything but a write-ahead log."""
+    """Refuse a path that is not a write-ahead log."""
     need(look(folder), FolderKind.WAL)
 
 
 def data_bytes(folder: str) -> int:
-    """How many bytes of frames there are to read, as of now."""
+    """Bytes of frames to read, as of now."""
     rows = DISK.scan(folder)
     return sum(row.size for row in rows if firsts_in([row]))
 
@@ -224,11 +224,11 @@ def verify(folder: Folder, *, json: Json = False) -> None:
     """Verify a log: each frame's checksums and records, each offset once and in order, terms, indexes, slots, the mark.
 
     Reads every byte, changes nothing and takes no lock; the log may be used meanwhile. Findings are *damage* (something
-    acknowledged is lost or wrong) and *notes* (opening puts it right). Ends with status 1 if there is damage.
+    acknowledged is lost or wrong) and *notes* (opening repairs it). Ends with status 1 if there is damage.
     """
     need_wal(folder)
     with show.meter("reading bytes", total=data_bytes(folder), quiet=json) as advance:
-        found = verify_wal(folder, disk=DISK, clock=CLOCK, told=advance)
+        found = verify_wal(folder, disk=DISK, clock=CLOCK, on_progress=advance)
     seen = found.examined
     looked = (
         f"{show.counted(seen['files'], 'file')} read, with {show.counted(seen['records'], 'record')} in "
@@ -254,22 +254,22 @@ def repair(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Repair a log: cut what a crash left above the durable mark (and keep it aside), and make wrong indexes again.
+    """Repair a log: cut a torn tail above the durable mark (and set it aside), and rebuild wrong indexes.
 
     Reads every byte first. If anything acknowledged is damaged it refuses and changes nothing: then restore the log.
-    Opening a log does the same by itself, but for indexes of older files, and slots that cannot be read.
+    Opening a log does the same by itself, except for indexes of older files, and slots that cannot be read.
     """
     need_wal(folder)
     with show.meter("reading bytes", total=data_bytes(folder), quiet=json) as advance:
         if dry_run:
-            plan = plan_repair(folder, forget_slots=forget_slots, told=advance)
+            plan = plan_repair(folder, forget_slots=forget_slots, on_progress=advance)
         else:
-            plan = repair_log(folder, forget_slots=forget_slots, told=advance)
+            plan = repair_log(folder, forget_slots=forget_slots, on_progress=advance)
     show.answer(fields(plan, dry_run=dry_run), *lines(plan, dry_run=dry_run), as_json=json)
 
 
 def fields(plan: RepairPlan, *, dry_run: bool) -> dict[str, Any]:
-    """What ``--json`` prints."""
+    """The fields of ``--json``."""
     return {
         "folder": plan.folder,
         "dry_run": dry_run,
@@ -289,7 +289,7 @@ def fields(plan: RepairPlan, *, dry_run: bool) -> dict[str, Any]:
 
 
 def lines(plan: RepairPlan, *, dry_run: bool) -> Iterator[str]:
-    """What was done, or would be, a line each."""
+    """One line for each action."""
     is_ = "would be" if dry_run else "was"
     are = "would be" if dry_run else "were"
     for torn in plan.torn:
@@ -335,7 +335,7 @@ def export(
     need_wal(folder)
     log = WalReader(folder)
     with show.meter("exporting", total=log.bounds().count, quiet=json) as advance:
-        done = export_spool(log, target, told=show.so_far(advance))
+        done = export_spool(log, target, on_progress=show.so_far(advance))
     said = (
         f"{done.path} holds {show.counted(done.records, 'record')} (lsns {done.first:,} to {done.last:,}, "
         f"{show.size(done.size)}), and {done.slots_path} {show.counted(done.slots, 'slot')}."
@@ -359,7 +359,7 @@ def migrate(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Move a spool of an older version, with its slots, into a folder beside it. The spool stays as it is."""
+    """Copy a spool of an older version, with its slots, into a folder beside it. The spool is not changed."""
     there = look(path)
     spool = spool_at(there)
     if spool is None or not spool.endswith(SPOOL):
@@ -381,7 +381,7 @@ def migrate(
 
 
 def _renumbered(done: Renumbering | None) -> dict[str, Any]:
-    """What ``--json`` prints of new numbers."""
+    """The fields of ``--json`` about a renumbering."""
     gaps = () if done is None else done.gaps
     return {
         "renumbered": done is not None,
@@ -391,7 +391,7 @@ def _renumbered(done: Renumbering | None) -> dict[str, Any]:
 
 
 def _gap_lines(done: Renumbering) -> Iterator[str]:
-    """What was renumbered, and each gap."""
+    """The renumbering, and each gap."""
     gaps, lsns = show.counted(len(done.gaps), "gap"), show.counted(done.missing, "lsn")
     yield f"Its records were renumbered, for {gaps} with {lsns} missing; the header {OLD_LSN} keeps the old ones."
     for gap in done.gaps[:_SHOWN]:
@@ -401,6 +401,6 @@ def _gap_lines(done: Renumbering) -> Iterator[str]:
 
 
 def refuse_taken(there: Contents) -> None:
-    """Refuse to migrate to where something is already."""
+    """Refuse to migrate to an existing path."""
     if not there.kinds <= {FolderKind.SPOOL, FolderKind.EMPTY, FolderKind.ABSENT}:
         raise AlreadyExists(f"{there.path} is there already, and is {there}: nothing was moved.")

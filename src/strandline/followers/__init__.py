@@ -1,4 +1,4 @@
-"""Followers of logs; public are the parts that sinks, stores and watchers of one's own are made of."""
+"""Followers of logs. The public parts serve to build own sinks, stores and watchers."""
 
 from __future__ import annotations
 

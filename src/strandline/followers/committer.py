@@ -24,9 +24,9 @@ _TAKEOVERS: Final = 3
 def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str, repair: bool = False) -> SinkCommitter:
     """Start a follower, with Spark or without: returns the committer, which knows the start cursor.
 
-    The start is the sink's own cursor, or for a newcomer ``start``. The slot pins it before anything is read. A
-    newcomer's sink is created, and its slot claimed, with the first stored range; if there is nothing to store yet, at
-    once, so that the start is stored.
+    The start is the sink's own cursor, or for a new follower ``start``. The slot pins it before anything is read. A
+    new follower's sink is created, and its slot claimed, with the first stored range; if there is nothing to store yet,
+    at once, so that the start is stored.
     """
     require(log, "followed", *READING, slots=slot is not None)
     cursor = _resumed(log, sink, repair=repair)
@@ -53,7 +53,7 @@ def _planned(log: Log, cursor: Cursor, *, is_all_wanted: bool) -> Sequence[Span]
             raise
         raise CursorExpired(
             f"The beginning of log {log.log_id} was trimmed, so that not all of it can be followed any more: bootstrap "
-            "from a snapshot, or take what there is with start='retained'. What keeps one state per key then lacks the "
+            "from a snapshot, or follow from start='retained'. A sink with one state per key then lacks the "
             f"keys that were not written since. ({error})"
         ) from error
 
@@ -62,7 +62,7 @@ def _resumed(log: Log, sink: Sink, *, repair: bool) -> Cursor | None:
     if isinstance(sink, RestorableSink):
         return sink.repair(log.log_id, lambda cursor: _serves(log, cursor)) if repair else sink.resume(log.log_id)
     if repair:
-        raise InvalidInput(f"{sink!r} has no earlier versions, so that repair=True means nothing for it.")
+        raise InvalidInput(f"{sink!r} has no earlier versions: leave repair=True out.")
     return sink.cursor(log.log_id)
 
 
@@ -77,8 +77,8 @@ def _serves(log: Log, cursor: Cursor) -> bool:
 class SinkCommitter:
     """A follower's sink and slot: only stored data advances the slot.
 
-    A follower that is refused before it has stored anything leaves nothing behind: a newcomer claims its slot with the
-    first successful apply, and :meth:`abandon` drops a slot that was created for it. So a slot with a holder proves
+    A follower that is refused before it has stored anything leaves nothing behind: a new follower claims its slot with
+    the first successful apply, and :meth:`abandon` drops a slot that was created for it. So a slot with a holder proves
     that a sink existed.
     """
 
@@ -94,14 +94,14 @@ class SinkCommitter:
         self._undo: Callable[[], object] | None = None
 
     def attach(self, name: str, holder: str, *, is_rebuild: bool) -> None:
-        """Pin the log from the start cursor on. A sink that has stored something claims the slot now, a newcomer later.
+        """Pin the log from the start cursor on. A sink with stored data claims the slot now, a new one later.
 
-        ``Diverged`` for a newcomer that would start in the middle although the slot proves that a sink existed.
+        ``Diverged`` for a new follower that would start in the middle although the slot proves that a sink existed.
         """
         self._holder = holder
         known = self._state(name)
         if known is None:
-            with contextlib.suppress(AlreadyExists):  # someone was faster: then it is there
+            with contextlib.suppress(AlreadyExists):  # another follower was faster: it exists
                 created = self._created(name)
                 if not self._has_stored:
                     self._unclaimed, self._undo = created, lambda: self._log.slots.drop(name)
@@ -131,13 +131,13 @@ class SinkCommitter:
     def _check_rebuild(self, known: SlotState, *, is_rebuild: bool) -> None:
         if not is_rebuild:
             raise Diverged(
-                f"Slot {known.name!r} was held by {known.holder!r} at offset {known.position}, and there is nothing at "
-                f"{self._sink!r}: it was removed, or is elsewhere, and a start at offset {self.start.next} would leave "
-                "out what it held. Put it back, or start at the beginning; to begin anew all the same, drop the slot "
+                f"Slot {known.name!r} was held by {known.holder!r} at offset {known.position}, but there is nothing at "
+                f"{self._sink!r}: it was removed, or is elsewhere, and a start at offset {self.start.next} would skip "
+                "its records. Put it back, or start at the beginning; to start there anyway, drop the slot "
                 "first."
             )
         _LOGGER.warning(
-            "Slot %r was held by %r at offset %d, and there is nothing at %r: it is built again from offset %d on.",
+            "Slot %r was held by %r at offset %d, but there is nothing at %r: it is built again from offset %d on.",
             *(known.name, known.holder, known.position, self._sink, self.start.next),
         )
 
@@ -151,7 +151,7 @@ class SinkCommitter:
         claimed = self._log.slots.claim(name, self._holder)
         before = claimed.state().position
         if before > self.start.next:
-            # The sink was rebuilt, and needs again what its slot had let go of: pin that before it is read.
+            # The sink was rebuilt, and needs records that its slot had passed: pin them before they are read.
             self._log.slots.reset(name, self.start.next)
             if not self._has_stored:
                 self._undo = lambda: self._log.slots.reset(name, before)
@@ -159,7 +159,7 @@ class SinkCommitter:
         return claimed
 
     def check_holder(self) -> None:
-        """``Fenced`` if someone else has claimed the slot since."""
+        """``Fenced`` if another follower has claimed the slot since."""
         state, mine = self._claim()
         if state is not None and state.epoch != mine:
             raise Fenced(
@@ -168,7 +168,7 @@ class SinkCommitter:
             )
 
     def _claim(self) -> tuple[SlotState | None, int]:
-        """The slot's current state, and its epoch if nobody else has claimed it."""
+        """The slot's current state, and its epoch if no other follower has claimed it."""
         if self._slot is not None:
             return self._slot.state(), self._slot.epoch
         if self._unclaimed is None:
@@ -177,7 +177,7 @@ class SinkCommitter:
         return (self._unclaimed, -1) if state is None else (state, self._unclaimed.epoch)
 
     def cursor(self, log_id: UUID) -> Cursor | None:
-        """The sink's stored cursor; ``Diverged`` if the sink existed and is gone."""
+        """The sink's stored cursor; ``Diverged`` if the sink existed but was removed."""
         stored = self._sink.cursor(log_id)
         if stored is None and self._has_stored:
             raise Diverged(
@@ -196,7 +196,7 @@ class SinkCommitter:
         self._has_stored, self._undo = True, None
         if self._unclaimed is not None:
             self.check_holder()
-            # If another newcomer claims it in between, this claim fences that one. To stop here, too, would stop both.
+            # If another new one claims it in between, this claim fences that one. To stop here, too, would stop both.
             self._slot = self._log.slots.claim(self._unclaimed.name, self._holder)
             self._unclaimed = None
 
@@ -205,21 +205,21 @@ class SinkCommitter:
             try:
                 self._sink.apply(records, since=since, upto=upto)
             except Fenced:
-                # A follower that was replaced had a commit under way. The slot says who is the newer one, and the sink
-                # drops what it has by now.
+                # A replaced follower's commit was still running. The slot shows which follower is newer, and the sink
+                # skips what it has by now.
                 if self._slot is None or attempt + 1 == _TAKEOVERS or self._slot.state().epoch != self._slot.epoch:
                     raise
             else:
                 return
 
     def settle(self) -> None:
-        """Store the start of a newcomer that found nothing to store."""
+        """Store the start of a new follower that found nothing to store."""
         if not self._has_stored:
             self.apply(READ_SCHEMA.empty_table(), since=self.start, upto=self.start)
             self.advance(self.start)
 
     def advance(self, to: Cursor) -> None:
-        """Advance the slot, if there is one, to what the sink has stored."""
+        """Advance the slot, if there is one, to the sink's stored cursor."""
         if self._slot is not None:
             self._slot.advance(to)
 
@@ -229,7 +229,7 @@ class SinkCommitter:
         if slot is not None:
             slot.touch()
         elif unclaimed is not None:
-            with contextlib.suppress(Fenced, NotFound):  # claimed by now: who claims is seen
+            with contextlib.suppress(Fenced, NotFound):  # claimed by now, which counts as a heartbeat
                 self._log.slots.touch(unclaimed.name, unclaimed.epoch)
 
     @contextlib.contextmanager
@@ -242,15 +242,15 @@ class SinkCommitter:
             raise
 
     def abandon(self) -> None:
-        """Restore the slot if nothing was stored: a slot that nobody needs would pin the log."""
+        """Restore the slot if nothing was stored: an unneeded slot would pin the log."""
         undo, self._undo = self._undo, None
         if self._has_stored or undo is None:
             return
         try:
             state, mine = self._claim()
             if state is not None and state.epoch != mine:
-                return  # it is another follower's by now
-            if self._sink.cursor(self._log.log_id) is None:  # else a store failed after it had landed
+                return  # another follower has claimed it
+            if self._sink.cursor(self._log.log_id) is None:  # else the write landed, but its answer failed
                 undo()
         except StrandlineError as error:
             _LOGGER.warning("The slot of a follower that stored nothing stays as it is: %s", error)

@@ -1,4 +1,4 @@
-"""The follower engine, a state machine without I/O: an event in, the next action out.
+"""The follower engine, a state machine without I/O: takes an event, returns the next action.
 
 The engine alone decides the order: receive, apply, store data and cursor, then report the cursor; after a gap, delete
 the keys that vanished, list everything again, then delete the keys that were not listed. A thread drives it in
@@ -27,9 +27,9 @@ STORE_RETRIES: Final = Backoff(attempts=16, base=0.02, ceiling=2.0)
 class Phase(Enum):
     """Phase of a follower. All but the last three belong to a resync."""
 
-    CLEARING = "removing what vanished"
-    RELISTING = "taking everything anew"
-    SWEEPING = "removing what was not listed again"
+    CLEARING = "deleting keys that vanished"
+    RELISTING = "listing everything again"
+    SWEEPING = "deleting keys that were not listed"
     OPENING = "opening the stream"
     LIVE = "following"
     DONE = "finished"
@@ -39,7 +39,7 @@ class Phase(Enum):
 class Engine:
     """State of one follower. It ends at the offset ``until``; without one, when :meth:`stop` is called.
 
-    ``armed``: a resync is possible, since there are a store and a reader to compare it with. ``usual_window`` applies
+    ``armed``: a resync is possible, since there are a store and a reader to compare with. ``usual_window`` applies
     if the batching has no window.
     """
 
@@ -50,7 +50,7 @@ class Engine:
     retries: Backoff = STORE_RETRIES
     phase: Phase = Phase.OPENING
     applied: Cursor | None = None
-    """Everything below has been applied, and taken by the store."""
+    """Everything below has been applied, and written to the store."""
     _read: Cursor | None = None
     _due: float | None = None
     _pending: list[events.Chunk] = field(default_factory=list)
@@ -113,7 +113,7 @@ class Engine:
                 if self.armed:
                     self._resync()
                 else:
-                    self.applied = self._read = anew  # what is current comes in the order of its versions, from below
+                    self.applied = self._read = anew  # current values arrive in the order of their versions
                     if anew is None:
                         return events.Open(None)
                     self._rewind(anew)
@@ -126,7 +126,7 @@ class Engine:
             case Ended():
                 self._ended = True
             case Signal.STREAM_FAILED:
-                self.stop()  # the error is not held up by a store that fails too: that is tried once
+                self.stop()  # a failing store must not delay the error: it is tried once
         return self._next(now)
 
     def _receive(self, event: events.Received, now: float) -> None:
@@ -145,7 +145,7 @@ class Engine:
         self._read = cursor
         if self.phase is Phase.RELISTING:
             self._listed = cursor
-        elif self._due is None and self.applied is not None:  # of an empty listing there is nothing to say
+        elif self._due is None and self.applied is not None:  # an empty listing has nothing to report
             self._due = now + self._window
 
     def _resync(self) -> None:
@@ -187,7 +187,7 @@ class Engine:
         return None
 
     def _storable(self) -> events.Write | None:
-        """The oldest write that the store has not taken. A range that moves no cursor waits for one that does."""
+        """The oldest write that is not in the store. A range that moves no cursor waits for one that does."""
         if not self._unstored:
             return None
         head = self._unstored[0]
@@ -202,7 +202,7 @@ class Engine:
             return events.StoreBatch(write)
         if self._done():
             if write is not None and not self._stopping:
-                return events.Pause(self._patience(now))  # nobody is in a hurry: a store that fails is tried again
+                return events.Pause(self._patience(now))  # idle: a failed write is retried
             self.phase = Phase.DONE
             return events.Finish(self.applied, doubtful=write is not None)
         return self._resync_step(write, now) or self._calm(write, now)
@@ -212,14 +212,14 @@ class Engine:
         if askable and not self._served:
             self._served = True
             return events.Export(self._exports.popleft())
-        self._served = False  # between two exports something is received: a flood of requests starves nobody either
+        self._served = False  # a batch is received between two exports, so that requests cannot starve it
         if write is not None and self._behind >= self.retries.attempts:
-            return events.Pause(self._patience(now))  # enough has been applied that the store has not taken
+            return events.Pause(self._patience(now))  # too much is applied but not stored
         return self._take(0.0 if askable else self._patience(now))
 
     def _store_due(self, now: float) -> bool:
         if self._stopping:
-            return not self._tried  # once more, and then its own word counts
+            return not self._tried  # one more try, and then its result counts
         return self._retry is None or now >= self._retry
 
     def _done(self) -> bool:
@@ -253,7 +253,7 @@ class Engine:
         return events.Apply(write.chunks)
 
     def _resync_step(self, write: events.Write | None, now: float) -> events.Action | None:
-        """The next step of a resync; no step starts before the store has taken all earlier writes."""
+        """The next step of a resync; no step starts before the store has all earlier writes."""
         if self.phase not in (Phase.CLEARING, Phase.SWEEPING) and self._listed is None:
             return None
         if write is not None:
@@ -272,7 +272,7 @@ class Engine:
             self.phase = Phase.SWEEPING
             return events.ResyncSweep(frozenset(self._marks))
         if self._listed is None:
-            raise InvalidInput("A sweep ends where its listing ended.")
+            raise InvalidInput("A sweep needs the cursor at which its listing ended.")
         self._unstored.append(events.EndResync(self._listed))
         return events.StoreBatch(self._unstored[0])
 

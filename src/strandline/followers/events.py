@@ -12,7 +12,7 @@ from strandline.model.arguments import Positive, checked
 from strandline.model.cursor import Cursor
 
 Chunk: TypeAlias = Any
-"""What a source delivers at once; opaque to the engine. During a resync it must have ``keys``."""
+"""A delivery of a source; opaque to the engine. During a resync it must have ``keys``."""
 
 
 @checked
@@ -21,7 +21,7 @@ class Batching:
     """When a batch is applied: at ``records`` or ``bytes``, or ``window`` seconds after its first record.
 
     The default window is a second for ``follow`` and ten milliseconds for a watch. A watch queues at most ``queue``
-    updates that are received and not yet batched; a stop discards them.
+    received updates before batching; a stop discards them.
     """
 
     records: Positive = 1_000_000
@@ -31,20 +31,20 @@ class Batching:
 
 
 class Signal(Enum):
-    """Events that carry nothing."""
+    """Events without data."""
 
     NOTHING = auto()
-    """A wait, a report or an export is over, however it ended."""
+    """A wait, a report or an export has ended, successfully or not."""
     OPENED = auto()
-    """The stream is open, and gives what comes after the cursor that was asked for."""
+    """The stream is open after the requested cursor."""
     STREAM_FAILED = auto()
-    """The stream raised an error and gives nothing more: what was received before is still applied and stored."""
+    """The stream failed: received updates are still applied and stored."""
     APPLIED = auto()
     """The batch has been applied."""
     STORED = auto()
-    """The store has taken what it was given, or there is none."""
+    """The store has taken the write, or there is no store."""
     STORE_FAILED = auto()
-    """The store has not taken what it was given, or nobody knows."""
+    """The write failed, or its outcome is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Ghosts:
-    """Deletes of the keys that are in the store and not in the stream, in chunks."""
+    """Deletes of the keys that are in the store but not in the stream, in chunks."""
 
     chunks: Sequence[Chunk]
 

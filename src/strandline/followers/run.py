@@ -50,22 +50,22 @@ def follow(
 ) -> Cursor:
     """Keep a sink exactly in step with a log; returns the cursor that the sink has stored.
 
-    Resumes from the sink's own cursor, whatever happened to earlier runs; only a newcomer asks ``start``. That is the
-    log's very first record unless it says otherwise, and ``CursorExpired`` if that was trimmed: a table of the latest
-    values would lack keys. ``start="retained"`` takes what there is. Ends at the
-    offset ``until`` (``"end"``: the log's end as of this call), or when ``stop`` is set, after applying what it has
-    fetched. ``slot`` names the slot that pins what is still needed; it is created if missing, claimed for ``holder``
-    and advanced only from what the sink has stored.
+    Resumes from the sink's own cursor, whatever happened to earlier runs; only a new follower uses ``start``. By
+    default that is the log's very first record, and ``CursorExpired`` if that was trimmed: a table of the latest
+    values would lack keys. ``start="retained"`` begins at the first retained record. Ends at the
+    offset ``until`` (``"end"``: the log's end as of this call), or when ``stop`` is set, after applying the fetched
+    records. ``slot`` names the slot that pins unread records; it is created if missing, claimed for ``holder``
+    and advanced only to the sink's stored cursor.
 
-    A table that others have changed so that it no longer holds what its cursor says is ``Diverged``; ``repair=True``
-    puts it back to the last version that does, and goes on from there. A newcomer that is refused before anything was
+    A table that other writers have changed so that it no longer matches its cursor is ``Diverged``; ``repair=True``
+    restores the last version that does, and continues from there. A new follower that is refused before anything was
     stored leaves neither a table nor a slot behind.
 
     Raises ``CursorExpired`` or ``Diverged`` if the log cannot serve the sink's cursor, ``Fenced`` if a newer follower
-    took over, ``CorruptData`` or ``NotFound`` naming a damaged object; the sink then stays where it was.
+    took over, ``CorruptData`` or ``NotFound`` naming a damaged object; the sink is then unchanged.
     """
     committer = begin(log, sink, slot, start=start, holder=holder or str(chance.uuid()), repair=repair)
-    # Also while the sink is busy with one batch.
+    # Also while the sink applies a batch.
     alive = contextlib.nullcontext(committer) if slot is None else SlotHeartbeat(committer, log, clock=clock)
     with committer.abandoned_on_error(), alive as position:
         engine = Engine(batching or Batching(), until=log.end().next if until == "end" else until)
@@ -86,12 +86,12 @@ class Arriving(Protocol):
         """All received batches after a cursor; the first may begin before it."""
 
     def wait(self, past: Cursor, timeout: float) -> bool:
-        """Block until something arrives (True), new or not, or the time is over (False)."""
+        """Block until a batch arrives (True), new or not, or until the timeout (False)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _IntoTable:
-    """Records, read from a log and stored as a table."""
+    """Reads records from a log, and stores them as a table."""
 
     log: Log
     sink: Sink
@@ -134,13 +134,13 @@ class _IntoTable:
 
 @dataclass(frozen=True, slots=True)
 class _IntoCopy:
-    """Batches, as they arrive, stored as a copy of the log."""
+    """Stores pushed batches as a copy of the log."""
 
     log: Arriving
     sink: BatchSink
 
     def look(self, since: Cursor, limit: Limit) -> events.Received | None:
-        del limit  # they are in memory already
+        del limit  # the batches are in memory already
         batches = self.log.arrived(since)
         if not batches:
             return None
@@ -169,14 +169,14 @@ class Follower:
     _route: _IntoTable | _IntoCopy = field(init=False)
 
     def __post_init__(self) -> None:
-        # Once, and not for each batch: these checks take longer than most of the work on a batch.
+        # Once, not for each batch: these checks take longer than most of the work on a batch.
         log, sink = self.log, self.sink
         if isinstance(sink, BatchSink) and isinstance(log, Arriving):
             self._route = _IntoCopy(log, sink)
         elif not isinstance(sink, BatchSink) and not isinstance(log, Arriving):
             self._route = _IntoTable(log, sink)
         else:
-            raise TypeError("A copy follows what arrives, and a table a log.")
+            raise TypeError("A copy follows pushed batches, and a table follows a log.")
 
     def begin(self, cursor: Cursor) -> None:
         """Resume at this cursor, which is the sink's own."""
@@ -201,7 +201,7 @@ class Follower:
     def step(self) -> Cursor | None:
         """Do one step; returns the cursor if it was the last. Waits for the log for a quarter of a second at most."""
         if self._event is None:
-            raise AssertionError("it was not begun")
+            raise AssertionError("begin() was not called")
         action = self.engine.step(self._event, self.clock.monotonic())
         if isinstance(action, events.Apply):  # the sink does both in one step
             action = self.engine.step(Signal.APPLIED, self.clock.monotonic())
@@ -213,7 +213,7 @@ class Follower:
     def _do(self, action: events.Action) -> events.Event:
         match action:
             case events.Open():
-                return Signal.OPENED  # a log is planned anew each time
+                return Signal.OPENED  # a log is planned again each time
             case events.Receive(since, records, size, seconds) if since is not None:
                 return self._receive(since, Limit(records=records, bytes=size, upto=self.engine.until), seconds)
             case events.StoreBatch(events.AppliedRange(chunks, since, upto)) if since is not None:
@@ -222,24 +222,24 @@ class Follower:
             case events.ReportCursor():
                 self._advance()
                 return Signal.NOTHING
-        raise AssertionError(f"a log's follower has no use for {action}")
+        raise AssertionError(f"a log's follower has no action {action}")
 
     def _receive(self, since: Cursor, limit: Limit, seconds: float) -> events.Event:
         found = self._route.look(since, limit)
         if found is None:
-            self._be_seen()
+            self._touch_slot()
             # A short wait, so that a stop takes effect soon.
             if self.log.wait(since, min(seconds, _POLL)):
                 found = self._route.look(since, limit)
         return Signal.NOTHING if found is None else found
 
     def _advance(self) -> None:
-        stored = self.sink.cursor(self.log.log_id)  # what the sink has stored, not what was sent to it
+        stored = self.sink.cursor(self.log.log_id)  # stored, not only sent to it
         if self.slot is not None and stored is not None:
             self.slot.advance(stored)
             self._seen = self.clock.monotonic()
 
-    def _be_seen(self) -> None:
+    def _touch_slot(self) -> None:
         """Touch the slot of an idle follower, so that it is not invalidated as idle."""
         if self.slot is not None and self.clock.monotonic() - self._seen >= self.seen_every:
             self.slot.touch()

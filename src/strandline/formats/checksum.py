@@ -8,5 +8,5 @@ import pyarrow as pa
 
 def crc32c(data: bytes | memoryview, value: int = 0) -> int:
     """The checksum of ``data`` after bytes whose checksum is ``value``."""
-    # The C extension takes no memoryview, but it takes an Arrow buffer that looks at the same bytes.
+    # The C extension does not accept a memoryview, but an Arrow buffer over the same bytes.
     return int(google_crc32c.extend(value, data if isinstance(data, bytes) else pa.py_buffer(data)))

@@ -25,7 +25,7 @@ def encode_topic(partition_count: int) -> bytes:
 
 
 def decode_topic(data: bytes | memoryview, where: str) -> int:
-    """The number of partitions that these bytes tell, or an error that says what to do."""
+    """Decode the number of partitions, or an error that says what to do."""
     try:
         fields = parse_object(data)
         kind, min_reader, count = fields["kind"], fields["min_reader"], fields["partition_count"]

@@ -20,7 +20,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The stream has ended: no change will ever come."""
+    """The stream has ended: no further change follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +89,11 @@ class KeyValueSubscription(Protocol):
         """The identity of the stream, which its cursors carry."""
 
     def take(self, most: int, timeout: float) -> Updates | Listed | Ended | None:
-        """The next changes, up to ``most``; None if none came within ``timeout`` seconds.
+        """The next changes, up to ``most``; None if none arrived within ``timeout`` seconds.
 
         Changes of keys out of scope are left out, but the cursor moves past them. After the initial values of a full
         watch comes :class:`Listed`, once. ``Gap`` if retention removed changes before they were taken: nothing past the
-        gap is ever given. ``StorageError`` if the connection is lost for good.
+        gap is ever returned. ``StorageError`` if the connection is lost for good.
         """
 
     def close(self) -> None:

@@ -70,7 +70,7 @@ class LogKeyValue:
     """
 
     def __init__(self, log: Log, *, base: Store | None = None, clock: Clock = CLOCK, chance: Chance = CHANCE) -> None:
-        """Use ``log``. ``base`` is a store made from a snapshot of it, which nobody else may write to."""
+        """Use ``log``. ``base`` is a store made from a snapshot of it, which no other writer may change."""
         require(log, "read as keyed values", *READING)
         self._log = log
         self._clock = clock
@@ -79,7 +79,7 @@ class LogKeyValue:
         self._writer = NumberedWriter(log, clock=clock, chance=chance)
         self._waiting: deque[_Change] = deque()
         self._turn = threading.Condition()
-        self._busy = False  # whether someone is writing
+        self._busy = False  # whether a thread is writing
         self._origin = Origin(f"The key-value store in {log!r}", self)
 
     @property
@@ -190,7 +190,7 @@ class LogKeyValue:
         finally:
             if leading:
                 with self._turn:
-                    _answer(group, OutcomeUnknown("The write was cut short, and whether it was made is unknown."))
+                    _answer(group, OutcomeUnknown("The write was interrupted with an unknown outcome: read the key."))
                     self._busy = False
                     self._turn.notify_all()
 
@@ -247,7 +247,7 @@ class LogKeyValue:
                 ) from error
             case Receipt(first=int(first)):
                 return first
-        raise OutcomeUnknown("The change is stored, but the log no longer tells where: read the key for its version.")
+        raise OutcomeUnknown("The change is stored, but at an unknown offset: read the key for its version.")
 
 
 @dataclass(slots=True, eq=False)
@@ -299,7 +299,7 @@ def _at_version(key: bytes, expected: KeyVersion) -> Rule:
         if found is None:
             now = "absent"
         elif found[1] == UNKNOWN:
-            now = "as the snapshot has it, at a version that is unknown until it is put"
+            now = "from the snapshot, at a version that is unknown until the next put"
         elif found[1] == expected:
             return
         else:

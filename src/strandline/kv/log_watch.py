@@ -159,12 +159,14 @@ def _loaded(base: Store, log: Log) -> tuple[Cursor, dict[bytes, Held]]:
         # Values of a base that moves meanwhile would not belong to its cursor.
         if base.cursor(log.log_id) == before:
             return before, held
-    raise Contended("The base of the key-value store is being written to: give a store at rest. Try again.")
+    raise Contended(
+        "The base of the key-value store is being written to: give a store that is not being written to. Try again."
+    )
 
 
 _AT_ONCE: Final = Limit(batches=64)
 _AHEAD: Final = 32 << 20
-"""About how many bytes are prefetched."""
+"""Bytes to prefetch."""
 
 
 class _Piece(NamedTuple):
@@ -201,7 +203,7 @@ class LogKeyValueSubscription(Closing):
         return self._log.log_id
 
     def take(self, most: Positive, timeout: Timeout) -> Updates | Listed | Ended | None:
-        """The next changes, up to ``most``; None if none came in time."""
+        """The next changes, up to ``most``; None if none arrived in time."""
         if self._closed:
             raise InvalidInput("This watch is closed: open another one.")
         if self._current is not None:

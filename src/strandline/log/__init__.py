@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from strandline.model.head import WriterId as WriterId
     from strandline.model.records import READ_SCHEMA as READ_SCHEMA
     from strandline.model.records import RECORD_SCHEMA as RECORD_SCHEMA
+    from strandline.model.retention import SlotLimits as SlotLimits
 
 __getattr__, __dir__, __all__ = lazy(
     __name__,
@@ -27,6 +28,7 @@ __getattr__, __dir__, __all__ = lazy(
         "READ_SCHEMA": "strandline.model.records",
         "RECORD_SCHEMA": "strandline.model.records",
         "Receipt": "strandline.log.contract",
+        "SlotLimits": "strandline.model.retention",
         "WalReader": "strandline.log.wal.read.reading",
         "WriterId": "strandline.model.head",
     },

@@ -21,7 +21,7 @@ from strandline.model.retention import SlotState
 class Receipt:
     """Proof that records are durable and listed: ``count`` of them from offset ``first``.
 
-    ``first`` is None only for a repeated append whose place the log no longer remembers: it *is* listed.
+    ``first`` is None only for a repeated append whose offset the log no longer remembers: it *is* listed.
     """
 
     first: int | None
@@ -59,17 +59,17 @@ class Slot(Protocol):
         """The fencing number of this claim."""
 
     def state(self) -> SlotState:
-        """What is stored now, whoever holds it."""
+        """The stored state, whoever the holder is."""
 
     def advance(self, to: Cursor) -> None:
         """Durably move the position up to a cursor; a lower one changes nothing.
 
-        ``Fenced`` if someone else has claimed the slot since, ``SlotInvalid`` if it was invalidated: both change
+        ``Fenced`` if another holder has claimed the slot since, ``SlotInvalid`` if it was invalidated: both change
         nothing. Repeating after a failure is safe.
         """
 
     def touch(self) -> None:
-        """Durably say that the holder is alive although it has nothing to acknowledge; raises as ``advance`` does."""
+        """Heartbeat: durably record that the holder is alive. Raises as ``advance`` does."""
 
 
 @runtime_checkable
@@ -115,7 +115,7 @@ class Slots(Protocol):
 
 @runtime_checkable
 class LogReading(Protocol):
-    """The part of a log that reads. A class that inherits from it has :meth:`start` and :meth:`read` by the rest.
+    """The reading half of a log. Subclasses inherit :meth:`start` and :meth:`read`, which use the other methods.
 
     Reading changes nothing and claims nothing. All calls may block on storage and raise ``StorageError``.
     """
@@ -128,27 +128,27 @@ class LogReading(Protocol):
         """The first retained and the next offset."""
 
     def start(self) -> Cursor:
-        """The cursor of a newcomer that wants everything that is retained."""
+        """The cursor of a new consumer that reads everything that is retained."""
         return Cursor(self.log_id, self.bounds().first)
 
     def cursor_at(self, offset: int) -> Cursor:
         """The cursor of a consumer that has applied everything below ``offset``, which the log reaches.
 
-        With term and fingerprint of the record before it, as far as the log has such and still holds that record.
+        Includes term and fingerprint of the record before it, if the log has them and still retains that record.
         """
 
     def position_of(self, start: Start) -> int:
-        """The offset at which a newcomer begins that asks for this; ``Diverged`` for a cursor of another log.
+        """The offset at which a new consumer with this start begins; ``Diverged`` for a cursor of another log.
 
-        ``"beginning"`` is offset 0, ``"retained"`` the first that is still there, ``"now"`` the end. A time means the
-        first batch that was listed then or later. Whether the offset is retained is not looked at.
+        ``"beginning"`` is offset 0, ``"retained"`` the first retained offset, ``"now"`` the end. A time means the
+        first batch that was listed then or later. Does not check whether the offset is retained.
         """
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[Span]:
-        """What to fetch after a cursor, in order and without a hole; ``[]`` means that there is nothing now.
+        """The spans to fetch after a cursor, in order and without a gap; ``[]`` if there are none now.
 
         ``CursorExpired`` if the log no longer retains the cursor's position, ``Diverged`` if the cursor is of another
-        log or past the end, or if its fingerprint says that another batch was before it than is there now.
+        log or past the end, or if its fingerprint does not match the batch before it.
         """
 
     def read(
@@ -169,16 +169,16 @@ class Log(LogReading, Protocol):
     def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
         """Append a batch, whole or not at all.
 
-        The same writer and number again is a no-op, whatever became of the first try. Numbers of a writer begin at
+        The same writer and number again is a no-op, whatever the outcome of the first try. Numbers of a writer begin at
         0 and are listed strictly in order, else ``OutOfOrder``. With ``expect``, ``ExpectationFailed`` unless the
         log ends exactly there.
         """
 
     def end(self) -> Cursor:
-        """The cursor of a newcomer that wants only what comes from now on."""
+        """The cursor of a new consumer that reads only records from now on."""
 
     def wait(self, past: Cursor, timeout: float) -> bool:
-        """Block until the log reaches past the cursor (True) or the time is over (False)."""
+        """Block until the log reaches past the cursor (True), or until the timeout (False)."""
 
     @property
     def slots(self) -> Slots:
@@ -189,9 +189,9 @@ READING: Final = ("bounds", "end", "plan", "position_of", "wait")
 
 
 def require(log: object, what: str, *calls: str, slots: bool = False) -> None:
-    """Refuse something that is no log, or not enough of one, before anything is begun with it.
+    """Refuse an object that is no log, or lacks methods, before it is used.
 
-    ``Unsupported`` unless it has these calls, and slots if they are needed; ``what`` cannot be done with it then.
+    ``Unsupported`` unless it has these methods, and slots if they are needed; ``what`` names the use in the error.
     """
     missing = [name for name in calls if not callable(getattr(log, name, None))]
     if slots and not isinstance(getattr(log, "slots", None), Slots):
@@ -199,5 +199,5 @@ def require(log: object, what: str, *calls: str, slots: bool = False) -> None:
     if missing:
         raise Unsupported(
             f"A {type(log).__name__} cannot be {what}: it has no {', '.join(missing)}. Use a log that strandline.open "
-            "gives, the log of a WriteAheadLog (wal.log), or what the reading() of a node gives where that is enough."
+            "returns, the log of a WriteAheadLog (wal.log), or for reading the reading() of a node."
         )

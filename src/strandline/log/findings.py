@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     DAMAGE = "damage"
     """Acknowledged data is lost or wrong, a guarantee is broken, or the log cannot be opened."""
@@ -61,7 +61,7 @@ class Finding:
     """The object, file or slot concerned."""
     message: str
     byte: int | None = None
-    """The byte of the file from which on it applies, if it is about a place in a file."""
+    """The byte in the file at which it begins, if it is about a position in a file."""
 
 
 @dataclass(slots=True)

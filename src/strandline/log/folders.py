@@ -1,6 +1,6 @@
 """Recognition of a folder's kind by file names and first bytes, and the checks before something new is created there.
 
-Does not judge damage. Openers call it first: no log is created inside another thing's folder.
+Ignores damage. Openers call it first: no log is created inside a folder of another kind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from strandline.storage.store import ObjectStore
 
 
 class FolderKind(StrEnum):
-    """What a path may lead to; the value is its name in a sentence."""
+    """Kinds of a path's content; the value is its name in a sentence."""
 
     WAL = "a write-ahead log"
     OBJECT_LOG = "an object log"
@@ -46,11 +46,11 @@ class FolderKind(StrEnum):
 
 
 PROBED: Final = ("log.json", "slots.json", "head", "ingest/manifest")
-"""The files whose first bytes are looked at."""
+"""The files whose first bytes are read."""
 FIRST_BYTES: Final = 4096
 
 _LEFT: Final = frozenset({"lock", "node.lock"})
-"""What an opening that was refused or interrupted leaves in a folder: that is still nothing."""
+"""Files that a refused or interrupted opening leaves: a folder with only these counts as empty."""
 _SPOOL_SUFFIX: Final = ".logical.wal"
 _FRAMES: Final = re.compile(r"[0-9]{20}\.log")
 _NODE_DATA: Final = re.compile(r"data-[0-9]{8}")
@@ -68,24 +68,24 @@ _OWN_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a path leads to. Several kinds if a folder holds several things, each with the names that tell so."""
+    """The content of a path: its kinds, each with the file names that identify it. A folder may have several."""
 
     path: str
     found: Mapping[FolderKind, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def kinds(self) -> frozenset[FolderKind]:
-        """All that is there."""
+        """All kinds of content."""
         return frozenset(self.found)
 
     def is_free(self) -> bool:
-        """Whether something new may begin here: there is nothing, or an empty folder."""
+        """Whether something new may be created here: the path is absent, or an empty folder."""
         return self.kinds <= {FolderKind.ABSENT, FolderKind.EMPTY}
 
     def __str__(self) -> str:
-        """What is there, in words: ``a write-ahead log (log.json) and an append-log store (fold.log)``."""
-        told = [f"{kind}{_named(names)}" for kind, names in self.found.items()]
-        return told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"
+        """The content in words: ``a write-ahead log (log.json) and an append-log store (fold.log)``."""
+        parts = [f"{kind}{_named(names)}" for kind, names in self.found.items()]
+        return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _named(names: tuple[str, ...]) -> str:
@@ -94,7 +94,7 @@ def _named(names: tuple[str, ...]) -> str:
 
 
 def recognise(rows: Iterable[FolderRow], firsts: Mapping[str, bytes]) -> dict[FolderKind, tuple[str, ...]]:
-    """What a folder with these names holds; ``firsts`` has the first bytes of those in :data:`PROBED` that exist.
+    """The kinds of a folder with these names; ``firsts`` has the first bytes of those in :data:`PROBED` that exist.
 
     >>> recognise([FolderRow("fold.log"), FolderRow("lock")], {})
     {<FolderKind.APPEND_LOG_STORE: 'an append-log store'>: ('fold.log',)}
@@ -114,7 +114,7 @@ def recognise(rows: Iterable[FolderRow], firsts: Mapping[str, bytes]) -> dict[Fo
         if is_there:
             names = [name for name in _OWN_NAMES[kind] if name in files or name in folders]
             found[kind] = (*names, *(frames if kind is FolderKind.WAL else ()))
-    if len(found) > 1:  # the identity is of one of them
+    if len(found) > 1:  # the identity file belongs to one of them
         owner = _LOG_KINDS.get(_json_kind(firsts.get("log.json", b"")))
         found = {
             kind: tuple(name for name in names if name != "log.json" or kind is owner) for kind, names in found.items()
@@ -137,7 +137,7 @@ def recognise(rows: Iterable[FolderRow], firsts: Mapping[str, bytes]) -> dict[Fo
     if found:
         return found
     spools = tuple(name for name in files if name.endswith(_SPOOL_SUFFIX))
-    if spools:  # beside anything else they are files that get in nobody's way
+    if spools:  # beside other content they are ignored
         return {FolderKind.SPOOL: spools}
     others = tuple(name for name in (*files, *folders) if name not in _LEFT)
     return {FolderKind.OTHER: others} if others else {FolderKind.EMPTY: ()}
@@ -148,12 +148,12 @@ def _json_kind(first: bytes) -> str:
         fields = json.loads(first)
         return str(fields["kind"])
     except (ValueError, RecursionError, KeyError, TypeError):
-        found = re.search(rb'"kind": ?"([a-z0-9-]{1,40})"', first)  # longer than what was looked at, or damaged
+        found = re.search(rb'"kind": ?"([a-z0-9-]{1,40})"', first)  # longer than the bytes that were read, or damaged
         return found[1].decode() if found else ""
 
 
 def contents(path: Address, *, disk: Disk) -> Contents:
-    """Look what a path leads to. Reads a listing and a few first bytes, and changes nothing."""
+    """Identify the content of a path. Reads a listing and a few first bytes, and changes nothing."""
     named = as_address(path)
     bare = named.rstrip("/") or named
     rows = disk.scan(bare)
@@ -198,7 +198,7 @@ OPENED_WITH: Final = {
     FolderKind.SPOOL: "open it with strandline.compat.WriteAheadLog.open(..., migrate=True)",
     FolderKind.FILE: "name a folder",
 }
-"""What to do with each kind where another one was expected."""
+"""What to do with each kind where another was expected."""
 
 
 def refuse_others(
@@ -207,10 +207,10 @@ def refuse_others(
     instead: Mapping[FolderKind, str] | None = None,
     nothing: str = "check the path.",
 ) -> None:
-    """Raise ``NotALog`` unless this is one thing of a kind that is needed; says what it is, and what that is for.
+    """Raise ``NotALog`` unless the path has exactly one kind of content, and it is one of the needed ones.
 
-    ``WrongKind`` if it is something else of ours, or several things.
-    ``instead`` says what to do with each other kind, ``nothing`` what to do where there is nothing.
+    ``WrongKind`` if it is another kind of this package, or several.
+    ``instead`` says what to do with each other kind, ``nothing`` what to do with an absent or empty path.
     """
     if len(there.kinds) == 1 and there.kinds <= set(needs):
         return
@@ -230,7 +230,7 @@ def refuse_others(
 
 
 _STRANGERS: Final = frozenset({FolderKind.ABSENT, FolderKind.EMPTY, FolderKind.OTHER})
-"""What may be there: files of nobody here are in nobody's way."""
+"""Kinds that may be there: unknown files do not matter."""
 
 _TAKE_OVER: Final = (
     "give the node a folder of its own, and let it take this log over, with take_over='{path}', or 'strandline node "
@@ -243,16 +243,16 @@ _TAKEN_OVER: Final = {
         "'strandline wal migrate {path}', and let a node with a folder of its own take that over (take_over='{path}')"
     ),
 }
-"""How one thing becomes another."""
+"""How one kind becomes another."""
 
 _IN_BUCKETS: Final = (*PROBED, "topic.json", "_delta_log/_last_checkpoint", "_delta_log/00000000000000000000.json")
-"""What tells the kinds of things that a bucket may hold; a table without its first commit has had a checkpoint."""
+"""Object names that identify a kind in a bucket; a table without its first commit has had a checkpoint."""
 
 
 def check_new(folder: str | PathLike[str], kind: FolderKind, *, disk: Disk) -> None:
-    """``WrongKind`` if something of this kind would begin where something else is; says what that is, and its use.
+    """``WrongKind`` if this kind would be created where another one is; names that one, and its use.
 
-    What an interrupted beginning of the same kind has left is left to the opener.
+    Leftovers of an interrupted creation of the same kind are handled by the opener.
     """
     there = contents(folder, disk=disk)
     _refuse_new(there, kind, "folder")
@@ -261,12 +261,12 @@ def check_new(folder: str | PathLike[str], kind: FolderKind, *, disk: Disk) -> N
 
 
 def _refuse_beside_table(there: Contents, kind: FolderKind, *, disk: Disk) -> None:
-    """``WrongKind`` for anything new within a table, and for a table around anything: a VACUUM would delete that."""
+    """``WrongKind`` for a new folder within a table, and for a table around other files: VACUUM would delete those."""
     path = Path(there.path).absolute()
     others = there.found.get(FolderKind.OTHER, ())
     if kind is FolderKind.DELTA_TABLE and others:
         raise WrongKind(
-            f"{path} holds something else ({', '.join(others[:3])}), which a VACUUM of a table there would delete: "
+            f"{path} holds other files ({', '.join(others[:3])}), which a VACUUM of a table there would delete: "
             "nothing was changed. Name an empty folder."
         )
     around = next((parent for parent in path.parents if disk.scan(str(parent / "_delta_log"))), None)
@@ -278,9 +278,9 @@ def _refuse_beside_table(there: Contents, kind: FolderKind, *, disk: Disk) -> No
 
 
 def check_new_in_bucket(url: str, kind: FolderKind, first_bytes: Callable[[str], bytes | None]) -> None:
-    """The same for a place in a bucket, where a listing may be long: only names that tell something are asked for.
+    """The same for a prefix in a bucket, where a listing may be long: reads only the names that identify a kind.
 
-    ``first_bytes`` gives the first bytes of the object with a name below that place, or None if there is none.
+    ``first_bytes`` returns the first bytes of the object with a name below the prefix, or None if there is none.
     """
     firsts = {name: found for name in _IN_BUCKETS if (found := first_bytes(name)) is not None}
     rows = {FolderRow(name.partition("/")[0], "/" in name) for name in firsts}
@@ -288,7 +288,7 @@ def check_new_in_bucket(url: str, kind: FolderKind, first_bytes: Callable[[str],
 
 
 def check_new_in_store(store: ObjectStore, kind: FolderKind) -> None:
-    """The same by means of an object store."""
+    """The same for an object store."""
 
     def first_bytes(name: str) -> bytes | None:
         try:
@@ -312,9 +312,9 @@ def _refuse_new(there: Contents, kind: FolderKind, place: str) -> None:
 def check_missing(
     folder: str | PathLike[str], kind: FolderKind, *, disk: Disk, beside: Collection[FolderKind] = ()
 ) -> None:
-    """``WrongKind`` if what was not found in a folder is not there because something else is; says what, and its use.
+    """``WrongKind`` if a folder holds another kind than the missing one; names that kind, and its use.
 
-    What is of the kinds ``beside`` is in nobody's way.
+    The kinds ``beside`` are allowed.
     """
     found = _other(contents(folder, disk=disk), kind, beside=beside)
     if found is not None:
@@ -323,7 +323,7 @@ def check_missing(
 
 
 def _other(there: Contents, kind: FolderKind, *, beside: Collection[FolderKind] = ()) -> tuple[str, str, str] | None:
-    """The path, what is there instead of this kind, and what to do with that; None if nothing is in the way."""
+    """The path, the other kind that is there, and what to do with it; None if there is none."""
     others = [found for found in there.found if found not in _STRANGERS and found not in beside]
     if not others or kind in others:
         return None

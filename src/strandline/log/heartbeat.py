@@ -16,13 +16,13 @@ from strandline.storage.worker_thread import WorkerThread
 _LOGGER: Final = logging.getLogger(__name__)
 
 MOST: Final = 60.0
-"""Seconds between two heartbeats at most; so it is where nothing is known of a limit."""
+"""Longest interval in seconds; used where the log has no slot limits."""
 
 _LOOK: Final = 20.0
-"""Seconds between two looks at limits of which none is for idle slots: one may be set at any time."""
+"""Seconds between two reads of limits without an idle limit: one may be set at any time."""
 
 _TICK: Final = 0.25
-"""Real seconds between two looks at the clock."""
+"""Real seconds between two reads of the clock."""
 
 
 class Beating(Protocol):
@@ -32,30 +32,30 @@ class Beating(Protocol):
         """Durably move the position up to a cursor."""
 
     def touch(self) -> None:
-        """Say that the holder is alive."""
+        """Record that the holder is alive."""
 
 
 @runtime_checkable
 class Limited(Protocol):
-    """A log that knows within which limits its slots pin."""
+    """A log that has limits for its slots."""
 
     def slot_limits(self) -> SlotLimits:
-        """The limits as they are stored now."""
+        """The limits as stored now."""
 
 
 @runtime_checkable
 class Provisional(Protocol):
-    """A claimed slot, or what stands for one, that knows whether it pins for a while only."""
+    """A claimed slot, or a stand-in for one, that may be provisional."""
 
     @property
     def is_provisional(self) -> bool:
-        """Whether nobody has claimed it yet, so that it goes unless its consumer is seen."""
+        """Whether nobody has claimed it yet: it expires unless its consumer touches it."""
 
 
 def heartbeat_interval(limits: SlotLimits) -> float:
     """Seconds between two heartbeats: a third of the idle limit, and a minute at most.
 
-    Without a limit it is what passes between two looks whether there is one now.
+    Without an idle limit, it is the interval at which the limits are read again.
 
     >>> heartbeat_interval(SlotLimits(idle_seconds=30)), heartbeat_interval(SlotLimits())
     (10.0, 20.0)
@@ -65,16 +65,16 @@ def heartbeat_interval(limits: SlotLimits) -> float:
 
 @final
 class SlotHeartbeat:
-    """A claimed slot that is touched in time by a thread of its own, for as long as it is entered. Safe in threads.
+    """Touches a claimed slot in time, in a thread of its own, while it is entered. Safe in threads.
 
-    The limit is read again with each heartbeat: who changes it does not have to restart consumers. What a heartbeat
-    cannot write now, it tries again; that the slot was taken over or invalidated, its holder hears when it advances.
+    Each heartbeat reads the limit again, so that a changed limit needs no restart. A failed heartbeat is
+    repeated. The holder learns that the slot was taken over or invalidated when it advances.
     """
 
     def __init__(
         self, slot: Beating, log: object, *, clock: Clock, is_alive: Callable[[], bool] = lambda: True
     ) -> None:
-        """Keep ``slot`` of ``log`` alive while it is entered and ``is_alive`` says so."""
+        """Keep ``slot`` of ``log`` alive while it is entered and ``is_alive`` returns true."""
         self._slot = slot
         self._log = log
         self._clock = clock
@@ -89,15 +89,15 @@ class SlotHeartbeat:
     def advance(self, to: Cursor) -> None:
         """Durably move the position up to a cursor."""
         with self._lock:
-            self._slot.advance(to)  # one that stands there already is not seen by this: the next heartbeat is in time
+            self._slot.advance(to)  # no write if the slot is there already: the next heartbeat is in time
 
     def touch(self) -> None:
-        """Say that the holder is alive."""
+        """Record that the holder is alive."""
         with self._lock:
             self._touch()
 
     def beat(self) -> None:
-        """Say so if it is time."""
+        """Touch the slot if the interval is over."""
         if self._clock.monotonic() - self._seen >= self._every and self._is_alive():
             with self._lock:
                 limits = self._limits()
@@ -105,18 +105,18 @@ class SlotHeartbeat:
                 if limits is None or limits.idle_seconds or self._is_provisional():
                     self._touch()
                 else:
-                    self._seen = self._clock.monotonic()  # nobody asks when it was seen: nothing is written
+                    self._seen = self._clock.monotonic()  # without an idle limit nothing is written
 
     def _is_provisional(self) -> bool:
         return isinstance(self._slot, Provisional) and self._slot.is_provisional
 
     def _touch(self) -> None:
-        now = self._clock.monotonic()  # before it is written, which may take long: the next one must be in time
+        now = self._clock.monotonic()  # before the write, which may take long: the next one must be in time
         self._slot.touch()
         self._seen = now
 
     def _limits(self) -> SlotLimits | None:
-        """The limits as they are now; None if the log does not tell."""
+        """The current limits; None if the log has none."""
         return self._log.slot_limits() if isinstance(self._log, Limited) else None
 
     def _run(self) -> None:
@@ -130,7 +130,7 @@ class SlotHeartbeat:
                 return
 
     def start(self) -> Self:
-        """Begin; the first heartbeat is an interval away."""
+        """Start the thread; the first heartbeat follows after one interval."""
         self._thread.start()
         return self
 
@@ -141,11 +141,11 @@ class SlotHeartbeat:
         self.stop()
 
     def halt(self) -> None:
-        """Begin no further heartbeat; does not wait."""
+        """Start no further heartbeat; does not wait."""
         self._stop.set()
 
     def stop(self) -> None:
-        """Send no more heartbeats; waits for one that is under way, but not for long."""
+        """Send no more heartbeats; waits briefly for a running one."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(10.0)

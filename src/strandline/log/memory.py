@@ -30,14 +30,14 @@ from strandline.storage.fork_check import Origin, bound_to_process
 
 @dataclass(frozen=True, slots=True)
 class MemorySpan:
-    """Offsets of one batch that is in memory."""
+    """A range of offsets in one in-memory batch."""
 
     batches: tuple[pa.RecordBatch, ...]
     first: int
     next: int
     size: int
     fingerprint: int
-    """Tells its batch from every other that could be listed there."""
+    """Identifies the batch among all that could be listed there."""
 
     def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
         """The span's records with their offsets."""
@@ -100,7 +100,7 @@ class MemoryLog(HeadLog[MemorySpan]):
             )
             listed = list_batches(head, [listing], self._clock.now())
             if listed is not head:
-                # The records before the head: planning takes no lock, and goes by the head.
+                # The records before the head: planning takes no lock, and reads the head first.
                 self._batches[head.next_sequence] = tuple(with_offsets(batches, head.next_offset))
                 spills = plan_spills(listed)
                 self.chunks.update({spill.reference: spill.items for spill in spills})
@@ -120,7 +120,7 @@ class MemoryLog(HeadLog[MemorySpan]):
             return self._changed.wait_for(lambda: self._head.next_offset > past.next, timeout)
 
     def trim(self, floor: int) -> None:
-        """Forget everything below an offset, whatever the slots say: for tests of expired cursors."""
+        """Delete everything below an offset, whatever the slots say: for tests of expired cursors."""
         with self._changed:
             before = self._head
             self._head = replace(before, floor=rules.check_position(floor, self.bounds()))

@@ -14,7 +14,7 @@ from strandline.model.records import READ_SCHEMA
 
 
 class StoredRange(Protocol):
-    """A batch that is somewhere: which offsets it holds, and how many bytes."""
+    """A stored batch: which offsets it holds, and how many bytes."""
 
     @property
     def first(self) -> int:
@@ -31,7 +31,7 @@ class StoredRange(Protocol):
 
 @runtime_checkable
 class SpanWithTerm(Protocol):
-    """A span of a log whose records have terms; all of its own have the same."""
+    """A span of a log with terms; all of its records have the same term."""
 
     @property
     def term(self) -> int:
@@ -40,11 +40,11 @@ class SpanWithTerm(Protocol):
 
 @runtime_checkable
 class Fingerprinted(Protocol):
-    """A batch, or a span of one, that can be told from any other batch at its place."""
+    """A batch, or a span of one, that can be distinguished from any other batch at the same offset."""
 
     @property
     def fingerprint(self) -> int:
-        """What :func:`~strandline.model.cursor.batch_fingerprint` makes of the batch's identity."""
+        """The :func:`~strandline.model.cursor.batch_fingerprint` of the batch's identity."""
 
 
 class StoredBatch(StoredRange, Fingerprinted, Protocol):
@@ -56,19 +56,19 @@ B = TypeVar("B", bound=StoredBatch)
 
 
 def behind(since: Cursor, span: Span) -> Cursor:
-    """The cursor of who had applied everything below ``since``, and now this span too.
+    """The cursor after this span, for a consumer that has applied everything below ``since``.
 
-    It has the span's term and the fingerprint of its batch, as far as the log has such.
+    It has the span's term and the fingerprint of its batch, if the log has them.
     """
     term = span.term if isinstance(span, SpanWithTerm) else since.term
     return Cursor(since.log_id, span.next, term, span.fingerprint if isinstance(span, Fingerprinted) else None)
 
 
 def entries_after(since: Cursor, first: int, entries_from: Callable[[int], Iterator[B]]) -> Iterator[B]:
-    """The entries that hold what comes after a cursor; ``Diverged`` if another batch is before it than it was.
+    """The entries after a cursor; ``Diverged`` if the batch before it is not the one that the cursor was made from.
 
-    ``entries_from(offset)`` gives the entries from the one with that offset on; below ``first`` there are none, and
-    then only what the log itself knows can tell whether the cursor is of its history.
+    ``entries_from(offset)`` gives the entries from the one with that offset on. Below ``first`` there are none, and
+    the cursor's history cannot be checked.
     """
     if since.fingerprint is None or since.next <= first:
         return entries_from(since.next)
@@ -91,7 +91,7 @@ def check_fingerprint(since: Cursor, before: Fingerprinted) -> None:
 
 
 def known_columns(columns: Sequence[str]) -> list[str]:
-    """The columns, if a log has them."""
+    """The columns; ``InvalidInput`` if a log does not have them."""
     unknown = [name for name in columns if name not in READ_SCHEMA.names]
     if unknown:
         raise InvalidInput(f"There is no column {unknown}; a log has {READ_SCHEMA.names}.")
@@ -99,7 +99,7 @@ def known_columns(columns: Sequence[str]) -> list[str]:
 
 
 def clipped(batches: list[pa.RecordBatch], first: int, end: int) -> list[pa.RecordBatch]:
-    """Numbered batches without what is below ``first`` or not below ``end``; copies nothing."""
+    """Numbered batches without records below ``first`` or not below ``end``; copies nothing."""
     kept = []
     for batch in batches:
         start = batch.column(0)[0].as_py() if batch.num_rows else first
@@ -111,7 +111,7 @@ def clipped(batches: list[pa.RecordBatch], first: int, end: int) -> list[pa.Reco
 
 
 def plan_entries(entries: Iterable[E], since: int, limit: Limit) -> list[tuple[E, int, int]]:
-    """Consecutive entries from ``since`` on with the offsets wanted of each, within the limit but at least one."""
+    """Consecutive entries from ``since`` on with the needed offsets of each, within the limit but at least one."""
     planned: list[tuple[E, int, int]] = []
     records = size = 0
     for entry in entries:
@@ -123,14 +123,14 @@ def plan_entries(entries: Iterable[E], since: int, limit: Limit) -> list[tuple[E
         if end <= first or (planned and not fits):
             break
         planned.append((entry, first, end))
-        # Looking at the next entry may cost reading a chunk: do not, if it cannot fit.
+        # The next entry may cost the read of a chunk: skip it if it cannot fit.
         if not limit.allows(records=records + 1, size=size + 1, batches=len(planned) + 1):
             break
     return planned
 
 
 class Gathering(Generic[E]):
-    """A plan that is put together from several: in order, within one limit, but at least one span."""
+    """A plan built from several plans: in order, within one limit, but at least one span."""
 
     def __init__(self, limit: Limit) -> None:
         self.spans: list[E] = []
@@ -138,7 +138,7 @@ class Gathering(Generic[E]):
         self._records = self._size = 0
 
     def add(self, spans: Iterable[E]) -> bool:
-        """Take as many as fit; whether all did."""
+        """Add as many as fit; whether all did."""
         for span in spans:
             records, size = self._records + span.next - span.first, self._size + span.size
             if self.spans and not self._limit.allows(records=records, size=size, batches=len(self.spans) + 1):
@@ -155,7 +155,7 @@ class Gathering(Generic[E]):
 
     @property
     def rest(self) -> Limit:
-        """What may be asked for next: what is left, but at least one of each, since no plan is for less."""
+        """The remaining limit, at least one of each."""
         limit = self._limit
         return Limit(
             None if limit.records is None else max(1, limit.records - self._records),

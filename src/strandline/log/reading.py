@@ -25,11 +25,11 @@ AHEAD_BYTES: Final = 64 << 20
 
 
 class Fetchable(Protocol):
-    """What can be fetched ahead: a span of a plan, or a batch of a queue."""
+    """Something to fetch ahead: a span of a plan, or a batch of a queue."""
 
     @property
     def size(self) -> int:
-        """The stored bytes that have to be read for it; 0 if that is not known."""
+        """The stored bytes to read for it; 0 if unknown."""
 
     def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
         """Read it; may block."""
@@ -45,10 +45,10 @@ def fetch_in_order(
     workers: int = 4,
     ahead: int = AHEAD_BYTES,
 ) -> Iterator[tuple[F, list[pa.RecordBatch]]]:
-    """Each span with its batches, in order; up to ``workers`` are read at once, and about ``ahead`` bytes early.
+    """Each span with its batches, in order; reads up to ``workers`` at once, and about ``ahead`` bytes early.
 
-    What counts is memory: how much stored bytes grow when they are decoded is learned from the spans before. Whoever
-    empties a list of batches as it goes frees them early. Spans are taken as they are needed, and one by one.
+    The limit is on memory: the ratio of decoded to stored bytes is learned from earlier spans. Emptying a list of
+    batches frees them early. Spans are taken one by one, when they are needed.
     """
     origin = Origin("An iterator over batches")
     source = iter(spans)
@@ -69,11 +69,11 @@ def fetch_in_order(
         early = 0
         for span in source:
             while waiting and (len(waiting) >= workers or (early + span.size) * growth > ahead):
-                origin.check()  # its threads are the parent's
+                origin.check()  # a forked child has no threads
                 done, future = waiting.popleft()
                 batches = future.result()
                 growth = max(growth, _growth(done, batches))
-                del future  # it holds the batches, too
+                del future  # frees its reference to the batches
                 yield done, batches
                 early -= done.size
             waiting.append((span, pool.submit(span.fetch, columns)))
@@ -98,10 +98,10 @@ _PLANNED: Final = 64
 
 
 class HeadPoller(threading.local):
-    """How patiently each thread waits for a log that has to be looked at.
+    """Polling interval of each thread for a log without notifications.
 
-    Whoever waits in short turns, to hear a request to stop, goes on as rarely as it had come to: an idle follower
-    looks four times a second, however short its turns are.
+    A thread that waits in short turns, to notice a request to stop, keeps its interval: an idle follower
+    polls four times a second, however short its turns are.
     """
 
     _past = -1
@@ -109,9 +109,9 @@ class HeadPoller(threading.local):
     _look_at = 0.0
 
     def wait(self, log: LogReading, past: Cursor, timeout: float, clock: Clock) -> bool:
-        """Block until the log reaches past the cursor (True) or the time is over (False), looking ever more rarely.
+        """Block until the log reaches past the cursor (True), or until the timeout (False), with growing pauses.
 
-        Without a timeout, and for another cursor than before, it looks at once.
+        Without a timeout, and for another cursor than before, it polls at once.
         """
         now = clock.monotonic()
         deadline = now + timeout
@@ -133,9 +133,9 @@ class HeadPoller(threading.local):
 
 
 def pauses(timeout: float | None, clock: Clock) -> Iterator[float]:
-    """How long to sleep after each look that found nothing, ever longer, until the timeout (None: never) is over.
+    """Growing pauses between polls, until the timeout (None: never).
 
-    The last pause ends with the timeout; whoever takes pauses looks once more after it.
+    The last pause ends at the timeout; the caller polls once more after it.
     """
     if timeout is not None and not timeout >= 0:
         raise InvalidInput(f"timeout={timeout!r} is no number of seconds: pass 0 or more, or None to wait for ever.")
@@ -158,7 +158,7 @@ def read_between(
     cursor = log.start() if since is None else cursor_of(log, since)
     end = log.bounds().next if upto is None else upto
     if cursor.next >= end:
-        log.plan(cursor, Limit(batches=1))  # nothing to read, but a cursor past the end or of another log is refused
+        log.plan(cursor, Limit(batches=1))  # refuses a cursor past the end or of another log
     for _, batches in read_spans(log, cursor, end, columns):
         yield from batches
 
@@ -171,7 +171,7 @@ def cursor_of(log: LogReading, start: Start) -> Cursor:
 def read_spans(
     log: LogReading, cursor: Cursor, end: int, columns: Sequence[str] | None
 ) -> Iterator[tuple[Cursor, list[pa.RecordBatch]]]:
-    """What comes after a cursor, up to an offset, span by span: the cursor behind each, and its batches.
+    """Spans after a cursor, up to an offset: the cursor after each, and its batches.
 
     Raises as :func:`read_between` does.
     """
@@ -184,7 +184,7 @@ def read_spans(
                 cursor = behind(cursor, span)
                 yield cursor, batches
         except NotFound:
-            # If it was trimmed since it was planned, this says so; if it is in another place now, that is read.
+            # Raises if it was trimmed since it was planned; if it moved to another place, it is read there.
             again = log.plan(cursor, Limit(batches=1, upto=end))
             if not again or any(span == again[0] for span in spans):
                 raise

@@ -23,13 +23,13 @@ from strandline.storage.fork_check import Origin, bound_to_process
 class SlotTable:
     """Slots in memory. Satisfies :class:`~strandline.log.contract.Slots`; safe in threads.
 
-    A subclass writes them before anything is answered that must not be lost.
+    A subclass makes changes durable before the call returns.
     """
 
     def __init__(
         self, log_id: UUID, slots: Iterable[SlotState], bounds: Callable[[], Bounds], *, origin: Origin, clock: Clock
     ) -> None:
-        """The slots of a log, whose ``bounds`` they are compared with."""
+        """The slots of a log with these ``bounds``."""
         self.log_id = log_id
         self._slots = {state.name: state for state in slots}
         self._bounds = bounds
@@ -57,17 +57,17 @@ class SlotTable:
     def create(
         self, name: str, position: int, *, lifetime: float | None = None, retained_from: int | None = None
     ) -> SlotState:
-        """Durably create a slot; one with a ``lifetime`` goes after so many seconds, unless it is claimed or seen.
+        """Durably create a slot; with a ``lifetime`` it expires after so many seconds, unless claimed or touched.
 
-        ``retained_from`` is where the log's cold tier begins, if it has one: a slot may be there, too.
+        ``retained_from`` is the first offset of the log's cold tier, if it has one: a slot may be there, too.
         """
         with self._changing():
             former = self._slots.get(rules.check_name(name))
             if former is not None and not former.dropped:
                 raise AlreadyExists(f"There is a slot {name!r} already: claim or reset it.")
             rules.check_position(position, self._retained(), retained_from)
-            epoch = 0 if former is None else former.epoch + 1  # whoever held the name before stays fenced
-            self._hear(name)
+            epoch = 0 if former is None else former.epoch + 1  # the former holder of the name stays fenced
+            self._mark_alive(name)
             now = self._clock.now()
             expires = None if lifetime is None else now + int(lifetime * SECOND)
             return self._store(SlotState(name, position, None, epoch, now, expires=expires))
@@ -77,19 +77,19 @@ class SlotTable:
         with self._changing():
             before = self.get(name)
             claimed = rules.claim(before, holder, self._clock.now())
-            self._hear(name)
+            self._mark_alive(name)
             if claimed != before:
                 self._store(claimed)
             else:
-                self._flush()  # the claim itself may be what is not written yet
+                self._flush()  # the first claim may not be written yet
             return TableSlot(self, name, holder, claimed.epoch)
 
     def reset(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
-        """Durably put a slot elsewhere and make it valid again."""
+        """Durably move a slot and make it valid again."""
         with self._changing():
             before = self.get(name)
             rules.check_position(position, self._retained(), retained_from)
-            self._hear(name)
+            self._mark_alive(name)
             return self._store(rules.reset(before, before, position, self._clock.now()))
 
     def drop(self, name: str) -> None:
@@ -104,13 +104,13 @@ class SlotTable:
             before, now = self.get(name), self._clock.now()
             after = rules.advance(before, holder=holder, epoch=epoch, to=to.next, now=now, fingerprint=to.fingerprint)
             self._note(after)
-            self._hear(name)
+            self._mark_alive(name)
 
     def touch(self, name: str, epoch: int) -> None:
-        """Note that a slot's holder is alive; written lazily."""
+        """Record that a slot's holder is alive; written lazily."""
         with self._changing():
             self._note(rules.seen(self.get(name), epoch=epoch, now=self._clock.now()))
-            self._hear(name)
+            self._mark_alive(name)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
@@ -118,11 +118,11 @@ class SlotTable:
             yield
 
     def _retained(self) -> Bounds:
-        """What a slot may be put on."""
+        """The offsets at which a slot may be."""
         return self._bounds()
 
-    def _hear(self, name: str) -> None:
-        """The holder of a slot is alive now."""
+    def _mark_alive(self, name: str) -> None:
+        """Record that the holder of a slot is alive now."""
 
     def flush(self) -> None:
         """Write the positions that were only noted."""
@@ -130,7 +130,7 @@ class SlotTable:
             self._flush()
 
     def _flush(self) -> None:
-        """Write what was only noted."""
+        """Write the noted changes."""
 
     def _note(self, state: SlotState) -> None:
         self._slots[state.name] = state
@@ -151,15 +151,15 @@ class TableSlot:
     epoch: int
 
     def state(self) -> SlotState:
-        """What is known now, whoever holds it."""
+        """The current state, whoever the holder is."""
         return self.slots.get(self.name)
 
     def advance(self, to: Cursor) -> None:
-        """Move the position up. A write-ahead log writes it before it counts, which is when the log forgets."""
+        """Move the position up. A write-ahead log writes it before it trims."""
         self.slots.advance(self.name, self.holder, self.epoch, to)
 
     def touch(self) -> None:
-        """Say that the holder is alive; written lazily, too."""
+        """Record that the holder is alive; written lazily, too."""
         self.slots.touch(self.name, self.epoch)
 
 

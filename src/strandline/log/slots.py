@@ -30,12 +30,12 @@ from strandline.model.times import TOLERANCE
 
 
 def check_name(name: str) -> str:
-    """The name, if a slot may be called so."""
+    """The name; ``InvalidInput`` if a slot cannot have it."""
     return check_plain_name(name, "slot")
 
 
 def check_position(position: int, bounds: Bounds, retained_from: int | None = None) -> int:
-    """The position, if a new or rewound slot may stand there; ``retained_from`` is where the cold tier begins."""
+    """The position; an error if a new or moved slot cannot be there. ``retained_from``: start of the cold tier."""
     whole().check(position, "A slot's position")
     first = bounds.first if retained_from is None else min(bounds.first, retained_from)
     if position < first:
@@ -48,15 +48,15 @@ def check_position(position: int, bounds: Bounds, retained_from: int | None = No
 
 
 def claim(state: SlotState, holder: str, now: int, *, hot: bool = False) -> SlotState:
-    """The holder's slot: idempotent for the same holder, one epoch higher for a new one. It expires no more.
+    """The slot of this holder: idempotent for the same holder, one epoch higher for a new one. It expires no more.
 
-    ``hot`` says that this holder cannot read the cold tier.
+    ``hot``: this holder cannot read the cold tier.
     """
     text(1).check(holder, "A slot's holder, unique to one running consumer,")
     _check_listed(state)
     if state.holder == holder:
         return state if state.hot is hot else replace(state, hot=hot)
-    return replace(_heard(state, now), holder=holder, epoch=state.epoch + 1, hot=hot, expires=None)
+    return replace(_alive_at(state, now), holder=holder, epoch=state.epoch + 1, hot=hot, expires=None)
 
 
 def advance(
@@ -64,15 +64,15 @@ def advance(
 ) -> SlotState:
     """The slot moved up; never down, never by a fenced holder, never when invalid.
 
-    Epochs only grow, but a log that was restored from a copy counts them again from there: so the holder is compared,
+    Epochs only grow, but in a log that was restored from a copy they continue from the copy: so the holder is compared,
     too.
 
-    ``fingerprint`` is that of the batch with the record before ``to``; None if it is not known.
+    ``fingerprint`` is that of the batch with the record before ``to``; None if unknown.
     """
     check_held(state, holder=holder, epoch=epoch)
     if to < state.position or (to == state.position and fingerprint in (None, state.fingerprint)):
         return state
-    return replace(_heard(state, now), position=to, fingerprint=fingerprint)
+    return replace(_alive_at(state, now), position=to, fingerprint=fingerprint)
 
 
 def check_held(state: SlotState, *, holder: str | None, epoch: int) -> None:
@@ -87,21 +87,21 @@ def check_held(state: SlotState, *, holder: str | None, epoch: int) -> None:
 
 
 def seen(state: SlotState, *, epoch: int, now: int) -> SlotState:
-    """The slot of a holder that is alive and has nothing to acknowledge; a fenced one changes nothing.
+    """The slot after a heartbeat of its holder; a fenced holder changes nothing.
 
-    One that nobody has claimed yet has no holder, so that only the epoch tells.
+    An unclaimed slot has no holder: only its epoch is compared.
     """
     check_held(state, holder=state.holder, epoch=epoch)
-    return _heard(state, now)
+    return _alive_at(state, now)
 
 
-def _heard(state: SlotState, now: int) -> SlotState:
-    """The slot of a holder that did something now, by its own clock: one that was ahead before is forgotten."""
+def _alive_at(state: SlotState, now: int) -> SlotState:
+    """The slot after an action of its holder now, by its own clock; an earlier time ahead of it is forgotten."""
     return replace(state, last_seen=now, suspected=None, expires=_until(state, now))
 
 
 def _until(state: SlotState, now: int) -> int | None:
-    """When a slot that expires does so, if its time begins now."""
+    """When an expiring slot expires, if its time begins now."""
     return None if state.expires is None else now + max(0, state.expires - state.last_seen)
 
 
@@ -109,8 +109,8 @@ def check_valid(state: SlotState) -> None:
     """Refuse a slot that was invalidated."""
     if state.invalid is not None:
         raise SlotInvalid(
-            f"Slot {state.name!r} was invalidated ({state.invalid.reason}) and pins nothing, so that what it needs may "
-            "be gone: bootstrap its consumer again and reset the slot to where that stands."
+            f"Slot {state.name!r} was invalidated ({state.invalid.reason}) and pins nothing: records that it needs may "
+            "be deleted: bootstrap its consumer again, and reset the slot to the consumer's new position."
         )
 
 
@@ -122,38 +122,38 @@ def _check_listed(state: SlotState) -> None:
 def reset(
     state: SlotState, before: SlotState, position: int, now: int, born: int = 0, *, expires: int | None = None
 ) -> SlotState:
-    """The slot put elsewhere, back or ahead, valid again and held by nobody; refused if it moved since ``before``.
+    """The slot moved, back or ahead, valid again and without a holder; refused if it moved since ``before``.
 
-    The epoch grows: whoever held it, or was about to put it elsewhere, is fenced. ``born`` marks the pin behind it;
-    ``expires`` is when one that is made anew does.
+    The epoch grows: its holder, or another process that was about to move it, is fenced. ``born`` marks the pin behind
+    it; ``expires`` is the expiry of a slot that is created again.
     """
     if (state.epoch, state.position, state.dropped) != (before.epoch, before.position, before.dropped):
-        raise Fenced(f"Slot {state.name!r} was moved by someone else while it was being reset.")
+        raise Fenced(f"Slot {state.name!r} was moved by another process while it was being reset.")
     expires = _until(state, now) if expires is None else expires
     return SlotState(state.name, position, None, state.epoch + 1, now, expires=expires, born=born)
 
 
 def put_at(state: SlotState, position: int) -> SlotState:
-    """The slot at a position that its holder did not name; it does not know the batch before that one."""
+    """The slot at a position that its holder did not choose: without a fingerprint."""
     return state if position == state.position else replace(state, position=position, fingerprint=None)
 
 
 def drop(state: SlotState, epoch: int) -> SlotState:
-    """The slot as one that is no longer listed; unchanged if its name has been taken anew since."""
+    """The slot as dropped; unchanged if its name was used again since."""
     return replace(state, dropped=True) if state.epoch == epoch else state
 
 
 def renew(state: SlotState, *, position: int, expires: int, now: int) -> SlotState:
-    """A hold that lasts longer, and perhaps needs less; ``SlotInvalid`` once it was let go."""
+    """The hold with a later expiry, and perhaps a higher position; ``SlotInvalid`` once it was released."""
     _check_listed(state)
     check_valid(state)
-    return replace(put_at(_heard(state, now), max(state.position, position)), expires=expires)
+    return replace(put_at(_alive_at(state, now), max(state.position, position)), expires=expires)
 
 
 def has_expired(state: SlotState, now: int) -> bool:
-    """Whether a hold, or a slot that nobody claimed, has outlasted its time since a collector first saw it as it is.
+    """Whether a hold, or an unclaimed slot, has outlasted its time since a collector first saw it in this state.
 
-    When its reader made or renewed it is not asked: that is told by another clock. How long it lasts, by the same one.
+    The reader's own time stamp is of another clock, and not used; the duration is measured by the collector's clock.
     """
     if state.expires is None or state.suspected is None:
         return False
@@ -167,10 +167,10 @@ def floor(states: Iterable[SlotState], pending: Iterable[int] = ()) -> int | Non
 
 
 def trim_floor(states: Iterable[SlotState], pending: Iterable[int] = ()) -> int | None:
-    """How far a log may forget: up to its floor; or, if it has a cold tier, up to what that has.
+    """The offset up to which a log may be trimmed: its floor; with a cold tier, the tierer's position.
 
-    Consumers' slots pin the log, in whichever tier; only the tierer's own pins the hot one, and those whose holders
-    can read nothing else.
+    Consumers' slots pin the log as a whole, in either tier. The hot tier is pinned only by the tierer's slot, and by
+    holders that cannot read the cold tier.
     """
     known = list(states)
     if any(state.name == TIER_SLOT and state.pins for state in known):
@@ -180,10 +180,10 @@ def trim_floor(states: Iterable[SlotState], pending: Iterable[int] = ()) -> int 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What a log that is about to forget something knows of its cold tier, besides the tierer's slot.
+    """What a log must know of its cold tier before a trim, besides the tierer's slot.
 
-    ``attached()`` says whether the log has a cold tier that nobody gave up. ``fingerprint_at(offset)`` is the
-    fingerprint of the log's own cursor at an offset, None if the record before it is not held.
+    ``attached()``: whether the log has a cold tier that was not given up. ``fingerprint_at(offset)``: the
+    fingerprint of the log's own cursor at an offset, None if the record before it is not retained.
     """
 
     bounds: Bounds
@@ -192,12 +192,12 @@ class Copied:
 
 
 def proven(states: Iterable[SlotState], copied: Copied) -> list[SlotState]:
-    """The slots, with the tierer's put back to the log's beginning unless it tells what was copied of this history.
+    """The slots, with the tierer's moved back to the log's beginning unless it proves what was copied of this history.
 
-    A log that was restored from a copy may lack the slot, though there is a cold tier, or have one of the history that
-    it had before, up to where another log was copied: then nothing says what of its own records segments hold, and it
-    must forget nothing before a tierer has compared the two. A slot that was dropped, or that was invalidated, is left
-    as it is: somebody has decided so.
+    A log that was restored from a copy may lack the slot although it has a cold tier, or have one from its former
+    history. Then nothing proves which of its own records are in segments, and it must not be trimmed
+    before a tierer has compared the two. A slot that was dropped or invalidated stays as it is: that was an operator's
+    decision.
     """
     known = list(states)
     tier = next((state for state in known if state.name == TIER_SLOT), None)
@@ -210,7 +210,7 @@ def proven(states: Iterable[SlotState], copied: Copied) -> list[SlotState]:
 
 
 def _is_of(slot: SlotState, copied: Copied) -> bool:
-    """Whether a slot stands behind a record of the log, and of the history that it had when the slot got there."""
+    """Whether a slot's position is in the log, and in the same history as when the slot moved there."""
     if slot.position > copied.bounds.next:
         return False
     own = copied.fingerprint_at(slot.position)
@@ -218,9 +218,9 @@ def _is_of(slot: SlotState, copied: Copied) -> bool:
 
 
 def outrun(states: Iterable[SlotState], start: int) -> list[SlotState]:
-    """The slots that lose something if a log forgets all below ``start``, whatever they pin.
+    """The slots that lose records if a log is trimmed up to ``start``, whatever they pin.
 
-    What went to a cold tier before is lost only for those whose holders cannot read that.
+    Records in the cold tier are lost only for holders that cannot read it.
     """
     known = [state for state in states if state.pins]
     is_copied = any(state.name == TIER_SLOT and state.position >= start for state in known)
@@ -228,30 +228,30 @@ def outrun(states: Iterable[SlotState], start: int) -> list[SlotState]:
 
 
 def retained_first(states: Iterable[SlotState], first: int) -> int:
-    """Below what a slot's position is gone: the log's first offset, or 0 if what is below it went to a cold tier."""
+    """The lowest valid position of a slot: the log's first offset, or 0 if the records below are in a cold tier."""
     return 0 if any(state.name == TIER_SLOT and not state.dropped for state in states) else first
 
 
 def pending_positions(pins: Iterable[Pin | None]) -> list[int]:
-    """The positions that slots are about to take, which count as if they had."""
+    """The positions of slots that are being created or moved, which count as pinned."""
     return [pin.position for pin in pins if pin is not None]
 
 
 def position_of(start: Start, log_id: UUID, bounds: Bounds, listed_since: Callable[[int], int | None]) -> int:
-    """The offset at which a newcomer begins that asks for ``start``.
+    """The offset at which a new consumer with this ``start`` begins.
 
-    ``listed_since`` gives the first offset that was listed at a time (microseconds) or later.
+    ``listed_since`` returns the first offset that was listed at a time (microseconds) or later.
     """
     match start:
         case "beginning":
-            return 0  # also if that was trimmed: then it is refused, and nobody begins in the middle unawares
+            return 0  # even if it was trimmed: then it is refused
         case "retained":
             return bounds.first
         case "now":
             return bounds.next
         case datetime():
             if start.tzinfo is None:
-                raise InvalidInput(f"The time {start} has no time zone: say which, such as datetime.now(UTC).")
+                raise InvalidInput(f"The time {start} has no time zone: add one, such as datetime.now(UTC).")
             found = listed_since(microseconds(start))
             return bounds.next if found is None else max(bounds.first, found)
         case Cursor():
@@ -261,8 +261,7 @@ def position_of(start: Start, log_id: UUID, bounds: Bounds, listed_since: Callab
         case int() if start is not True and start >= 0:
             return start
     raise InvalidInput(
-        "A newcomer starts at 'beginning', with what is 'retained', at 'now', at an offset, a time or a cursor, not at "
-        f"{start!r}."
+        f"A new consumer starts at 'beginning', 'retained', 'now', an offset, a time or a cursor, not at {start!r}."
     )
 
 
@@ -283,7 +282,7 @@ def check_cursor(cursor: Cursor, log: Cursor, bounds: Bounds) -> None:
 
 
 class Cause(StrEnum):
-    """Why a consumer has to build its state again."""
+    """Why a consumer has to rebuild its state."""
 
     WAL_REMOVED = "wal-removed"
     HORIZON = "horizon"
@@ -294,14 +293,14 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PartialResync:
-    """The consumer goes on at its own position, which is still retained."""
+    """The consumer resumes at its own position, which is still retained."""
 
     resume: Cursor
 
 
 @dataclass(frozen=True, slots=True)
 class FullRebootstrap:
-    """The consumer needs a snapshot first, and its slot a reset to where that stands."""
+    """The consumer needs a snapshot first, and its slot a reset to the snapshot's cursor."""
 
     cause: Cause
 
@@ -316,10 +315,10 @@ _CAUSES = {
 
 
 def plan_resume(slot: SlotState | None, since: Cursor | None, log: Cursor, bounds: Bounds) -> ResumeMode:
-    """How the consumer with this slot, which has applied everything below ``since``, goes on.
+    """How the consumer with this slot, which has applied everything below ``since``, resumes.
 
-    At its own position, never at the slot's: that may be further than what the consumer has stored, or behind it. An
-    invalid slot pins nothing, so that even a position which happens to be retained may be gone at any moment. One
+    At its own position, never at the slot's: that may be ahead of the consumer's stored state, or behind it. An
+    invalid slot pins nothing, so that even a retained position may be trimmed at any moment. A consumer
     without a position is new, whatever its slot says. ``Diverged`` for a cursor that was never in this log; ``log`` is
     any cursor of it.
     """
@@ -336,17 +335,17 @@ def plan_resume(slot: SlotState | None, since: Cursor | None, log: Cursor, bound
 def judge(
     state: SlotState, *, first: int, behind: int, limits: SlotLimits, is_idle: bool = False
 ) -> InvalidReason | None:
-    """Why a slot may not go on pinning, or None: its position is gone, it is too far behind, or idle for too long.
+    """Why a slot must be invalidated, or None: its position is trimmed, it is too far behind, or idle for too long.
 
     ``first`` is the first retained offset and ``behind`` the bytes listed from the slot's position on. Each limit is
-    broken only strictly beyond it, and the reasons are looked at in this order. A tierer's slot has no limits.
+    broken only strictly beyond it, and the reasons are checked in this order. A tierer's slot has no limits.
     """
     if not state.pins:
         return None
     if state.position < first:
         return InvalidReason.WAL_REMOVED
     if state.name == TIER_SLOT:
-        return None  # without it the hot tier would forget what is in no segment, and consumers of both need that
+        return None  # else the hot tier would lose records that are in no segment
     if limits.lag_bytes and behind > limits.lag_bytes:
         return InvalidReason.HORIZON
     if limits.idle_seconds and is_idle:
@@ -355,10 +354,10 @@ def judge(
 
 
 def is_suspect(state: SlotState, limits: SlotLimits, now: int) -> bool:
-    """Whether a slot's holder might be gone, so that a collector has to note when it began to watch the slot.
+    """Whether a slot's holder might be gone, so that a collector must note when it began to watch the slot.
 
-    It was not seen for half its limit, or was seen in the future, by a clock that was wrong. A hold is always watched:
-    its reader may be gone at any time, and its time is counted from when collectors saw it first.
+    Its last heartbeat is older than half the limit, or in the future, by a wrong clock. A hold is always watched:
+    its reader may be gone at any time, and its time counts from when a collector first saw it.
     """
     if not state.pins or (state.suspected is not None and state.suspected <= now):
         return False
@@ -371,9 +370,9 @@ def is_suspect(state: SlotState, limits: SlotLimits, now: int) -> bool:
 def is_idle(state: SlotState, limits: SlotLimits, now: int) -> bool:
     """Whether a slot's holder was silent for longer than the limit.
 
-    A holder's clock and a collector's may differ by any amount. So what the two say does not suffice: the slot must
-    also have stood still before collectors' eyes, for half the limit. A live holder is seen each third of it. A slot
-    that they saw stand still for the whole limit is idle, whatever its holder's clock said.
+    The clocks of holder and collector may differ by any amount. So comparing them does not suffice: collectors must
+    also have seen the slot unchanged for half the limit; a live holder sends a heartbeat each third of it. A slot
+    that they saw unchanged for the whole limit is idle, whatever its holder's clock said.
     """
     if not limits.idle_seconds or state.suspected is None:
         return False
@@ -382,16 +381,16 @@ def is_idle(state: SlotState, limits: SlotLimits, now: int) -> bool:
 
 
 def suspect(state: SlotState, judged: SlotState, now: int) -> SlotState:
-    """The slot with a note of when a collector began to watch it, if it is still as it was judged."""
+    """The slot with the time at which a collector began to watch it, if it is unchanged since it was judged."""
     return replace(state, suspected=now) if state == judged else state
 
 
 def invalidate(state: SlotState, judged: SlotState, reason: InvalidReason, now: int) -> SlotState:
-    """The slot without its pin, if it is still as it was judged."""
+    """The slot without its pin, if it is unchanged since it was judged."""
     return replace(state, invalid=Invalidation(reason, now)) if state == judged else state
 
 
-def kept_from(
+def retention_start(
     retention: Retention,
     bounds: Bounds,
     floor: int | None,
@@ -400,10 +399,10 @@ def kept_from(
     newest: Callable[[int], int],
     now: int,
 ) -> int:
-    """From where on a policy keeps a log whose slots' floor is this; never above the end.
+    """The first offset that a policy retains in a log with this slots' floor; never above the end.
 
-    ``written_since`` gives the first offset that was written at a time (microseconds) or later, ``newest`` the one from
-    which on there are at most so many bytes.
+    ``written_since`` returns the first offset that was written at a time (microseconds) or later, ``newest`` the first
+    offset of the newest so many bytes.
     """
     match retention:
         case Forever():
@@ -418,5 +417,5 @@ def kept_from(
 
 
 def trim_to(policy: int, floor: int | None) -> int:
-    """How far to trim: as far as the policy asks for, and never above the floor of the valid slots."""
+    """The trim target: the policy's, but never above the floor of the valid slots."""
     return policy if floor is None else min(policy, floor)

@@ -1,4 +1,4 @@
-"""Numbered writers: the rules, the same for every log that remembers them, and a writer that goes by them."""
+"""Numbered writers: the rules, the same for every log that remembers them, and a writer that applies them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from strandline.storage.clock import Chance, Clock
 from strandline.storage.retry import Backoff
 
 MAX_WRITERS: Final = 512
-"""How many writers a log remembers; the ones that were silent the longest are forgotten first."""
+"""How many writers a log remembers; the longest-silent ones are forgotten first."""
 
 
 def numbered(writer: WriterId | None, number: int | None) -> tuple[WriterId, int] | None:
-    """Who appends, and which of its appends it is; None for an append that is not numbered. One alone is refused.
+    """Writer and number of an append; None for an unnumbered append. One without the other is refused.
 
     >>> numbered(None, None) is None
     True
@@ -51,23 +51,23 @@ def numbered(writer: WriterId | None, number: int | None) -> tuple[WriterId, int
 def check_number(writer: WriterId, number: int, last: WriterState | None, *, forgotten: bool = False) -> None:
     """Refuse a number that does not follow the writer's last one, and an unknown writer that is not new.
 
-    ``forgotten`` says that the log may have known this writer, even if it now begins with its first number.
+    ``forgotten``: the log may have known this writer, even if it begins with its first number.
     """
     if last is None:
         if number > 0 or forgotten:
             raise WriterExpired(
                 f"The log does not know writer {writer} (number {number}): it was silent for too long, and "
-                "what became of its last append is unknown. Check the log's end, then go on with a new producer."
+                "the outcome of its last append is unknown. Check the log's end, then continue with a new producer."
             )
     elif number != last.number + 1:
         raise OutOfOrder(
-            f"Writer {writer} asks to list number {number}, and its last listed number is {last.number}: "
+            f"Writer {writer} lists number {number}, but its last listed number is {last.number}: "
             f"append number {last.number + 1} first."
         )
 
 
 def forget_silent(writers: dict[WriterId, WriterState]) -> int:
-    """Forget writers beyond the bound; returns one past the last sequence of any that was forgotten, else 0."""
+    """Forget writers beyond the limit; returns one past the last sequence of any forgotten one, else 0."""
     floor = 0
     while len(writers) > MAX_WRITERS:
         silent = min(writers, key=lambda known: writers[known].sequence)
@@ -76,10 +76,10 @@ def forget_silent(writers: dict[WriterId, WriterState]) -> int:
 
 
 _IN_DOUBT: Final = (TransientStorageError, OutcomeUnknown, CommitTimedOut)
-"""After these the batch may be in the log, or get there later."""
+"""After these errors the batch may be in the log, or arrive later."""
 
 _NUMBER_IS_FREE: Final = (Contended, ExpectationFailed, InvalidInput, Overloaded)
-"""After these nothing was appended, nor will be: the next batch takes the same number."""
+"""After these errors nothing was or will be appended: the next batch takes the same number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """The log failed, and the batch may or may not be in it; ``error`` is what it raised last."""
+    """The log failed, and the batch may or may not be in it; ``error`` is the last error."""
 
     error: StrandlineError
 
@@ -108,19 +108,20 @@ class NumberedWriter:
     chance: Chance
     retries: Backoff = field(default_factory=Backoff)
     _next: tuple[WriterId, int] | None = None
-    """The id and number of the next append. An id is taken with the first one."""
+    """The id and number of the next append. The first append takes an id."""
 
     def append(self, batch: pa.RecordBatch, expect: int | None = None) -> Outcome:
-        """Append a batch, whole or not at all; durable if the outcome is a receipt. Repeats what may be repeated.
+        """Append a batch, whole or not at all; durable if the outcome is a receipt. Retries where that is safe.
 
-        ``ExpectationFailed`` is always a refusal: the log only grows, so that not even a try whose answer was lost can
-        still land. ``CommitTimedOut`` is not repeated: the caller has waited for as long as the policy allows.
+        ``ExpectationFailed`` is always a refusal: the log only grows, so that not even a try with a lost answer can
+        still land. ``CommitTimedOut`` is not retried: the caller has waited for as long as the policy allows.
         """
         writer, number = self._take_id()
         in_doubt, attempt = False, 0
         while True:
             try:
-                # The same writer and number each time: if an earlier try landed, the log finds it and adds nothing.
+                # The same writer and number each time: if an earlier try landed, the log recognises it and adds
+                # nothing.
                 receipt = self.log.append(batch, writer=writer, number=number, expect=expect).result()
             except StrandlineError as error:
                 in_doubt = (in_doubt or isinstance(error, _IN_DOUBT)) and not isinstance(error, ExpectationFailed)
@@ -133,7 +134,7 @@ class NumberedWriter:
             if attempt >= self.retries.attempts or not (expired or _may_be_repeated(failure)):
                 break
             if expired:
-                writer, number = self._fresh_id()  # each of its appends was answered: nothing hangs on the old id
+                writer, number = self._fresh_id()  # all its appends were answered: the old id is not needed
             else:
                 self.clock.sleep(self.retries.pause(attempt - 1, self.chance.jitter()))
         if in_doubt:
@@ -143,11 +144,11 @@ class NumberedWriter:
         return Refused(failure)
 
     def _take_id(self) -> tuple[WriterId, int]:
-        """The id and number of the next append, lent until its outcome is known, and given up if it never is.
+        """The id and number of the next append, reserved until its outcome is known, and given up if it never is.
 
-        Under a number whose outcome is unknown something may be listed, now or later: another batch under it could
-        be taken for that, and lost. Nor is the old batch appended again before the next: that might bring a value
-        back, long after its caller was told, that others have replaced since.
+        A number with an unknown outcome may be listed, now or later: another batch under it could
+        count as a repetition, and be lost. Nor is the old batch appended again before the next: that might restore a
+        value long after its caller got the error, and after others have replaced it.
         """
         lent, self._next = self._next, None
         return lent or self._fresh_id()

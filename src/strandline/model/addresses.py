@@ -1,4 +1,4 @@
-"""Addresses, paths and plain names, as callers give them: text or path objects, never with credentials in them."""
+"""Addresses, paths and plain names of callers: text or path objects, never with credentials in them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from strandline.model.arguments import text as texts
 from strandline.model.retention import TIER_SLOT
 
 Address: TypeAlias = str | os.PathLike[str]
-"""What public calls take where a folder or a store is meant: a path, or an address such as ``s3://bucket/orders``."""
+"""A folder or a store in public calls: a path, or an address such as ``s3://bucket/orders``."""
 
 AddressText: TypeAlias = Annotated[str, kind_of(Address)]
-"""The same where it is kept as text."""
+"""The same as text."""
 
 _TEXT: Final = texts()
 
@@ -28,16 +28,16 @@ _SECRET_PARAMETER: Final = re.compile(
     r"(?:^|[&;])(?:[\w.-]*(?:secret|passw(?:or)?d|token|signature|credential|access[_-]?key|api[_-]?key)[\w.-]*|sig|pwd)=",
     re.IGNORECASE,
 )
-"""A parameter of a query that holds a secret: of a signed address, or of one that somebody made up."""
+"""A query parameter that holds a secret: of a signed address, or with a suspicious name."""
 
 _CONTAINERS: Final = frozenset({"abfs", "abfss", "az", "azure", "adl", "wasb", "wasbs"})
-"""Here a name before the @ is that of a container."""
+"""Schemes in which the name before the @ is a container."""
 
 
 def as_address(place: Address) -> str:
-    """The path or address as text; ``InvalidInput`` for what is neither text nor a path object, and for an empty one.
+    """The path or address as text; ``InvalidInput`` for anything that is neither text nor a path object, or empty.
 
-    An address that was put into a path object is refused, too: that has made ``s3:/bucket`` of ``s3://bucket``, which
+    An address in a path object is refused, too: ``s3://bucket`` has become ``s3:/bucket`` there, which
     would be a folder.
 
     >>> from pathlib import PurePosixPath
@@ -52,9 +52,11 @@ def as_address(place: Address) -> str:
     if not text or "\0" in text:
         raise InvalidInput(f"{text!r} names no place: give a path, or an address such as s3://bucket/orders.")
     if not is_text(text, name_of_file="://" not in text):
-        raise InvalidInput(f"{text!a} holds half a character, which no place can be named by: correct it.")
+        raise InvalidInput(f"{text!a} holds half a surrogate pair, which no path or address can: correct it.")
     if text is not place and _COLLAPSED.match(text):
-        raise InvalidInput(f"A path object cannot hold an address, it has made {text!r} of it: give that as text.")
+        raise InvalidInput(
+            f"A path object cannot hold an address, it has turned it into {text!r}: give the address as text."
+        )
     if "://" in text:
         split_address(text)
     return text
@@ -73,9 +75,9 @@ def split_address(address: str) -> SplitResult:
 
 
 def is_text(text: str, *, name_of_file: bool = False) -> bool:
-    r"""Whether this can be written as UTF-8: not if it holds a surrogate, half of a character.
+    r"""Whether a text can be written as UTF-8: not if it holds a lone surrogate.
 
-    The name of a file may hold those by which Python stands for bytes that are no UTF-8.
+    A file name may hold the surrogates by which Python represents bytes that are not UTF-8.
 
     >>> is_text("größe"), is_text("\ud800"), is_text("\udcff"), is_text("\udcff", name_of_file=True)
     (True, False, False, True)
@@ -90,7 +92,7 @@ def is_text(text: str, *, name_of_file: bool = False) -> bool:
 def as_folder(place: Address) -> str:
     """The path of a folder of this machine as text; ``InvalidInput`` as :func:`as_address`, and for an address.
 
-    An address would be taken for a path, and something empty would begin in a folder called ``s3:`` or ``file:``.
+    An address would be used as a path, and something empty would be created in a folder called ``s3:`` or ``file:``.
 
     >>> as_folder("data/orders")
     'data/orders'
@@ -106,9 +108,9 @@ def as_folder(place: Address) -> str:
 
 
 def refuse_credentials(url: str, remedy: str) -> None:
-    """``InvalidInput`` for an address with a user, a key, a password or a signature in it, none of which is repeated.
+    """``InvalidInput`` for an address with a user, a key, a password or a signature in it, which the error omits.
 
-    Addresses get into logs, metrics, error messages and the history of shells. ``remedy`` says where the credentials
+    Addresses appear in logs, metrics, error messages and shell histories. ``remedy`` says where the credentials
     belong instead.
 
     >>> refuse_credentials("s3://bucket/logs", "")
@@ -124,7 +126,7 @@ def refuse_credentials(url: str, remedy: str) -> None:
             f"addresses are: take them out, and {remedy}."
         )
     known, found, host = authority.rpartition("@")
-    # A secret may hold a slash itself: then the @ stands behind what looks like a path.
+    # A secret may contain a slash: then the @ is in what looks like the path.
     if not found and ":" in authority and not authority.rpartition(":")[2].isdecimal() and "@" in rest:
         known, found, host = authority, "@", "…"
     if not found or (scheme in _CONTAINERS and ":" not in known):
@@ -136,7 +138,7 @@ def refuse_credentials(url: str, remedy: str) -> None:
 
 
 BOOTSTRAP_SUFFIX: Final = ".bootstrap"
-"""The slot that pins the log while a replica bootstraps has the replica's name and this."""
+"""Suffix of the slot that pins the log while a replica bootstraps, after the replica's name."""
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
@@ -151,7 +153,7 @@ def is_plain_name(name: str) -> bool:
 
 
 def check_plain_name(name: str, what: str) -> str:
-    """The name, if it is a plain one; ``InvalidInput`` otherwise. ``what`` says what it would name."""
+    """The name; ``InvalidInput`` if it is not plain. ``what`` is the kind of the named thing."""
     if not is_plain_name(name):
         raise InvalidInput(
             f"{name[:200]!r} cannot name a {what}: use up to 128 letters, digits, '.', '_' and '-', beginning with a "
@@ -161,8 +163,8 @@ def check_plain_name(name: str, what: str) -> str:
 
 
 def check_replica_name(name: str) -> str:
-    """The name, if a replica may be called so: a plain name, and not one that the log's own slots have."""
+    """The name; ``InvalidInput`` if a replica cannot have it: not a plain name, or that of a slot of the log itself."""
     check_plain_name(name, "replica")
     if name == TIER_SLOT or name.endswith(BOOTSTRAP_SUFFIX):
-        raise InvalidInput(f"{name!r} cannot name a replica: the log's own slots are called so. Take another name.")
+        raise InvalidInput(f"{name!r} cannot name a replica: the log's own slots have such names. Use another name.")
     return name

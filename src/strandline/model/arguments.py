@@ -1,7 +1,7 @@
-"""Arguments of public calls: checked at the door against the call's own signature, and refused in one sentence.
+"""Arguments of public calls: checked against the call's own signature, and refused in one sentence.
 
-:func:`checked` reads what a call's parameters may be from their annotations, so that a signature says it once, for the
-reader, for the type checker and for the caller who uses none. Annotations mean what they say, and besides:
+:func:`checked` derives the checks from annotations, so that a signature states them once, for the
+reader, for the type checker and for callers without one. Special meanings:
 
 - ``int`` is a whole number from 0 up to 2⁶³ - 1 and no truth value, :data:`Positive` one from 1, :data:`Signed` any of
   64 bits;
@@ -11,7 +11,7 @@ reader, for the type checker and for the caller who uses none. Annotations mean 
   :data:`Prose` of any length, and :data:`Secret` is never repeated;
 - a protocol is anything that has methods of it, and is no text, number or collection.
 
-What is checked is what can be told without looking at records: no element of a sequence of bytes is.
+Only cheap checks are made: elements of a sequence of bytes are not checked.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 LARGEST_NUMBER: Final = (1 << 63) - 1
 LONGEST: Final = 10**9
-"""Seconds, some thirty years: longer waits overflow what systems count time with."""
+"""Seconds, some thirty years: longer waits overflow the system's clocks."""
 LONGEST_TEXT: Final = 4096
 _SHOWN: Final = 60
 
 
 class ArgumentKind(NamedTuple):
-    """What an argument may be: whether a value is that, and how a sentence says it."""
+    """A kind of argument: a test of values, and its description in an error."""
 
     admits: Callable[[Any], bool]
     told: str
     is_secret: bool = False
 
     def check(self, value: Any, what: str) -> Any:
-        """The value, if it is of this kind; ``what`` begins the sentence that refuses it."""
+        """The value, if it is of this kind; ``what`` is the subject of the error."""
         if not self.admits(value):
             found = f"a {type(value).__name__} that is not shown" if self.is_secret else shown(value)
             raise InvalidInput(f"{what} is {self.told}, not {found}.")
@@ -91,7 +91,7 @@ def text(least: int = 0, most: int | None = LONGEST_TEXT, *, is_secret: bool = F
 
 
 def anything(told: str) -> ArgumentKind:
-    """Whatever it is: the call itself says what it cannot take."""
+    """Any value: the call itself checks it."""
     return ArgumentKind(lambda _: True, told)
 
 
@@ -102,17 +102,17 @@ def one_of(*values: object) -> ArgumentKind:
 
 
 def instance(kind: type) -> ArgumentKind:
-    """Instances of a class; of a protocol, whatever has one of its methods and is nothing of Python's own.
+    """Instances of a class; for a protocol, any object with one of its methods that is no built-in type.
 
-    A caller may leave out what is never asked of his: a reader that only lists is enough for a resync.
+    An implementation may omit methods that are never called: a reader that only lists is enough for a resync.
     """
     if not getattr(kind, "_is_protocol", False):
         return ArgumentKind(lambda value: isinstance(value, kind), _a(kind.__name__))
     bases = [base for base in kind.__mro__ if getattr(base, "_is_protocol", False)]
     names = {name for base in bases for name in (*vars(base), *inspect.get_annotations(base)) if name[0] != "_"}
 
-    def admits(value: Any) -> bool:  # by its class: reading a property may do something
-        if isinstance(value, type):  # only what its instances alone can do is a plain function of it
+    def admits(value: Any) -> bool:  # by its class: reading a property may have side effects
+        if isinstance(value, type):  # methods of instances are plain functions of a class
             return all(not inspect.isfunction(inspect.getattr_static(value, name, instance)) for name in names)
         own, held = type(value), getattr(value, "__dict__", ())
         is_proxy = hasattr(own, "__getattr__")
@@ -145,7 +145,7 @@ _PLAIN: Final[dict[Any, ArgumentKind]] = {
 
 
 def kind_of(hint: Any) -> ArgumentKind | None:  # noqa: PLR0911 - one answer for each form of an annotation
-    """What an annotation admits; None for anything at all.
+    """The kind of an annotation; None for any value.
 
     >>> kind_of(Literal["now"] | int | None).told
     "'now', a whole number from 0 up to 9223372036854775807 or None"
@@ -228,13 +228,13 @@ def checked(*, name: str | None = None, own: Iterable[str] = ()) -> Callable[[C]
 
 
 def checked(call: Any = None, *, name: str | None = None, own: Iterable[str] = ()) -> Any:
-    """Check what a call is given before it does anything: ``InvalidInput`` that names the argument.
+    """Check the arguments of a call before it runs: ``InvalidInput`` names the argument.
 
-    Of a class: of its constructor and of every public method that it defines, or that a protocol defines for it.
+    For a class: of its constructor and of every public method that it defines, or that a protocol defines for it.
 
     Args:
         call: A function, a method, or a class.
-        name: What users call it, if not what it is defined as.
+        name: Its public name, if it differs from the defined one.
         own: Names of methods of the class that check by themselves, since they are called for each record.
 
     >>> @checked
@@ -268,7 +268,7 @@ def _checked(call: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(call)
     def at_the_door(*args: Any, **options: Any) -> Any:
         nonlocal is_known
-        if not is_known:  # annotations may name what is defined further down, so not before the first call
+        if not is_known:  # at the first call: annotations may refer to later definitions
             _learn(call, kinds, positional)
             is_known = True
         for (parameter, kind), value in zip(positional, args, strict=False):
@@ -299,7 +299,7 @@ def _learn(
 
 
 def shown(value: object) -> str:
-    """The value in a sentence: short, without signs that a terminal would follow, and without what may be secret."""
+    """The value in an error: short, without control characters, and without possible secrets."""
     if isinstance(value, Mapping):
         return f"a {type(value).__name__} of {len(value)}"
     is_cut = isinstance(value, str | bytes) and len(value) > _SHOWN
@@ -307,7 +307,7 @@ def shown(value: object) -> str:
         value, is_cut = value[: value.index("://") + 3], True
     try:
         found = repr(value[:_SHOWN] if isinstance(value, str | bytes) else value)
-    except Exception:  # noqa: BLE001 - a number of more digits than Python writes, or whatever a class does
+    except Exception:  # noqa: BLE001 - a number with too many digits, or a failing repr
         return f"a {type(value).__name__}"
     found = printable(found)
     return f"{found[: _SHOWN + 40]}…" if is_cut or len(found) > _SHOWN + 40 else found

@@ -22,9 +22,9 @@ LARGEST_FINGERPRINT: Final = (1 << 64) - 1
 class Cursor:
     """Everything below ``next`` has been applied, nothing at or above it has.
 
-    ``fingerprint`` tells which batch holds the record before ``next``, as :func:`batch_fingerprint` computes it. A log
-    that was restored from a copy and then grew differently has another batch there, and refuses the cursor. None: not
-    known, not compared. Cursors are equal whatever their fingerprints.
+    ``fingerprint`` identifies the batch with the record before ``next``, as :func:`batch_fingerprint` computes it. A
+    log that was restored from a copy and then grew differently has another batch there, and refuses the cursor. None:
+    unknown, not compared. Cursors are equal whatever their fingerprints.
 
     >>> cursor = Cursor(UUID(int=7), 42, fingerprint=255)
     >>> str(cursor)
@@ -39,11 +39,11 @@ class Cursor:
     fingerprint: Annotated[int, whole(0, LARGEST_FINGERPRINT)] | None = field(default=None, compare=False)
 
     def at(self, offset: int) -> Cursor:
-        """The same log and term, another position; whose batch that is behind is not known."""
+        """The same log and term, another position; without a fingerprint."""
         return self if offset == self.next else Cursor(self.log_id, offset, self.term)
 
     def within_batch(self, offset: int) -> Cursor:
-        """Another position behind a record of the same batch."""
+        """Another position after a record of the same batch."""
         return Cursor(self.log_id, offset, self.term, self.fingerprint)
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Cursor:
 
 
 def batch_fingerprint(*identity: object) -> int:
-    """64 bits that tell a batch from every other that could stand at its place in another history of the log.
+    """64 bits that distinguish a batch from any other at its offset in another history of the log.
 
     >>> f"{batch_fingerprint('batches/7.batch', 3):016x}"
     'a6e0b18bddff4561'
@@ -75,40 +75,39 @@ def batch_fingerprint(*identity: object) -> int:
 
 
 Start = Literal["beginning", "retained", "now"] | int | datetime | Cursor
-"""Where a newcomer asks to begin: with the log's very first record (``CursorExpired`` if that was trimmed), with all
-that is retained, with what comes from now on, at an offset, with what was listed at a time or later, or at a cursor,
-such as that of a snapshot it was given.
+"""Where a new consumer begins: at the log's very first record (``CursorExpired`` if that was trimmed), at the first
+retained record, at the end, at an offset, at a listing time, or at a cursor, such as that of its snapshot.
 
-Whoever keeps one state per key needs the beginning or a snapshot: what is retained lacks the keys that were not written
-since the log was trimmed."""
+A consumer with one state per key needs the beginning or a snapshot: the retained records lack the keys that were not
+written since the log was trimmed."""
 
 
 SECOND: Final = 1_000_000
-"""A second as the log counts time."""
+"""A second in the log's unit of time."""
 
 
 def microseconds(time: datetime) -> int:
-    """A time as the log counts it: microseconds since the epoch."""
+    """A time in the log's unit: microseconds since the epoch."""
     return (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a log holds: offsets ``first`` up to and without ``next`` (the high-water mark)."""
+    """The offsets of a log: ``first`` up to and without ``next`` (the high-water mark)."""
 
     first: int
     next: int
 
     @property
     def count(self) -> int:
-        """How many records are retained."""
+        """Number of retained records."""
         return self.next - self.first
 
 
 @checked(own=("allows",))
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much a plan may hold. Batches are never split by a size: at least one is planned if there is one.
+    """Limit of a plan. Batches are never split by a size: at least one is planned if there is one.
 
     ``upto`` is an exact end offset, and does clip.
     """
@@ -147,11 +146,11 @@ class Span(Protocol):
 
     @property
     def size(self) -> int:
-        """The stored bytes that have to be read for it."""
+        """The stored bytes to read for it."""
 
     def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
         """Read and check the span: batches of :data:`~strandline.model.records.READ_SCHEMA`, in offset order.
 
-        ``columns`` narrows what is returned, in the order asked. Raises ``CorruptData`` or ``NotFound`` naming the
+        ``columns`` selects columns, in this order. Raises ``CorruptData`` or ``NotFound`` naming the
         object; may block on the store.
         """

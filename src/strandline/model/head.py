@@ -1,4 +1,4 @@
-"""The head of an object log and the manifest of a version 1 queue, as values: what is listed, and by whom."""
+"""The head of an object log and the manifest of a version 1 queue, as values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from strandline.model.cursor import batch_fingerprint
 
 WriterId = NewType("WriterId", UUID)
-"""Names one writer; its appends carry numbers 0, 1, 2, … and are listed strictly in that order."""
+"""Identifies one writer; its appends have the numbers 0, 1, 2, … and are listed strictly in that order."""
 
 
 class MetadataRange(NamedTuple):
@@ -28,8 +28,8 @@ class MetadataRange(NamedTuple):
 class MetadataRanges(Sequence[MetadataRange]):
     """Metadata of the ``produce`` calls of one batch, in columns; equal to the tuple of its ranges.
 
-    One object per call would be visited by Python's garbage collector for as long as the batch is listed, which took a
-    quarter of the cost of a call. Numbers and bytes are not visited.
+    With one object per call, Python's garbage collector would visit each of them while the batch is listed, which took
+    a quarter of the cost of a call. It does not visit numbers and bytes.
 
     >>> MetadataRanges.of([MetadataRange(0, 5, b"a"), MetadataRange(2, 6, b"b")])[1]
     MetadataRange(start=2, ingested=6, payload=b'b')
@@ -59,7 +59,7 @@ class MetadataRanges(Sequence[MetadataRange]):
         )
 
     def behind(self, records: int) -> MetadataRanges:
-        """The same ranges where so many other records come before them in the batch."""
+        """The same ranges after so many other records in the batch."""
         if not records:
             return self
         return MetadataRanges(tuple([records + start for start in self.starts]), self.times, self.payloads)
@@ -206,7 +206,7 @@ class Head:
 class Descriptor(Protocol):
     """One listed batch: enough to fetch it anywhere, at any time while its object exists.
 
-    A plain value: picklable, and equal to every other descriptor of the same batch. An own log's
+    A plain value: picklable, and equal to every other descriptor of the same batch. An object log's
     :class:`~strandline.model.head.Entry` is one, and so is a :class:`QueueEntry`.
     """
 

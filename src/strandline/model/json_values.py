@@ -28,7 +28,7 @@ LARGEST: Final = 32 << 20
 """The largest document in bytes."""
 
 MOST_VALUES: Final = 1 << 20
-"""The most values of a document: each takes up to a hundred bytes of memory, and as few as two as text."""
+"""Limit on the values of a document: each takes up to a hundred bytes of memory, and as few as two as text."""
 
 LARGEST_NUMBER: Final = (1 << 63) - 1
 """The largest offset, term, epoch, count or time."""
@@ -102,7 +102,7 @@ def flag(value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    """Enough of a value to find it: it may be as large as everything."""
+    """The beginning of a value, for an error: it may be large."""
     return type(value).__name__ if isinstance(value, dict | list) else str(value)[:80]
 
 

@@ -16,14 +16,14 @@ from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, TIMESTAMP, Op, no_headers
 
 KeyVersion: TypeAlias = Signed
-"""An opaque token: of two versions in one stream the higher is the newer. It has no other meaning."""
+"""An opaque token: the higher of two versions in one stream is the newer. It has no other meaning."""
 
 Key: TypeAlias = bytes | Prose
 """A key or prefix as callers give it; text is encoded as UTF-8."""
 
 
 class Entry(NamedTuple):
-    """A key that is present; its value may be empty. A version of None is one that the backend does not know."""
+    """A present key; its value may be empty. The version is None if the backend does not know it."""
 
     key: bytes
     value: bytes
@@ -40,13 +40,13 @@ class Update(NamedTuple):
 
 
 def as_key(key: Key) -> bytes:
-    """The bytes of a key or prefix; ``InvalidInput`` for what is neither bytes nor text."""
+    """The bytes of a key or prefix; ``InvalidInput`` unless it is bytes or text."""
     if not isinstance(key, str):
         return as_bytes(key)
     try:
         return key.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInput(f"The key {key!r} is no text that has bytes in UTF-8: give its bytes instead.") from error
+        raise InvalidInput(f"The key {key!r} cannot be encoded as UTF-8: give its bytes instead.") from error
 
 
 def as_bytes(value: bytes | bytearray | memoryview | None) -> bytes:
@@ -115,7 +115,7 @@ Scope: TypeAlias = Prefix
 EVERYTHING: Final = Prefix(b"")
 
 UNKNOWN: Final = -1
-"""Stands for None in a column of versions."""
+"""Represents None in a column of versions."""
 
 _TO_OP: Final = tuple(Op)
 _OP: Final = pa.int8()
@@ -214,7 +214,7 @@ class Updates(Sequence[Update]):
     def columns(self) -> tuple[Sequence[Any], ...]:
         """Operations, keys, values and versions, the unknown ones as :data:`UNKNOWN`."""
         if self._columns is None:
-            table = self.table()  # one of the two forms is always there
+            table = self.table()  # one of the two forms always exists
             self._columns = tuple(table.column(name).to_pylist() for name in ("op", "key", "value", "offset"))
         return self._columns
 
@@ -226,7 +226,7 @@ class Updates(Sequence[Update]):
 
     @property
     def size(self) -> int:
-        """About how many bytes the values have."""
+        """Approximate bytes of the values."""
         if self._columns is None and self._table is not None:
             return int(self._table.column("value").nbytes)
         return sum(map(len, filter(None, self.columns[2])))
@@ -243,7 +243,7 @@ class Updates(Sequence[Update]):
         return self._table
 
     def batch(self) -> pa.RecordBatch:
-        """The changes as records without offsets (:data:`~strandline.model.records.RECORD_SCHEMA`): what is stored."""
+        """The changes as records without offsets (:data:`~strandline.model.records.RECORD_SCHEMA`), for storage."""
         ops, keys, values, _ = self.columns
         count = len(keys)
         timestamps, headers = _blanks(count)

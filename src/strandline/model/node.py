@@ -1,4 +1,4 @@
-"""What a primary says of itself, and what a node remembers of itself across restarts, as values."""
+"""The heartbeat of a primary, and the durable state of a node, as values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 
 class Heartbeat(NamedTuple):
-    """A primary's word on how far it is; comes with every batch, and about once a poll interval without any."""
+    """A primary's heartbeat: with every batch, and about once per heartbeat interval without any."""
 
     term: int
     term_start: int
@@ -18,58 +18,58 @@ class Heartbeat(NamedTuple):
 
 
 NO_HEARTBEAT: Final = Heartbeat(0, 0, 0, 0, 0)
-"""Of who is no primary."""
+"""The heartbeat of a node that is no primary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why a replica does not follow until somebody deals with it."""
+    """Why a replica does not follow until an operator acts."""
 
     state: str
     """Its name, such as ``diverged``."""
     reason: str
     at: int
-    """When it was found, in microseconds."""
+    """When it occurred, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A replica of the log, as its primary last told."""
+    """A replica of the log, as its primary last reported it."""
 
     name: str
     region: str | None = None
     divergences: int = 0
-    """How many it has reported so far."""
+    """Number of its reported divergences."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What must survive a restart of a node, since others were told of it or because forgetting it would be wrong."""
+    """Durable state of a node: what other nodes rely on, or what must not be forgotten."""
 
     name: str
     generation: int = 0
-    """Which of its data folders is the one in use; 0 for none yet."""
+    """Number of the current data folder; 0 for none yet."""
     seen: int = 0
-    """The highest term that it has heard of: lower ones are refused."""
+    """The highest term that it has seen: lower ones are refused."""
     adopted: int = 0
-    """The highest term whose beginning is all in its log."""
+    """The highest term of which it has everything before its start."""
     led: int = 0
     """The last term in which it was the primary; 0 for never."""
     committed: int = 0
-    """A watermark that it has heard of; written lazily, so that the highest may be above."""
+    """A known watermark; written lazily, so that the highest may be above."""
     primary: str = ""
-    """Who the primary was, when it last heard of one."""
+    """The last known primary."""
     policy: str = "local"
     """The commit policy of the log then."""
     peers: tuple[Peer, ...] = ()
     """The replicas of the log then."""
     trouble: Trouble | None = None
     divergences: int = 0
-    """How often it stopped, since its log and its primary's had parted."""
+    """Number of divergences between its log and its primary's."""
     led_since: int = 0
-    """The first term from which on nobody else has led; 0 for unknown."""
+    """The first term since which no other node has led; 0 for unknown."""
     settled: bool = False
-    """Whether ``committed`` is all that its readers were shown and, as the primary, all that it acknowledged.
+    """Whether ``committed`` covers everything that its readers were shown and, as the primary, everything acknowledged.
 
-    So after a role ended in order, and until more is shown.
+    True after a role ended cleanly, until more is shown.
     """

@@ -15,16 +15,16 @@ import pyarrow.compute as pc
 from strandline.errors import InvalidInput
 
 MAX_RECORD_BYTES: Final = 256 << 20
-"""No single key or value may be larger than this, nor a record that is appended by itself."""
+"""Limit of a single key or value, and of a record that is appended by itself."""
 
 MAX_BATCH_BYTES: Final = MAX_RECORD_BYTES + MAX_RECORD_BYTES // 8
-"""No batch may hold more than this, uncompressed: the largest record, and room for what Arrow puts around it."""
+"""Limit of a batch, uncompressed: the largest record, and room for Arrow's structures."""
 
 MAX_BATCH_RECORDS: Final = 1 << 24
-"""No batch may hold more records than this, be they all empty."""
+"""Limit on the records of a batch, even if they are empty."""
 
 RECORD_WIDTH: Final = 21
-"""Bytes that any record takes in memory: its timestamp, its operation, and where its key, value and headers end."""
+"""Bytes of any record in memory: its timestamp, its operation, and the end offsets of its key, value and headers."""
 
 
 class Op(IntEnum):
@@ -41,7 +41,7 @@ _FEW_ROWS: Final = 8
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 HEADERS: Final = pa.map_(pa.string(), pa.binary())
 
-# Not pa.array([]): turning any Python list into an array imports pandas, half a second in every Spark worker.
+# Not pa.array([]): converting a Python list imports pandas, half a second in every Spark worker.
 _NO_ENTRIES: Final = pa.nulls(0, pa.struct([HEADERS.key_field, HEADERS.item_field]))
 
 RECORD_SCHEMA: Final = pa.schema(
@@ -53,13 +53,13 @@ RECORD_SCHEMA: Final = pa.schema(
         pa.field("headers", HEADERS),
     ]
 )
-"""What is stored. Timestamps are microseconds since the epoch, UTC."""
+"""The stored schema. Timestamps are microseconds since the epoch, UTC."""
 
 READ_SCHEMA: Final = pa.schema([pa.field("offset", pa.int64(), nullable=False), *RECORD_SCHEMA])
-"""What readers see: the stored columns behind their offset."""
+"""The schema for readers: the stored columns after their offset."""
 
 RecordSource: TypeAlias = pa.Table | pa.RecordBatch
-"""What callers may hand in as a batch."""
+"""A batch from a caller."""
 
 
 def record_batch(
@@ -70,7 +70,7 @@ def record_batch(
     values: Sequence[bytes | None],
     headers: Sequence[object] | None = None,
 ) -> pa.RecordBatch:
-    """Build one record batch from columns of Python values; no column is walked in Python.
+    """Build one record batch from columns of Python values, without a Python loop.
 
     ``timestamps`` are microseconds.
     """
@@ -86,13 +86,13 @@ def record_batch(
 
 
 def no_headers(count: int) -> pa.Array:
-    """A column of null headers. ``pa.nulls`` would give its empty children buffers as long as the column."""
+    """A column of null headers. ``pa.nulls`` would allocate children buffers as long as the column."""
     buffers = [pa.py_buffer(bytes((count + 7) // 8)), pa.py_buffer(bytes(4 * (count + 1)))]
     return pa.Array.from_buffers(HEADERS, count, buffers, null_count=count, children=[_NO_ENTRIES])
 
 
 def conform(source: RecordSource, *, now: int) -> list[pa.RecordBatch]:
-    """Bring a caller's table into :data:`RECORD_SCHEMA`, or raise :class:`InvalidInput` saying what is wrong.
+    """Convert a caller's table to :data:`RECORD_SCHEMA`, or raise :class:`InvalidInput` saying what is wrong.
 
     Missing ``timestamp`` is ``now`` (microseconds), missing ``op`` is ``put``, missing key, value and headers are
     null. Columns that are not part of a record are refused rather than dropped.
@@ -115,14 +115,14 @@ def conform(source: RecordSource, *, now: int) -> list[pa.RecordBatch]:
         table = _cast(table, now)
     _check_values(table)
     batches = [batch for batch in table.to_batches() if batch.num_rows]
-    # Each batch is stored as a page, with a head and with padding: in pages of a few records that would be most of it.
+    # Each batch is stored as a page, with a header and padding, which would dominate in pages of a few records.
     return table.combine_chunks().to_batches() if table.num_rows < _FEW_ROWS * (len(batches) - 1) else batches
 
 
 def are_operations(ops: pa.Array) -> bool:
-    """Whether a column without nulls holds operations that are known, and nothing else.
+    """Whether a column without nulls holds only known operations.
 
-    Looks at the bytes themselves: a call of the compute library takes longer than everything else that is checked.
+    Checks the bytes directly: a call of the compute library takes longer than all other checks.
     """
     return not memoryview(ops.buffers()[1])[ops.offset : ops.offset + len(ops)].tobytes().translate(None, _OPS)
 
@@ -135,7 +135,7 @@ def _check_values(table: pa.Table) -> None:
         ops = pc.min_max(table.column("op")).as_py()
         raise InvalidInput(f"Operations are {Op.PUT:d} to {Op.PURGE:d} (put, delete, purge), not {ops}.")
     if table.get_total_buffer_size() <= MAX_RECORD_BYTES:
-        return  # nothing in it can be larger than all of it
+        return  # no value can be larger than the table
     for name in ("key", "value"):
         longest = pc.max(pc.binary_length(table.column(name))).as_py() or 0
         if longest > MAX_RECORD_BYTES:
@@ -150,7 +150,7 @@ def check_batch_bytes(size: int) -> None:
 
 
 def _shared_bytes(column: pa.ChunkedArray | pa.Array) -> int:
-    """What the values of a column take that are stored once and used by many rows, with a copy for each row."""
+    """Bytes of a column's values that are stored once and used by many rows, with a copy for each row."""
     if isinstance(column, pa.ChunkedArray):
         return sum(map(_shared_bytes, column.chunks))
     kind = column.type
@@ -178,7 +178,7 @@ def _is_text(kind: pa.DataType) -> bool:
 def _cast(table: pa.Table, now: int) -> pa.Table:
     defaults = {"timestamp": pa.scalar(now, TIMESTAMP), "op": pa.scalar(int(Op.PUT), pa.int8())}
     columns = []
-    # Before anything is cast: values that are shared would each become a copy.
+    # Before the cast: each use of a shared value would become a copy.
     check_batch_bytes(table.num_rows * RECORD_WIDTH + sum(map(_shared_bytes, table.columns)))
     for field in RECORD_SCHEMA:
         if field.name in table.column_names:
@@ -198,7 +198,7 @@ def _filled(field: pa.Field, rows: int, value: pa.Scalar | None) -> pa.Array:
 
 
 def with_offsets(batches: Iterable[pa.RecordBatch], first: int) -> list[pa.RecordBatch]:
-    """Put the ``offset`` column before stored batches, counting from ``first``; copies no record bytes."""
+    """Add the ``offset`` column to stored batches, counting from ``first``; copies no record bytes."""
     numbered = []
     for batch in batches:
         offsets = pa.arange(first, first + batch.num_rows)

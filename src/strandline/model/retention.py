@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from strandline.errors import InvalidInput
-from strandline.model.arguments import shown, whole
+from strandline.model.arguments import checked, shown, whole
 
 DEFAULT_LAG: Final = 64 << 30
 """Default lag limit in bytes of slots in a log with bounded size."""
@@ -71,7 +71,7 @@ _QUANTITY = re.compile(r"([0-9]{1,18})([A-Za-z]*)")
 
 
 def parse_retention(text: str) -> Retention:
-    """The policy that a text names; anything else is :class:`InvalidInput`.
+    """Parse a policy; :class:`InvalidInput` for any other text.
 
     >>> parse_retention("age:7d")
     MaxAge(seconds=604800)
@@ -113,6 +113,7 @@ def _quantity(text: str, units: dict[str, int], wanted: str) -> int:
     return int(found[1]) * units[found[2]]
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class SlotLimits:
     """Limits of slots; 0 disables a limit. A slot strictly beyond one is invalidated, with its reason.
@@ -124,10 +125,6 @@ class SlotLimits:
     lag_bytes: int = 0
     idle_seconds: int = 0
 
-    def __post_init__(self) -> None:
-        for limit in (self.lag_bytes, self.idle_seconds):
-            whole().check(limit, "A limit of slots, in bytes or seconds, where 0 switches it off,")
-
 
 NO_LIMITS: Final = SlotLimits()
 
@@ -138,7 +135,7 @@ def default_limits(retention: Retention) -> SlotLimits:
 
 
 NEWCOMER_SECONDS: Final = 600.0
-"""Seconds after which a newcomer's slot expires unless it is claimed or touched."""
+"""Seconds after which a new consumer's slot expires unless it is claimed or touched."""
 
 TIER_SLOT: Final = "strandline-tier"
 """The tierer's slot: everything below it is in the cold tier, and may be trimmed from the hot one."""
@@ -162,17 +159,17 @@ class Invalidation:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """What a slot's cell holds.
+    """The content of a slot's cell.
 
     ``position`` is the next offset its consumer needs; ``epoch`` grows with each new holder and each reset, and is 0
-    while nobody has claimed the slot. A *hold* is a slot that ``expires``, for readers that store nothing; so does that
-    of a newcomer that has stored nothing yet, until it is claimed. A dropped
-    slot pins nothing and is no longer listed; its cell stays, so that the epochs of its name go on growing.
+    until the slot is claimed. A *hold* is a slot that ``expires``, for readers that store nothing; the slot of a
+    new consumer expires, too, until it is claimed. A dropped
+    slot pins nothing and is no longer listed; its cell stays, so that the epochs of its name keep growing.
     A *hot* one is held by a consumer that cannot read the cold tier: it pins the hot one.
-    ``born`` is the mark of the pin by which the slot got to its place: it tells a slot from an older one of its name.
-    ``suspected`` is when a collector found that its holder might be gone; whatever the holder does takes that away.
-    ``fingerprint`` tells which batch held the record before ``position`` when the slot was advanced to it, as that of a
-    :class:`~strandline.model.cursor.Cursor` does; None if that is not known.
+    ``born`` is the mark of the pin with which the slot was created or moved: it distinguishes slots of one name.
+    ``suspected`` is when a collector found that its holder might be gone; any action of the holder clears it.
+    ``fingerprint`` identifies the batch with the record before ``position`` when the slot was advanced to it, as that
+    of a :class:`~strandline.model.cursor.Cursor` does; None if unknown.
     Times are microseconds: ``last_seen`` and ``expires`` by the holder's clock, ``suspected`` by a collector's.
     """
 

@@ -66,7 +66,7 @@ class TopicPartition:
 
     @property
     def _short(self) -> str:
-        # Names come from outside: a long one, or one with line breaks, must not spoil a message.
+        # Names are untrusted: a long one, or one with line breaks, must not spoil a message.
         return repr(self.name[:_NAME_SHOWN])
 
 
@@ -127,9 +127,7 @@ class SegmentMetadata:
 
     def _check_terms(self) -> None:
         if not self.terms:
-            raise InvalidInput(
-                f"Segment {self.segment} has no terms: say in which one each of its offsets was written."
-            )
+            raise InvalidInput(f"Segment {self.segment} has no terms: give the terms of its offsets.")
         term_before, offset_before = -1, 0
         for term, offset in self.terms:
             if not term_before < term <= _LARGEST_INT:
@@ -139,7 +137,7 @@ class SegmentMetadata:
             if not offset_before <= offset <= _LARGEST_LONG:
                 # A lookup in a term ends where the next term starts, so starts must ascend.
                 raise InvalidInput(
-                    f"Segment {self.segment} has term {term} start at {offset} and what is before it at "
+                    f"Segment {self.segment} has term {term} start at {offset} and the one before it at "
                     f"{offset_before}: a later term cannot start earlier, nor any below 0 or above 2^63 - 1."
                 )
             term_before, offset_before = term, offset
@@ -222,6 +220,6 @@ class ColdTier:
 
     def __post_init__(self) -> None:
         if self.partitions < 1 or not 0 <= self.gone <= self.start or self.announced < 0:
-            raise InvalidInput(f"A cold tier has a partition or more and begins at 0 or later, not so: {self}.")
+            raise InvalidInput(f"A cold tier has a partition or more and begins at 0 or later: {self}.")
         if not self.store or not self.events:
             raise InvalidInput("A cold tier needs the addresses of its store and of its events.")

@@ -19,14 +19,14 @@ from strandline.model.snapshot import Snapshot
 
 @runtime_checkable
 class Sink(Protocol):
-    """Stores records together with its cursor, which alone tells its position.
+    """Stores records together with its cursor, which alone determines its position.
 
     All calls may block. After a ``StorageError`` either nothing was stored, or both data and cursor were;
-    :meth:`cursor` tells which.
+    :meth:`cursor` shows which.
     """
 
     def cursor(self, log_id: UUID) -> Cursor | None:
-        """The stored cursor in that log; None for a newcomer. ``Diverged`` if the sink follows another log."""
+        """The stored cursor in that log; None for a new sink. ``Diverged`` if the sink follows another log."""
 
     def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
         """Store the records of offsets ``since`` up to ``upto`` and the cursor ``upto``, atomically, exactly once.
@@ -40,7 +40,7 @@ class Sink(Protocol):
 
 @runtime_checkable
 class RestorableSink(Sink, Protocol):
-    """A sink that others can change, and that has earlier versions: a table."""
+    """A sink that other writers can change, and that has earlier versions: a table."""
 
     def resume(self, log_id: UUID) -> Cursor | None:
         """The cursor for a follower that starts; earlier knowledge of this object is discarded.
@@ -57,10 +57,10 @@ class RestorableSink(Sink, Protocol):
 
 @runtime_checkable
 class BatchSink(Protocol):
-    """A replica's copy of a log: takes whole batches, with their metadata. Its cursor alone tells its position."""
+    """A replica's copy of a log: takes whole batches, with their metadata. Its cursor alone determines its position."""
 
     def cursor(self, log_id: UUID) -> Cursor | None:
-        """The stored cursor; None for a newcomer."""
+        """The stored cursor; None for a new replica."""
 
     def take(self, batches: Sequence[LogBatch], *, since: Cursor, upto: Cursor) -> None:
         """Durably append the batches of offsets ``since`` up to ``upto``, all of them or a first part.
@@ -80,7 +80,7 @@ def without_key(offset: int) -> NullKey:
 def remaining(records: Any, *, since: Cursor, upto: Cursor, at: Cursor | None) -> Any:
     """The part of a range that a sink at ``at`` still has to store; None for nothing: the exactly-once rule.
 
-    ``records`` is a table; other types are passed through if nothing is dropped. A newcomer (``at`` is None) takes the
+    ``records`` is a table; other types are passed through if nothing is dropped. A new sink (``at`` is None) takes the
     whole range: the follower chooses its start.
     """
     if upto.next < since.next:
@@ -118,7 +118,7 @@ class Store(Sink, Protocol):
     ``NullKey``. Each write is atomic. Whether it is durable when the call returns is an option of the store
     (``sync``). During a resync ``apply``, ``cursor`` and ``export_to`` raise ``NotReady``.
 
-    After a failed write :meth:`position` tells what is stored; the same write may be retried.
+    After a failed write :meth:`position` shows what is stored; the same write may be retried.
     """
 
     def position(self) -> StorePosition:
@@ -145,7 +145,7 @@ class Store(Sink, Protocol):
     def export_to(self, folder: Address) -> Snapshot:
         """Seal the state as of the call as a snapshot in a folder that must be absent or empty.
 
-        Its cursor is exactly what its data holds. ``AlreadyExists`` if the folder is occupied, ``NotReady`` for a
+        Its cursor matches its data exactly. ``AlreadyExists`` if the folder is occupied, ``NotReady`` for a
         store without cursor. Reads and writes continue meanwhile.
         """
 

@@ -1,4 +1,4 @@
-"""What a shared value carries so that a writer whose answer was lost can find out whether its write landed."""
+"""Stamps of a shared value, by which a writer whose answer was lost finds out whether its write landed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from uuid import UUID
 T = TypeVar("T")
 
 OpId = NewType("OpId", UUID)
-"""Names one intended change, however often its write is tried."""
+"""Identifies one intended change, however often its write is tried."""
 
 REMEMBERED: Final = 32
-"""How many operations a value remembers. More writes than that between a try and the look for it: outcome unknown."""
+"""Number of operations that a value remembers. After more writes than that, an outcome is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamped(Generic[T]):
-    """A value with how many writes it has seen, and which were the latest."""
+    """A value with its number of writes, and the latest operations."""
 
     value: T
     revision: int = 0

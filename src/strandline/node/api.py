@@ -32,11 +32,11 @@ _BUILDING: Final = str(Condition.BOOTSTRAPPING)
 @bound_to_process(keep=("name", "url"))
 @checked
 class _NodeHandle(Closing):
-    """A running node, which closing stops."""
+    """A running node; closing it stops the node."""
 
     def __init__(self, running: RunningNode) -> None:
         self.running = running
-        """The node process itself, for everything that this API leaves out."""
+        """The node process, for everything that this API leaves out."""
         self._origin = Origin(f"The node {running.name}", self)
 
     @property
@@ -120,7 +120,8 @@ class Primary(_NodeHandle):
         policy: str | CommitPolicy | None = None,
         timeout: float = COMMIT_SECONDS,
     ) -> Commit:
-        """Append a batch, whole or not at all, and wait for the policy; whether that was in time, the answer says.
+        """Append a batch, whole or not at all, and wait for the policy; the commit says whether that was reached in
+        time.
 
         ``commit.ensure()`` makes a time-out an error, ``commit.bookmark`` lets a replica show what was written. A
         ``policy`` may ask for more than the node's own, never for less. The same ``writer`` and ``number`` again is a
@@ -132,7 +133,7 @@ class Primary(_NodeHandle):
     def append_values(
         self, values: Sequence[bytes], *, policy: str | CommitPolicy | None = None, timeout: float = COMMIT_SECONDS
     ) -> Commit:
-        """The same for records with nothing but a value."""
+        """Append records that have a value only."""
         return self.append(pa.table({"value": pa.array(values, pa.binary())}), policy=policy, timeout=timeout)
 
     def submit(
@@ -143,7 +144,7 @@ class Primary(_NodeHandle):
         number: int | None = None,
         policy: str | CommitPolicy | None = None,
     ) -> CommitHandle:
-        """Append without waiting: ``handle.result(timeout)`` does, and gives the commit."""
+        """Append without waiting. ``handle.result(timeout)`` waits, and returns the commit."""
         return self._role.submit(records, append=numbered(writer, number), policy=as_policy(policy))
 
     def register_replica(self, replica: str, region: str | None = None) -> int | None:
@@ -159,11 +160,11 @@ class Primary(_NodeHandle):
         self._role.unregister(Caller(replica), keep_slot=keep_slot)
 
     def plan_resume(self, replica: str, since: Cursor | None) -> Resume:
-        """How a replica would go on from its own position (None for a newcomer), whatever its slot says.
+        """How a replica would resume from its own position (None for a new replica), whatever its slot says.
 
-        ``PartialResync`` if that is retained and of this log, ``Rewind`` if the two parted before it, and
-        ``FullRebootstrap`` with its cause otherwise; ``Diverged`` if it has what this log never had. Only looks: nobody
-        is registered, and no slot or replica changes.
+        ``PartialResync`` if that position is retained and belongs to this log, ``Rewind`` if the two logs diverged
+        before it, otherwise ``FullRebootstrap`` with its cause; ``Diverged`` if the replica has records that this log
+        never had. Read-only: no replica is registered, and no slot changes.
         """
         return self._role.plan_resume(replica, since)
 
@@ -182,9 +183,9 @@ class Primary(_NodeHandle):
         return role.topology(Caller(self.name, role.term))
 
     def reading(self) -> CommittedLog:
-        """The log as everybody but replicas sees it: up to what is committed. Goes on if this node leads no more.
+        """The log as clients see it: up to the commit watermark. Stays usable when this node no longer leads.
 
-        ``NotReady`` while this primary, restarted or promoted, has yet to hear from its replicas how much that is.
+        ``NotReady`` while this primary, restarted or promoted, waits for its replicas to acknowledge the watermark.
         """
         return self.running.node.reading()
 
@@ -198,8 +199,8 @@ class Primary(_NodeHandle):
 class Replica(_NodeHandle):
     """A copy of a primary's log on this machine: what it has acknowledged to the primary is durable here.
 
-    It connects, bootstraps if it has to, follows, and goes on by itself after anything but a gap or a divergence, which
-    :attr:`condition` and :attr:`trouble` tell of. Safe in threads.
+    It connects, bootstraps if it has to, and follows. It recovers from everything except a gap or a divergence, which
+    :attr:`condition` and :attr:`trouble` show. Safe in threads.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -237,7 +238,7 @@ class Replica(_NodeHandle):
 
         Returns at once; the replica retries a primary that it cannot reach. Further ``settings`` are the fields of
         :class:`~strandline.node.config.NodeConfig`, as for :meth:`Primary.open`; ``policy``, ``retention`` and
-        ``nodes`` count once it is promoted.
+        ``nodes`` apply once it is promoted.
         """
         return cls(folder, upstream, name=name, **settings)
 
@@ -254,18 +255,18 @@ class Replica(_NodeHandle):
     def reading(
         self, *, after: Cursor | None = None, max_staleness: float | None = None, timeout: float = 1.0
     ) -> CommittedLog:
-        """The log as it is here, up to what is committed; nothing that is read can be taken back.
+        """The copy up to the commit watermark. A record that was read is never taken back.
 
-        A replica that was killed first has to hear from a primary how much that is.
+        A replica that was killed first learns the watermark from a primary.
 
-        ``after`` is a bookmark, as a commit has it: waits until that is here. ``max_staleness`` waits until this
-        replica had everything so many seconds ago or less. ``NotReady`` if it takes longer than ``timeout``;
+        ``after`` is the bookmark of a commit: waits until that record is here. ``max_staleness`` waits until this
+        replica had everything at most so many seconds ago. ``NotReady`` if that takes longer than ``timeout``;
         ``Diverged`` if the bookmarked record was lost with its primary.
         """
         node = self.running.node
         began = self.running.clock.monotonic()
         if after is not None or max_staleness is not None:
-            # While the copy is built nothing is answered; but it may be there in a moment, as for one just started.
+            # No reads during a bootstrap, but it may end in a moment, as for a replica that has just started.
             self.running.wait_until(lambda: node.position is not None and self.condition != _BUILDING, timeout)
         if node.position is not None:
             self.running.wait_until(lambda: node.knows_committed, timeout - (self.running.clock.monotonic() - began))
@@ -273,36 +274,36 @@ class Replica(_NodeHandle):
         log = node.reading()
         try:
             replica = node.replica
-        except NotReady:  # it leads by now
+        except NotReady:  # it was promoted meanwhile
             return _after(log, after, timeout)
         replica.readable(after=after, max_staleness=max_staleness, timeout=timeout)
         return log
 
     def rebootstrap(self) -> None:
-        """Build the copy again from a snapshot of the primary; what is here can be read until that is there."""
+        """Build the copy again from a snapshot of the primary. The current copy serves reads until then."""
         self.running.rebootstrap()
 
     def promote(self, *, force: bool = False) -> Primary:
-        """Become the primary, if nothing committed can be lost by that; the same node, as its primary.
+        """Become the primary if that loses nothing committed; returns the same node as a primary.
 
-        With a lease, waits until the former primary's has run out. ``NotReady`` with the reason if it must not be;
-        ``force`` leaves out the nodes that cannot be asked, and loses what only they have.
+        With a lease, waits until the former primary's lease has expired. ``NotReady`` with the reason if it must not
+        lead; ``force`` ignores the nodes that cannot be reached, and loses the records that only they have.
         """
         self.running.promote(force=force)
         return Primary(self.running)
 
 
 def _after(log: CommittedLog, after: Cursor | None, timeout: float) -> CommittedLog:
-    """A primary's log, with a bookmark: whatever is committed anywhere is here."""
+    """A primary's log after a bookmark: waits until the bookmarked record is committed."""
     if after is not None:
         if log.bounds().next < after.next and not log.wait(after.at(after.next - 1), timeout):
             raise NotReady(f"The wait of {timeout:g} s is over, and offset {after.next - 1} is not committed yet.")
-        log.plan(after, Limit(batches=1))  # raises if the record before it is another one here
+        log.plan(after, Limit(batches=1))  # raises if the record before the cursor differs here
     return log
 
 
 def _start(folder: Address, **settings: Any) -> RunningNode:
-    """Start the node of a folder; a setting that is None has its default."""
+    """Start the node of a folder; settings that are None get their default."""
     given = {name: value for name, value in settings.items() if value is not None}
     if "take_over" in given:
         given["take_over"] = as_folder(given["take_over"])

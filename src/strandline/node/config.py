@@ -55,7 +55,7 @@ class ReplicaSettings(NodeSettings, total=False):
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig(NodeOptions):
-    """All settings of a node process, checked together: ``InvalidInput``, with what to do, for what cannot work.
+    """All settings of a node process, checked together; ``InvalidInput``, with what to do, if they cannot work.
 
     >>> NodeConfig(folder="data", name="a", policy="quorum(a,b,c)", lead=True).commit_policy.majority
     2
@@ -64,16 +64,16 @@ class NodeConfig(NodeOptions):
     folder: AddressText
     """The node's own folder; created if it is missing."""
     name: str
-    """Unique among the nodes of the log. It never changes: slots, voters and tokens go by it."""
+    """Unique among the nodes of the log. It never changes: slots, voters and tokens refer to it."""
     listen: tuple[str, Port] = ("127.0.0.1", 0)
     """Host and port; port 0 takes a free one."""
     url: str | None = None
-    """The address at which other nodes reach it; by default where it listens."""
+    """The address at which other nodes reach it; by default the listening address."""
     lease: str | None = None
     """The store of the lease that decides who leads: ``s3://bucket/path``, ``file:///folder``."""
     lease_seconds: Duration = 15.0
     create: bool = False
-    """Create a new log if the node has none, and nobody ever led one under this lease."""
+    """Create a new log if the node has none, and no node ever led one under this lease."""
     take_over: AddressText | None = None
     """The folder of a write-ahead log to begin with, if the node has none: its records, writers and slots."""
     lead: bool = False
@@ -103,11 +103,13 @@ class NodeConfig(NodeOptions):
         check_replica_name(self.name)
         for name in self.nodes:
             check_replica_name(name)
-        _ = self.commit_policy, self.retention_policy  # raise for a text that names none
+        _ = self.commit_policy, self.retention_policy  # both raise InvalidInput for an unknown text
         host = self.listen[0]
         check_listening(host, self.server, insecure=self.insecure)
         if self.url is not None:
-            refuse_credentials(self.url, "show tokens or certificates instead (ServerSecurity, ClientSecurity)")
+            refuse_credentials(
+                self.url, "authenticate with tokens or certificates instead (ServerSecurity, ClientSecurity)"
+            )
         if host in _ANYWHERE and self.url is None:
             raise InvalidInput(
                 f"Other nodes cannot call {host or 'no host'!r}: say under which address they reach this one."
@@ -126,7 +128,7 @@ class NodeConfig(NodeOptions):
             raise InvalidInput("A node leads or follows: give it an upstream, or let it lead, not both.")
         if self.lease is None and self.upstream is None and not self.lead:
             raise InvalidInput(
-                f"Node {self.name} has nobody to follow: give it a lease, or an upstream, or let it lead."
+                f"Node {self.name} has no primary to follow: give it a lease, or an upstream, or let it lead."
             )
         if self.take_over is not None and self.upstream is not None:
             raise InvalidInput(

@@ -105,7 +105,7 @@ class SnapshotOffer:
 
     name: str
     manifest: bytes
-    """Its ``MANIFEST.json``: the cursor, and each file with size and hash."""
+    """Its ``MANIFEST.json``: the cursor, and size and hash of each file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,8 @@ class Chunk:
 class ElectionReport:
     """A node's answer to a candidate for a term; from then on it refuses lower terms.
 
-    ``adopted`` is the highest term of which the node has everything before its start: of two nodes, the one with the
-    higher (adopted, durable) has every committed record that the other has.
+    ``adopted`` is the highest term of which the node has everything before its start. Of two nodes, the one with the
+    higher (adopted, durable) has every committed record of the other.
     """
 
     name: PlainName
@@ -130,7 +130,7 @@ class ElectionReport:
     adopted: int
     durable: int
     committed: int
-    """The highest commit watermark that it has heard of."""
+    """The highest commit watermark that it knows of."""
     unhealthy: str | None
     """The condition that stops it from following, or None."""
 
@@ -147,11 +147,11 @@ class NodeStatus:
     term: int
     """The highest term that it has seen."""
     primary: str
-    """The last primary that it heard of; empty for none."""
+    """The last primary that it knew of; empty for none."""
     position: Cursor | None
     """The cursor behind everything durable here; None without a copy of the log."""
     committed: int | None
-    """The commit watermark here; None while it is unknown, or there is no copy: readers get ``NotReady``."""
+    """The commit watermark here; None while it is unknown, or there is no copy: reads raise ``NotReady``."""
     divergences: int = 0
     """How often this node stopped with a divergence; on a primary, all that its replicas reported."""
 
@@ -193,9 +193,10 @@ class Commit:
         """The receipt; ``CommitTimedOut`` if the policy was not satisfied in time."""
         if isinstance(self.outcome, TimedOut):
             raise CommitTimedOut(
-                f"The append is durable on the primary, and {self.outcome.policy} was not satisfied within "
-                f"{self.outcome.seconds:g} s (its watermark is {self.outcome.watermark}): it may still be, and is lost "
-                "if the primary is before that. Wait, or append again with the same writer and number."
+                f"The append is durable on the primary, but {self.outcome.policy} was not satisfied within "
+                f"{self.outcome.seconds:g} s (its watermark is {self.outcome.watermark}). It may still be satisfied; "
+                "if the primary is lost before that, so is the append. Wait, or append again with the same writer and "
+                "number."
             )
         return self.receipt
 
@@ -204,12 +205,12 @@ class Commit:
 
 
 def answer(data: bytes | memoryview, url: str) -> Fields:
-    """The fields of an answer; whatever is wrong with them is ``CorruptData``."""
+    """The fields of an answer; every fault in them is ``CorruptData``."""
     return Fields.parse(data, f"An answer of {url}", largest=_LARGEST_ANSWER, wrong=CorruptData)
 
 
 def write_resume(resume: Resume) -> bytes:
-    """How a replica goes on."""
+    """Encode how a replica resumes."""
     match resume:
         case PartialResync(cursor):
             return write_fields({"resume": str(cursor)})
@@ -232,7 +233,7 @@ def read_resume(fields: Fields) -> Resume:
 
 
 def write_commit(commit: Commit) -> bytes:
-    """What became of an append."""
+    """Encode the result of an append."""
     fields: dict[str, Any] = {
         "first": commit.receipt.first,
         "count": commit.receipt.count,
@@ -278,8 +279,8 @@ class ReplicationFeed(Protocol):
     def wait(self, timeout: float) -> int:
         """How many bytes the next take will read from a disk, so that the caller can reserve memory first.
 
-        0 if there is nothing, or it is in memory already. May wait for up to ``timeout`` seconds; the next take does
-        not wait again then.
+        0 if there is nothing, or it is in memory already. May wait for up to ``timeout`` seconds; then the next take
+        does not wait again.
         """
 
     def take(self, timeout: float) -> Sequence[LogBatch]:
@@ -316,7 +317,7 @@ class PrimaryApi(Protocol):
     def acknowledge_nowait(self, caller: Caller, progress: ReplicaProgress) -> str | None:
         """The same without waiting for the answer; returns why it was rejected, if that is known at once.
 
-        Over a network it is not: a later :meth:`acknowledge` raises what was wrong, or that it was lost.
+        Over a network the rejection is not known at once: a later :meth:`acknowledge` raises it.
         """
 
     def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
@@ -356,7 +357,7 @@ class Upstream(PrimaryApi, Protocol):
     """
 
     def report(self, caller: Caller) -> ElectionReport:
-        """What this node has, in either role; from now on it refuses terms below the caller's."""
+        """The node's election report, in either role; from now on it refuses terms below the caller's."""
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -371,7 +372,7 @@ class NodeService(Protocol):
         """The node as the primary; ``NotReady`` if it does not lead."""
 
     def report(self, caller: Caller) -> ElectionReport:
-        """What this node has, in either role; from now on it refuses terms below the caller's."""
+        """The node's election report, in either role; from now on it refuses terms below the caller's."""
 
     def reading(self) -> CommittedLog:
         """The log up to the commit watermark."""

@@ -58,7 +58,7 @@ class Node(Closing):
         if options.automatic and (lease is None or not isinstance(options.commit_policy, Quorum)):
             raise InvalidInput(
                 "A node takes over by itself only with a lease and the policy quorum(...): with any other policy "
-                "something that was acknowledged could be lost. Promote by hand, or configure both."
+                "an acknowledged record could be lost. Promote by hand, or configure both."
             )
         self.options = options
         self.node_folder = node_folder
@@ -74,7 +74,7 @@ class Node(Closing):
         self._due = 0.0
         self._ticked = float("-inf")
         self._campaign_at = 0.0
-        self._told_term = -1
+        self._reported_term = -1
         self.hindrance: str | None = None
         """Why its last attempt to lead failed; None if it succeeded, or there was none."""
         self._closed = False
@@ -101,7 +101,7 @@ class Node(Closing):
         lead: bool = False,
         background: bool = True,
     ) -> Node:
-        """Open the node in this folder. It follows the primary, unless nobody else can have led since it did.
+        """Open the node in this folder. It follows the primary, unless no other node can have led since it did.
 
         ``create`` begins a new log if this node has none, ``take_over`` one with the content of a write-ahead log;
         ``lead`` makes it the primary where there is no lease.
@@ -137,7 +137,7 @@ class Node(Closing):
 
     @property
     def condition(self) -> str:
-        """Its state in a word, such as leading or following."""
+        """Its state in one word, such as leading or following."""
         role = self._role
         if isinstance(role, PrimaryRole):
             return "leading" if role.leadership.is_held else str(Condition.CONNECTING)
@@ -196,9 +196,9 @@ class Node(Closing):
     def step(self) -> float:
         """Do the next step of the current role; returns the pause before the one after, in seconds."""
         with self._turn:
-            if self._told_term != self.node_folder.state.seen:
-                self._told_term = self.node_folder.state.seen
-                TERM.labels(self.name).set(self._told_term)
+            if self._reported_term != self.node_folder.state.seen:
+                self._reported_term = self.node_folder.state.seen
+                TERM.labels(self.name).set(self._reported_term)
             try:
                 return self._step()
             except StorageError as error:
@@ -226,7 +226,7 @@ class Node(Closing):
             except Fenced as error:
                 primary.step_down(str(error))
             except StorageError as error:
-                self._due = now + lease.seconds / _LOOKS  # what is held runs out if this goes on
+                self._due = now + lease.seconds / _LOOKS  # the lease expires if this keeps failing
                 _LOGGER.warning("Node %s could not renew its lease: %s", self.name, error)
         if primary.log.failed:
             primary.step_down("its log could not write")
@@ -267,23 +267,23 @@ class Node(Closing):
         return pause
 
     def _led_last(self, state: LeaseState | None) -> bool:
-        """Whether no other node can have led since this one did: its term was the last."""
+        """Whether no other node can have led since this one did: its term was the last one."""
         own = self.node_folder.state
         if state is None:
-            # It has just created the log, or taken it over.
+            # It has just created the log, or copied one.
             return own.generation > 0 and own.seen == own.led and not own.primary
         holder = (state.holder or "").partition(" ")[0]
         if own.generation and holder == self.name and state.epoch == own.led + 1:
-            # It acquired the lease, and crashed before it stored that. Nobody else led in that term.
+            # It acquired the lease, and crashed before it stored that. No other node led in that term.
             own = self.node_folder.remember(led=state.epoch)
         return own.led > 0 and state.epoch == own.led
 
     def promote(self, *, force: bool = False) -> Topology:
         """Become the primary if that loses nothing committed; returns the new topology.
 
-        With a lease, waits until the former primary's has expired. ``NotReady``, with the reason, if this node is not
-        healthy, another one has more, or too few can be reached to know; ``force`` ignores nodes that cannot be
-        reached. The log continues from what this node has.
+        With a lease, waits until the former primary's lease has expired. ``NotReady``, with the reason, if this node is
+        not healthy, another one has more records, or too few can be reached to know; ``force`` ignores nodes that
+        cannot be reached. The log continues from this node's copy.
         """
         with self._turn:
             role = self._role
@@ -310,7 +310,7 @@ class Node(Closing):
             return primary.topology(Caller(self.name, primary.term))
 
     def _lead_unleased(self) -> None:
-        """Lead by configuration, always in the term that it led in: a higher one is another node's."""
+        """Lead by configuration, always in the same term: a higher one belongs to another node."""
         own = self.node_folder.state
         if own.seen > own.led:
             raise Fenced(
@@ -364,7 +364,7 @@ class Node(Closing):
     def _settle(self) -> None:
         """Store the watermark up to which readers were shown records, at the end of a role.
 
-        If the disk refuses, the node serves no reads after a restart until a primary tells it the watermark.
+        If that fails, the node serves no reads after a restart until a primary sends it the watermark.
         """
         role = self._role
         committed = role.committed if isinstance(role, PrimaryRole) else role.highest_shown
@@ -377,8 +377,8 @@ class Node(Closing):
         """Lead in the term of a lease that was just acquired; raises, and releases it, if this node must not."""
         term = lease.ensure()
         if self.node_folder.state.generation and self.node_folder.state.led == term - 1:
-            # Stored first: a crash from here on must not make it forget that it led. Until then the lease's holder
-            # tells the same.
+            # Stored first: after a crash the node must know that it led. Until then the holder of the lease
+            # says the same.
             self.node_folder.remember(led=term)
         try:
             return self._lead_checked(term, lease, force=force)
@@ -388,7 +388,7 @@ class Node(Closing):
 
     def _lead_checked(self, term: int, lease: Lease | None, *, force: bool) -> PrimaryRole:
         """Lead in this term; raises if this node must not."""
-        # There was no term in between: nobody else can have led.
+        # There was no term in between: no other node can have led.
         continues = lease is not None and self.node_folder.state.led == term
         if self.copy is not None:
             self.copy.fence(term, "The lease" if lease is not None else self.name)
@@ -398,9 +398,9 @@ class Node(Closing):
         return self._lead(term, lease, continues=continues)
 
     def _lead(self, term: int, lease: Lease | None, *, continues: bool = False) -> PrimaryRole:
-        """Lead in this term; the caller has made sure that nothing committed is missing here.
+        """Lead in this term; the caller has checked that no committed record is missing here.
 
-        ``continues`` if nobody else can have led since this node did.
+        ``continues``: no other node can have led since this node did.
         """
         role, copy = self._role, self.copy
         if copy is None:
@@ -428,13 +428,13 @@ class Node(Closing):
 
     def reading(self) -> CommittedLog:
         """The log up to the commit watermark, in either role and through changes of it."""
-        self._role.readable()  # raises if there is nothing to show yet
-        return CommittedLog(lambda: self._role.readable())  # noqa: PLW0108 - of whatever role it has by then
+        self._role.readable()  # raises NotReady while reads are refused
+        return CommittedLog(lambda: self._role.readable())  # noqa: PLW0108 - the role may change
 
     def status(self) -> NodeStatus:
         """State, in either role."""
         condition, role, position = self.condition, self._role, self.position
-        state = self.node_folder.state  # read after the condition, which is set after its reason
+        state = self.node_folder.state  # read after the condition: the reason is set first
         trouble = None if state.trouble is None else state.trouble.reason
         committed = role.committed if role.knows_committed and position is not None else None
         divergences = state.divergences
@@ -449,13 +449,13 @@ class Node(Closing):
             self._follow_at = 0.0
 
     def report(self, caller: Caller) -> ElectionReport:
-        """What this node has; once this returns, it applies and acknowledges nothing below the caller's term."""
+        """The node's election report. Once this returns, it applies and acknowledges no record of a lower term."""
         role = self._role
         if caller.term > self.node_folder.state.seen:
             if self.copy is not None:
                 self.copy.fence(caller.term, caller.name)
             else:
-                self.node_folder.hear_term(caller.term, caller.name)
+                self.node_folder.adopt_term(caller.term, caller.name)
             if isinstance(role, PrimaryRole):
                 role.step_down(f"{caller.name} becomes the primary of term {caller.term}")
         return self._report()

@@ -30,18 +30,18 @@ HIGHEST_TERM: Final = 1 << 62
 """The highest term: a frame could not hold the next one."""
 
 
-def check_rise(seen: int, told: int, who: str) -> int:
-    """The term ``told``, if elections can have raised it there from ``seen``; ``Fenced`` otherwise.
+def check_rise(seen: int, reported: int, who: str) -> int:
+    """The term ``reported``, if elections can have raised it there from ``seen``; ``Fenced`` otherwise.
 
     >>> check_rise(4, 6, "a")
     6
     """
-    if told > min(seen + TERM_STEP, HIGHEST_TERM):
+    if reported > min(seen + TERM_STEP, HIGHEST_TERM):
         raise Fenced(
-            f"{who[:200]} tells of term {told}, and the highest that this node has seen is {seen}: no election raises "
-            "it so far, and nothing was changed. Find out who says so."
+            f"{who[:200]} reports term {reported}, but the highest that this node has seen is {seen}: no election "
+            "raises it so far, and nothing was changed. Check that node."
         )
-    return told
+    return reported
 
 
 def plausible_term(in_log: int, *remembered: int) -> int:
@@ -67,7 +67,7 @@ def _refuse_orphans(folder: str, *, disk: Disk) -> None:
 class NodeFolder(Closing):
     """The folder of a node, locked by one process. State is durable once :meth:`remember` returns.
 
-    It has the disk, the clock and the chance for everything that the node does. ``data-N`` holds the copy of the log. A
+    It holds the disk, the clock and the random source of the node. ``data-N`` holds the copy of the log. A
     bootstrap builds ``data-N+1`` beside it; storing the new number swaps them.
     """
 
@@ -90,11 +90,11 @@ class NodeFolder(Closing):
     def open(
         cls, folder: str, name: str, *, disk: Disk = DISK, clock: Clock = CLOCK, chance: Chance = CHANCE
     ) -> NodeFolder:
-        """Open the folder of a node, or make one. ``Fenced`` while another process has it open.
+        """Open the folder of a node, or create one. ``Fenced`` while another process has it open.
 
-        ``InvalidInput`` if it is the folder of a node of another name: two that share a folder's past must not both
-        be counted; and if it is that of something else, such as a write-ahead log. ``CorruptData`` if there are copies
-        of a log, and nothing tells which of them is in use.
+        ``InvalidInput`` if the folder belongs to a node of another name (two nodes with one past must not both count),
+        or to something else, such as a write-ahead log. ``CorruptData`` if it has copies of a log, but no state that
+        names the current one.
         """
         path = f"{folder}/{STATE}"
         if not exists(path, disk=disk):
@@ -103,7 +103,8 @@ class NodeFolder(Closing):
         with contextlib.ExitStack() as held:
             if not held.enter_context(disk.try_locked(f"{folder}/{LOCK}")):
                 raise Fenced(f"The node in {folder} is running already; nothing was changed. Stop it there first.")
-            # The writer of the state may have been killed before its sync: a power cut must not undo what is read now.
+            # The writer of the state may have been killed before its sync: a power failure must not undo what is read
+            # now.
             disk.sync_folder(folder)
             try:
                 state = decode_node(disk.read(path), path)
@@ -138,10 +139,10 @@ class NodeFolder(Closing):
                 self._write(after)
             return after
 
-    def hear_term(self, term: int, who: str) -> None:
-        """Durably adopt a term from another node; ``Fenced``, without a change, if no election raises it so far.
+    def adopt_term(self, term: int, who: str) -> None:
+        """Durably adopt a term from another node; ``Fenced``, and no change, if no election can raise it so far.
 
-        Every term from outside enters here.
+        Every term from another node passes this check.
         """
         self.remember(seen=check_rise(self._state.seen, term, who))
 
@@ -167,7 +168,7 @@ class NodeFolder(Closing):
         return below(self.folder, *names)
 
     def next_generation(self) -> int:
-        """A generation that no copy has, not even an unfinished one."""
+        """A generation that no copy uses, not even an incomplete one."""
         return max([self._state.generation, *self._generations()]) + 1
 
     def sweep(self, *, keep: int | None = None) -> None:

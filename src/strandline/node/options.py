@@ -1,6 +1,6 @@
 """Settings of a node that do not depend on its process: commit policy, retention, flow control, and the other nodes."""
 
-# Annotations are types here, not texts: NodeConfig inherits these fields, and checks what it is given by them.
+# Annotations are types here, not strings: NodeConfig inherits these fields, and checks their values by them.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from strandline.node.lead.policies import NO_FLOW_LIMITS, CommitPolicy, FlowLimi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """What a node needs to lead and to follow, apart from its folder, its lease and its server."""
+    """Settings of a node for leading and following, without its folder, its lease and its server."""
 
     policy: str | CommitPolicy = "local"
     """When an append is committed; the same on all nodes of a log."""
@@ -20,7 +20,7 @@ class NodeOptions:
     limits: SlotLimits | None = None
     """How far a replica may lag before its slot is invalidated and it has to bootstrap again.
 
-    By default 64 GiB where age or size bounds the log, and any distance otherwise; ``SlotLimits()`` for any at all.
+    By default 64 GiB where age or size bounds the log, and unlimited otherwise; ``SlotLimits()`` is always unlimited.
     """
     flow: FlowLimits = NO_FLOW_LIMITS
     poll_seconds: Duration = 1.0
@@ -29,7 +29,7 @@ class NodeOptions:
     nodes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """The other nodes of the log by name, with the URL of each: they vote before this node leads."""
     upstream: str | None = None
-    """The URL of the primary, where no lease tells it."""
+    """The URL of the primary, where there is no lease."""
     automatic: bool = False
     """Whether the node stands for election when the primary is gone; needs a lease and a quorum."""
 

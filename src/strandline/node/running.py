@@ -35,7 +35,7 @@ FAILED: Final = "failed"
 
 _LOGGER = logging.getLogger(__name__)
 _LONGEST_HEARTBEAT: Final = 1.0
-"""Longest heartbeat interval of a stream: receivers take five seconds of silence for a lost connection."""
+"""Longest heartbeat interval of a stream: receivers give up a connection after five seconds of silence."""
 
 _PATIENCE: Final = 2.0
 """Closing waits so many seconds for running calls before it closes their connections."""
@@ -97,7 +97,7 @@ class RunningNode(Closing):
     """A node with its server and its control thread. Satisfies :class:`~strandline.node.messages.NodeService`.
 
     :meth:`close`, or the end of the block, stops the server and the control thread, and releases the folder and the
-    lease. If the control thread fails, which no fault of a network, a disk or another node should cause, the node steps
+    lease. If the control thread fails (a bug: faults of network, disk or other nodes do not cause it), the node steps
     down at once and keeps the error in :attr:`failure`; its copy can still be read.
 
     >>> import tempfile
@@ -116,7 +116,7 @@ class RunningNode(Closing):
         self._closing = threading.Lock()
         self._closed = False
         self._ended = threading.Event()
-        """Set by the control thread when it ends. A join that a signal interrupts would take it for stopped."""
+        """Set by the control thread when it ends: a join that a signal interrupts would report it as stopped."""
         self._close_error: Exception | None = None
         """The error of closing."""
         self._upstreams: weakref.WeakSet[FlightUpstream] = weakref.WeakSet()
@@ -166,7 +166,7 @@ class RunningNode(Closing):
     def _reach(self, url: str) -> Upstream:
         upstream = FlightUpstream(url, security=self.config.client, timeout=self.config.timeout, clock=self.clock)
         self._upstreams.add(upstream)
-        if self._stop.is_set():  # requested while the others were closed
+        if self._stop.is_set():  # opened while the other connections were closed
             upstream.close()
         return upstream
 
@@ -199,7 +199,7 @@ class RunningNode(Closing):
             self._control.close(why)
 
     def _step_down(self) -> None:
-        """Release the leadership. A failed node may be in any state, so this does little."""
+        """Release the leadership, and nothing else: a failed node may be in any state."""
         if self.node.is_primary:
             self.node.primary.step_down("it failed")
         if self._lease is not None:
@@ -231,7 +231,7 @@ class RunningNode(Closing):
 
     @property
     def condition(self) -> str:
-        """What it is doing, in a word."""
+        """Its state in one word."""
         return FAILED if self.failure is not None else self.node.condition
 
     @property
@@ -267,7 +267,7 @@ class RunningNode(Closing):
         return self.node.reading()
 
     def report(self, caller: Caller) -> ElectionReport:
-        """What the node has, for an election; a node that failed is unhealthy."""
+        """The node's election report; a failed node is unhealthy."""
         report = self.node.report(caller)
         return report if self.failure is None else replace(report, unhealthy=report.unhealthy or FAILED)
 
@@ -325,6 +325,6 @@ def leading(running: RunningNode, timeout: float) -> None:
     why = (
         running.trouble
         or running.node.hindrance
-        or ("another node holds the lease, or led last; find out which, or open this one as a replica and promote it")
+        or ("another node holds the lease, or led last; find that node, or open this one as a replica and promote it")
     )
     raise NotReady(f"{running.name} does not lead after {timeout:g} s ({running.condition}): {why}.")

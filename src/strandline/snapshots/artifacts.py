@@ -114,7 +114,7 @@ class Artifacts:
         return self._pointer().current
 
     def lease(self, holder: Named, *, seconds: Duration = 60.0) -> Lease:
-        """The lease that exporters to this place share."""
+        """The lease that all exporters to this prefix share."""
         path = f"{self._prefix}lease.json"
         return Lease(self._store, path, holder, seconds=seconds, clock=self._clock, chance=self._chance)
 
@@ -224,7 +224,7 @@ class Artifacts:
     def _export(self, store: Store, lease: Lease | None, scratch: str, *, pause: float, replace: bool) -> Publication:
         at, current = store.position().cursor, self.newest()
         if at is None:
-            raise NotReady(f"The store has no cursor yet, so that there is nothing to publish to {self._cell.where}.")
+            raise NotReady(f"The store has no cursor yet, so there is nothing to publish to {self._cell.where}.")
         if current is not None and not (replace and current.cursor.log_id != at.log_id):
             # A publication time in the future is from a wrong clock.
             recent = -TOLERANCE <= self._clock.now() - current.published < pause * SECOND
@@ -262,10 +262,10 @@ class Artifacts:
         place = f"{self._prefix}{artifact.location}"
         manifest = bytes(self._get(f"{place}/{MANIFEST}"))
         if hashlib.sha256(manifest).hexdigest() != artifact.sha256:
-            raise CorruptData(f"{self._store.url}/{place}/{MANIFEST} is not what was published.")
+            raise CorruptData(f"{self._store.url}/{place}/{MANIFEST} does not match its hash.")
         snapshot = decode_snapshot(manifest, f"{self._store.url}/{place}/{MANIFEST}", dest)
         if snapshot.cursor != artifact.cursor:
-            raise CorruptData(f"{self._store.url}/{place}/{MANIFEST} tells another cursor than the pointer.")
+            raise CorruptData(f"{self._store.url}/{place}/{MANIFEST} has another cursor than the pointer.")
         with staged(dest, disk=self._disk, chance=self._chance) as hidden:
             self._disk.make_folders(f"{hidden}/{DATA}")
             names = (
@@ -304,7 +304,7 @@ class Artifacts:
             opened.close()
         if left or digest.hexdigest() != file.sha256:
             raise CorruptData(
-                f"{self._store.url}/{place} is damaged: the parts of {file.path} are not what was published. Publish "
+                f"{self._store.url}/{place} is damaged: the parts of {file.path} do not match its hash. Publish "
                 "another snapshot."
             )
 

@@ -56,13 +56,13 @@ def bootstrap(
 ) -> S:
     """A store at ``dest`` that can follow the log: imported from the newest snapshot, or the existing one.
 
-    ``source`` is where snapshots are published, a folder of numbered ones, or a single one. An existing store at
+    ``source`` is the address of published snapshots, a folder of numbered ones, or a single one. An existing store at
     ``dest`` is used, and that is logged, if ``log`` still retains its cursor (not checked without ``log``); otherwise,
     and always with ``replace``, it is replaced after the import. ``options`` are for opening and importing.
 
-    With ``log`` and ``slot`` the slot pins what the store needs before anything is read: it is created if missing, and
-    reset if invalidated, which fences its holder. A created slot is dropped if the bootstrap fails, and expires if the
-    process is killed; once the store exists, it pins for good.
+    With ``log`` and ``slot`` the slot pins the records that the store needs before anything is read: it is created if
+    missing, and reset if invalidated, which fences its holder. A created slot is dropped if the bootstrap fails, and
+    expires if the process is killed; once the store exists, it pins for good.
 
     ``NotFound`` if there is no snapshot, ``CursorExpired`` if the log no longer retains the records after the newest,
     ``Diverged`` if it, or the store at ``dest``, is of another log. On failure ``dest`` is unchanged.
@@ -122,7 +122,7 @@ class BootstrapPin:
             if self.is_provisional:
                 self._log.slots.drop(self._slot)
         except StrandlineError as trouble:
-            _LOGGER.warning("Slot %r, which nobody needs, could not be dropped: %s", self._slot, trouble)
+            _LOGGER.warning("Slot %r, which is not needed, could not be dropped: %s", self._slot, trouble)
 
     @property
     def is_provisional(self) -> bool:
@@ -168,7 +168,7 @@ class BootstrapPin:
             self._log.slots.touch(self._slot, self._created.epoch)
 
     def advance(self, to: Cursor) -> None:
-        """Do nothing: the slot pins what the store will need."""
+        """Do nothing: the slot pins the records that the store will need."""
 
 
 def _is_there(dest: str, disk: Disk) -> bool:
@@ -195,7 +195,7 @@ def _usable(dest: str, into: StoreKind[S], log: Log | None, slot: str | None, op
             if slot is not None:
                 BootstrapPin(log, slot, CLOCK).hold(position.cursor, is_stored=True)
     except CursorExpired as error:
-        _LOGGER.warning("The store at %s is too old to follow on and will be replaced: %s", dest, error)
+        _LOGGER.warning("The store at %s is too old to resume and will be replaced: %s", dest, error)
         store.close()
         return None
     except BaseException:
@@ -230,8 +230,8 @@ def _at_hand(
 
 def _none_at(where: str) -> NotFound:
     return NotFound(
-        f"There is no snapshot at {where}: publish one from a consumer that is in step, or let the newcomer read the "
-        "log from its beginning if all of it is retained."
+        f"There is no snapshot at {where}: publish one from a consumer that has caught up, or let the new consumer "
+        "read the log from its beginning if all of it is retained."
     )
 
 
@@ -245,8 +245,8 @@ def _serve(log: Log | None, pinned: BootstrapPin | None, cursor: Cursor) -> None
             pinned.hold(cursor)
     except CursorExpired as error:
         raise CursorExpired(
-            f"The newest snapshot is at {cursor}, and the log retains only what is from offset {log.bounds().first} "
-            "on: nothing was imported. Publish a snapshot of a consumer that is in step, and let a slot hold the log "
+            f"The newest snapshot is at {cursor}, but the log retains records from offset {log.bounds().first} "
+            "on: nothing was imported. Publish a snapshot of a consumer that has caught up, and let a slot pin the log "
             "until then."
         ) from error
 

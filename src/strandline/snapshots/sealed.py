@@ -62,8 +62,8 @@ def seal(
             _same_cursor(held, cursor, folder)
         if _contents(files_below(data, disk=disk)) != _contents(filled):
             raise InvalidInput(
-                f"Opening the data of {folder} to verify it changed its files, so that it was not sealed: "
-                "open them to read only."
+                f"Opening the data of {folder} to verify it changed its files, so it was not sealed: "
+                "open them read-only."
             )
         # Hash after the verification: the hashes are of the final files.
         files = []
@@ -73,7 +73,7 @@ def seal(
         snapshot = Snapshot(folder, kind, kind_version, held, clock.now(), tuple(files))
         disk.write_new(f"{hidden}/{MANIFEST}", [encode_snapshot(snapshot)])
         if replace(read_snapshot(hidden, disk=disk), folder=folder) != snapshot:
-            raise CorruptData(f"The manifest of {folder} did not come back as it was written; nothing was sealed.")
+            raise CorruptData(f"The manifest of {folder} was not read back as it was written; nothing was sealed.")
     return snapshot
 
 
@@ -196,7 +196,7 @@ def _valid(folder: str, *, disk: Disk) -> Iterator[Snapshot]:
         try:
             yield check_snapshot(numbered(folder, number), disk=disk)
         except (CorruptData, UnsupportedVersion, NotFound) as error:
-            _LOGGER.warning("A snapshot is passed over: %s", error)
+            _LOGGER.warning("A snapshot is skipped: %s", error)
 
 
 def _inspected(folder: str, *, disk: Disk, shared: bool) -> Snapshot:
@@ -234,7 +234,7 @@ def _refuse_links(found: dict[str, FolderRow], folder: str, *, shared: bool) -> 
         if row.links < 1:
             raise _damaged(folder, f"{DATA}/{path} is no plain file")
         if row.links > 1 and not shared:
-            raise _damaged(folder, f"{DATA}/{path} has a second name (a hard link), by which it could be altered")
+            raise _damaged(folder, f"{DATA}/{path} has a second hard link, through which it could be altered")
 
 
 def _hashed(path: str, name: str, *, disk: Disk) -> SnapshotFile:
@@ -250,9 +250,9 @@ def _same_file(found: SnapshotFile, listed: SnapshotFile, folder: str) -> None:
         raise _damaged(folder, f"{DATA}/{listed.path} was altered: its hash is not the manifest's")
 
 
-def _same_cursor(found: Cursor, told: Cursor, folder: str) -> None:
-    if found != told:
-        raise _damaged(folder, f"its data holds the cursor {found}, and it should be {told}")
+def _same_cursor(found: Cursor, expected: Cursor, folder: str) -> None:
+    if found != expected:
+        raise _damaged(folder, f"its data holds the cursor {found} instead of {expected}")
 
 
 def _damaged(folder: str, what: str) -> CorruptData:

@@ -2,7 +2,7 @@
 
 ``spark.read.format("strandline")`` and ``spark.readStream.format("strandline")`` need no import: the data source
 registers itself wherever the package is installed. :func:`read` leaves cold data to Spark's own Parquet reader,
-:func:`follow` keeps a sink exactly in step, and :func:`local_session` starts a small session on this machine.
+:func:`follow` keeps a sink exactly in step with a log, and :func:`local_session` starts a small local session.
 """
 
 from __future__ import annotations

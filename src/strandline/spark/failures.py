@@ -14,15 +14,15 @@ from strandline.storage.retry import Backoff
 R = TypeVar("R")
 
 PATIENCE: Final = Backoff(attempts=6, base=0.5, ceiling=8.0)
-"""On top of what the store does itself: a query that ends has to be started again by somebody."""
+"""On top of the store's own retries: a query that ends has to be restarted by its user."""
 
 _OURS = re.compile(r"strandline\.errors\.(\w+): ([^\n]*)")
 
 
-def patiently(
+def retried(
     action: Callable[[], R], *, backoff: Backoff | None = None, clock: Clock = CLOCK, chance: Chance = CHANCE
 ) -> R:
-    """What the action returns; failures that may pass are tried again a bounded number of times."""
+    """Run the action; retryable failures are retried a bounded number of times."""
     bound, attempt = backoff or PATIENCE, 0
     while True:
         try:
@@ -35,9 +35,9 @@ def patiently(
 
 
 def unwrapped(error: BaseException) -> BaseException:
-    r"""The error of ours that ended a Spark job or query, if there is one in its text; else the error itself.
+    r"""The Strandline error that ended a Spark job or query, if its text has one; else the error itself.
 
-    Spark hands an error of a Python worker on as the text of its traceback.
+    Spark passes on an error of a Python worker as the text of its traceback.
 
     >>> unwrapped(RuntimeError("... strandline.errors.Fenced: Slot 'a' is held by 'b'.\n at org.apache..."))
     Fenced("Slot 'a' is held by 'b'.")
@@ -45,7 +45,7 @@ def unwrapped(error: BaseException) -> BaseException:
     if isinstance(error, StrandlineError):
         return error
     found = _OURS.findall(str(error))
-    for name, message in reversed(found):  # the last one in a traceback is the one that was raised
+    for name, message in reversed(found):  # the last one in a traceback was raised
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, StrandlineError):
             ours = kind(message.strip())

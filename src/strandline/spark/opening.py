@@ -16,9 +16,9 @@ from strandline.tier.read.tiered_log import TieredLog
 
 @contextlib.contextmanager
 def opened(log: ObjectLog | TieredLog | Address, options: Mapping[str, str]) -> Iterator[ObjectLog | TieredLog]:
-    """The log with its cold tier, if it has one, within the block; ``options`` are the data source's, in small letters.
+    """The log with its cold tier, if it has one, within the block; ``options`` are the data source's, in lower case.
 
-    What this opens it closes; a log in two tiers that is given stays as it is. ``InvalidInput`` for a log that only
+    Closes what it opens; a given tiered log stays open. ``InvalidInput`` for a log that only
     this process can read.
     """
     storage = {name[len(STORAGE_PREFIX) :]: text for name, text in options.items() if name.startswith(STORAGE_PREFIX)}
@@ -30,7 +30,7 @@ def opened(log: ObjectLog | TieredLog | Address, options: Mapping[str, str]) -> 
     if isinstance(log, str | PathLike):
         found = open_tiered(log, options=storage or None)
     elif isinstance(log, ObjectLog):
-        # Spark's processes read both tiers of what is at its address, and this one has to see the same.
+        # Spark's processes read both tiers of the log at this address, and this process must see the same.
         found = tiered(log, options=storage or None)
     else:
         raise _unreadable(log)
@@ -42,4 +42,4 @@ def opened(log: ObjectLog | TieredLog | Address, options: Mapping[str, str]) -> 
 
 
 def _unreadable(log: object) -> InvalidInput:
-    return InvalidInput(f"Spark reads logs that other processes can open too, and {log!r} is none of them.")
+    return InvalidInput(f"Spark reads only logs that other processes can open, and {log!r} is not one.")

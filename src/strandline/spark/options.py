@@ -15,10 +15,10 @@ from strandline.model.cursor import NO_LIMIT, Cursor, Limit
 from strandline.model.retention import parse_seconds
 
 Position = Literal["earliest", "latest"] | int | Cursor
-"""A place in a log: one of its ends, an offset, or a cursor that also names the log."""
+"""A position in a log: one of its ends, an offset, or a cursor that also names the log."""
 
 STORAGE_PREFIX: Final = "storage."
-"""Options that begin so are passed on to the object store, without the prefix."""
+"""Options with this prefix are passed on to the object store, without the prefix."""
 
 _KNOWN: Final = (
     "path",
@@ -41,7 +41,7 @@ _DIGITS: Final = len(str(LARGEST_NUMBER))
 
 @dataclass(frozen=True, slots=True)
 class QueuePaths:
-    """Where the manifest and the batches of a queue of version 1 are in its store."""
+    """Paths of the manifest and the batches of a queue of version 1 in its store."""
 
     manifest: str = "ingest/manifest"
     data: str = "ingest"
@@ -51,10 +51,10 @@ class QueuePaths:
 class ReadOptions:
     """What to read and how.
 
-    ``limit`` is per trigger of a stream. ``partitions`` is how many tasks to aim for, usually the number of cores of
-    the cluster; None means those of the driver's machine. ``hold`` is for how many seconds what a batch
-    read has planned to read is kept; None means not at all. ``queue`` says where the parts of a queue of version 1 are;
-    None means an own log.
+    ``limit`` is per trigger of a stream. ``partitions`` is the target number of tasks, usually the number of cores of
+    the cluster; None means those of the driver's machine. ``hold`` is for how many seconds the planned records of a
+    batch read are pinned; None means not at all. ``queue`` has the paths of a queue of version 1;
+    None means an object log.
     """
 
     url: str
@@ -69,7 +69,7 @@ class ReadOptions:
 
 
 def parse_options(options: Mapping[str, str]) -> ReadOptions:
-    """The options of a read, or one sentence about the first that cannot be meant.
+    """Parse the options of a read; one sentence about the first invalid one.
 
     >>> parse_options({"path": "s3://bucket/orders", "startingOffset": "42"}).start
     42
@@ -88,7 +88,7 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
     url = as_address(given["path"])
     if url.startswith("memory:"):
         raise InvalidInput(
-            f"{url} lives in one process's memory, and Spark reads in others: use a file:// or bucket address."
+            f"{url} is in one process's memory, but Spark reads in others: use a file:// or bucket address."
         )
     return ReadOptions(
         url=url,
@@ -130,7 +130,7 @@ def _hold(given: Mapping[str, str]) -> int | None:
         return None
     if given.get("logformat", "").strip():
         raise InvalidInput(
-            "hold is for own logs: a queue has one slot, its consumer's, and only that keeps its batches."
+            "hold is for object logs: a queue has one slot, its consumer's, and only that pins its batches."
         )
     seconds = _whole(text)
     if seconds is None:
@@ -146,11 +146,11 @@ def _queue(given: Mapping[str, str]) -> QueuePaths | None:
     match given.get("logformat", "").strip().lower():
         case "":
             if paths:
-                raise InvalidInput(f"The option {min(paths)!r} is of queues: add .option('logFormat', '{QUEUE_V1}').")
+                raise InvalidInput(f"The option {min(paths)!r} is for queues: add .option('logFormat', '{QUEUE_V1}').")
             return None
         case "queue-v1":
             return QueuePaths(**paths)
-    raise InvalidInput(f"logFormat is '{QUEUE_V1}' or, for an own log, left out; not {shown(given['logformat'])}.")
+    raise InvalidInput(f"logFormat is '{QUEUE_V1}' or, for an object log, left out; not {shown(given['logformat'])}.")
 
 
 def _unknown(name: str, known: Mapping[str, str]) -> str:
@@ -168,7 +168,7 @@ def _position(given: Mapping[str, str], name: str, default: Position) -> Positio
         case "earliest" | "retained":
             return "earliest"
         case "beginning":
-            return 0  # if that was trimmed it is refused
+            return 0  # refused if that was trimmed
         case "latest":
             return "latest"
     if (offset := _whole(text)) is not None:
@@ -177,8 +177,8 @@ def _position(given: Mapping[str, str], name: str, default: Position) -> Positio
         return Cursor.parse(text)
     except InvalidInput as error:
         raise InvalidInput(
-            f"{name} is 'earliest' (what is retained), 'beginning' (the very first record), 'latest', an offset or a "
-            f"cursor ('log-id/term/offset'), not {shown(text)}."
+            f"{name} is 'earliest' (the first retained record), 'beginning' (the very first record), 'latest', an "
+            f"offset or a cursor ('log-id/term/offset'), not {shown(text)}."
         ) from error
 
 
@@ -192,7 +192,7 @@ def _count(given: Mapping[str, str], name: str) -> int | None:
 
 
 def _whole(text: str) -> int | None:
-    """The number that a text writes, if a log counts so far."""
+    """The number in a text; None if it is none, or larger than any offset."""
     plain = text.strip()
     number = int(plain) if plain.isdecimal() and len(plain) <= _DIGITS else -1
     return number if 0 <= number <= LARGEST_NUMBER else None

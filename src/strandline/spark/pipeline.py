@@ -28,7 +28,7 @@ from strandline.model.arguments import anything, checked, shown
 from strandline.model.cursor import Bounds, Cursor, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.model.sink import Sink, without_key
-from strandline.spark.failures import patiently, unwrapped
+from strandline.spark.failures import retried, unwrapped
 from strandline.spark.opening import opened
 from strandline.spark.options import checked_trigger, parse_options
 from strandline.spark.planning import Remembered, agrees, decode_offset
@@ -36,7 +36,7 @@ from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.tier.read.tiered_log import TieredLog
 
 OnStep = Callable[[str], None]
-"""Called in the driver as a micro-batch gets on: ``planned``, ``fetched``, ``committed``, ``advanced``."""
+"""Called in the driver at each stage of a micro-batch: ``planned``, ``fetched``, ``committed``, ``advanced``."""
 
 _MAX_BYTES: Final = 128 << 20
 _STOP_SECONDS: Final = 120.0
@@ -63,24 +63,24 @@ def follow(
 ) -> Following:
     """Start a streaming query that keeps the sink exactly in step with the log; every record is applied once.
 
-    What counts is the sink's own cursor: the query begins there, whatever became of earlier runs, and each
+    The sink's own cursor is authoritative: the query begins there, whatever happened to earlier runs, and each
     micro-batch is committed together with it, keyed by offset. So the checkpoint is disposable: by default each run
     has a temporary one; a given ``checkpoint`` is reused if it agrees with the sink, else set aside.
 
-    A sink without a cursor starts at ``start``: the ``"beginning"``, which is ``CursorExpired`` if it was trimmed, with
+    A sink without a cursor starts at ``start``: the ``"beginning"``, which is ``CursorExpired`` if it was trimmed, at
     what is ``"retained"``, at ``"now"``, an offset, a time or a cursor. ``slot`` is created if it is missing, claimed
-    by ``holder`` (fresh per run unless given), and advanced from what the sink has stored.
-    ``trigger`` takes Spark's words: ``{"availableNow": True}``, ``{"processingTime": "10 seconds"}``. The records of
-    a micro-batch, newest per key if the sink keeps those, pass through the driver: ``max_bytes_per_trigger`` bounds
-    them. ``options`` are further options of the data source, such as ``partitions`` and ``storage.*``. Where the log
-    has a cold tier, cursor and slot may stand in either.
+    by ``holder`` (fresh per run unless given), and advanced to the sink's stored cursor.
+    ``trigger`` takes Spark's arguments: ``{"availableNow": True}``, ``{"processingTime": "10 seconds"}``. The records
+    of a micro-batch, newest per key if the sink keeps those, pass through the driver: ``max_bytes_per_trigger`` bounds
+    them. ``options`` are further options of the data source, such as ``partitions`` and ``storage.*``. If the log
+    has a cold tier, cursor and slot may be in either tier.
 
-    A table that others have changed so that it no longer holds what its cursor says is ``Diverged``; ``repair=True``
-    puts it back to the last version that does, and goes on from there. A newcomer that is refused before anything was
+    A table that other writers have changed so that it no longer matches its cursor is ``Diverged``; ``repair=True``
+    restores the last version that does, and continues from there. A new follower that is refused before anything was
     stored leaves neither a table nor a slot behind.
 
-    Raises ``CursorExpired`` or ``Diverged`` if the log cannot serve the sink. What ends the query later, ``Fenced``
-    when a newer follower took over above all, is raised by :meth:`Following.await_termination`.
+    Raises ``CursorExpired`` or ``Diverged`` if the log cannot serve the sink. An error that ends the query later, above
+    all ``Fenced`` when a newer follower took over, is raised by :meth:`Following.await_termination`.
     """
     if not isinstance(spark, SparkSession):
         raise InvalidInput("Following needs a classic Spark session in the driver, not Spark Connect.")
@@ -97,7 +97,7 @@ def follow(
     }
     with opened(log, given) as source:
         url = source.url
-        parse_options({**read, "path": url})  # says what is wrong here, and not in some process of Spark's
+        parse_options({**read, "path": url})  # raises here, not in one of Spark's processes
         committer = begin(source, sink, slot, start=start, holder=holder or str(chance.uuid()), repair=repair)
         with committer.abandoned_on_error():
             step = on_step or (lambda _: None)
@@ -112,7 +112,7 @@ def follow(
             query = writer.start()
         if slot is None:
             return Following(query, batches)
-        # Also while there is nothing to do, or one micro-batch takes long.
+        # Also while there is nothing to do, or a micro-batch takes long.
         heartbeat = SlotHeartbeat(committer, source, clock=clock, is_alive=lambda: bool(query.isActive))
         return Following(query, batches, heartbeat.start())
 
@@ -125,7 +125,7 @@ def _refuse(given: Mapping[str, str]) -> None:
     if given.get("failondataloss", "true").strip().lower() != "true":
         raise InvalidInput("A table that follows a log may not skip records: failOnDataLoss=false is refused here.")
     if "startingoffset" in given:
-        raise InvalidInput("Where a sink goes on is its own cursor's word; give a newcomer's place with start=.")
+        raise InvalidInput("A sink resumes at its own cursor; pass start= for a new one.")
 
 
 def _timed(writer: DataStreamWriter, timing: Mapping[str, Any]) -> DataStreamWriter:
@@ -164,20 +164,20 @@ class Following:
         return bool(self._query.isActive)
 
     def cursor(self) -> Cursor | None:
-        """How far the sink has got, by its own word."""
+        """The sink's stored cursor."""
         return self._batches.stored()
 
     @checked
     def await_termination(self, timeout: float | None = None) -> bool:
-        """Block until the pipeline has ended (True) or the seconds are over (False); raise what ended it."""
+        """Block until the pipeline has ended (True), or until the timeout (False); raises the error that ended it."""
         try:
-            ended = self._query.awaitTermination(timeout)  # type: ignore[arg-type]  # Spark takes fractions
+            ended = self._query.awaitTermination(timeout)  # type: ignore[arg-type]  # Spark accepts fractions
         except PySparkException as error:
             raise self._reason(error) from error
         return True if ended is None else ended
 
     def exception(self) -> BaseException | None:
-        """What ended the pipeline, as the error that it was (``Fenced``, ``Gap``, ``CorruptData``…), or None."""
+        """The error that ended the pipeline (``Fenced``, ``Gap``, ``CorruptData``…), or None."""
         error = self._query.exception()
         return None if error is None else self._reason(error)
 
@@ -186,7 +186,7 @@ class Following:
         return unwrapped(self._batches.failure or error)
 
     def stop(self) -> None:
-        """Stop, and return only when no micro-batch of this pipeline is under way any more."""
+        """Stop, and return only when no micro-batch of this pipeline is running any more."""
         self._batches.stopping.set()
         if self._heartbeat is not None:
             self._heartbeat.stop()
@@ -200,7 +200,7 @@ class Following:
 
 @dataclass(slots=True, eq=False)
 class _Batches:
-    """What Spark calls per micro-batch: compact, apply, and only then advance."""
+    """Callback of Spark per micro-batch: compact, apply, and only then advance."""
 
     log_id: UUID
     committer: SinkCommitter
@@ -213,7 +213,7 @@ class _Batches:
     running: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        # The batch id means nothing here: it begins anew with each checkpoint. Offsets are what counts.
+        # The batch id means nothing here: it restarts with each checkpoint. Only offsets count.
         with self.running:
             try:
                 self._apply(frame)
@@ -223,7 +223,7 @@ class _Batches:
                 raise
 
     def abandon(self) -> None:
-        """The query has ended: if nothing was stored, nothing stays behind."""
+        """The query has ended: if nothing was stored, leave nothing behind."""
         with self.running:
             self.committer.abandon()
 
@@ -233,36 +233,36 @@ class _Batches:
     def _apply(self, frame: DataFrame) -> None:
         self._check_holder()
         self.on_step("planned")
-        # Spark turns adaptive execution off in a stream: its default of 200 tasks per shuffle would be 200 tasks,
-        # whatever little there is. The query runs in a copy of the user's session: this stays within it.
+        # Spark turns adaptive execution off in a stream: a shuffle would have 200 tasks by default,
+        # however little data there is. The query runs in a copy of the user's session: this stays within it.
         frame.sparkSession.conf.set("spark.sql.shuffle.partitions", str(self.cores))
         records, first, end = newest_of(frame) if self.latest else all_of(frame)
         self.on_step("fetched")
         if records.num_rows:
-            self._commit(records, Cursor(self.log_id, first), patiently(lambda: self.cursor_at(end)))
+            self._commit(records, Cursor(self.log_id, first), retried(lambda: self.cursor_at(end)))
 
     def _commit(self, records: pa.Table, since: Cursor, upto: Cursor) -> None:
         if self.stopping.is_set():
             raise Fenced("The pipeline is being stopped; this micro-batch was not applied.")
         self._check_holder()
-        patiently(lambda: self.committer.apply(records, since=since, upto=upto))
+        retried(lambda: self.committer.apply(records, since=since, upto=upto))
         self.on_step("committed")
         self._advance()
         self.on_step("advanced")
 
     def _advance(self) -> None:
-        stored = self.stored()  # the sink's own word, not ours
+        stored = self.stored()  # stored, not only sent to it
         if stored is not None:
-            patiently(lambda: self.committer.advance(stored))
+            retried(lambda: self.committer.advance(stored))
 
     def _check_holder(self) -> None:
-        # The table refuses a second committer by itself. This look spares a driver that has long been replaced the
-        # commit of what would be right but is no longer its business.
-        patiently(self.committer.check_holder)
+        # The table refuses a second committer by itself. This check saves a replaced driver
+        # a useless commit.
+        retried(self.committer.check_holder)
 
 
 def newest_of(frame: DataFrame) -> tuple[pa.Table, int, int]:
-    """The newest record of each key in a micro-batch, and the offsets that the micro-batch covers without a hole."""
+    """The newest record of each key in a micro-batch, and the offsets that the micro-batch covers without a gap."""
     fields = [name for name in READ_SCHEMA.names if name != "key"]
     table = (
         frame.groupBy("key")
@@ -285,7 +285,7 @@ def newest_of(frame: DataFrame) -> tuple[pa.Table, int, int]:
 
 
 def all_of(frame: DataFrame) -> tuple[pa.Table, int, int]:
-    """All records of a micro-batch in the order of the log, and the offsets that it covers without a hole."""
+    """All records of a micro-batch in log order, and the offsets that it covers without a gap."""
     table = frame.select(*READ_SCHEMA.names).toArrow()
     if not table.num_rows:
         return READ_SCHEMA.empty_table(), 0, 0
@@ -299,7 +299,7 @@ def _covered(lows: pa.ChunkedArray, highs: pa.ChunkedArray, count: int) -> tuple
     if count != last - first + 1:
         raise CorruptData(
             f"A micro-batch holds {count} records between offsets {first} and {last}, where {last - first + 1} are "
-            "due: records were lost or doubled on the way. Nothing was applied; start the pipeline again."
+            "expected: records were lost or duplicated. Nothing was applied; start the pipeline again."
         )
     return int(first), int(last) + 1
 
@@ -310,7 +310,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 def usable_checkpoint(
     spark: SparkSession, location: str, table: Cursor, bounds: Bounds, *, chance: Chance = CHANCE
 ) -> str:
-    """The location, holding either nothing or a checkpoint that goes on exactly where the table stands.
+    """The location, with either no checkpoint or one that continues exactly at the table's cursor.
 
     A checkpoint that is ahead of the table, of another log, or unreadable is moved to ``location.aside-…`` first.
     """
@@ -322,11 +322,11 @@ def usable_checkpoint(
     else:
         if remembered is None or agrees(remembered, table, bounds):
             return location
-        reason = f"it stands at {remembered.upto} and the table at {table}"
+        reason = f"it is at {remembered.upto} and the table at {table}"
     aside = f"{location.rstrip('/')}.aside-{chance.uuid()}"
     folder.move(aside)
     _LOGGER.warning(
-        "The checkpoint %s was set aside as %s: %s. The table's own cursor is what counts.", location, aside, reason
+        "The checkpoint %s was set aside as %s: %s. The table's own cursor is authoritative.", location, aside, reason
     )
     return location
 
@@ -334,7 +334,7 @@ def usable_checkpoint(
 def _remembered(folder: _Folder) -> Remembered | None:
     offsets, commits = folder.numbers("offsets"), folder.numbers("commits")
     if not offsets:
-        # Without the offsets, Spark numbers batches anew and trips over commits that are still there.
+        # Without the offsets, Spark renumbers batches and fails on existing commits.
         if commits:
             raise InvalidInput("it holds commits and no offsets")
         return None
@@ -353,7 +353,7 @@ def _end_of(folder: _Folder, number: int) -> Cursor:
 
 
 class _Folder:
-    """A folder on whatever file system Spark keeps its checkpoints on."""
+    """A folder on the file system of Spark's checkpoints."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:
         session, self._jvm = cast("Any", spark), cast("Any", spark._jvm)  # noqa: SLF001 - the way to Hadoop's files

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Span)
 
 FULL_PARTITION: Final = 128 << 20
-"""The stored bytes that one task reads, at most, as far as whole batches allow."""
+"""Most stored bytes per task, as far as whole batches allow."""
 
 SMALL_PARTITION: Final = 1 << 20
 """Below this a further task costs more (25 to 30 ms) than it saves."""
 
 
 def pack(spans: Sequence[S], cores: int) -> list[list[S]]:
-    """Spans as the work of tasks: contiguous, balanced by bytes, each span in exactly one and in order.
+    """Distribute spans over tasks: contiguous, balanced by bytes, each span in exactly one task and in order.
 
     About one task per core and per 128 MiB: more data gives more tasks, in multiples of the cores, so that the last
     round is a full one; little data gives fewer.
@@ -37,7 +37,7 @@ def pack(spans: Sequence[S], cores: int) -> list[list[S]]:
     tasks: list[list[S]] = [[] for _ in range(wanted)]
     before = 0
     for span in spans:
-        # The task in whose share of the bytes the span's middle lies.
+        # The task whose share of the bytes contains the span's middle.
         tasks[min(wanted - 1, (2 * before + span.size) * wanted // max(1, 2 * total))].append(span)
         before += span.size
     return [task for task in tasks if task]
@@ -50,7 +50,7 @@ def _tasks(total: int, cores: int) -> int:
 
 
 def resolve(position: Position, log_id: UUID, bounds: Bounds) -> Cursor:
-    """The cursor that an option means in a log as it is now. Whether it is retained is not decided here."""
+    """The cursor of an option in the current log. Does not check whether it is retained."""
     match position:
         case "earliest":
             return Cursor(log_id, bounds.first)
@@ -66,39 +66,40 @@ def resolve(position: Position, log_id: UUID, bounds: Bounds) -> Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Where reading goes on, and how many records it had to skip because they are no longer retained."""
+    """Where reading resumes, and how many records it had to skip because they are no longer retained."""
 
     cursor: Cursor
     skipped: int = 0
 
 
 def admit(cursor: Cursor, log_id: UUID, bounds: Bounds, *, fail_on_data_loss: bool) -> Admitted:
-    """Where a reader at this cursor may go on. ``Diverged``; ``CursorExpired`` unless losses are accepted."""
+    """Where a reader at this cursor may resume. ``Diverged``; ``CursorExpired`` unless losses are accepted."""
     try:
         check_cursor(cursor, Cursor(log_id, 0), bounds)
     except CursorExpired as error:
         if fail_on_data_loss:
             raise CursorExpired(
-                f"Offsets {cursor.next} to {bounds.first - 1} are needed and no longer retained (the log begins at "
+                f"Offsets {cursor.next} to {bounds.first - 1} are needed but no longer retained (the log begins at "
                 f"{bounds.first}): rebuild what follows it from a new checkpoint with startingOffset=earliest, or "
-                "accept the loss with failOnDataLoss=false. A slot would have kept them."
+                "accept the loss with failOnDataLoss=false. A slot would have pinned them."
             ) from error
         return Admitted(cursor.at(bounds.first), bounds.first - cursor.next)
     return Admitted(cursor)
 
 
 def trimmed_meanwhile(span: Span, bounds: Bounds, url: str) -> CursorExpired | None:
-    """Why a planned span can no longer be read, if that is because the log was trimmed since; else None."""
+    """The error for a planned span that cannot be read because the log was trimmed since; else None."""
     if span.first >= bounds.first:
         return None
     return CursorExpired(
         f"Offsets {span.first} to {span.next - 1} of {url} were trimmed after this read was planned (the log begins at "
-        f"{bounds.first} now): read again. The option 'hold' keeps what a batch read needs, a slot what a stream needs."
+        f"{bounds.first} now): read again. The option 'hold' pins the records of a batch read, a slot those of a "
+        "stream."
     )
 
 
 def narrower(first: Limit, second: Limit) -> Limit:
-    """The limit that is within both."""
+    """The narrower of two limits, in each dimension."""
 
     def least(a: int | None, b: int | None) -> int | None:
         known = [number for number in (a, b) if number is not None]
@@ -114,22 +115,22 @@ def narrower(first: Limit, second: Limit) -> Limit:
 
 @dataclass(frozen=True, slots=True)
 class TierBoundary:
-    """What a read of both tiers takes from where: ``cold`` from ``since`` up to the cut, and the rest up to ``end``."""
+    """The boundary of a read of both tiers: ``cold`` from ``since`` up to the cut, the hot tier up to ``end``."""
 
     since: Cursor
     cold: tuple[ColdPiece, ...]
-    """In order and without a hole, each offset once."""
+    """In order and without a gap, each offset once."""
     end: int
 
     @property
     def cut(self) -> int:
-        """The first offset that no segment is to be read for."""
+        """The first offset that is not read from segments."""
         return self.cold[-1].next if self.cold else self.since.next
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedScan:
-    """Objects of segments that are read together, and which of their offsets count; None is all in that direction."""
+    """Objects of segments that are read together, and the range of their offsets that counts; None: unbounded."""
 
     paths: tuple[str, ...]
     first: int | None
@@ -137,10 +138,10 @@ class PlannedScan:
 
 
 def scans(pieces: Sequence[ColdPiece]) -> list[PlannedScan]:
-    """As few scans as read each offset of the pieces once, though segments may overlap.
+    """The fewest scans that read each offset of the pieces once, though segments may overlap.
 
-    A scan has one range for all of its objects. So an object that also holds what another is to be read for can only
-    begin or end one.
+    A scan has one range for all of its objects. So an object with offsets that are read from another one can only
+    begin or end a scan.
     """
     runs: list[list[ColdPiece]] = []
     for piece in pieces:
@@ -162,7 +163,7 @@ _GLOBS: Final = str.maketrans({letter: f"\\{letter}" for letter in "{}[]*?\\"})
 
 
 def spark_path(store: str, path: str) -> str | None:
-    """What Spark calls an object in a store; None if its own readers are not known to reach it by an address like that.
+    """Spark's address of an object in a store; None if Spark's readers may not reach it by such an address.
 
     >>> spark_path("s3://bucket/cold", "a.parquet")
     's3a://bucket/cold/a.parquet'
@@ -171,7 +172,7 @@ def spark_path(store: str, path: str) -> str | None:
     parts = split_address(store)
     match parts.scheme:
         case "file":
-            # Spark takes names as they are, but for the letters of patterns.
+            # Spark uses names literally, except for glob characters.
             place = f"file://{unquote(parts.path).rstrip('/')}"
         case "s3" | "s3a" if store.isascii() and "%" not in store:
             place = f"s3a://{store.partition('://')[2].rstrip('/')}"
@@ -181,13 +182,13 @@ def spark_path(store: str, path: str) -> str | None:
 
 
 def encode_offset(cursor: Cursor) -> dict[str, Any]:
-    """A cursor as Spark stores it. Spark compares the JSON text, so the order of the keys never changes."""
+    """A cursor in Spark's form. Spark compares the JSON text, so the order of the keys never changes."""
     offset = {"log": str(cursor.log_id), "next": cursor.next, "term": cursor.term}
     return offset if cursor.fingerprint is None else {**offset, "fingerprint": f"{cursor.fingerprint:016x}"}
 
 
 def decode_offset(offset: Mapping[str, Any]) -> Cursor:
-    """The inverse; ``InvalidInput`` for what this source never wrote."""
+    """The inverse; ``InvalidInput`` for an offset that this source never wrote."""
     try:
         fingerprint = offset.get("fingerprint")
         known = None if fingerprint is None else int(fingerprint, 16)
@@ -200,9 +201,9 @@ def decode_offset(offset: Mapping[str, Any]) -> Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """The last batch that a checkpoint knows: its range, and whether Spark has noted its end as done.
+    """The last batch of a checkpoint: its range, and whether Spark has committed it.
 
-    ``since`` is None for the very first batch, whose beginning Spark does not write down.
+    ``since`` is None for the very first batch, whose start Spark does not store.
     """
 
     since: Cursor | None
@@ -211,10 +212,10 @@ class Remembered:
 
 
 def agrees(remembered: Remembered, table: Cursor, bounds: Bounds) -> bool:
-    """Whether a checkpoint may go on where it stopped: only if the table is where it would begin.
+    """Whether a checkpoint may continue: only if it would begin at the table's cursor.
 
-    The table's cursor is the truth. A checkpoint that is ahead of it would skip records, one of another log or
-    behind what is retained would fail, one that is far behind would read in vain: all are of no use.
+    The table's cursor is authoritative. A checkpoint ahead of it would skip records, one of another log or
+    below the retained offsets would fail, one far behind would read for nothing: all are useless.
     """
     if remembered.upto.log_id != table.log_id:
         return False

@@ -22,7 +22,7 @@ from strandline.log.planning import known_columns
 from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor, Start
 from strandline.model.records import READ_SCHEMA
-from strandline.spark.failures import patiently
+from strandline.spark.failures import retried
 from strandline.spark.opening import opened
 from strandline.spark.options import ReadOptions, parse_options
 from strandline.spark.planning import TierBoundary, admit, resolve, scans, spark_path
@@ -34,11 +34,11 @@ from strandline.tier.read.tiered_log import TieredLog
 _LOGGER: Final = logging.getLogger(__name__)
 
 _TRIES: Final = 4
-"""How often a read is planned anew because segments expired while it was."""
+"""How often a read is planned again because segments expired meanwhile."""
 
 _STRICT: Final = {
-    # Whatever the session is set to: a segment that is not there is an error and never fewer records, and what is
-    # stored is what is meant.
+    # Whatever the session's settings: a missing segment is an error and never fewer records, and stored values
+    # are not converted.
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
     "mergeSchema": "false",
@@ -59,21 +59,21 @@ def read(
     """The records of a log from ``since`` up to the offset ``upto``, each exactly once, in no particular order.
 
     By default that is everything that is retained, in either tier, as of this call; later actions on the result find
-    the same records. What segments hold is read by Spark's own Parquet reader, which skips the row groups and columns
-    that a query does not need; the rest by the data source. Which is which is decided here, once, and segments win
-    where both have a record: what the hot tier forgets before the query runs is found in the cold one.
+    the same records. Segments are read by Spark's own Parquet reader, which skips the row groups and columns
+    that a query does not need; the rest by the data source. The boundary is decided here, once, and segments win
+    where both have a record: records that the hot tier trims before the query runs are found in the cold one.
 
-    ``since`` is where a newcomer would begin: an offset, a cursor, a time, with what is ``"retained"`` (the default),
-    at the ``"beginning"``, which is ``CursorExpired`` if it was trimmed, or at ``"now"``. ``columns`` narrows what is
-    read, in the order asked. ``options`` are the data source's: ``partitions``, ``failOnDataLoss``,
-    ``hold``, which keeps what is to be read, in both tiers, for a time that begins now, and ``storage.*``.
+    ``since`` is the start of a new consumer: an offset, a cursor, a time, what is ``"retained"`` (the default),
+    the ``"beginning"``, which is ``CursorExpired`` if it was trimmed, or ``"now"``. ``columns`` selects the columns,
+    in this order. ``options`` are the data source's: ``partitions``, ``failOnDataLoss``,
+    ``hold``, which pins the records, in both tiers, for a time that begins now, and ``storage.*``.
 
-    ``CursorExpired`` if neither tier has the first record (any more); ``Diverged`` for a cursor of another log or past
+    ``CursorExpired`` if neither tier has the first record; ``Diverged`` for a cursor of another log or past
     its end; ``NotFound`` names a segment that is lost. If retention removes a segment after this returned, the query
     fails with Spark's error that the file does not exist, and never returns less.
 
     Spark's Parquet reader reads segments in ``file://`` and, by ``s3a``, which the session must be configured for, in
-    ``s3://``. Those in other stores are left to the data source, and a line is logged.
+    ``s3://``. Segments in other stores are read by the data source, and a line is logged.
     """
     if not isinstance(spark, SparkSession):
         raise InvalidInput(
@@ -95,7 +95,7 @@ def read(
         lost: str | None = None
         for _ in range(_TRIES):
             with contextlib.ExitStack() as undo:
-                plan = patiently(lambda undo=undo: _held(source, since, upto, wanted, undo))  # type: ignore[misc]
+                plan = retried(lambda undo=undo: _held(source, since, upto, wanted, undo))  # type: ignore[misc]
                 _check_still_there(plan.seam, lost)
                 found = tables.of(plan.seam)
                 if isinstance(found, DataFrame):
@@ -103,21 +103,21 @@ def read(
                     report_skipped(wanted.url, plan.asked, plan.skipped)
                     return found
                 lost = found
-    raise NotReady(f"Segments of {wanted.url} expired at each of {_TRIES} looks while a read was planned; ask again.")
+    raise NotReady(f"Segments of {wanted.url} expired at each of {_TRIES} tries to plan a read; ask again.")
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
     asked: Cursor
     skipped: int
-    """How many records from there on are no longer retained, and left out."""
+    """Number of records from there on that are no longer retained, and skipped."""
     seam: TierBoundary
 
 
 def _held(
     log: ObjectLog | TieredLog, since: Start | None, upto: int | None, options: ReadOptions, undo: contextlib.ExitStack
 ) -> _Plan:
-    """A plan, and a hold on all of it if one was asked for; ``undo`` ends that."""
+    """A plan, and a hold on its records if one was requested; ``undo`` releases it."""
     plan = _planned(log, since, upto, options)
     begin = plan.seam.since
     if options.hold is None or begin.next >= plan.seam.end:
@@ -125,15 +125,15 @@ def _held(
     try:
         hold = log.hold(begin.next, options.hold)
     except CursorExpired as error:
-        # It was retained a moment ago. Asked again, the beginning is further on, and an offset that is gone refused.
+        # It was retained a moment ago. On a retry the beginning is higher, or the offset is refused.
         raise NotReady(f"{options.url} was trimmed while a read of it was being planned; ask again.") from error
     undo.callback(_release, hold)
-    # Segments that were listed before it was held may have gone in between. From now on none goes.
+    # Segments that were listed before the hold may be deleted meanwhile. From now on none is.
     return replace(plan, seam=_planned(log, begin, plan.seam.end, options).seam)
 
 
 def _release(hold: Hold) -> None:
-    with contextlib.suppress(StrandlineError):  # it ends by itself, only later
+    with contextlib.suppress(StrandlineError):  # it expires by itself
         hold.release()
 
 
@@ -145,14 +145,14 @@ def _planned(log: ObjectLog | TieredLog, since: Start | None, upto: int | None, 
         asked = Cursor(log.log_id, bounds.first if since is None else log.position_of(since))
     end = bounds.next if upto is None else upto
     if end > bounds.next:
-        raise InvalidInput(f"upto is {end}, and {options.url} ends at {bounds.next} now: ask for less.")
+        raise InvalidInput(f"upto is {end}, but {options.url} ends at {bounds.next} now: ask for less.")
     admitted = admit(asked, log.log_id, bounds, fail_on_data_loss=options.fail_on_data_loss)
     begin = admitted.cursor
     if not isinstance(log, TieredLog) or begin.next >= end:
         return _Plan(asked, admitted.skipped, TierBoundary(begin, (), max(begin.next, end)))
     seam = TierBoundary(begin, tuple(log.pieces(begin.next, end)), end)
-    # After the look at the segments: what the hot tier has forgotten by then and none of them has was copied since, or
-    # expired. Asked again, it is known which: here, and not when the query runs.
+    # After the lookup of segments: a record that the hot tier has trimmed by then and that is in none of them was
+    # copied since, or expired. A retry finds out, here instead of when the query runs.
     if seam.cut < end and log.hot.bounds().first > seam.cut:
         raise NotReady(f"Offset {seam.cut} of {options.url} moved while a read of it was being planned; ask again.")
     return _Plan(asked, admitted.skipped, seam)
@@ -163,13 +163,13 @@ def _check_still_there(seam: TierBoundary, lost: str | None) -> None:
         if piece.path == lost:
             raise NotFound(
                 f"The segment {piece.store}/{piece.path} is missing (offsets {piece.first} to {piece.next - 1}), and "
-                "its events know of no removal: restore the object, or read from behind it."
+                "its events record no removal: restore the object, or read from after it."
             )
 
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """What Spark is told to read."""
+    """The tables that Spark reads."""
 
     spark: SparkSession
     url: str
@@ -177,7 +177,7 @@ class _Tables:
     columns: list[str]
 
     def of(self, seam: TierBoundary) -> DataFrame | str:
-        """One table of both tiers; or the path of a segment that is not there."""
+        """One table of both tiers; or the path of a missing segment."""
         paths = self._readable(seam.cold)
         if paths is None:
             return self._by_source(seam.since, seam.end)
@@ -205,7 +205,7 @@ class _Tables:
     def _by_parquet(self, paths: Sequence[str], first: int | None, end: int | None) -> DataFrame:
         schema = _nullable([*self.columns, *([] if "offset" in self.columns else ["offset"])])
         frame = self.spark.read.schema(schema).options(**_STRICT).parquet(*paths)
-        # By these, too, row groups are skipped.
+        # Spark skips row groups by these, too.
         if first is not None:
             frame = frame.where(sql.col("offset") >= first)
         if end is not None:
@@ -213,7 +213,7 @@ class _Tables:
         return frame.select(*self.columns)
 
     def _readable(self, pieces: Sequence[ColdPiece]) -> dict[str, str] | None:
-        """What Spark calls each object; None, and a line in the log, if its Parquet reader cannot read there."""
+        """Spark's address of each object; None, and a line in the log, if its Parquet reader cannot read there."""
         paths: dict[str, str] = {}
         for piece in pieces:
             path = spark_path(piece.store, piece.path)
@@ -238,5 +238,5 @@ class _Tables:
 
 
 def _nullable(columns: Sequence[str]) -> StructType:
-    """These columns of a log. Spark makes every column of a Parquet file nullable, so that those of a read all are."""
+    """These columns of a log. Spark makes every column of a Parquet file nullable, so all columns are."""
     return StructType([StructField(name, SPARK_SCHEMA[name].dataType) for name in columns])

@@ -33,20 +33,20 @@ def local_session(
     disk: Disk = DISK,
     **conf: str,
 ) -> SparkSession:
-    """A session that runs everything in this machine's memory and listens only on the loopback address.
+    """A session that runs in this machine's memory and listens only on the loopback address.
 
-    ``short_lived`` trades peak speed for a quicker start: for tests and demos. ``archive`` keeps the JVM's loaded
+    ``short_lived`` trades peak speed for a quicker start: for tests and demos. ``archive`` stores the JVM's loaded
     classes in the user's cache folder, which halves the start-up of later sessions; if that folder cannot be written,
     sessions just start more slowly. Further settings are Spark's own, with their dots:
-    ``**{"spark.sql.shuffle.partitions": "8"}``; they win.
+    ``**{"spark.sql.shuffle.partitions": "8"}``; they take precedence.
 
-    ``MissingExtra`` if there is no Java. A session that is active already is returned as it is.
+    ``MissingExtra`` if there is no Java. An active session is returned unchanged.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
     java = find_java()
-    # Workers are started by name; left alone they would run the system's Python, without this package.
+    # Workers are started by name; by default they would run the system's Python, without this package.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     java_options = [_QUIET, *([_QUICK] if short_lived else [])]
@@ -62,7 +62,7 @@ def local_session(
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "" if log_level == "ERROR" else log_level,
         "spark.sql.shuffle.partitions": str(cores),
-        # A quarter more throughput between the JVM and its Python workers than by TCP in steps of 64 KiB.
+        # 25 % more throughput between the JVM and its Python workers than by TCP in steps of 64 KiB.
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.buffer.size": str(1 << 20),
         "spark.sql.session.timeZone": "UTC",
@@ -82,7 +82,7 @@ def local_session(
 
 
 def find_java() -> str:
-    """The Java that Spark would start: in ``JAVA_HOME`` if that is set, else on the path. ``MissingExtra`` if none."""
+    """The Java that Spark would start: in ``JAVA_HOME`` if set, else on the path. ``MissingExtra`` if none."""
     home = os.environ.get("JAVA_HOME")
     folders = [f"{home}/bin"] if home else os.environ.get("PATH", "").split(os.pathsep)
     for folder in folders:
@@ -96,12 +96,12 @@ def find_java() -> str:
 
 
 def _archive_options(java: str, disk: Disk) -> str:
-    """JVM options that use the archive of loaded classes, or make one when the JVM exits.
+    """JVM options that use the archive of loaded classes, or create one when the JVM exits.
 
-    Safe against anything: the JVM writes the archive's head last and unlinks an older file first, so that a reader
-    sees a whole archive or none; it ignores an archive of another Java or class path, and starts as if without. Such
-    an archive would never be replaced: each installation of Spark has its own, which is made again once Spark has been
-    installed again.
+    Safe under concurrency and crashes: the JVM writes the archive's head last and unlinks an older file first, so a
+    reader sees a whole archive or none; it ignores an archive of another Java or class path. Such
+    an archive would never be replaced: so each installation of Spark has its own, which is created again after a
+    reinstallation.
     """
     cache = os.environ.get("XDG_CACHE_HOME") or f"{os.environ.get('HOME', '')}/.cache"
     name = "".join(letter if letter.isalnum() else "-" for letter in java.strip("/"))

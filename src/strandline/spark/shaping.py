@@ -31,14 +31,14 @@ SPARK_SCHEMA: Final = StructType(
         StructField("headers", MapType(StringType(), BinaryType())),
     ]
 )
-"""What a log looks like to Spark."""
+"""The schema of a log in Spark."""
 
 GOOD_ROWS: Final = 1 << 16
 GOOD_BYTES: Final = 16 << 20
 
 
 def check_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema of what Spark asks for: some of a log's columns, in any order; else ``InvalidInput``."""
+    """The Arrow schema of a requested schema: some of a log's columns, in any order; else ``InvalidInput``."""
     types: dict[str, DataType] = {field.name: field.dataType for field in SPARK_SCHEMA}
     if not schema.fields:
         raise InvalidInput(f"The schema is empty; ask for at least one of {', '.join(types)}.")
@@ -62,8 +62,8 @@ def shaped(
 ) -> Iterator[pa.RecordBatch]:
     """The same rows in the same order, in batches of up to about so many rows and bytes.
 
-    Small batches are joined, because each costs Spark a fixed price; large ones are cut, because Spark holds a batch
-    in memory as a whole, outside of its heap. The columns must be those of ``schema``, in its order.
+    Small batches are joined, because each has a fixed cost in Spark; large ones are split, because Spark holds a whole
+    batch in memory, outside its heap. The columns must be those of ``schema``, in its order.
     """
     pending: list[pa.RecordBatch] = []
     held = weight = 0
@@ -85,7 +85,7 @@ def _cut(batch: pa.RecordBatch, rows: int, size: int) -> Iterator[pa.RecordBatch
         if batch.num_rows:
             yield batch
         return
-    # By halves, and not by an average: a single huge value must not drag its neighbours along.
+    # By halves, not by an average: a single huge value must not affect its neighbours.
     half = batch.num_rows // 2
     yield from _cut(batch.slice(0, half), rows, size)
     yield from _cut(batch.slice(half), rows, size)

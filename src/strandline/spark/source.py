@@ -29,7 +29,7 @@ from strandline.log.contract import Log
 from strandline.log.object import ObjectLog
 from strandline.log.reading import fetch_in_order
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
-from strandline.spark.failures import patiently
+from strandline.spark.failures import retried
 from strandline.spark.options import Position, ReadOptions, parse_options
 from strandline.spark.planning import admit, decode_offset, encode_offset, narrower, pack, resolve, trimmed_meanwhile
 from strandline.spark.shaping import SPARK_SCHEMA, check_schema, shaped
@@ -39,38 +39,38 @@ if TYPE_CHECKING:
 
 _SKIPPED: Final = Counter(
     "strandline_spark_records_skipped",
-    "Records that a query with failOnDataLoss=false passed over because the log no longer retains them.",
+    "Records that a query with failOnDataLoss=false skipped because the log no longer retains them.",
 )
 _LOGGER: Final = logging.getLogger(__name__)
 _AHEAD: Final = 32 << 20
-"""Bytes that a task decodes early. A batch larger than this is read alone, so that a task stays small."""
+"""Bytes that a task decodes ahead. A larger batch is read alone, so that a task stays small."""
 _MOVES: Final = 4
-"""How often a task looks where its records are now without getting on."""
+"""How often a task locates its records again without progress."""
 
 
 @dataclass(frozen=True)
 class SpanPartition(InputPartition):
-    """The work of one task: spans to be fetched one after another."""
+    """The work of one task: spans to fetch one after another."""
 
     spans: tuple[Span, ...]
 
 
 class StrandlineDataSource(DataSource):
-    """Reads a log as a table of its records, in batch and streaming queries alike, from both of its tiers.
+    """Reads a log as a table of its records, in batch and streaming queries, from both of its tiers.
 
     Reading claims no slot.
 
     ``spark.read.format("strandline").load("s3://bucket/log")`` and the same with ``readStream``. Options:
     ``startingOffset`` (``earliest``, ``beginning``, ``latest``, an offset or a cursor), ``endingOffset``,
     ``maxRecordsPerTrigger``, ``maxBytesPerTrigger``, ``maxBatchesPerTrigger``, ``failOnDataLoss``, ``partitions``,
-    ``hold`` (a time for which nothing that a batch query is to read is trimmed), and ``storage.*`` for the store.
+    ``hold`` (for how long the records of a batch query are pinned), and ``storage.*`` for the store.
     A narrower ``.schema(...)`` reads less. ``logFormat`` = ``queue-v1`` reads a queue of version 1, whose parts are at
     ``manifest`` and ``data``; its offsets count batches, and reading acknowledges nothing.
     """
 
     @classmethod
     def name(cls) -> str:
-        """What follows ``format``."""
+        """The name for ``format``."""
         return "strandline"
 
     def schema(self) -> StructType:
@@ -78,24 +78,24 @@ class StrandlineDataSource(DataSource):
         return SPARK_SCHEMA
 
     def reader(self, schema: StructType) -> LogReader:
-        """A reader of what the log holds when the query is planned."""
+        """A reader of the log as of planning."""
         return LogReader(parse_options(self.options), check_schema(schema))
 
     def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802 - Spark's name
-        """A reader that goes on with what is appended."""
+        """A reader that also follows new records."""
         options = parse_options(self.options)
         if options.hold is not None:
             raise InvalidInput(
-                "hold is for batch reads, which end before it does: let a slot keep what a stream needs, as "
+                "hold is for batch reads, which end before it does: let a slot pin the records of a stream, as "
                 "sl.spark.follow(..., slot=...) does."
             )
         return LogStreamReader(options, check_schema(schema))
 
 
 class _Opened:
-    """A log that is opened when it is first needed: readers are made in processes that never look at it.
+    """A log that is opened on first use: some processes create readers but never read.
 
-    Its cold tier is followed only while somebody needs old records, and no longer than until :meth:`close`.
+    Its cold tier is followed only while old records are needed, and until :meth:`close`.
     """
 
     def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
@@ -111,7 +111,7 @@ class _Opened:
         if self._log is None:
             url, storage, queue = self.options.url, self.options.storage or None, self.options.queue
             if queue is None:
-                # Not above: a task that finds what was planned opens nothing, and need not import all this.
+                # Not above: a task that finds its planned records opens nothing, and need not import this.
                 from strandline.tier.opening import open_tiered
 
                 self._log = open_tiered(url, options=storage)
@@ -128,21 +128,21 @@ class _Opened:
         return log if isinstance(log, TieredLog) else None
 
     def close(self) -> None:
-        """Let go of what follows the cold tier: Spark's processes live on, and nobody in them would end it."""
+        """Stop following the cold tier: Spark's processes live on, and nothing else would end it."""
         if self._log is not None and self.tiered is not None:
             self.tiered.close()
 
     def bounds(self, needed: Position) -> Bounds:
-        """What is retained, as far as it matters to who needs everything from there on.
+        """The retained offsets, for a reader that needs everything from a position on.
 
-        Whoever needs only what the hot tier has is told of that alone. So it reads on while nothing is known of the
-        cold one, and a stream that has got so far pays for it no more.
+        A reader that needs only the hot tier gets the bounds of that alone. So it can read while the
+        cold tier is unknown, and a stream in the hot tier does not pay for it.
         """
         tiered, offset = self.tiered, needed.next if isinstance(needed, Cursor) else needed
         if tiered is None:
             bounds = self.log.bounds()
             if self.options.queue is None and isinstance(offset, int) and offset < bounds.first:
-                self._log = None  # it may have got a cold tier since it was opened
+                self._log = None  # it may have a cold tier by now
                 bounds = self.log.bounds()
             return bounds
         if offset != "earliest" and self.options.end != "earliest":
@@ -157,7 +157,7 @@ class _Opened:
         return [SpanPartition(tuple(task)) for task in pack(spans, cores)]
 
     def fetch(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, SpanPartition):  # Spark's stand-in for "no partitions at all"
+        if not isinstance(partition, SpanPartition):  # Spark's placeholder for "no partitions"
             return
         yield from shaped(_drained(self._fetched(partition.spans)), self.columns)
 
@@ -176,19 +176,19 @@ class _Opened:
                 return
 
     def _moved(self, spans: Sequence[Span], moves: int, error: NotFound) -> Sequence[Span]:
-        """Where the records of planned spans are now: the first of them is missing where it was.
+        """The current location of planned spans, the first of which is missing.
 
-        Not "nothing there": either they were moved to the cold tier, or trimmed, and then reading again helps, or the
+        Never "no records": they were moved to the cold tier, or trimmed, and then a new read helps, or the
         object is lost.
         """
         end = spans[-1].next
         try:
-            trimmed = trimmed_meanwhile(spans[0], patiently(self.log.bounds), self.options.url)
+            trimmed = trimmed_meanwhile(spans[0], retried(self.log.bounds), self.options.url)
             if trimmed is not None:
                 raise trimmed from error
             if moves >= _MOVES or self.tiered is None:
                 raise error
-            found = patiently(lambda: self.log.plan(Cursor(self.log.log_id, spans[0].first), Limit(upto=end)))
+            found = retried(lambda: self.log.plan(Cursor(self.log.log_id, spans[0].first), Limit(upto=end)))
             _check_reaches(found, end, self.options.url)
             return found
         finally:
@@ -206,10 +206,10 @@ class LogReader(DataSourceReader):
         """Nothing is opened yet."""
         self._at = _Opened(options, columns)
 
-    def partitions(self) -> list[InputPartition]:  # Spark insists on a list
-        """The plan of the whole range, as the work of tasks."""
+    def partitions(self) -> list[InputPartition]:  # Spark requires a list
+        """The plan of the whole range, distributed over tasks."""
         try:
-            return patiently(self._plan)
+            return retried(self._plan)
         finally:
             self._at.close()
 
@@ -220,7 +220,7 @@ class LogReader(DataSourceReader):
         upto = resolve(options.end, at.log.log_id, bounds).next
         since, skipped = at.admit(asked, bounds)
         if upto > bounds.next:
-            raise InvalidInput(f"endingOffset is {upto}, and {options.url} ends at {bounds.next} now: ask for less.")
+            raise InvalidInput(f"endingOffset is {upto}, but {options.url} ends at {bounds.next} now: ask for less.")
         if since.next >= upto:
             return []
         try:
@@ -228,14 +228,14 @@ class LogReader(DataSourceReader):
                 spans = at.log.plan(since, Limit(upto=upto))
                 _check_reaches(spans, upto, options.url)
         except CursorExpired as error:
-            # It was retained a moment ago. Asked again, "earliest" is further on, and an offset that is gone refused.
+            # It was retained a moment ago. On a retry "earliest" is higher, or the offset is refused.
             raise NotReady(f"{options.url} was trimmed while a read of it was being planned; ask again.") from error
         report_skipped(options.url, asked, skipped)
         return at.pack(spans)
 
     @contextlib.contextmanager
     def _held(self, position: int) -> Iterator[None]:
-        """Hold what is about to be planned, for the time that was asked for; nobody tells us when the query ends."""
+        """Pin the records to plan, for the requested time; the end of the query is unknown."""
         seconds, plain = self._at.options.hold, self._at.log
         log = self._at.tiered or (plain if isinstance(plain, ObjectLog) else None)
         if seconds is None or log is None:
@@ -245,7 +245,7 @@ class LogReader(DataSourceReader):
         try:
             yield
         except BaseException:
-            with contextlib.suppress(StrandlineError):  # it ends by itself, only later
+            with contextlib.suppress(StrandlineError):  # it expires by itself
                 hold.release()
             raise
 
@@ -255,7 +255,7 @@ class LogReader(DataSourceReader):
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query. Its offsets only grow; limits hold at the boundaries of batches, which are never split."""
+    """One streaming query. Its offsets only grow; limits apply at the boundaries of batches, which are never split."""
 
     def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
         """Nothing is opened yet."""
@@ -264,17 +264,17 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen: Cursor | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Where a query without checkpoint begins."""
-        return encode_offset(patiently(self._initial))
+        """The start of a query without checkpoint."""
+        return encode_offset(retried(self._initial))
 
     def _initial(self) -> Cursor:
         bounds = self._at.bounds(self._at.options.start)
         cursor = resolve(self._at.options.start, self._at.log.log_id, bounds)
-        self._at.admit(cursor, bounds)  # an offset that cannot be served is refused before anything is read
+        self._at.admit(cursor, bounds)  # refuses an unavailable offset before anything is read
         return cursor if isinstance(self._at.options.start, Cursor) else self._at.log.cursor_at(cursor.next)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """One of the limits from the options, for Spark to hand back; the others are applied with it."""
+        """One of the limits from the options; Spark passes it back, and the others are applied with it."""
         match self._at.options.limit:
             case Limit(bytes=int(size)):
                 return ReadMaxBytes(size)
@@ -285,13 +285,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fix the end of this run: what is appended later waits for the next one."""
-        self._target = patiently(self._at.log.end).next
+        """Fix the end of this run: later records wait for the next one."""
+        self._target = retried(self._at.log.end).next
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """How far the next batch goes: never below ``start``."""
+        """The end of the next batch: never below ``start``."""
         since = decode_offset(start)
-        return encode_offset(patiently(lambda: self._reachable(since, limit)))
+        return encode_offset(retried(lambda: self._reachable(since, limit)))
 
     def _reachable(self, since: Cursor, limit: ReadLimit) -> Cursor:
         at = self._at
@@ -304,7 +304,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         allowed = _limit_of(limit, at.options.limit)
         if allowed != NO_LIMIT and end > admitted.next:
             end = at.log.plan(admitted, narrower(allowed, Limit(upto=end)))[-1].next
-        # The very same as it was, if there is nothing new: Spark takes a changed text for new data.
+        # Unchanged if there is nothing new: Spark treats a changed text as new data.
         return since if end <= since.next else at.log.cursor_at(end)
 
     def _ceiling(self, bounds: Bounds) -> int:
@@ -312,13 +312,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return min(ends if self._target is None else [*ends, self._target])
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """The log's end as it was last seen, for the query's progress."""
+        """The log's end as last read, for the query's progress."""
         return None if self._seen is None else encode_offset(self._seen)
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
-        """The plan of one micro-batch; the same range gives the same records, however often it is planned."""
+        """The plan of one micro-batch; the same range always gives the same records."""
         since, upto = decode_offset(start), decode_offset(end)
-        return patiently(lambda: self._plan(since, upto))
+        return retried(lambda: self._plan(since, upto))
 
     def _plan(self, since: Cursor, upto: Cursor) -> list[InputPartition]:
         at = self._at
@@ -343,11 +343,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._at.fetch(partition)
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Nothing: reading claims nothing, and only a sink knows what has been applied."""
+        """Nothing: reading claims nothing, and only the sink knows what was applied."""
 
 
 def report_skipped(url: str, since: Cursor, skipped: int) -> None:
-    """Say and count that a query passes over records from a cursor on, because they are no longer retained."""
+    """Log and count records from a cursor on that a query skips, because they are no longer retained."""
     if skipped:
         _SKIPPED.inc(skipped)
         _LOGGER.warning(
@@ -359,13 +359,13 @@ def report_skipped(url: str, since: Cursor, skipped: int) -> None:
 
 
 def _drained(fetched: Iterator[tuple[Span, list[pa.RecordBatch]]]) -> Iterator[pa.RecordBatch]:
-    """All batches in order, each let go of as soon as it was handed on: the next span is read while none is held."""
+    """All batches in order, each freed as soon as it was passed on: no batch is held while the next span is read."""
     for span, batches in fetched:
         batches.reverse()
         while batches:
             yield batches.pop()
         if span.size > _AHEAD:
-            pa.default_memory_pool().release_unused()  # else the pool keeps it beside the next large one
+            pa.default_memory_pool().release_unused()  # else the pool keeps its memory
 
 
 def _limit_of(limit: ReadLimit, options: Limit) -> Limit:
@@ -384,4 +384,4 @@ def _limit_of(limit: ReadLimit, options: Limit) -> Limit:
 def _check_reaches(spans: Sequence[Span], end: int, url: str) -> None:
     if not spans or spans[-1].next != end:
         reached = spans[-1].next if spans else "nothing"
-        raise NotReady(f"{url} was asked for offsets up to {end} and offered {reached}; ask again.")
+        raise NotReady(f"{url} returned offsets up to {reached} instead of {end}; ask again.")

@@ -228,11 +228,11 @@ class StoreCell(Generic[T]):
     def _too_often(self, op: OpId, tries: int) -> OutcomeUnknown | Contended:
         if op in self._doubts:
             return OutcomeUnknown(
-                f"{self.where} took none of {tries} writes so far, and the last may yet land: the store kept failing. "
-                "Repeat the same operation when it is back."
+                f"{self.where} accepted none of {tries} writes so far, and the last may still land: the store kept "
+                "failing. Repeat the same operation when it is back."
             )
         return Contended(
-            f"{self.where} was changed by others at each of {tries} tries; nothing was changed. Try again."
+            f"{self.where} was changed by other writers at each of {tries} tries; nothing was changed. Try again."
         )
 
     def _pause(self, attempt: int) -> None:

@@ -1,4 +1,4 @@
-"""Clock and chance as arguments, so that a simulator can stand in for both."""
+"""Clock and random source as arguments, so that a simulator can replace both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Clock(Protocol):
         """Wall-clock microseconds since the epoch. May jump; never decides correctness."""
 
     def now_ns(self) -> int:
-        """The same in nanoseconds, as cheaply as can be: called once per record."""
+        """The same in nanoseconds, at the lowest cost: called once per record."""
 
     def monotonic(self) -> float:
         """Seconds on a clock that never goes back."""
@@ -49,8 +49,8 @@ class Chance(Protocol):
         """A number from 0 up to 1."""
 
 
-# On Linux the monotonic clock stands still while the machine is suspended, and this one does not; macOS has no such
-# clock, but there CLOCK_MONOTONIC (unlike what time.monotonic reads) goes on.
+# On Linux the monotonic clock stops while the machine is suspended, and this one does not; macOS has no such
+# clock, but there CLOCK_MONOTONIC (unlike time.monotonic) continues.
 _BOOT: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
@@ -68,7 +68,7 @@ class SystemClock:
         return time.monotonic()
 
     def boot(self) -> float:
-        """Seconds, also of suspension, where the system can tell; elsewhere as :meth:`monotonic`."""
+        """Seconds, including suspension, where the system supports it; elsewhere as :meth:`monotonic`."""
         return time.monotonic() if _BOOT is None else time.clock_gettime(_BOOT)
 
     def sleep(self, seconds: float) -> None:
@@ -133,8 +133,8 @@ class SteadyTime:
             elif self._jumped is None:
                 self._jumped = passed
                 _LOGGER.warning(
-                    "This machine's clock was set %s by %d s while %s was in use: what goes by age there goes as if it "
-                    "had not been, for a day. Set it right if it is wrong.",
+                    "This machine's clock was set %s by %d s while %s was in use: for a day, retention by age ignores "
+                    "that. Correct the clock if it is wrong.",
                     "ahead" if jump > 0 else "back", abs(jump) // SECOND, self._what,
                 )  # fmt: skip
             elif passed - self._jumped >= DAY:

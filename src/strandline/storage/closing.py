@@ -7,11 +7,11 @@ from typing import Self
 
 
 class Closing(ABC):
-    """A context manager that is closed at its end, whatever ends it."""
+    """A context manager that is closed when its block ends, in any way."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release its resources."""
 
     def __enter__(self) -> Self:
         return self

@@ -18,7 +18,7 @@ from strandline.storage.file_append import (
     LockFile,
     file_mode,
     folder_mode,
-    speaking,
+    translated_errors,
     write_all,
 )
 
@@ -94,10 +94,10 @@ class Disk(Protocol):
         """Create a file that did not exist with the bytes of another, and fsync it."""
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder with all that is in it; links in it are removed, not followed. Absent is fine."""
+        """Remove a folder with its content; links in it are removed, not followed. Absent is fine."""
 
     def rename(self, source: str, target: str) -> None:
-        """Atomically move a file over whatever is at ``target``, or a folder to where nothing or an empty one is."""
+        """Atomically move a file, replacing ``target``, or a folder to an absent or empty ``target``."""
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name; ``AlreadyExists`` if that is taken."""
@@ -106,7 +106,7 @@ class Disk(Protocol):
         """Remove a file; absent is fine."""
 
     def sync_file(self, path: str) -> None:
-        """Make a file's content durable, whoever wrote it."""
+        """Make a file's content durable, whichever process wrote it."""
 
     def sync_folder(self, path: str) -> None:
         """Make the names in a folder durable."""
@@ -115,7 +115,7 @@ class Disk(Protocol):
         """Create a folder and its parents, durably."""
 
     def scan(self, path: str) -> list[FolderRow]:
-        """What is in the folder, by name; ``[]`` if there is none."""
+        """The entries of the folder, by name; ``[]`` if there is none."""
 
     def locked(self, path: str) -> contextlib.AbstractContextManager[None]:
         """Hold an exclusive lock, which is released when the process dies; the file at ``path`` stays.
@@ -146,12 +146,12 @@ class LocalDisk:
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         """Bytes of a file, or ``NotFound``."""
-        with speaking(path):
+        with translated_errors(path):
             try:
                 opened = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
             except IsADirectoryError as error:
-                raise NotFound(f"There is a folder at {path}, and no file.") from error
-        with speaking(path), opened as file:
+                raise NotFound(f"{path} is a folder, not a file.") from error
+        with translated_errors(path), opened as file:
             if length is not None:
                 # A read allocates its length, and a damaged length may be huge.
                 length = max(0, min(length, os.fstat(file.fileno()).st_size - start))
@@ -169,7 +169,7 @@ class LocalDisk:
 
     def size(self, path: str) -> int:
         """The file's size, or ``NotFound``."""
-        with speaking(path):
+        with translated_errors(path):
             return os.stat(path).st_size
 
     def write_new(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
@@ -182,8 +182,8 @@ class LocalDisk:
         return LocalAppendFile(path)
 
     def copy(self, source: str, target: str) -> None:
-        """Create a file with the bytes of another, and fsync it; a link is copied as what it leads to."""
-        with speaking(source):
+        """Create a file with the bytes of another, and fsync it; a link's target is copied."""
+        with translated_errors(source):
             found = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         try:
             with _new_file(target) as made:
@@ -193,27 +193,27 @@ class LocalDisk:
             os.close(found)
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder with all that is in it; absent is fine."""
-        with speaking(path), contextlib.suppress(FileNotFoundError):
+        """Remove a folder with its content; absent is fine."""
+        with translated_errors(path), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
 
     def rename(self, source: str, target: str) -> None:
-        """Atomically move a file over whatever is at ``target``, or a folder to where nothing or an empty one is."""
-        with _speaking_of_two(source, target):
+        """Atomically move a file, replacing ``target``, or a folder to an absent or empty ``target``."""
+        with _translated_errors_of_two(source, target):
             os.replace(source, target)
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name; ``AlreadyExists`` if that is taken."""
-        with _speaking_of_two(source, target):
+        with _translated_errors_of_two(source, target):
             os.link(source, target)
 
     def remove(self, path: str) -> None:
         """Remove a file; absent is fine."""
-        with speaking(path), contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        with translated_errors(path), contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             os.unlink(path)
 
     def sync_file(self, path: str) -> None:
-        """Make a file's content durable, whoever wrote it."""
+        """Make a file's content durable, whichever process wrote it."""
         self._sync(path, os.O_RDONLY)
 
     def sync_folder(self, path: str) -> None:
@@ -221,7 +221,7 @@ class LocalDisk:
         self._sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def _sync(self, path: str, flags: int) -> None:
-        with speaking(path):
+        with translated_errors(path):
             descriptor = os.open(path, flags | os.O_CLOEXEC)
             try:
                 os.fsync(descriptor)
@@ -235,18 +235,22 @@ class LocalDisk:
         parent = os.path.dirname(path)
         if parent and parent != path:
             self.make_folders(parent)
-        with speaking(path):
+        with translated_errors(path):
             # Two processes may create the same folder at once; both then sync the name, which is harmless.
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, folder_mode())
             if not os.path.isdir(path):
-                raise StorageError(f"{path} is in the way: a folder is needed there, and it is a file.")
+                raise StorageError(f"{path} is a file, but a folder is needed there.")
         self.sync_folder(parent or ".")
 
     def scan(self, path: str) -> list[FolderRow]:
-        """What is in the folder, by name."""
+        """The entries of the folder, by name."""
         rows = []
-        with speaking(path), contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
+        with (
+            translated_errors(path),
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            os.scandir(path) as entries,
+        ):
             for entry in entries:
                 # A file that is removed between listing and stat is omitted.
                 with contextlib.suppress(FileNotFoundError):
@@ -265,7 +269,7 @@ class LocalDisk:
     @contextlib.contextmanager
     def locked(self, path: str) -> Iterator[None]:
         """Hold an exclusive advisory lock (``flock``), which the kernel drops when its process dies."""
-        # No blocking call: any process that can open the file can hold its lock for ever.
+        # No blocking call: any process that can open the file can hold its lock forever.
         deadline, pause = self._clock.monotonic() + self._lock_timeout, _FIRST_LOOK
         while True:
             with LockFile() as lock:
@@ -275,14 +279,14 @@ class LocalDisk:
             if self._clock.monotonic() >= deadline:
                 raise StorageError(
                     f"The lock {path} was held by another process for {self._lock_timeout:g} s; nothing was changed. "
-                    f"Find out who holds it ('fuser {path}'), end that, and try again."
+                    f"Find its holder ('fuser {path}'), stop it, and try again."
                 )
             self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_LOOK)
 
     @contextlib.contextmanager
     def try_locked(self, path: str) -> Iterator[bool]:
-        """Hold the same lock if nobody else does; the block is told whether."""
+        """Hold the same lock if it is free; the block gets whether it is held."""
         with LockFile() as lock:
             yield lock.take(path)
 
@@ -290,7 +294,7 @@ class LocalDisk:
 @contextlib.contextmanager
 def _new_file(path: str) -> Iterator[int]:
     """The descriptor of a new file; synced at the end of the block, removed if the block fails."""
-    with speaking(path, making=True):
+    with translated_errors(path, making=True):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode())
         try:
             yield descriptor
@@ -303,9 +307,9 @@ def _new_file(path: str) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _speaking_of_two(source: str, target: str) -> Iterator[None]:
+def _translated_errors_of_two(source: str, target: str) -> Iterator[None]:
     """Translate errors of calls with two paths: the system does not say which one is missing."""
-    with speaking(target, making=True):
+    with translated_errors(target, making=True):
         try:
             yield
         except FileNotFoundError as error:
@@ -332,7 +336,7 @@ def below(folder: str, *names: str) -> str:
 def replace_file(disk: Disk, path: str, data: bytes, *, temporary: str) -> None:
     """Replace the file at ``path`` atomically and durably.
 
-    ``temporary`` is a name in the same folder that nobody else uses; a leftover of a crash is overwritten.
+    ``temporary`` is an unused name in the same folder; a leftover of a crash is overwritten.
     """
     disk.remove(temporary)
     try:

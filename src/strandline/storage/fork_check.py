@@ -1,8 +1,8 @@
 """Fork detection: resources that a process opened are refused in its forked children.
 
-A forked child has a copy of its parent's memory and none of its threads. A lock that a thread held stays locked for
-ever, nobody flushes what was queued, and numbers, offsets and connections that both processes go on with lose or
-double what was acknowledged. So whatever holds a store, a file, a thread or a number remembers its :class:`Origin`, and
+A forked child has a copy of its parent's memory but none of its threads. A lock that a thread held stays locked
+forever, no thread flushes queues, and if both processes use the same numbers, offsets or connections, acknowledged
+data is lost or duplicated. So every object that holds a store, a file, a thread or a number has an :class:`Origin`, and
 its class is :func:`bound_to_process`.
 """
 
@@ -23,10 +23,10 @@ C = TypeVar("C", bound=type)
 T = TypeVar("T")
 
 _bound: dict[int, tuple[weakref.ref[Any], Callable[[Any], object]]] = {}
-"""What has something to do in a child: a weak reference to each thing, and what to call with it."""
+"""Actions in a forked child: a weak reference to each object, and the function to call with it."""
 
 _kept: list[object] = []
-"""In a child: what its parent had opened."""
+"""In a child: objects that its parent had opened."""
 
 _CALLS: Final = frozenset(
     {
@@ -43,13 +43,13 @@ _CALLS: Final = frozenset(
         "__next__",
     }
 )
-"""Public calls whose names are private."""
+"""Public methods with private names."""
 
 _ENDS: Final = frozenset({"__exit__", "__aexit__", "__del__"})
 
 
 class _Token:
-    """One process between two forks; a number of the system may be given to another process later."""
+    """One process between two forks; process ids may be reused."""
 
     __slots__ = ()
 
@@ -58,7 +58,7 @@ _here = _Token()
 
 
 class Origin:
-    """The process in which something was opened.
+    """The process that opened an object.
 
     >>> Origin("The log").check()
     """
@@ -66,12 +66,12 @@ class Origin:
     __slots__ = ("_advice", "_what", "process", "token")
 
     def __init__(self, what: str, thing: object | None = None, *, advice: str = "open it again there") -> None:
-        """Remember this process. ``what`` begins the sentence that refuses another one, such as ``"The topic a"``.
+        """Remember this process. ``what`` is the subject of the error, such as ``"The topic a"``.
 
-        ``advice`` ends that sentence: what the child is to do instead.
+        ``advice`` ends the error: what the child should do instead.
 
-        A ``thing`` that is given is never garbage in a child: native clients and databases flush, or wait for their
-        threads, when they are.
+        ``thing`` is never garbage-collected in a child: finalizers of native clients and databases flush, or wait for
+        threads.
         """
         self.token = _here
         self._what = what
@@ -92,7 +92,7 @@ class Origin:
             raise self.refusal()
 
     def refusal(self) -> UsedAcrossFork:
-        """What a child is told."""
+        """The error for a child."""
         return UsedAcrossFork(
             f"{self._what} was opened by the process {self.process} and used in a forked child of it, which changed "
             f"nothing: {self._advice}."
@@ -104,19 +104,19 @@ def bound_to_process(
 ) -> Callable[[C], C]:
     """Refuse every public call of a class's instances in a forked child: ``UsedAcrossFork``, before any lock.
 
-    An instance is bound once its ``_origin`` is set. In a child, calls named in ``close`` and the end of a ``with``
-    block do nothing: everything that they would end is the parent's. Pickling and ``repr`` work.
+    An instance is bound once its ``_origin`` is set. In a child, methods named in ``close`` and the end of a ``with``
+    block do nothing: all resources belong to the parent. Pickling and ``repr`` work.
 
     Args:
         close: Names of methods that end its use.
-        keep: Names of methods and properties that a child may use: they tell what never changes.
+        keep: Names of methods and properties that a child may use: they return constants.
         own: Names of methods that check by themselves, since they are called for each record.
     """
     ends, left = _ENDS.union(close), frozenset((*keep, *own))
 
     def bind(kind: C) -> C:
         if not hasattr(kind, "_origin"):
-            setattr(kind, "_origin", None)  # noqa: B010 - of an instance that is still being made
+            setattr(kind, "_origin", None)  # noqa: B010 - for an instance under construction
         for name in dir(kind):
             found = inspect.getattr_static(kind, name)
             if name in left or (name.startswith("_") and name not in _CALLS and name not in ends):
@@ -167,18 +167,18 @@ def call_in_child(thing: T, action: Callable[[T], object]) -> None:
 
 def _forget(key: int, reference: object) -> None:
     found = _bound.get(key)
-    if found is not None and found[0] is reference:  # else the number was given to another thing meanwhile
+    if found is not None and found[0] is reference:  # else the key was reused by another object
         del _bound[key]
 
 
 def _forked() -> None:
-    global _here  # noqa: PLW0603 - what it tells is true of the whole process
+    global _here  # noqa: PLW0603 - one value per process
     _here = _Token()
     if _bound:
-        # Garbage that the parent had not collected yet may be a native client or server, whose end waits for threads
-        # that are not here, or crashes: what was there before the fork is never collected here.
+        # Uncollected garbage of the parent may be a native client or server, whose finalizer waits for missing threads,
+        # or crashes: objects from before the fork are never collected here.
         gc.freeze()
-    with ExitStack() as actions:  # one that fails keeps none of the others from being called
+    with ExitStack() as actions:  # calls all actions even if one fails
         for reference, action in list(_bound.values()):
             thing = reference()
             if thing is not None:

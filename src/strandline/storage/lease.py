@@ -114,7 +114,7 @@ class LeaseCodec:
             return read_record(Stamped, fields, value=lease)
         except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise CorruptData(
-                f"The lease {where} is damaged: {error!r}. When nobody uses it any more, delete the object."
+                f"The lease {where} is damaged: {error!r}. When no process uses it any more, delete the object."
             ) from error
 
 
@@ -207,7 +207,7 @@ class Lease:
             raise Fenced(f"{self!r} is not held: it was never acquired, was released, or was lost. Acquire it first.")
         if self._clock.boot() >= grip.deadline:
             raise Fenced(
-                f"{self!r} was not renewed within {self.seconds:g} s, so that someone else may hold it; nothing may be "
+                f"{self!r} was not renewed within {self.seconds:g} s, so another process may hold it; nothing may be "
                 "done or acknowledged under it. Acquire it again."
             )
         return grip.epoch
@@ -267,7 +267,7 @@ class Lease:
         return self.held()
 
     def acquire(self, timeout: float | None = None) -> bool:
-        """Try until the lease is held (True) or the time is over (False); up to a term after its holder died."""
+        """Try until the lease is held (True), or until the timeout (False); up to a term after its holder died."""
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while not self.try_acquire():
             pause = self.seconds / _LOOKS * (0.5 + self._chance.jitter())
@@ -331,7 +331,7 @@ class Lease:
             except Fenced:
                 return
             except StorageError:
-                continue  # tried again; the lease expires if that fails, too
+                continue  # retried; the lease expires if that fails, too
 
     def _op(self) -> OpId:
         return OpId(self._chance.uuid())

@@ -58,7 +58,7 @@ class LocalStore:
 
     @property
     def url(self) -> str:
-        """Where this store is."""
+        """The address of this store."""
         # Only the characters with a meaning in an address are escaped.
         return "file://" + self._root.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
 
@@ -87,7 +87,7 @@ class LocalStore:
         return data
 
     def put(self, path: str, data: Payload) -> None:
-        """Write durably, replacing what is there."""
+        """Write durably, replacing an existing object."""
         self._install(self._file(path), payload_parts(data), replacing=True)
 
     def put_if(self, path: str, data: Payload, when: Precondition) -> Version:
@@ -106,7 +106,7 @@ class LocalStore:
             if found != when.version:
                 # The process that changed it may have died before syncing the name; see _install.
                 self._disk.sync_folder(folder)
-                raise Conflict(f"{self.url}/{path} was changed by someone else; read it again.")
+                raise Conflict(f"{self.url}/{path} was changed by another writer; read it again.")
             self._install(file, parts, replacing=True)
         return _version_of(parts)
 
@@ -141,7 +141,7 @@ class LocalStore:
             with contextlib.suppress(StorageError):
                 self._disk.remove(temporary)
             if isinstance(error, AlreadyExists):
-                # The winner may not have synced the name yet: the loser must not act on what a power failure undoes.
+                # The winner may not have synced the name yet: the loser must not rely on it before that.
                 self._disk.sync_folder(folder)
             raise
         if not replacing:

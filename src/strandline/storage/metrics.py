@@ -1,7 +1,6 @@
 """Counters and timers for Prometheus, in the process's registry.
 
-Serve it as any other program does, with ``prometheus_client.start_http_server(port)``. docs/metrics.md says what each
-number means.
+Serve it with ``prometheus_client.start_http_server(port)``. docs/metrics.md describes each metric.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from strandline.storage.clock import CLOCK
 
 Role = Literal["producer", "consumer", "collector"]
-"""Who writes a head: it tells whether appending, acknowledging or forgetting is what contends."""
+"""Role of a writer of a head: shows whether appends, acknowledgements or trims contend."""
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -91,7 +90,7 @@ def timed(histogram: Histogram, monotonic: Callable[[], float]) -> Iterator[None
 
 @contextmanager
 def fetching() -> Iterator[Callable[[int, int], None]]:
-    """Time reading and checking one batch, and count it when told of its records and stored bytes."""
+    """Time reading and checking one batch; call the yielded function with its records and stored bytes."""
 
     def count(records: int, size: int) -> None:
         BATCHES_FETCHED.inc()
@@ -103,7 +102,7 @@ def fetching() -> Iterator[Callable[[int, int], None]]:
 
 
 def count_written(records: int, size: int, seconds: float | None = None) -> None:
-    """Count one batch that was listed, and how long that took if it was on its way with others."""
+    """Count one listed batch, and the seconds that took if it was sent together with others."""
     BATCHES_WRITTEN.inc()
     ENTRIES_WRITTEN.inc(records)
     BYTES_WRITTEN.inc(size)
@@ -112,6 +111,6 @@ def count_written(records: int, size: int, seconds: float | None = None) -> None
 
 
 def count_write(role: Role | None, *, landed: bool) -> None:
-    """Count a conditional write of a head that was answered; without a role it was of something else."""
+    """Count an answered conditional write of a head; no role means another kind of object."""
     if role is not None:
         (HEAD_WRITES if landed else HEAD_CONFLICTS).labels(role).inc()

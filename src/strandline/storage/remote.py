@@ -45,7 +45,7 @@ class Meaning(Enum):
     NO_BUCKET = auto()
     """There is no such bucket or container."""
     EXISTS = auto()
-    """The object exists, and must not."""
+    """The object exists, but must not."""
     CHANGED = auto()
     """The object has another version."""
     RACED = auto()
@@ -98,7 +98,7 @@ _MISDIRECTED: Final = (
     ("BadScheme", "plain http:// is used only with the option allow_http=true"),
     ("InvalidCertificate", "its certificate is not trusted: give root_certificate, or allow_invalid_certificates=true"),
     ("InvalidMessage", "it does not speak TLS: the endpoint may have to begin with http://"),
-    ("without LOCATION", "it sends us elsewhere without saying where: the region may be another"),
+    ("without LOCATION", "it redirects without a location: the region may be wrong"),
 )
 """Words in obstore's errors without a status, and what they mean."""
 
@@ -121,7 +121,7 @@ def understand(error: BaseException) -> Answer:
     if any(place in head for place in _METADATA):
         # Outside the clouds there is no such service; inside, it may be busy.
         nobody = "kind: Connect" in details or _is_final(status, code)
-        story = "no credentials were given, and this machine's cloud did not hand out any"
+        story = "no credentials were given, and this machine's cloud provided none"
         return Answer(Meaning.NOT_LET_IN if nobody else Meaning.PASSING, story)
     if status is None:
         for word, hint in _MISDIRECTED:
@@ -240,7 +240,7 @@ class ObstoreStore:
         """Connects on first use; ``options`` are obstore's configuration names for the backend."""
         scheme, mark, place = url.partition("://")
         self.url = f"{scheme}{mark}{place.rstrip('/')}"
-        """Where this store is."""
+        """The address of this store."""
         self._options = dict(options or {})
         self._client = client
         self._origin: Origin | None = None
@@ -250,7 +250,7 @@ class ObstoreStore:
     def __reduce__(self) -> tuple[Any, ...]:
         if isinstance(self._client, MemoryStore):
             raise InvalidInput(
-                f"{self.url} lives in this process's memory and cannot be sent to another one; "
+                f"{self.url} is in this process's memory and cannot be sent to another one; "
                 "use a file:// or bucket address for that."
             )
         return (ObstoreStore, (self.url, self._options))
@@ -259,7 +259,7 @@ class ObstoreStore:
         return f"ObstoreStore({self.url!r})"
 
     def _connected(self) -> Any:
-        global _used_in  # noqa: PLW0603 - what it tells is true of the whole process
+        global _used_in  # noqa: PLW0603 - one value per process
         if _used_in is None:
             _used_in = Origin("The client library of object stores", advice=_ADVICE)
         _used_in.check()
@@ -287,7 +287,7 @@ class ObstoreStore:
         except (refusals.BaseError, ValueError) as error:
             raise StorageError(
                 f"{self.url} cannot be opened with these options: {understand(error).said}. Correct the options, or "
-                "the environment variables that stand for them."
+                "their environment variables."
             ) from error
 
     def _call(self, path: str, action: Callable[[Any], R]) -> R:
@@ -309,15 +309,15 @@ class ObstoreStore:
             case Meaning.EXISTS:
                 return AlreadyExists(f"{where} exists already.")
             case Meaning.CHANGED:
-                return Conflict(f"{where} was changed by someone else; read it again.")
+                return Conflict(f"{where} was changed by another writer; read it again.")
             case Meaning.PAST_END:
-                return InvalidInput(f"{where} ends before the bytes that were asked for.")
+                return InvalidInput(f"{where} ends before the requested bytes.")
             case Meaning.NOT_LET_IN:
                 return StorageError(
-                    f"The store did not let us in at {where} ({said}): check the credentials and what they permit."
+                    f"The store denied access to {where} ({said}): check the credentials and what they permit."
                 )
             case Meaning.MISDIRECTED:
-                return StorageError(f"The store at {self.url} cannot be talked to: {said}. Check the endpoint.")
+                return StorageError(f"The store at {self.url} cannot be reached: {said}. Check the endpoint.")
             case Meaning.REFUSED:
                 return StorageError(f"The store refused {where}: {said}. Retrying does not help.")
             case Meaning.RACED:
@@ -349,7 +349,7 @@ class ObstoreStore:
         return data
 
     def put(self, path: str, data: Payload) -> None:
-        """Write, replacing what is there; durable when the store acknowledges."""
+        """Write, replacing an existing object; durable when the store acknowledges."""
         parts = payload_parts(data)
         # By default obstore uploads every list of buffers in parts: three requests instead of one.
         pieces = sum(len(part) for part in parts) > _ONE_REQUEST
@@ -378,10 +378,10 @@ class ObstoreStore:
                 raise
             if isinstance(error, Conflict):
                 raise
-            raise Conflict(f"{self.url}/{path} is gone or is being changed by someone else; read it again.") from error
+            raise Conflict(f"{self.url}/{path} is gone or is changed by another writer; read it again.") from error
 
     def _no_such_answer(self, path: str, error: StorageError) -> StorageError:
-        # This answer does not fit the request: the bucket does not exist, or something is in the way.
+        # This answer does not fit the request: the bucket does not exist, or another object blocks the path.
         said = understand(error.__cause__ or error).said
         return StorageError(f"The store would not write {self.url}/{path}: {said}. Check the address.")
 
@@ -420,7 +420,7 @@ def _client_option(name: str) -> str | None:
 
 def _token(meta: Any) -> Version:
     if meta["e_tag"] is None and meta["version"] is None:
-        raise StorageError("The store names no version for its objects, so that it cannot do conditional writes.")
+        raise StorageError("The store names no version for its objects, so it cannot do conditional writes.")
     return Version(f"{meta['version'] or ''}\n{meta['e_tag'] or ''}")
 
 

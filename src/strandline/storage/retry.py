@@ -31,7 +31,7 @@ class Backoff:
 class RetryingStore:
     """A store that retries transient failures of repeatable calls.
 
-    Conditional writes are not retried: a repeated one would take its own success for a conflict. Their caller
+    Conditional writes are not retried: a repeated one would mistake its own success for a conflict. Their caller
     (:class:`~strandline.storage.cell.StoreCell`) resolves a lost answer by reading.
     """
 
@@ -46,7 +46,7 @@ class RetryingStore:
 
     @property
     def url(self) -> str:
-        """Where the store is."""
+        """The address of the store."""
         return self._inner.url
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -75,7 +75,7 @@ class RetryingStore:
         return self._retry(lambda: self._inner.get_range(path, start, length))
 
     def put(self, path: str, data: Payload) -> None:
-        """Write, replacing what is there; writing the same bytes again is harmless."""
+        """Write, replacing an existing object; writing the same bytes again is harmless."""
         self._retry(lambda: self._inner.put(path, data))
 
     def put_if(self, path: str, data: Payload, when: Precondition) -> Version:

@@ -14,7 +14,7 @@ Version = NewType("Version", str)
 """An opaque token for one content of one object; equal tokens mean equal content."""
 
 Payload = bytes | memoryview | Sequence[bytes | memoryview]
-"""What can be put: one buffer, or several that are written one after another without joining them in memory."""
+"""Content to put: one buffer, or several that are written one after another without joining them in memory."""
 
 
 LARGEST_OBJECT: Final = (1 << 31) - 1
@@ -70,7 +70,7 @@ class ObjectStore(Protocol):
 
     @property
     def url(self) -> str:
-        """Where this store is, for messages and for opening it again."""
+        """The address of this store, for messages and for opening it again."""
 
     def get(self, path: str) -> Object:
         """The whole object, or ``NotFound``; ``CorruptData`` for one of 2 GiB or more."""
@@ -79,7 +79,7 @@ class ObjectStore(Protocol):
         """Exactly ``length`` bytes from ``start``; ``InvalidInput`` if the object is shorter, ``NotFound``."""
 
     def put(self, path: str, data: Payload) -> None:
-        """Write, replacing what is there. Returned means durable."""
+        """Write, replacing an existing object. Durable when it returns."""
 
     def put_if(self, path: str, data: Payload, when: Precondition) -> Version:
         """Write only if the precondition holds, atomically; returns the new version once it is durable.
@@ -104,8 +104,8 @@ def check_whole(size: int, url: str, path: str) -> None:
     """``CorruptData`` if an object is larger than any that is read whole."""
     if size > LARGEST_OBJECT:
         raise CorruptData(
-            f"{url}/{path} has more than {LARGEST_OBJECT:,} bytes, which no object has that is read whole: somebody "
-            "else put it there. Restore the object."
+            f"{url}/{path} has more than {LARGEST_OBJECT:,} bytes, more than any such object: another program "
+            "wrote it. Restore the object."
         )
 
 
@@ -149,8 +149,8 @@ def cautious_now(store: ObjectStore, path: str, *, clock: Clock) -> int:
     store.delete(path)
     if skew is not None and skew > _SECOND:
         _LOGGER.warning(
-            "This machine's clock is %d s ahead of that of %s: set whichever is wrong right. What goes by age "
-            "goes when it is old by both clocks.",
+            "This machine's clock is %d s ahead of that of %s: correct the wrong one. Records expire by age "
+            "when they are old by both clocks.",
             skew // _SECOND, store.url,
         )  # fmt: skip
     return clock.now() - max(0, skew or 0)

@@ -20,7 +20,7 @@ _memory: dict[str, ObstoreStore] = {}
 
 
 def local_folder(url: str) -> str | None:
-    """The folder on this machine that an address names; None for any other place.
+    """The folder on this machine at an address; None for any other address.
 
     >>> local_folder("file:///data/orders"), local_folder("data/orders"), local_folder("s3://bucket/orders")
     ('/data/orders', 'data/orders', None)
@@ -31,16 +31,16 @@ def local_folder(url: str) -> str | None:
 
 
 def store_at(place: Address | ObjectStore, options: Mapping[str, str] | None = None) -> ObjectStore:
-    """The store that is given, or the one at an address; ``InvalidInput`` for anything else."""
+    """The given store, or the one at an address; ``InvalidInput`` for anything else."""
     return place if isinstance(place, ObjectStore) else open_store(place, options)
 
 
 def open_store(place: Address, options: Mapping[str, str] | None = None) -> ObjectStore:
-    """The store at an address, with transient failures retried. Nothing is contacted yet.
+    """The store at an address, with retries of transient failures. Sends no request yet.
 
     ``memory://name`` (shared within this process), ``file:///folder`` or a plain path, ``s3://``, ``gs://``,
     ``az://``. Credentials and endpoints come from the usual environment variables of each cloud; ``options`` are
-    obstore's configuration names and win over those.
+    obstore's configuration names, and take precedence.
     """
     url = as_address(place)
     refuse_credentials(
@@ -54,7 +54,7 @@ def open_store(place: Address, options: Mapping[str, str] | None = None) -> Obje
         return RetryingStore(LocalStore(path))
     if scheme == "memory":
         found = _memory.get(url)
-        # Without a lock, which might be held when the process forks: whoever comes second takes the first one's.
+        # Without a lock, which might be held when the process forks: the second creator uses the first one's.
         store = _memory.setdefault(url, ObstoreStore(url, client=MemoryStore())) if found is None else found
         return RetryingStore(store)
     if scheme in _CLOUDS:

@@ -10,7 +10,7 @@ from typing import Any
 class WorkerThread(threading.Thread):
     """A daemon thread; :meth:`join` returns only when its work is over, also after an interrupted join.
 
-    CPython takes a thread for stopped once a signal interrupts a join of it: the next join returns at once, while the
+    CPython marks a thread as stopped once a signal interrupts a join of it: the next join returns at once, while the
     thread still works.
     """
 

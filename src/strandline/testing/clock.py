@@ -10,21 +10,21 @@ from uuid import UUID
 from strandline.errors import InvalidInput
 
 _LOOK_EVERY: Final = 0.001
-"""Real seconds between two looks at the manual time: nothing waits for an event and a condition at once."""
+"""Real seconds between two reads of the manual time while waiting for an event."""
 
 _EPOCH: Final = 1_700_000_000_000_000
-"""Where manual time begins: microseconds, in November 2023."""
+"""Start of manual time: microseconds, in November 2023."""
 
 
 def _ticks(seconds: float) -> int:
-    """Microseconds; at least one of a time that is not over, or who waits for the rest of it waits forever."""
+    """Microseconds; at least one for a positive time, or a waiter for the remainder would wait forever."""
     return max(round(seconds * 1e6), int(seconds > 0))
 
 
 class ManualClock:
-    """A clock that stands still until it is moved; wall time and monotonic time move together, but for suspension.
+    """A clock that stands still until it is moved; wall time and monotonic time move together, except for suspension.
 
-    With ``auto`` (for one thread) sleeping moves the time itself and returns at once, and so does waiting for
+    With ``auto`` (for one thread) a sleep moves the time itself and returns at once, and so does waiting for
     an event that is not set. Without it (for several) sleepers and waiters block until another thread calls
     :meth:`advance`, or sets their event.
 
@@ -43,7 +43,7 @@ class ManualClock:
         self._moved = threading.Condition()
         self._blocked = 0
         self.slept: list[float] = []
-        """How long each call of :meth:`sleep` was asked to take, in order."""
+        """Requested duration of each :meth:`sleep`, in order."""
 
     def now(self) -> int:
         """Wall-clock microseconds since the epoch."""
@@ -65,7 +65,7 @@ class ManualClock:
             return (self._passed + self._suspended) / 1e6
 
     def advance(self, seconds: float) -> None:
-        """Move the time forward and wake whoever's time has come."""
+        """Move the time forward, and wake the sleepers whose time is over."""
         if seconds < 0:
             raise InvalidInput(f"Time cannot go back by {-seconds} s; set_wall() makes the wall clock jump.")
         with self._moved:
@@ -73,17 +73,17 @@ class ManualClock:
             self._moved.notify_all()
 
     def suspend(self, seconds: float) -> None:
-        """Let the machine sleep for so long: the wall clock and :meth:`boot` go on, all else does not notice."""
+        """Suspend the machine for so long: the wall clock and :meth:`boot` continue, monotonic time does not."""
         with self._moved:
             self._suspended += _ticks(seconds)
 
     def set_wall(self, now: int) -> None:
-        """Make the wall clock jump, back or forth, as a machine's may; monotonic time does not notice."""
+        """Make the wall clock jump, back or forth, as a machine's may; monotonic time does not change."""
         with self._moved:
             self._began = now - self._passed - self._suspended
 
     def sleep(self, seconds: float) -> None:
-        """Move the time by this much (``auto``), or block until others have moved it so far."""
+        """Move the time by this much (``auto``), or block until it was moved so far."""
         with self._moved:
             self.slept.append(seconds)
             if not self._auto:
@@ -117,7 +117,7 @@ class ManualClock:
     def wait_until_blocked(self, threads: int, *, patience: float = 10.0) -> bool:
         """Block, for at most ``patience`` real seconds, until so many threads sleep or wait on this clock.
 
-        What makes a test of several threads sure that the other one has gone to sleep before it moves time.
+        So a test of several threads can be sure that the other one sleeps before it moves time.
         """
         with self._moved:
             return self._moved.wait_for(lambda: self._blocked >= threads, patience)

@@ -17,7 +17,7 @@ _Parts: TypeAlias = Sequence[bytes | memoryview]
 
 
 class _PassingDisk:
-    """Another disk, every call passed on."""
+    """Passes every call on to another disk."""
 
     def __init__(self, inner: Disk = DISK) -> None:
         self._inner = inner
@@ -43,11 +43,11 @@ class _PassingDisk:
         self._inner.copy(source, target)
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder with all that is in it."""
+        """Remove a folder with its content."""
         self._inner.remove_folder(path)
 
     def rename(self, source: str, target: str) -> None:
-        """Atomically move a file over whatever is at ``target``."""
+        """Atomically move a file, replacing ``target``."""
         self._inner.rename(source, target)
 
     def link(self, source: str, target: str) -> None:
@@ -71,7 +71,7 @@ class _PassingDisk:
         self._inner.make_folders(path)
 
     def scan(self, path: str) -> list[FolderRow]:
-        """What is in the folder, by name."""
+        """The entries of the folder, by name."""
         return self._inner.scan(path)
 
     def locked(self, path: str) -> contextlib.AbstractContextManager[None]:
@@ -79,12 +79,12 @@ class _PassingDisk:
         return self._inner.locked(path)
 
     def try_locked(self, path: str) -> contextlib.AbstractContextManager[bool]:
-        """Hold an exclusive lock, if nobody else does."""
+        """Hold an exclusive lock, if it is free."""
         return self._inner.try_locked(path)
 
 
 class _PassingFile:
-    """Another open file, every call passed on."""
+    """Passes every call on to another open file."""
 
     def __init__(self, inner: AppendFile) -> None:
         self._inner = inner
@@ -115,8 +115,8 @@ class FullDisk(_PassingDisk):
     """A disk with room for ``budget`` more bytes; the write that exceeds it is ``DiskFull`` and stays half done.
 
     Unlike :class:`~strandline.storage.disk.LocalDisk`, which removes what it could not finish, the torn file
-    is left where it is: whoever asked for it must cope with that. Bytes that are rewritten in place take no room.
-    Removing and cutting files gives no room back; only :meth:`make_room` does.
+    stays: the caller must handle that. Bytes that are rewritten in place take no room.
+    Removing and truncating files frees no room; only :meth:`make_room` does.
     """
 
     def __init__(self, inner: Disk, budget: int) -> None:
@@ -125,11 +125,11 @@ class FullDisk(_PassingDisk):
         self._budget = budget
         self._lock = threading.Lock()
         self.refused = 0
-        """How many writes found no room."""
+        """Number of writes without room."""
 
     @property
     def room(self) -> int:
-        """How many bytes can still be written."""
+        """Bytes that can still be written."""
         return self._budget
 
     def make_room(self, size: int) -> None:
@@ -138,15 +138,15 @@ class FullDisk(_PassingDisk):
             self._budget += size
 
     def write_new(self, path: str, parts: _Parts) -> None:
-        """Create, write and fsync a file; if it does not fit, what does is left, and ``DiskFull``."""
+        """Create, write and fsync a file; if it does not fit, the part that does is written, and ``DiskFull``."""
         self._fill(path, parts, lambda fitting: self._inner.write_new(path, fitting))
 
     def open_append(self, path: str) -> AppendFile:
-        """Open a file to add to it; of a write that does not fit, what does is left, and ``DiskFull``."""
+        """Open a file for appends; of a write that does not fit, the part that does is written, and ``DiskFull``."""
         return _FullFile(self, path, self._inner.open_append(path))
 
     def _fill(self, path: str, parts: _Parts, write: Callable[[_Parts], None], *, free: int = 0) -> None:
-        """Write what there is room for, of which so many bytes need none; ``DiskFull`` if that was not all."""
+        """Write as much as there is room for, of which ``free`` bytes need none; ``DiskFull`` if that was not all."""
         views = [memoryview(part).cast("B") for part in parts]
         size = sum(view.nbytes for view in views)
         with self._lock:
@@ -182,7 +182,7 @@ DiskAction = Literal[
 
 @dataclass(frozen=True, slots=True)
 class DiskEvent:
-    """One thing a disk has finished doing. ``write`` includes the file's own fsync; ``append`` and ``rewrite`` do not,
+    """One completed operation of a disk. ``write`` includes the file's own fsync; ``append`` and ``rewrite`` do not,
     and have the path under which the file was opened, as ``sync`` and ``cut`` have.
     """
 
@@ -193,13 +193,13 @@ class DiskEvent:
 
 
 class RecordingDisk(_PassingDisk):
-    """A disk that remembers what was done to it, in order. Only what succeeded is recorded; reads are not."""
+    """A disk that records its operations, in order. Only successful ones are recorded; reads are not."""
 
     def __init__(self, inner: Disk = DISK) -> None:
         """Pass everything on to ``inner``."""
         super().__init__(inner)
         self.events: list[DiskEvent] = []
-        """What was done so far. Clear it to begin anew."""
+        """The operations so far. Clear it to start again."""
 
     def write_new(self, path: str, parts: _Parts) -> None:
         """Create, write and fsync a file."""
@@ -207,13 +207,13 @@ class RecordingDisk(_PassingDisk):
         self.events.append(DiskEvent("write", path))
 
     def open_append(self, path: str) -> AppendFile:
-        """Open a file to add to it; what is done to it is recorded too."""
+        """Open a file for appends; its operations are recorded, too."""
         file = _RecordedFile(self, path, self._inner.open_append(path))
         self.events.append(DiskEvent("open_append", path))
         return file
 
     def rename(self, source: str, target: str) -> None:
-        """Atomically move a file over whatever is at ``target``."""
+        """Atomically move a file, replacing ``target``."""
         self._inner.rename(source, target)
         self.events.append(DiskEvent("rename", target, source))
 
@@ -278,9 +278,9 @@ class _RecordedFile(_PassingFile):
 class SlowSyncDisk(_PassingDisk):
     """A disk whose open files take ``seconds`` to sync, and are NOT synced: for benchmarks only, nothing is durable.
 
-    So a measurement does not depend on the machine's disk: a sync costs the same each time, however much was written.
-    It waits on the clock, and other threads run meanwhile, as they do beside a real sync. All else is passed on as it
-    is, the syncs of new files and of folders too.
+    So a measurement does not depend on the machine's disk: a sync always costs the same, however much was written.
+    It waits on the clock, and other threads run meanwhile, as during a real sync. Everything else is passed on,
+    including the syncs of new files and of folders.
 
     >>> from strandline.testing.clock import ManualClock
     >>> from strandline.testing.simdisk import SimulatedDisk
@@ -293,12 +293,12 @@ class SlowSyncDisk(_PassingDisk):
     """
 
     def __init__(self, inner: Disk, seconds: float, *, clock: Clock = CLOCK) -> None:
-        """Pass everything on to ``inner`` but the syncs of open files."""
+        """Pass everything on to ``inner`` except the syncs of open files."""
         super().__init__(inner)
         self._seconds, self._clock = seconds, clock
 
     def open_append(self, path: str) -> AppendFile:
-        """Open a file to add to it; its syncs only take their time."""
+        """Open a file for appends; its syncs only take time."""
         return _SlowFile(self._inner.open_append(path), self._seconds, self._clock)
 
 

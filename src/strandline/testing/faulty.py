@@ -26,21 +26,21 @@ ALL_OPERATIONS: Final[tuple[OperationName, ...]] = ("get", "get_range", "put", "
 
 
 class Crash(BaseException):
-    """The process died here. No handler of errors may catch it; the test starts anew from what is stored."""
+    """The process died here. No error handler may catch it; the test restarts from the stored state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """How likely (0 to 1) an operation goes wrong, and in which way; what is left over goes well."""
+    """Probability (0 to 1) of each fault of an operation; otherwise it succeeds."""
 
     before: float = 0.0
     """Fails before it reaches the store: nothing was done."""
     after: float = 0.0
-    """Is done, and then its answer is lost. A listing gives some of its rows first."""
+    """Is done, but its answer is lost. A listing returns some of its rows first."""
     late: float = 0.0
     """A write fails first and is done later, before some other operation. Reads just fail."""
     throttled: float = 0.0
-    """Is refused for coming too often: nothing was done."""
+    """Is throttled: nothing was done."""
     latency: float = 0.0
     """Takes up to so many seconds of the store's clock."""
 
@@ -50,7 +50,7 @@ CALM: Final = Faults()
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a hook is told: which operation, counted from 0, and whether it is about to be done or is done."""
+    """The argument of a hook: the operation, its number from 0, and whether it is about to be done or is done."""
 
     number: int
     name: OperationName
@@ -78,11 +78,11 @@ class _Script:
 
 
 class FaultyStore:
-    """Another store behind a bad line. Faults come from a seed (the same each run), from a script, or both.
+    """Another store with faults: from a seed (the same each run), from a script, or both.
 
-    Scripted faults go before random ones, being down before both. Hooks run outside every lock, first before
-    the operation reaches the store and again when it was done but not yet answered: there a test may let another
-    writer in, or raise :class:`Crash`.
+    Scripted faults take precedence over random ones, an outage over both. Hooks run outside every lock, first before
+    the operation reaches the store and again when it was done but not yet answered: there a test may run another
+    writer, or raise :class:`Crash`.
 
     >>> from strandline.testing.plain import PlainStore
     >>> store = FaultyStore(PlainStore())
@@ -104,7 +104,7 @@ class FaultyStore:
         stale_listing: float = 0.0,
         clock: Clock | None = None,
     ) -> None:
-        """Wrap ``inner``: ``per_operation`` wins over ``faults``; new objects stay unlisted for ``stale_listing`` s."""
+        """Wrap ``inner``: ``per_operation`` overrides ``faults``; new objects stay unlisted for ``stale_listing`` s."""
         self.faults = faults
         """The random faults of operations without rates of their own; may be changed at any time."""
         self.log: list[Operation] = []
@@ -123,11 +123,11 @@ class FaultyStore:
 
     @property
     def url(self) -> str:
-        """Where the store below is."""
+        """The address of the inner store."""
         return self._inner.url
 
     def __reduce__(self) -> tuple[object, ...]:
-        raise InvalidInput("The faults of a FaultyStore live in this process's memory: pickle the store below it.")
+        raise InvalidInput("The faults of a FaultyStore are in this process's memory: pickle its inner store.")
 
     # --- the script -----------------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class FaultyStore:
     ) -> None:
         """Fail the next ``times`` operations of these names (any, if none is given) below ``path_prefix``.
 
-        With ``after`` they are done first. ``error`` is raised instead of a ``TransientStorageError``.
+        With ``after`` they are done first. ``error`` replaces the ``TransientStorageError``.
         """
         fault: Fault = "after" if after else "before"
         self._scripts.append(_Script(names or ALL_OPERATIONS, path_prefix, fault, times, error))
@@ -155,11 +155,11 @@ class FaultyStore:
         self._scripts.append(_Script(names or WRITES, path_prefix, "late", times, None))
 
     def throttle_next(self, *names: OperationName, path_prefix: str = "", times: int = 1) -> None:
-        """Refuse the next ``times`` operations for coming too often."""
+        """Throttle the next ``times`` operations."""
         self._scripts.append(_Script(names or ALL_OPERATIONS, path_prefix, "throttled", times, None))
 
     def land_late(self) -> None:
-        """Do the writes that were delayed; nobody hears whether their preconditions still held."""
+        """Do the delayed writes; errors of their preconditions are ignored."""
         with self._lock:
             late, self._late = self._late, []
         for action in late:
@@ -169,7 +169,7 @@ class FaultyStore:
                 continue
 
     def turn_down(self) -> None:
-        """Make everything fail, undone, until :meth:`turn_up`."""
+        """Make every operation fail, without effect, until :meth:`turn_up`."""
         self._down = True
 
     def turn_up(self) -> None:
@@ -177,7 +177,7 @@ class FaultyStore:
         self._down = False
 
     def heal(self) -> None:
-        """End every fault, random or scripted, and being down. Hooks stay, and so do writes yet to land."""
+        """End every fault, random or scripted, and an outage. Hooks and delayed writes stay."""
         self._scripts.clear()
         self._per_operation.clear()
         self.faults = CALM
@@ -185,7 +185,7 @@ class FaultyStore:
 
     @contextmanager
     def down(self) -> Iterator[None]:
-        """Be down within a block."""
+        """An outage within a block."""
         self.turn_down()
         try:
             yield
@@ -193,11 +193,11 @@ class FaultyStore:
             self.turn_up()
 
     def hook(self, callback: Callable[[Call], None]) -> None:
-        """Call back before and after each operation; what the callback raises, the operation raises."""
+        """Call back before and after each operation; an error of the callback is raised by the operation."""
         self._hooks.append(callback)
 
     def unhook(self) -> None:
-        """Forget all hooks."""
+        """Remove all hooks."""
         self._hooks.clear()
 
     def crash_at(self, number: int, *, after: bool = False) -> None:
@@ -225,7 +225,7 @@ class FaultyStore:
         return self._perform("get_range", path, lambda: self._inner.get_range(path, start, length))
 
     def put(self, path: str, data: Payload) -> None:
-        """Write, replacing what is there."""
+        """Write, replacing an existing object."""
 
         def action() -> None:
             self._inner.put(path, data)
@@ -244,7 +244,7 @@ class FaultyStore:
         return self._perform("put_if", path, action)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Objects below ``prefix``, without those that are too new; a failing one may give some rows first."""
+        """Objects below ``prefix``, without those that are too new; a failing listing may return some rows first."""
         rows: list[ObjectInfo] = []
 
         def action() -> None:
@@ -274,7 +274,7 @@ class FaultyStore:
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _landed(self, path: str) -> None:
-        # Only a new object can be missing from a listing: one that was there before stays listed.
+        # Only a new object can be missing from a listing: an existing one stays listed.
         if self._stale_listing:
             self._listed_from.setdefault(path, self._clock.monotonic() + self._stale_listing)
 
@@ -290,7 +290,7 @@ class FaultyStore:
             raise
 
     def _attempt(self, row: Operation, action: Callable[[], R]) -> R:
-        self._tell(Call(row.number, row.name, row.path, "before"))
+        self._call_hooks(Call(row.number, row.name, row.path, "before"))
         fault, error, latency = self._decide(row.name, row.path)
         if latency:
             self._clock.sleep(latency)
@@ -305,14 +305,14 @@ class FaultyStore:
                 self._late.append(action)
             raise error or _failure(fault, row.name, where)
         answer = action()
-        self._tell(Call(row.number, row.name, row.path, "after"))
+        self._call_hooks(Call(row.number, row.name, row.path, "after"))
         if fault == "after":
             row.outcome = "after"
             raise error or _failure(fault, row.name, where)
         row.outcome = "answered"
         return answer
 
-    def _tell(self, call: Call) -> None:
+    def _call_hooks(self, call: Call) -> None:
         for hook in tuple(self._hooks):
             hook(call)
 
@@ -355,6 +355,6 @@ def _failure(fault: Fault, name: OperationName, where: str) -> TransientStorageE
         case "after":
             return TransientStorageError(f"The answer to {name} of {where} was lost.")
         case "late":
-            return TransientStorageError(f"No answer to {name} of {where} came in time.")
+            return TransientStorageError(f"No answer to {name} of {where} arrived in time.")
         case "throttled":
-            return TransientStorageError(f"The store is asked too often (503 SlowDown) for {name} of {where}.")
+            return TransientStorageError(f"The store throttles (503 SlowDown) for {name} of {where}.")

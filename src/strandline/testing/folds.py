@@ -24,7 +24,7 @@ OTHER = UUID(int=2)
 
 
 def content(store: Store, prefix: bytes = b"") -> dict[bytes, bytes]:
-    """All that a store holds under a prefix."""
+    """The content of a store under a prefix."""
     return dict(store.range(prefix))
 
 
@@ -51,7 +51,7 @@ class StoreContract(SinkContract):
     def test_it_is_a_store(self, store: Store) -> None:
         assert isinstance(store, Store)
 
-    def test_an_empty_store_holds_nothing_and_stands_nowhere(self, store: Store) -> None:
+    def test_an_empty_store_has_no_keys_and_no_cursor(self, store: Store) -> None:
         assert store.position() == StorePosition(None)
         assert store.get(b"a") is None
         assert list(store.range()) == []
@@ -116,7 +116,7 @@ class StoreContract(SinkContract):
         for prefix in (b"", b"a", b"a\xff", b"\xff", b"\xff\xff", b"c", b"a\x00", b"\xff\xff\xff"):
             assert [key for key, _ in store.range(prefix)] == sorted(key for key in keys if key.startswith(prefix))
 
-    def test_a_range_tells_the_state_as_of_its_call_while_writes_go_on(self, store: Store) -> None:
+    def test_a_range_shows_the_state_as_of_its_call_while_writes_continue(self, store: Store) -> None:
         rows: list[Change] = [(b"k%03d" % number, b"old") for number in range(500)]
         self.apply(store, 0, *rows)
         reading = store.range(b"k")
@@ -160,7 +160,7 @@ class StoreContract(SinkContract):
         try:
             at = 0
             for turn in range(rounds):
-                # Every other write removes and puts each key again, so that a half of it would show.
+                # Every other write removes and puts each key again, so that a partial write would show.
                 gone: list[Change] = [(key, DELETE) for key in keys] if turn % 2 else []
                 at = self.apply(store, at, *gone, *((key, b"%d" % turn) for key in keys)).next
         finally:
@@ -233,7 +233,7 @@ class StoreContract(SinkContract):
         assert store.position() == StorePosition(Cursor(LOG, 0))
         assert content(store) == {b"a": b"1"}
 
-    def test_while_a_resync_is_under_way_nothing_is_applied_and_no_cursor_told(self, store: Store) -> None:
+    def test_during_a_resync_nothing_is_applied_and_there_is_no_cursor(self, store: Store) -> None:
         at = self.apply(store, 0, (b"a", b"1"))
         store.begin_resync(LOG)
         with pytest.raises(NotReady):
@@ -291,11 +291,11 @@ class StoreContract(SinkContract):
 
 
 class DurableStoreContract(StoreContract):
-    """The sentences about what a store holds when it is opened again."""
+    """The sentences about a store that is opened again."""
 
     @abstractmethod
     def reopen(self, store: Store) -> Store:
-        """Close the store and open the same place again; the fixture ``sink`` closes what this returns, too."""
+        """Close the store and open it again; the fixture ``sink`` closes the returned one, too."""
 
     def test_state_and_cursor_are_there_when_it_is_opened_again(self, store: Store) -> None:
         self.apply(store, 0, (b"a", b"1"), (b"b", b"2"))

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 _PATIENCE: Final = 30.0
-"""Real seconds that a whole run may take before it is called stuck."""
+"""Real seconds after which a run counts as stuck."""
 
 
 class Interleaver:
-    """Runs tasks so that exactly one is running at any time, and who goes on is decided by the seed.
+    """Runs tasks so that exactly one is running at any time; the seed decides which one continues.
 
     The order can change only where a task calls :meth:`point`: make it a hook of a
     :class:`~strandline.testing.faulty.FaultyStore`, and writers interleave at each operation. A task must not wait
-    for another one by any other means.
+    for another one in any other way.
 
     >>> seen = []
     >>> def task(name):
@@ -39,7 +39,7 @@ class Interleaver:
         self._failures: list[BaseException] = []
 
     def run(self, tasks: Sequence[Callable[[], None]]) -> None:
-        """Run all tasks to their ends, then raise what the first failing one raised."""
+        """Run all tasks to their ends, then raise the error of the first failing one."""
         self._gates = [threading.Lock() for _ in tasks]
         self._unfinished = list(range(len(tasks)))
         self._over.acquire()
@@ -49,7 +49,7 @@ class Interleaver:
             thread = threading.Thread(target=self._work, args=(number, task), daemon=True)
             threads.append(thread)
             thread.start()
-        self._let_one_go()
+        self._run_next()
         if not self._over.acquire(timeout=_PATIENCE):
             raise RuntimeError("The tasks are stuck: one waits for another by other means than point().")
         self._over.release()
@@ -59,7 +59,7 @@ class Interleaver:
             raise self._failures[0]
 
     def point(self) -> None:
-        """Perhaps let another task go on, and come back when it is this one's turn again; elsewhere, nothing."""
+        """Perhaps run another task, and return when it is this one's turn again; outside a run, do nothing."""
         number = self._tasks.get(threading.get_ident())
         if number is None:
             return
@@ -78,9 +78,9 @@ class Interleaver:
         finally:
             del self._tasks[threading.get_ident()]
             self._unfinished.remove(number)
-            self._let_one_go()
+            self._run_next()
 
-    def _let_one_go(self) -> None:
+    def _run_next(self) -> None:
         if self._unfinished:
             self._gates[self._random.choice(self._unfinished)].release()
         else:

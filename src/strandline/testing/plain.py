@@ -12,7 +12,7 @@ from strandline.storage.store import Absent, Object, ObjectInfo, Payload, Precon
 
 
 class PlainStore:
-    """Objects in this process's memory; every call is atomic. Cannot be pickled, survives nothing.
+    """Objects in this process's memory; every call is atomic. Cannot be pickled, and ends with the process.
 
     >>> store = PlainStore()
     >>> store.put("a/b", [b"one ", b"two"])
@@ -21,7 +21,7 @@ class PlainStore:
     """
 
     def __init__(self, url: str = "plain://test", *, clock: Clock = CLOCK) -> None:
-        """An empty store; ``url`` is only its name, and ``clock`` says when its objects were written."""
+        """An empty store; ``url`` is only its name, and ``clock`` the source of modification times."""
         self._url = url
         self._clock = clock
         self._objects: dict[str, tuple[bytes, Version, int]] = {}
@@ -30,11 +30,11 @@ class PlainStore:
 
     @property
     def url(self) -> str:
-        """The name it was given."""
+        """Its name."""
         return self._url
 
     def __reduce__(self) -> tuple[object, ...]:
-        raise InvalidInput(f"{self._url} lives in this process's memory and cannot be sent to another one.")
+        raise InvalidInput(f"{self._url} is in this process's memory and cannot be sent to another one.")
 
     def __repr__(self) -> str:
         return f"PlainStore({self._url!r})"
@@ -58,7 +58,7 @@ class PlainStore:
         return memoryview(data)[start : start + length]
 
     def put(self, path: str, data: Payload) -> None:
-        """Write, replacing what is there."""
+        """Write, replacing an existing object."""
         content = b"".join(payload_parts(data))
         with self._lock:
             self._set(path, content)
@@ -72,7 +72,7 @@ class PlainStore:
                 if found is not None:
                     raise AlreadyExists(f"{self._url}/{path} exists already.")
             elif found is None or found[1] != when.version:
-                raise Conflict(f"{self._url}/{path} is gone or was changed by someone else; read it again.")
+                raise Conflict(f"{self._url}/{path} is gone or was changed by another writer; read it again.")
             return self._set(path, content)
 
     def _set(self, path: str, content: bytes) -> Version:
@@ -85,7 +85,7 @@ class PlainStore:
         return version
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Objects whose path starts with ``prefix``, as they are when the listing is begun."""
+        """Objects whose path starts with ``prefix``, as of the start of the listing."""
         with self._lock:
             rows = sorted(
                 (path, len(data), modified)

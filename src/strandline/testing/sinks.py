@@ -36,7 +36,7 @@ def changes(first: int, *rows: Change) -> pa.Table:
 
 
 def folded(rows: Sequence[Change]) -> dict[bytes | None, bytes | None]:
-    """The truth: the newest value of each key that was not deleted since, by plain Python."""
+    """The expected state: the newest value of each key that was not deleted since, by plain Python."""
     state: dict[bytes | None, bytes | None] = {}
     for key, value in rows:
         if value == DELETE:
@@ -47,7 +47,7 @@ def folded(rows: Sequence[Change]) -> dict[bytes | None, bytes | None]:
 
 
 class MemorySink:
-    """A sink in memory: every record, and the cursor. Safe to look into."""
+    """A sink in memory: every record, and the cursor. Tests may inspect it."""
 
     def __init__(self) -> None:
         """A newcomer."""
@@ -56,7 +56,7 @@ class MemorySink:
         self.applies = 0
 
     def cursor(self, log_id: UUID) -> Cursor | None:
-        """How far it has applied that log."""
+        """The stored cursor in that log."""
         if self.at is not None and self.at.log_id != log_id:
             raise Diverged(f"This sink follows log {self.at.log_id}, not {log_id}.")
         return self.at
@@ -71,7 +71,7 @@ class MemorySink:
         self.at = upto
 
     def rows(self) -> list[tuple[int, bytes | None, bytes | None]]:
-        """Offset, key and value of everything applied, in the order it was."""
+        """Offset, key and value of everything applied, in order."""
         table = pa.concat_tables([READ_SCHEMA.empty_table(), *self.records])
         columns = (table.column(name).to_pylist() for name in ("offset", "key", "value"))
         return list(zip(*columns, strict=True))
@@ -84,14 +84,14 @@ class SinkContract(ABC):
     """
 
     null: bytes | None = None
-    """What a null value is kept as."""
+    """The stored form of a null value."""
 
     @abstractmethod
     def content(self, sink: Sink) -> Mapping[bytes | None, bytes | None]:
         """The newest value of each key that the sink holds and that was not deleted."""
 
     def apply(self, sink: Sink, first: int, *rows: Change, since: int | None = None) -> Cursor:
-        """Apply changes from offset ``first`` on; returns the cursor behind them."""
+        """Apply changes from offset ``first`` on; returns the cursor after them."""
         upto = Cursor(LOG, first + len(rows))
         sink.apply(changes(first, *rows), since=upto.at(first if since is None else since), upto=upto)
         return upto

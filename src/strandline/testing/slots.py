@@ -28,11 +28,11 @@ def append(log: Log, *values: bytes, writer: WriterId = SOMEBODY, number: int, e
 
 
 class LogOwner(ABC):
-    """What the contract of logs leaves to whoever owns one, and tests need."""
+    """Operations that the contract leaves to the log's owner."""
 
     @abstractmethod
     def retain_from(self, log: Log, offset: int) -> None:
-        """Let the log forget everything below an offset, whatever its slots say."""
+        """Trim the log up to an offset, whatever its slots say."""
 
     @abstractmethod
     def invalidate(self, log: Log, name: str) -> None:
@@ -50,7 +50,7 @@ class SlotContract(LogOwner):
         return log
 
     def position(self, log: Log, name: str) -> int:
-        """Where a slot stands, by the log's own list."""
+        """The position of a slot, from the log's own list."""
         (found,) = [state.position for state in log.slots.list() if state.name == name]
         return found
 
@@ -61,7 +61,7 @@ class SlotContract(LogOwner):
         assert log.slots.floor() is None
 
     @pytest.mark.parametrize("position", [0, 3, 10])
-    def test_a_created_slot_stands_where_it_was_put_and_nobody_holds_it(self, ten: Log, position: int) -> None:
+    def test_a_created_slot_is_at_its_position_and_has_no_holder(self, ten: Log, position: int) -> None:
         state = ten.slots.create("billing", position)
         assert (state.name, state.position, state.holder, state.epoch, state.invalid) == (
             "billing",

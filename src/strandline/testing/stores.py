@@ -17,7 +17,7 @@ from strandline.storage.store import ABSENT, Match, ObjectStore, Version
 
 
 def paths(store: ObjectStore, prefix: str = "", start_after: str = "") -> list[str]:
-    """What a listing shows, in its order."""
+    """The paths of a listing, in order."""
     return [row.path for row in store.list(prefix, start_after=start_after)]
 
 
@@ -27,7 +27,7 @@ def content(store: ObjectStore, path: str) -> bytes:
 
 
 def together(*tasks: Callable[[], None]) -> None:
-    """Run the tasks at the same time, each in a thread, and raise what any of them raised."""
+    """Run the tasks concurrently, each in a thread, and raise their first error."""
     start = threading.Barrier(len(tasks))
 
     def run(task: Callable[[], None]) -> None:
@@ -46,16 +46,16 @@ class ObjectStoreContract:
     """
 
     nests: ClassVar[bool] = True
-    """Whether an object ``a`` can stand beside an object ``a/b``; on a file system it cannot, and is refused."""
+    """Whether an object ``a`` can exist beside an object ``a/b``; a file system refuses the second."""
 
     picklable: ClassVar[bool] = True
-    """Whether the place outlives this process, so that a pickled store opens the same one."""
+    """Whether the store outlives this process, so that a pickled store opens the same one."""
 
     increments: ClassVar[int] = 2000
-    """How many compare-and-set increments the races make together; fewer where each costs a disk's fsync."""
+    """Number of compare-and-set increments of the races; fewer where each costs an fsync."""
 
     many: ClassVar[int] = 2100
-    """How many objects the long listing holds: more than two pages of the largest page any store gives."""
+    """Number of objects of the long listing: more than two pages of the largest page of any store."""
 
     names: ClassVar[Sequence[str]] = (
         "plain",
@@ -78,7 +78,7 @@ class ObjectStoreContract:
         "deep/" * 30 + "down",
         "long" * 45,
     )
-    """Paths that are odd, and legal everywhere."""
+    """Paths that are unusual, but legal everywhere."""
 
     # --- reading --------------------------------------------------------------------------------------------
 
@@ -173,9 +173,7 @@ class ObjectStoreContract:
             store.put_if(path, b"", ABSENT)
         assert paths(store) == []
 
-    def test_an_object_and_a_folder_of_one_name_stand_side_by_side_or_the_second_is_refused(
-        self, store: ObjectStore
-    ) -> None:
+    def test_an_object_and_a_folder_of_one_name_coexist_or_the_second_is_refused(self, store: ObjectStore) -> None:
         store.put("a/b", b"1")
         store.put("c", b"2")
         if self.nests:
@@ -334,7 +332,7 @@ class ObjectStoreContract:
         assert paths(store) == sorted(names)
         assert paths(store)[:6] == ["A/z", "a-b", "a.c", "a/b", "a/b-c/d", "a/b.c"]
 
-    def test_a_listing_tells_sizes(self, store: ObjectStore) -> None:
+    def test_a_listing_has_sizes(self, store: ObjectStore) -> None:
         for size in (0, 1, 5000):
             store.put(f"size/{size}", b"x" * size)
         assert [(row.path, row.size) for row in store.list("size/")] == [
@@ -347,7 +345,7 @@ class ObjectStoreContract:
         store.put("a", b"first")
         store.put("b", b"")
         (first,) = store.list("a")
-        assert abs(first.modified - CLOCK.now()) < 3600 * 1_000_000  # the store's clock need not agree with ours
+        assert abs(first.modified - CLOCK.now()) < 3600 * 1_000_000  # the store's clock may differ from ours
         store.put_if("a", b"second", Match(store.get("a").version))
         store.put("b", b"second")
         assert all(row.modified >= first.modified for row in store.list(""))

@@ -1,4 +1,4 @@
-"""Contract suite for topics: inherit the class, say how a topic is made, and run it with ``pytest``."""
+"""Contract suite for topics: inherit the class, define how a topic is created, and run it with ``pytest``."""
 # ruff: noqa: D102, PLR2004 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from strandline.storage.clock import CLOCK
 from strandline.testing.stores import together
 
 SOON = 120.0
-"""Real seconds that nothing here should come near."""
+"""Real seconds as a generous time limit."""
 
 FOREVER = 3600.0
-"""Longer than a test may run: who waits so long and comes back was woken."""
+"""Longer than a test may run: a wait that returns earlier was woken."""
 
 
 def collect(subscription: TopicSubscription, count: int, *, seconds: float = SOON) -> list[Message]:
-    """The next messages of a subscription, exactly so many; an assertion says what came if they do not come."""
+    """The next messages of a subscription, exactly so many; fails with their number if fewer arrive."""
     messages: list[Message] = []
     deadline = CLOCK.monotonic() + seconds
     while len(messages) < count and (left := deadline - CLOCK.monotonic()) > 0:
@@ -38,7 +38,7 @@ def collect(subscription: TopicSubscription, count: int, *, seconds: float = SOO
 
 
 def by_partition(messages: Iterable[Message]) -> dict[int, list[tuple[int, bytes]]]:
-    """Offset and payload of each message, in the order in which they came, by partition."""
+    """Offset and payload of each message, in order of arrival, by partition."""
     found: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
     for message in messages:
         found[message.partition].append((message.offset, message.payload))
@@ -46,29 +46,29 @@ def by_partition(messages: Iterable[Message]) -> dict[int, list[tuple[int, bytes
 
 
 def numbered(first: int, stop: int) -> list[tuple[int, bytes]]:
-    """What :meth:`TopicContract.fill` puts at these offsets, with them."""
+    """The messages of :meth:`TopicContract.fill` at these offsets."""
     return [(offset, b"m%d" % offset) for offset in range(first, stop)]
 
 
 class TopicOwner(ABC):
-    """What the contract of topics leaves to whoever owns one, and tests need."""
+    """Operations that the contract leaves to the topic's owner."""
 
     quiet: ClassVar[float] = 0.02
-    """How many seconds a test listens to hear that nothing comes. Too short a time passes what should fail, and never
-    fails what should pass."""
+    """Seconds that a test waits to see that nothing arrives. Too short a time may miss a failure, but never
+    causes one."""
 
     publishes: ClassVar[int] = 40
-    """How many times each of several threads publishes; fewer where each costs a broker's or a disk's answer."""
+    """Number of publishes of each of several threads; fewer where each costs a round trip or an fsync."""
 
     @abstractmethod
     def make_topic(self, partition_count: int) -> Topic:
-        """A new, empty topic. The suite closes it; what is below it is the subclass's to tidy up."""
+        """A new, empty topic. The suite closes it; the subclass cleans up the rest."""
 
 
 class TopicContract(TopicOwner):
     """Every sentence of :class:`~strandline.log.topic.contract.Topic`, as a test.
 
-    A subclass named ``Test...`` defines :meth:`make_topic`; for topics that can forget there is
+    A subclass named ``Test...`` defines :meth:`make_topic`; for topics that can be trimmed there is
     :class:`~strandline.testing.topics.ForgettingContract`.
     """
 
@@ -80,7 +80,7 @@ class TopicContract(TopicOwner):
         topic.close()
 
     def fill(self, topic: Topic, partition: int, count: int) -> None:
-        """Publish messages that tell their offsets, behind those that are there, each by itself."""
+        """Publish messages that contain their offsets, after the existing ones, each by itself."""
         first = topic.bounds(partition).next
         for offset, payload in numbered(first, first + count):
             assert topic.publish(partition, payload) == offset
@@ -92,7 +92,7 @@ class TopicContract(TopicOwner):
         assert offsets == list(range(first, first + count))
 
     def hears_nothing(self, subscription: TopicSubscription) -> bool:
-        """Whether nothing comes for a moment."""
+        """Whether nothing arrives for a moment."""
         return subscription.take(self.quiet) == []
 
     # --- publishing -------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class TopicContract(TopicOwner):
             assert by_partition(collect(subscription, 10 - start)) == {0: numbered(start, 10)}
             subscription.close()
 
-    def test_who_waits_is_woken_by_what_is_published(self, topic: Topic) -> None:
+    def test_a_waiting_take_is_woken_by_a_publish(self, topic: Topic) -> None:
         subscription, _ = topic.subscribe([(0, 0), (2, 0)])
         with ThreadPoolExecutor(1) as pool:
             for turn in range(4):
@@ -291,7 +291,7 @@ class TopicContract(TopicOwner):
         assert by_partition(collect(subscription, 6)) == {0: numbered(3, 5), 1: numbered(1, 5)}
         assert self.hears_nothing(subscription)
 
-    def test_adding_one_wakes_who_waits(self, topic: Topic) -> None:
+    def test_adding_a_partition_wakes_a_waiting_take(self, topic: Topic) -> None:
         self.fill(topic, 1, 2)
         subscription, assignment = topic.subscribe([(0, 0)])
         with ThreadPoolExecutor(1) as pool:
@@ -372,7 +372,7 @@ class TopicContract(TopicOwner):
 
     # --- closing ----------------------------------------------------------------------------------------------
 
-    def test_closing_wakes_who_takes(self, topic: Topic) -> None:
+    def test_closing_wakes_a_waiting_take(self, topic: Topic) -> None:
         self._woken(topic, lambda subscription: subscription.close())
 
     def test_closing_the_topic_ends_all_subscriptions(self, topic: Topic) -> None:
@@ -431,11 +431,11 @@ class TopicContract(TopicOwner):
 
 
 class ForgettingContract(TopicContract):
-    """The same for topics that can forget, and what they do then."""
+    """The same for topics that can be trimmed."""
 
     @abstractmethod
     def trim(self, topic: Topic, partition: int, upto: int) -> None:
-        """Let a partition forget everything below an offset, at which a publish began."""
+        """Trim a partition up to an offset, at which a publish began."""
 
     def test_a_start_that_is_no_longer_retained_has_expired_and_assigns_nothing(self, topic: Topic) -> None:
         self.fill(topic, 0, 6)

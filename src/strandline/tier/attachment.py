@@ -120,7 +120,7 @@ class ColdCell:
     def _checked(self, cold: ColdTier) -> ColdTier:
         if cold.log_id != self._log_id:
             raise CorruptData(
-                f"{self._cell.where} is of log {cold.log_id}, and {self._log_id} is there: restore what belongs to it."
+                f"{self._cell.where} is of log {cold.log_id}, but this is log {self._log_id}: restore the right object."
             )
         return cold
 

@@ -130,7 +130,7 @@ def attach(
     if "://" not in store or "://" not in events:
         raise InvalidInput(f"Write whole addresses, such as s3://bucket/cold or file:///folder: {store}, {events}.")
     cold = ColdTier(hot_log(log).log_id, store, events, partitions, name)
-    open_store(store, options)  # contacts nothing; an address that cannot be one is refused before it is written down
+    open_store(store, options)  # no request; refuses an invalid address before it is stored
     access = ColdAccess(options, events_options, clock)
     open_events(cold, access, create=True).close()
     return cold_cell(log, access).attach(store, events, partitions=partitions, name=name)
@@ -152,7 +152,7 @@ def cold_tier(log: Tierable, access: ColdAccess = _PLAIN) -> ColdTier:
 
 
 def partition_of(cold: ColdTier) -> TopicPartition:
-    """What a log is called in the events."""
+    """The log's name in the events."""
     return TopicPartition(cold.name, cold.log_id, 0)
 
 
@@ -181,9 +181,9 @@ def tiering(
     clock: Clock = CLOCK,
     **settings: Any,
 ) -> Iterator[Tierer]:
-    """The tierer of a log that has a cold tier, within the block; ``settings`` are those of a :class:`Tierer`.
+    """The tierer of a log with a cold tier, within the block; ``settings`` are those of a :class:`Tierer`.
 
-    ``Unsupported`` for what cannot have a cold tier, ``NotFound`` for what has none.
+    ``Unsupported`` for a log that cannot have a cold tier, ``NotFound`` for a log without one.
     """
     hot = hot_log(log)
     check_tierable(hot)
@@ -195,6 +195,6 @@ def tiering(
 
 
 def log_address(log: Tierable) -> str:
-    """The address of what the log itself is in."""
+    """The address of the log itself."""
     hot = hot_log(log)
     return hot.url if isinstance(hot, ObjectLog) else Path(hot.folder).absolute().as_uri()

@@ -39,26 +39,26 @@ HotLog = ObjectLog | WalReader | WalLog
 
 @dataclass(frozen=True, slots=True)
 class TierView:
-    """A log and its cold tier, from all events that were published before the look."""
+    """A log and its cold tier, from all events that were published before."""
 
     url: str
     cold: ColdTier
     hot: Bounds
-    """What the log itself has. It was looked at first: what it had forgotten by then was told of before."""
+    """Offsets of the log itself, read first: the segments of its trimmed records were published before."""
     segments: tuple[SegmentMetadata, ...]
-    """All, in whichever state, by their first offset."""
+    """All segments, in any state, by first offset."""
     spare: frozenset[SegmentId]
-    """Those that no lookup finds."""
+    """Segments that no lookup finds."""
     deletion: PartitionDelete | None
     partition: int
-    """Which partition of the events tells of them."""
+    """The metadata partition of their events."""
     events: int
-    """How many of its events were applied, or were there before."""
+    """Number of its applied events."""
     slots: tuple[SlotState, ...]
 
     @property
     def finished(self) -> list[SegmentMetadata]:
-        """The segments that can be read: those whose place others have taken are not among them."""
+        """The readable segments, without superseded ones."""
         return [
             segment
             for segment in self.segments
@@ -67,12 +67,12 @@ class TierView:
 
     @property
     def tiered(self) -> int | None:
-        """The offset behind all that can be read; None if nothing can."""
+        """The offset after all readable records; None without any."""
         return max((segment.end + 1 for segment in self.finished), default=None)
 
 
 def look_at(log: HotLog, cold: ColdTier, manager: MetadataManager) -> TierView:
-    """What is known of a log's cold tier now; ``NotReady`` if that cannot be known."""
+    """The current state of a log's cold tier; ``NotReady`` if it is unknown."""
     partition = partition_of(cold)
     hot = log.bounds()
 
@@ -91,7 +91,7 @@ def look_at(log: HotLog, cold: ColdTier, manager: MetadataManager) -> TierView:
         deletion=deletion,
         partition=number,
         events=manager.committed_offset(number) + 1,
-        # Last: a slot that moves on while segments expire stands higher by now, and never below what there is.
+        # Last: a slot that advances while segments expire is higher by now, and never below the remaining ones.
         slots=tuple(log.slots.list()),
     )
 
@@ -107,18 +107,17 @@ def verify_tier(
 ) -> tuple[str, Verification]:
     """Verify a log's cold tier; returns the log's URL and the result.
 
-    ``fast`` reads no records. ``meter`` is given how many segments (``fast``) or bytes there are, and shows how many
-    more are done.
+    ``fast`` reads no records. ``meter`` gets the number of segments (``fast``) or bytes, and then the number done.
     """
     store, partition = open_store(cold.store), partition_of(cold)
-    # The objects before the events: a copy is told of before its object is put, so that what no event knows then was
-    # deleted, or put by somebody slow.
+    # The objects before the events: a copy is published before its object is stored, so that an object without an
+    # event was deleted, or stored late by a slow tierer.
     listed = {found.info.path: found for found in list_segments(store, partition.topic_id, partition.partition)}
     seen = look_at(log, cold, manager)
     found = Verification(cold.store, Counter(segments=0, records=0, bytes=0))
     found.take(check_known(seen))
     finished = [segment for segment in seen.segments if segment.state is SegmentState.COPY_FINISHED]
-    forget_tails()  # what this process has read before proves nothing about the store
+    forget_tails()  # cached tails prove nothing about the store
 
     def judge(segment: SegmentMetadata) -> tuple[SegmentMetadata, str | None]:
         return segment, examined(store, segment, listed.get(_path(segment)), fast=fast)
@@ -138,16 +137,16 @@ def verify_tier(
 
 
 def examined(store: ObjectStore, segment: SegmentMetadata, found: SegmentObject | None, *, fast: bool) -> str | None:
-    """What is wrong with a segment's object; None if nothing is."""
+    """What is wrong with a segment's object, or None."""
     try:
         if found is not None and found.info.size != segment.size:
             return (
-                f"{store.url}/{_path(segment)} is damaged: it has {found.info.size} bytes, and {segment.size} by its "
+                f"{store.url}/{_path(segment)} is damaged: it has {found.info.size} bytes, but {segment.size} by its "
                 "events. Restore the object."
             )
         load_tail(store, segment)
         if not fast:
-            # The tail is what its events sealed, and has the checksum of all that is before it.
+            # The tail is sealed by the events, and has the checksum of everything before it.
             examine_segment(store, _path(segment), segment.size)
     except (NotFound, CorruptData, UnsupportedVersion) as error:
         return str(error)
@@ -161,7 +160,7 @@ def _path(segment: SegmentMetadata) -> str:
 
 
 def _is_finished(manager: MetadataManager, segment: SegmentMetadata) -> bool:
-    """Whether it is still to be read: it may have expired since it was listed."""
+    """Whether it is still readable: it may have expired since it was listed."""
 
     def ask(cache: Any) -> bool:
         known = cache.get(segment.segment)
@@ -173,7 +172,7 @@ def _is_finished(manager: MetadataManager, segment: SegmentMetadata) -> bool:
 def _history(
     log: HotLog, store: ObjectStore, seen: TierView, segments: Sequence[SegmentMetadata], *, fast: bool
 ) -> Iterator[Finding]:
-    """Where segments are of another history than the log: by terms, and by batches and records that both have."""
+    """Divergence of segments from the log: by terms, and by batches and records that both have."""
     kept = [segment for segment in segments if segment.segment not in seen.spare]
     if not kept:
         return
@@ -190,7 +189,7 @@ def _history(
         try:
             same = is_same_record(log, store, segment, segment.end)
         except (NotFound, CorruptData, UnsupportedVersion):
-            continue  # told already, with what is wrong with it
+            continue  # already reported as damaged
         if not same:
             yield _differing(segment)
             return
@@ -206,24 +205,24 @@ def _history(
 
 
 def _parted(cut: SegmentCut) -> Finding:
-    """A segment of a history that the log has given up."""
+    """A segment of a history that the log has abandoned."""
     path = _path(cut.segment)
-    said = (
-        f"{path} is of another history than the log from offset {cut.at} on, where the log went on in a later term: "
+    message = (
+        f"{path} diverges from the log at offset {cut.at}, where the log continued in a later term: "
         "the next round of a tierer cuts it there."
     )
-    return Finding(Severity.NOTE, FindingKind.HISTORY, path, said)
+    return Finding(Severity.NOTE, FindingKind.HISTORY, path, message)
 
 
 def _differing(segment: SegmentMetadata) -> Finding:
-    """A segment with other records than the log has, or had, in the same terms."""
+    """A segment with other records than the log, in the same terms."""
     path = _path(segment)
-    said = (
+    message = (
         f"{path} ends with another record, at offset {segment.end}, than the log has there in the same term: the log "
-        "was restored from a copy and went on, or the cold tier was. Restore what belongs together; 'strandline tier "
-        "run' says where the two part."
+        "was restored from a copy and continued, or the cold tier was. Restore a log and a cold tier that belong "
+        "together; 'strandline tier run' says where the two diverge."
     )
-    return Finding(Severity.DAMAGE, FindingKind.HISTORY, path, said)
+    return Finding(Severity.DAMAGE, FindingKind.HISTORY, path, message)
 
 
 def _orphans(store: ObjectStore, listed: Iterable[SegmentObject], seen: TierView) -> Iterator[Finding]:
@@ -231,13 +230,13 @@ def _orphans(store: ObjectStore, listed: Iterable[SegmentObject], seen: TierView
     for found in listed:
         if found.info.path in known:
             continue
-        # One whose deletion was finished after it was listed is gone by now.
+        # A segment whose deletion finished after it was listed is gone by now.
         if any(info.path == found.info.path for info in store.list(found.info.path)):
-            said = (
-                f"{found.info.path} ({found.info.size} bytes) is named as a segment, and no event knows it: a tierer "
+            message = (
+                f"{found.info.path} ({found.info.size} bytes) has the name of a segment, but no event: a tierer "
                 "removes it when it is a day old."
             )
-            yield Finding(Severity.WASTE, FindingKind.ORPHAN, found.info.path, said)
+            yield Finding(Severity.WASTE, FindingKind.ORPHAN, found.info.path, message)
 
 
 @contextmanager
@@ -246,14 +245,14 @@ def _pool(workers: int) -> Iterator[ThreadPoolExecutor]:
     try:
         yield pool
     finally:
-        pool.shutdown(cancel_futures=True)  # after Ctrl-C what has not begun does not begin
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C queued work is cancelled
 
 
-# --- what the events tell ---------------------------------------------------------------------------------------
+# --- checks of the events ---------------------------------------------------------------------------------------
 
 
 def check_known(seen: TierView) -> Iterator[Finding]:
-    """What the events tell that should not be so, or that somebody may want to know; no object is looked at."""
+    """Findings from the events alone; reads no object."""
     yield from _contiguity(seen)
     yield from _slots(seen)
     yield from _states(seen)
@@ -269,52 +268,52 @@ def _contiguity(seen: TierView) -> Iterator[Finding]:
         if segment.start > reached:
             yield _hole(path, reached, segment.start, "no segment has them")
         elif segment.start < reached:
-            said = (
-                f"{path} begins at offset {segment.start}, and segments before it hold everything up to {reached - 1}: "
+            message = (
+                f"{path} begins at offset {segment.start}, but segments before it hold everything up to {reached - 1}: "
                 "two primaries copied it, and the later term is read."
             )
-            yield Finding(Severity.NOTE, FindingKind.OVERLAP, path, said)
+            yield Finding(Severity.NOTE, FindingKind.OVERLAP, path, message)
         reached = max(reached, segment.end + 1)
     if reached < seen.hot.first:
         yield _hole(seen.cold.store, reached, seen.hot.first, "neither tier has them")
 
 
 def _hole(where: str, first: int, end: int, why: str) -> Finding:
-    said = (
-        f"There is a hole: offsets {first} to {end - 1} are lost, {why}. Restore what held them, or bootstrap "
+    message = (
+        f"There is a hole: offsets {first} to {end - 1} are lost, {why}. Restore their objects, or bootstrap "
         "consumers past them."
     )
-    return Finding(Severity.DAMAGE, FindingKind.HOLE, where, said)
+    return Finding(Severity.DAMAGE, FindingKind.HOLE, where, message)
 
 
 def _slots(seen: TierView) -> Iterator[Finding]:
     first = seen.hot.first
     for segment in reversed(seen.finished):
-        # As readers do: what does not reach the log is not read.
+        # As readers do: segments that do not reach the log are not read.
         if segment.end + 1 < first:
             break
         first = min(first, segment.start)
     for slot in seen.slots:
         if slot.name != TIER_SLOT and slot.pins and slot.position < first:
-            said = (
-                f"Slot {slot.name!r} needs offset {slot.position}, and both tiers begin at {first} or later: what it "
-                "pinned was removed. Bootstrap its consumer again, and reset the slot."
+            message = (
+                f"Slot {slot.name!r} needs offset {slot.position}, but both tiers begin at {first} or later: its "
+                "records were removed. Bootstrap its consumer again, and reset the slot."
             )
-            yield Finding(Severity.DAMAGE, FindingKind.SLOT, slot.name, said)
+            yield Finding(Severity.DAMAGE, FindingKind.SLOT, slot.name, message)
 
 
 _TOLD: Final = {
     SegmentState.COPY_STARTED: (
         Severity.NOTE,
-        "is being copied, or whoever did that died: the next round of a tierer removes it then.",
+        "is being copied, or its tierer died: then the next round of a tierer removes it.",
     ),
     SegmentState.DELETE_STARTED: (
         Severity.NOTE,
-        "is being deleted, or whoever did that died: the next round of a tierer goes on with it.",
+        "is being deleted, or its tierer died: the next round of a tierer continues.",
     ),
     SegmentState.COPY_FINISHED: (
         Severity.WASTE,
-        "holds only what other segments hold: the next round of a tierer removes it.",
+        "holds only records that other segments hold: the next round of a tierer removes it.",
     ),
 }
 
@@ -324,9 +323,9 @@ def _states(seen: TierView) -> Iterator[Finding]:
         if segment.state in _TOLD and (
             segment.state is not SegmentState.COPY_FINISHED or segment.segment in seen.spare
         ):
-            (severity, told), path = _TOLD[segment.state], _path(segment)
-            said = f"{path} (offsets {segment.start} to {segment.end}) {told}"
-            yield Finding(severity, FindingKind.STATE, path, said)
+            (severity, meaning), path = _TOLD[segment.state], _path(segment)
+            message = f"{path} (offsets {segment.start} to {segment.end}) {meaning}"
+            yield Finding(severity, FindingKind.STATE, path, message)
     if seen.deletion is not None:
-        said = f"The whole cold tier is being deleted: {seen.deletion.state}."
-        yield Finding(Severity.NOTE, FindingKind.STATE, seen.cold.store, said)
+        message = f"The whole cold tier is being deleted: {seen.deletion.state}."
+        yield Finding(Severity.NOTE, FindingKind.STATE, seen.cold.store, message)

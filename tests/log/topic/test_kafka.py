@@ -236,7 +236,7 @@ def test_a_topic_of_another_count_is_refused_naming_both(mock: MockCluster) -> N
         KafkaTopic(mock.bootstrap, name, 5)
 
 
-def test_a_broker_that_is_not_there_is_told_in_time() -> None:
+def test_a_missing_broker_is_reported_in_time() -> None:
     with pytest.raises(TransientStorageError, match=r"check that the broker runs"):
         KafkaTopic(f"127.0.0.1:{free_port()}", "events", 1, timeout=0.3)
 
@@ -425,7 +425,9 @@ def marked(topic: KafkaTopic) -> Bounds:
     return bounds
 
 
-def test_a_hole_is_told_and_the_others_go_on(kafka_server: KafkaServer, on_broker: Ahead) -> None:
+def test_a_gap_in_one_partition_is_reported_and_the_others_continue(
+    kafka_server: KafkaServer, on_broker: Ahead
+) -> None:
     """Transactions leave one: the mark of their end takes an offset."""
     with on_broker.topic(3) as topic:
         foreign = kafka.Producer({"bootstrap.servers": kafka_server.bootstrap, "transactional.id": fresh()})

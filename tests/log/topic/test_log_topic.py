@@ -54,7 +54,7 @@ def test_what_was_published_is_there_when_the_topic_is_opened_again(tmp_path: Pa
         assert by_partition(collect(subscription, 3)) == {0: [(0, b"a")], 1: [(1, b"c"), (2, b"d")]}
 
 
-def test_a_topic_is_told_from_another_one_in_its_place(tmp_path: Path) -> None:
+def test_a_topic_is_distinguished_from_another_one_in_its_place(tmp_path: Path) -> None:
     seen = []
     for folder in ("one", "one", "other"):
         with open_wal_topic(str(tmp_path / folder), 2) as topic:
@@ -66,7 +66,7 @@ def test_a_topic_is_told_from_another_one_in_its_place(tmp_path: Path) -> None:
 def test_a_folder_with_another_number_of_partitions_is_refused_naming_both(tmp_path: Path) -> None:
     open_wal_topic(str(tmp_path), 3).close()
     for create in (True, False):
-        with pytest.raises(InvalidInput, match=r"has 3 partitions, and 5 were"):
+        with pytest.raises(InvalidInput, match=r"has 3 partitions, but 5 were"):
             open_wal_topic(str(tmp_path), 5, create=create)
     open_wal_topic(str(tmp_path), 3).close()
 
@@ -100,7 +100,7 @@ def test_a_topic_that_is_open_is_refused_and_stays_open(tmp_path: Path) -> None:
     open_wal_topic(str(tmp_path), 2).close()
 
 
-def test_who_follows_a_topic_on_disk_is_woken_and_does_not_poll() -> None:
+def test_a_subscriber_of_a_topic_on_disk_is_woken_and_does_not_poll() -> None:
     clock, log = ManualClock(), Counting(MemoryLog())
     topic = LogTopic([log], polling=None, clock=clock)
     subscription, _ = topic.subscribe([(0, 0)])
@@ -117,7 +117,7 @@ def test_who_follows_a_topic_on_disk_is_woken_and_does_not_poll() -> None:
 def test_a_place_with_another_number_of_partitions_is_refused_naming_both() -> None:
     url = f"memory://topic-{uuid4().hex}"
     open_object_topic(url, 2)
-    with pytest.raises(InvalidInput, match=r"has 2 partitions, and 3 were"):
+    with pytest.raises(InvalidInput, match=r"has 2 partitions, but 3 were"):
         open_object_topic(url, 3)
 
 
@@ -169,7 +169,7 @@ def test_a_lost_answer_doubles_nothing(place: PlainStore, lost: int, path_prefix
     assert content(open_log(place)) == list(enumerate([b"a", b"b", b"c", b"d"]))
 
 
-def test_a_publish_that_failed_is_told_and_the_next_one_is_as_ever(place: PlainStore) -> None:
+def test_a_failed_publish_raises_and_the_next_one_works(place: PlainStore) -> None:
     topic, line = on_a_line(place)
     topic.publish(0, b"a")
     with line.down(), pytest.raises(StorageError):
@@ -324,7 +324,7 @@ def test_what_cannot_be_published_fails_its_own_publisher_only() -> None:
     assert topic.publish(0, b"a") == 0
 
 
-def test_a_failure_is_told_to_all_who_shared_the_batch_and_nobody_hangs() -> None:
+def test_a_failure_reaches_all_callers_that_shared_the_batch_and_none_hangs() -> None:
     log = Counting(MemoryLog())
     broken = threading.Event()
     broken.set()
@@ -482,7 +482,7 @@ def test_the_number_of_partitions_is_read_back_as_it_was_written() -> None:
         encode_topic(3).replace(b'"min_reader": 1', b'"min_reader": "1"'),
     ],
 )
-def test_damage_is_said_and_names_the_place(data: bytes) -> None:
+def test_damage_is_reported_with_its_place(data: bytes) -> None:
     with pytest.raises(CorruptData, match=r"here/topic\.json"):
         decode_topic(data, "here/topic.json")
 

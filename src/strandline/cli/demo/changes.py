@@ -31,7 +31,7 @@ _ABSENT, _OPEN, _DONE = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the stream is like: so many changes over so many keys, from so many producers."""
+    """Shape of the stream: number of changes, keys and producers."""
 
     records: int = 1_000_000
     keys: int = 100_000
@@ -39,7 +39,7 @@ class Shape:
     seed: int = 7
 
     def share(self, producer: int) -> int:
-        """How many of the changes one producer makes.
+        """Number of changes of one producer.
 
         >>> [Shape(records=10).share(producer) for producer in range(3)]
         [4, 3, 3]
@@ -88,7 +88,7 @@ def changes(shape: Shape, producer: int) -> Iterator[Change]:
 
 
 def producer_of(key: bytes, producers: int) -> int:
-    """Which producer writes a key.
+    """The producer of a key.
 
     >>> producer_of(b"order-0000007", 3)
     1
@@ -96,7 +96,7 @@ def producer_of(key: bytes, producers: int) -> int:
     return int(key.removeprefix(b"order-")) % producers
 
 
-# --- the truth -------------------------------------------------------------------------------------------------
+# --- expected tables -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Truth:
 
 
 def truth(shape: Shape) -> Truth:
-    """The truth by the generator alone."""
+    """Compute the truth from the generator alone."""
     latest: dict[bytes, bytes] = {}
     digests = []
     for producer in range(shape.producers):

@@ -1,4 +1,4 @@
-"""``strandline demo``: starts, kills and restarts the demo's processes, and compares what they have made."""
+"""``strandline demo``: starts, kills and restarts the demo's processes, and compares their tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _START: Final = Backoff(attempts=3, base=2.0, ceiling=8.0)
 
 # The share of the changes that must be in the table before the n-th kill of Spark; and the share that the producers may
 # append: during the n-th run, once the first kill is prepared (each query then needs one more batch), and while Spark
-# is down. So every kill has something to lose, and the end comes after the last restart.
+# is down. So every kill can lose data, and the end follows the last restart.
 _KILLED: Final = {1: 0.40, 2: 0.70}
 _ALLOWED: Final = {1: 0.50, 2: 0.78, 3: 1.0}
 _ALLOWED_FOR_THE_KILL: Final = 0.58
@@ -111,7 +111,7 @@ def demo(
 
 
 def _new_folder(asked: Path | None) -> Path:
-    """A folder that nobody else can have prepared: the demo writes only into it."""
+    """A folder that no other process can have prepared: the demo writes only into it."""
     if asked is None:
         return Path(tempfile.mkdtemp(prefix="strandline-demo-"))
     folder = asked.absolute()

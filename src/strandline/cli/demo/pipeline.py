@@ -29,7 +29,7 @@ def follow_orders(spark: SparkSession, folder: DemoFolder) -> sl.spark.Following
     """Our query: the table stores its own cursor, so that the checkpoint may be lost."""
 
     def on_step(step: str) -> None:
-        if step == "committed":  # the table has the batch; neither the slot nor Spark's checkpoint know it yet
+        if step == "committed":  # the batch is in the table, but not in the slot or the checkpoint
             _hold(folder, "orders")
 
     return sl.spark.follow(
@@ -57,7 +57,7 @@ def naive_twin(spark: SparkSession, folder: DemoFolder, called: threading.Event)
 
     return (
         spark.readStream.format("strandline")
-        .option("startingOffset", "latest")  # asked only when there is no checkpoint
+        .option("startingOffset", "latest")  # used only without a checkpoint
         .load(folder.log)
         .select("offset", "op", "key", "value")
         .writeStream.foreachBatch(append)
@@ -68,14 +68,14 @@ def naive_twin(spark: SparkSession, folder: DemoFolder, called: threading.Event)
 
 
 def _exposed(query: StreamingQuery) -> float | None:
-    """The share of its batch time that a query spent recording a written batch, as Spark measures it."""
+    """The share of its batch time that a query spent between write and checkpoint, as Spark measures it."""
     spent = [dict(progress.durationMs) for progress in query.recentProgress if progress.numInputRows]
     working = sum(times.get("triggerExecution", 0) for times in spent)
     return sum(times.get("commitOffsets", 0) for times in spent) / working if working else None
 
 
 def _hold(folder: DemoFolder, query: str) -> None:
-    """If the demo asked for it: mark that this batch is written and not recorded, and wait to be killed."""
+    """If the demo requested it: mark that this batch is written but not recorded, and wait to be killed."""
     if folder.hold.exists():
         write_marker(folder.held(query))
         threading.Event().wait()
@@ -86,7 +86,7 @@ def bring_up(spark: SparkSession, folder: DemoFolder, run: int) -> tuple[sl.spar
     called = threading.Event()
     orders = follow_orders(spark, folder)
     naive = naive_twin(spark, folder, called)
-    # The naive query has chosen its start once it has had a batch: in the first run nothing is produced before that.
+    # The naive query has chosen its start once it got a batch: in the first run nothing is produced before that.
     while orders.active and naive.isActive and not (called.is_set() or naive.lastProgress):
         time.sleep(_POLL)
     _check(orders, naive)

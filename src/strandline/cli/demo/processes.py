@@ -29,7 +29,7 @@ _LONGEST: Final = 500
 _TRACE: Final = re.compile(r"\s+(at |\.\.\. \d+ more|File |\^|~)|Traceback |JVM stacktrace:|\s*$")
 """The lines of traces, of Java and of Python."""
 _ERROR: Final = re.compile(r"(Caused by: )?[A-Za-z_][\w$]*(\.[\w$]+)*(Error|Exception|Failure|[a-z]): \S")
-"""The line of an error: its class and what it says."""
+"""The line of an error: its class and message."""
 _ERROR_NAME: Final = re.compile(r"^strandline\.errors\.\w+: ")
 _OWN_ERROR: Final = re.compile(_ERROR_NAME.pattern, re.MULTILINE)
 

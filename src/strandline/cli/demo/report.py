@@ -137,7 +137,7 @@ def page(result: DemoResult) -> str:
 
 
 def summary(result: DemoResult) -> RenderableType:
-    """Lag, differences, rates and the verdict."""
+    """Lag, differences, rates and the result."""
     rates, found = result.rates(), result.comparison
     states = {"orders table": found.orders, "naive twin, as a view": found.naive_state}
     histories = {"late history": found.history, "naive twin": found.naive}

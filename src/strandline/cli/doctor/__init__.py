@@ -1,1 +1,1 @@
-"""``strandline doctor``: whether this machine, and a place for logs, have what is needed."""
+"""``strandline doctor``: checks this machine, and an address for logs."""

@@ -33,10 +33,10 @@ def doctor(
     *,
     json: Json = False,
 ) -> None:
-    """Look whether everything that is needed is there and works: Python, packages, extras, Java; and the store at URL.
+    """Check that all requirements are met: Python, packages, extras, Java; and the store at URL.
 
-    The store is asked to write, read, list and delete, and whether it really refuses conditional writes whose condition
-    does not hold, also when several race: logs rely on that. All of it happens in a folder doctor-… below the address,
+    Writes, reads, lists and deletes objects in the store, and checks that it refuses conditional writes whose condition
+    does not hold, also when several race: logs rely on that. Everything happens in a folder doctor-… below the address,
     which is removed again. Ends with status 1 if there is a problem.
     """
     found = []
@@ -72,7 +72,7 @@ def _lines(url: str | None) -> Iterator[Line]:
 
 @contextmanager
 def _left_as_found(url: str, folder: str) -> Iterator[None]:
-    """Remove the folders that a local store has made, for it has none of its own to delete: only empty ones go."""
+    """Remove the folders that a local store has created: object stores have none to delete. Only empty ones."""
     root = local_folder(url)
     if root is None:
         yield
@@ -83,7 +83,7 @@ def _left_as_found(url: str, folder: str) -> Iterator[None]:
     finally:
         ours = root / folder
         with suppress(OSError):
-            for lock in ours.glob("**/.~*"):  # what the store keeps to itself
+            for lock in ours.glob("**/.~*"):  # locks of the store
                 lock.unlink()
             for path in (*_folders(ours), ours, *new):
                 path.rmdir()

@@ -8,7 +8,7 @@ from functools import partial
 
 
 class CheckStatus(StrEnum):
-    """How something is."""
+    """Result of a check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -17,7 +17,7 @@ class CheckStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing that was looked at, how it is, and one sentence: what was found, and what to do if it is not well."""
+    """One check, its result, and one sentence: what was found, and what to do if it failed."""
 
     status: CheckStatus
     what: str
@@ -25,8 +25,8 @@ class Line:
 
 
 ok = partial(Line, CheckStatus.OK)
-"""It is well."""
+"""Works."""
 warning = partial(Line, CheckStatus.WARNING)
-"""It works, and somebody should look at it."""
+"""Works, but needs attention."""
 problem = partial(Line, CheckStatus.PROBLEM)
-"""It does not work, or cannot be relied on."""
+"""Does not work, or is unreliable."""

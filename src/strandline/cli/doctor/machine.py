@@ -29,14 +29,14 @@ _JAVA_VERSION: Final = re.compile(r'version "([0-9]+)')
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A package that is needed, within these versions; of an extra, or (None) always."""
+    """A required package with its version range; of an extra, or (None) always."""
 
     name: str
     versions: str
     extra: str | None
 
     def state(self) -> tuple[str, bool | None]:
-        """Its name with the version that is installed, and whether that fits; None if there is none."""
+        """Its name with the installed version, and whether that fits; None if it is not installed."""
         try:
             found = metadata.version(self.name)
         except metadata.PackageNotFoundError:
@@ -45,7 +45,7 @@ class Requirement:
 
 
 def machine() -> Iterator[Line]:
-    """All there is to say of this machine."""
+    """All checks of this machine."""
     running = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info >= _OLDEST_PYTHON:
         yield ok("Python", f"{running} on {platform.system()} {platform.machine()}")
@@ -60,7 +60,7 @@ def machine() -> Iterator[Line]:
 
 
 def requirements() -> Iterator[Requirement]:
-    """What the package itself says that it needs."""
+    """The requirements in the package's own metadata."""
     for text in metadata.requires("strandline") or []:
         found = _REQUIREMENT.fullmatch(text.strip())
         if found is None:
@@ -70,7 +70,7 @@ def requirements() -> Iterator[Requirement]:
 
 
 def fits(version: str, wanted: str) -> bool:
-    """Whether a version is within bounds, as far as those are plain numbers.
+    """Whether a version is within bounds, for bounds of plain numbers.
 
     >>> fits("26.0.1", "<27,>=24"), fits("27.0", "<27,>=24"), fits("1.7", ">=1.7.0")
     (True, False, True)
@@ -95,7 +95,7 @@ def _holds(version: tuple[int, ...], sign: str, bound: tuple[int, ...]) -> bool:
 
 
 def packages(needed: list[Requirement]) -> Line:
-    """The packages without which nothing works."""
+    """The required packages."""
     states = [(one, *one.state()) for one in needed]
     wrong = [f"{name} (needs {one.versions})" for one, name, fit in states if not fit]
     if wrong:
@@ -109,12 +109,12 @@ def checksums() -> Line:
 
     if google_crc32c.implementation == "c":
         return ok("checksums", "CRC32C at hardware speed")
-    said = "google-crc32c runs in plain Python, which is slow: install a build with its C extension."
-    return warning("checksums", said)
+    message = "google-crc32c runs in plain Python, which is slow: install a build with its C extension."
+    return warning("checksums", message)
 
 
 def of_extra(extra: str, purpose: str, needed: list[Requirement]) -> Line:
-    """An extra: there, not there (which is fine), or half of it."""
+    """An extra: installed, not installed (which is fine), or incomplete."""
     what = f"extra {extra}"
     states = [(one, *one.state()) for one in needed]
     install = f"pip install 'strandline[{extra}]'"
@@ -141,6 +141,6 @@ def java(*, wanted: bool) -> Line:
     if version is None:
         return problem("Java", f"{path} does not say its version: point JAVA_HOME at Java 17 or 21.")
     if int(version[1]) not in _JAVA:
-        said = f"{path} is Java {version[1]}, and Spark needs 17 or 21: install one, or point JAVA_HOME at it."
-        return problem("Java", said)
+        message = f"{path} is Java {version[1]}, and Spark needs 17 or 21: install one, or point JAVA_HOME at it."
+        return problem("Java", message)
     return ok("Java", f"{version[1]} at {path}")

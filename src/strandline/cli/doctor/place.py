@@ -1,4 +1,4 @@
-"""A place for logs: what the store there permits, whether it keeps its promises, its clock, and the log in it."""
+"""Checks of an address for logs: permissions, guarantees and clock of the store, and the log in it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RACERS: Final = 8
 _ROUNDS: Final = 5
 _SECOND: Final = 1_000_000
 _SKEW: Final = 5.0
-"""Seconds that clocks may differ before it is said."""
+"""Seconds by which clocks may differ without a warning."""
 _LITTLE: Final = 1 << 30
 _NOTHING: Final = 64 << 20
 _LONG_AGO: Final = 86_400
@@ -44,16 +44,16 @@ _UNSAFE: Final = "two writers could both believe that they were first: keep no l
 
 
 class Place:
-    """Looks at a store. Writes only below a folder of its own, ``doctor-…``, and removes that afterwards."""
+    """Checks a store. Writes only below a folder of its own, ``doctor-…``, and removes that afterwards."""
 
     def __init__(self, store: ObjectStore, *, clock: Clock = CLOCK, chance: Chance = CHANCE) -> None:
-        """Look at ``store``; nothing is done yet."""
+        """Check ``store``; nothing is done yet."""
         self._store = store
         self._clock = clock
         self.folder = f"doctor-{chance.uuid().hex}"
 
     def lines(self) -> Iterator[Line]:
-        """All there is to say of the store, as it is found out."""
+        """All checks of the store, one by one."""
         looks: list[tuple[str, Callable[[], Line]]] = [
             ("write", self._write),
             ("read", self._read),
@@ -70,7 +70,7 @@ class Place:
                 line = self._tried(what, look)
                 yield line
                 if what == "write" and line.status is CheckStatus.PROBLEM:
-                    return  # the rest would only say the same
+                    return  # further checks would fail, too
         finally:
             left = self._clean()
         if left is not None:
@@ -110,17 +110,17 @@ class Place:
             self._store.put(self._path(f"listed/{name}"), b"x")
         names = [item.path.rpartition("/")[2] for item in self._store.list(self._path("listed/"))]
         if names != ["a", "b", "c"]:
-            said = f"A listing gives {names} where a, b and c were written: what was just written must be listed."
-            return problem("list", said)
+            message = f"A listing gives {names} where a, b and c were written: what was just written must be listed."
+            return problem("list", message)
         later = [item.path for item in self._store.list(self._path("listed/"), start_after=self._path("listed/a"))]
         if later != [self._path("listed/b"), self._path("listed/c")]:
-            return problem("list", "A listing does not begin where it is told to: collections would look in vain.")
+            return problem("list", "A listing does not begin after the given path: collections would find nothing.")
         return ok("list", "in order, and what was just written is there")
 
     def _delete(self) -> Line:
         path = self._path("object")
         self._store.delete(path)
-        self._store.delete(path)  # of what is gone already: no error
+        self._store.delete(path)  # deleting an absent object is no error
         with suppress(NotFound):
             self._store.get(path)
             return problem("delete", f"{self._store.url}/{path} is still there after it was deleted.")
@@ -194,8 +194,8 @@ class Place:
         if skew <= _SKEW:
             return ok("clock", "within a second of the store's" if skew < 1 else f"{skew:.1f} s off the store's")
         which = "behind" if found < 0 else "ahead of"
-        said = f"This machine's clock is {show.seconds(skew)} {which} the store's"
-        return warning("clock", f"{said}: set whichever is wrong right, for ages are judged by both.")
+        message = f"This machine's clock is {show.seconds(skew)} {which} the store's"
+        return warning("clock", f"{message}: set whichever is wrong right, for ages are judged by both.")
 
     def _clean(self) -> Line | None:
         try:
@@ -207,12 +207,12 @@ class Place:
 
 
 def _never(version: Version) -> Version:
-    """A version that no content has."""
+    """A version of no content."""
     return Version(version[:-1] + ("0" if version[-1:] != "0" else "1"))
 
 
 def log_lines(store: ObjectStore, *, clock: Clock = CLOCK) -> Iterator[Line]:
-    """What there is to say of the log in a store, if there is one."""
+    """Checks of the log in a store, if there is one."""
     try:
         log = open_log(store, clock=clock)
         head, states = log.head(), log.slots.list()
@@ -228,29 +228,29 @@ def log_lines(store: ObjectStore, *, clock: Clock = CLOCK) -> Iterator[Line]:
     yield ok("log", f"offsets {head.floor:,} to {head.next_offset:,}; it {show.policy(log.identity.retention)}")
     invalid = [state.name for state in states if state.invalid is not None]
     if invalid:
-        said = f"{', '.join(map(repr, invalid))} pin nothing any more: see 'strandline slots', and reset or drop them."
-        yield warning("slots", said)
+        names = ", ".join(map(repr, invalid))
+        yield warning("slots", f"{names} pin nothing any more: see 'strandline slots', and reset or drop them.")
     yield from _ahead(head, states, clock.now())
     since = head.collected or min((entry.listed for entry in head.tail), default=clock.now())
     idle = (clock.now() - since) / _SECOND
     if log.identity.retention != FOREVER and idle > _LONG_AGO:
-        said = f"Nothing was collected for {show.seconds(idle)}: run 'strandline gc' now and then, or a consumer."
-        yield warning("collection", said)
+        message = f"Nothing was collected for {show.seconds(idle)}: run 'strandline gc' now and then, or a consumer."
+        yield warning("collection", message)
 
 
 def _ahead(head: Head, states: Sequence[SlotState], now: int) -> Iterator[Line]:
-    """Times in the log that lie ahead of this machine's clock: whose clock was wrong, and by how much."""
-    told = [("The last collection", "a collector's", head.collected - now)]
-    told += [("The newest batch", "a producer's", head.listed - now)]
-    told += [(f"Slot {state.name!r}", "its consumer's", state.last_seen - now) for state in states]
-    for what, whose, ahead in told:
+    """Times in the log that are ahead of this machine's clock: which clock was wrong, and by how much."""
+    times = [("The last collection", "a collector's", head.collected - now)]
+    times += [("The newest batch", "a producer's", head.listed - now)]
+    times += [(f"Slot {state.name!r}", "its consumer's", state.last_seen - now) for state in states]
+    for what, whose, ahead in times:
         if ahead > TOLERANCE:
-            said = f"{what} is {show.seconds(ahead / _SECOND)} ahead of this machine's clock: {whose} clock was ahead"
-            yield warning("times", f"{said}, or this one is behind. The next collections set it right.")
+            late = f"{what} is {show.seconds(ahead / _SECOND)} ahead of this machine's clock: {whose} clock was ahead"
+            yield warning("times", f"{late}, or this one is behind. The next collections set it right.")
 
 
 def other_line(url: str) -> Line | None:
-    """What is at an address on this machine, if that is no place for a log: then nothing is tried there."""
+    """The other content at an address on this machine; then nothing is tried there. None if there is none."""
     folder = local_folder(url)
     if folder is None:
         return None
@@ -265,7 +265,7 @@ def other_line(url: str) -> Line | None:
 
 
 def disk_line(url: str) -> Line | None:
-    """How much room there is, for a folder on this machine; None for anything else."""
+    """Free space, for a folder on this machine; None for anything else."""
     folder = local_folder(url)
     if folder is None:
         return None

@@ -45,7 +45,7 @@ _WELL: Final = ("leading", "following")
 def connect(
     url: NodeUrl, *, token: TokenFile = None, ca: Ca = None, cert: Cert = None, key: Key = None
 ) -> Iterator[RemoteLog]:
-    """The node at an address, called with these; where nobody listens, that is said in our own words."""
+    """The node at an address; a refused connection is one sentence."""
     security = ClientSecurity.load(roots=ca, certificate=cert, key=key, token=token)
     with RemoteLog(url, security=security) as node:
         try:
@@ -57,7 +57,7 @@ def connect(
 
 
 def asking(command: Callable[Concatenate[RemoteLog, P], None]) -> Callable[..., None]:
-    """A command that is given the node at its argument URL; has the options of :func:`connect` besides its own."""
+    """A command for the node at its argument URL; adds the options of :func:`connect` to its own."""
     connecting = list(inspect.signature(connect, eval_str=True).parameters.values())
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
 
@@ -74,13 +74,13 @@ def asking(command: Callable[Concatenate[RemoteLog, P], None]) -> Callable[..., 
 
 @asking
 def topology(node: RemoteLog, *, json: Json = False) -> None:
-    """Show who replicates a log and how far each is, as its primary sees it. Changes nothing."""
+    """Show the replicas of a log and the offsets of each, as its primary sees them. Changes nothing."""
     seen = node.topology()
     show.answer(fields(seen), lambda: rendered(seen, now=time.time_ns() // 1000), as_json=json)
 
 
 def fields(seen: Topology) -> dict[str, Any]:
-    """What ``--json`` prints."""
+    """The fields of ``--json``."""
     found = {**asdict(seen), "log_id": str(seen.log_id)}
     for member in found["members"]:
         member["lag"] = None if member["applied"] is None else max(0, seen.durable - member["applied"])
@@ -88,7 +88,7 @@ def fields(seen: Topology) -> dict[str, Any]:
 
 
 def rendered(seen: Topology, *, now: int) -> RenderableType:
-    """What people see; ``now`` is in microseconds."""
+    """The text output; ``now`` is in microseconds."""
     head = Text.assemble(
         (seen.primary, "bold"), f" leads in term {seen.term}, which began at offset {seen.term_start:,}"
     )
@@ -118,7 +118,7 @@ def rendered(seen: Topology, *, now: int) -> RenderableType:
 
 
 def note_on(member: Member, end: int) -> tuple[str, str]:
-    """How a replica is, and the style of that."""
+    """State of a replica, and its style."""
     errors = f"; {show.counted(member.apply_errors, 'apply error')}" if member.apply_errors else ""
     errors += f"; {show.counted(member.divergences, 'divergence')}" if member.divergences else ""
     if not member.healthy:
@@ -131,7 +131,7 @@ def note_on(member: Member, end: int) -> tuple[str, str]:
 
 
 def remarks(seen: Topology) -> Iterator[str]:
-    """What somebody has to know who goes by the policy."""
+    """Warnings about the commit policy."""
     policy = parse_policy(seen.policy)
     if not isinstance(policy, Quorum):
         return
@@ -148,7 +148,7 @@ def remarks(seen: Topology) -> Iterator[str]:
 
 @asking
 def status(node: RemoteLog, *, json: Json = False) -> None:
-    """Show how one node is: leading or following, how far, and what stopped it. Ends with status 1 if something did."""
+    """Show the state of one node: role, offsets, and what stopped it. Ends with status 1 if something did."""
     seen = node.status()
     position = None if seen.position is None else str(seen.position)
     show.answer({**asdict(seen), "position": position}, *lines(seen), as_json=json)
@@ -157,7 +157,7 @@ def status(node: RemoteLog, *, json: Json = False) -> None:
 
 
 def lines(seen: NodeStatus) -> Iterator[Text]:
-    """What people see of a node."""
+    """The text output for a node."""
     of = f" {seen.primary}" if seen.condition == "following" and seen.primary else ""
     style = "bold red" if seen.trouble is not None else "green" if seen.condition in _WELL else "yellow"
     yield Text.assemble((seen.name, "bold"), " is ", (seen.condition, style), f"{of}, in term {seen.term}")
@@ -193,29 +193,29 @@ def promote(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Make the node at URL the primary, if nothing that was committed can be lost by that.
+    """Make the node at URL the primary, if that loses nothing committed.
 
-    It waits until the former primary's lease has run out, and asks the other nodes what they have. It refuses if it is
-    not healthy, if another one has more, or if too few can be asked to be sure: then the status is 1.
+    The node waits until the former primary's lease has expired, and asks the other nodes for their reports. It refuses
+    if it is not healthy, if another one has more records, or if too few answer to be sure: then the status is 1.
     """
     leads = _leading(node)
     if leads is None and force:
         confirm(f"Promote {node.url} without those who cannot be asked? What only they have will be lost.", yes=yes)
     with _waiting(f"{node.url} waits for the lease, and asks the others", quiet=json or leads is not None):
         now = leads or node.promote(force=force, timeout=timeout)
-    said = [f"{now.primary} is the primary already, in term {now.term}. Nothing was changed."]
+    message = [f"{now.primary} is the primary already, in term {now.term}. Nothing was changed."]
     if leads is None:
-        said = [
+        message = [
             f"{now.primary} is the primary of term {now.term} now, and goes on at offset {now.term_start:,}.",
             f"It is healthy, nobody who answered has more, and all that {now.policy} had committed is there.",
         ]
         if force:
-            said[1:] = [
+            message[1:] = [
                 "It is healthy, and nobody who answered has more. Who did not answer was left out, as you said: what",
                 "only they had goes into their quarantine when they come back.",
             ]
     found = {"promoted": leads is None, "forced": force and leads is None, **fields(now)}
-    show.answer(found, *said, as_json=json)
+    show.answer(found, *message, as_json=json)
 
 
 def _leading(node: RemoteLog) -> Topology | None:
@@ -249,33 +249,33 @@ def unregister(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Have the primary at URL count a replica no longer, and let go of what was kept for it.
+    """Unregister a replica from the primary at URL, and drop its slot.
 
-    Stop the replica first: one that runs registers again by itself.
+    Stop the replica first: a running one registers again by itself.
     """
     known = replica in {member.name for member in node.topology().members}
     slot = "It counts no longer" + (", and its slot stays." if keep_slot else ", and its slot is dropped.")
     if known:
         confirm(f"Unregister replica {replica!r}? {slot}", yes=yes)
     node.unregister(replica, keep_slot=keep_slot)
-    said = f"Replica {replica!r} was not registered{'' if keep_slot else '; if it had a slot, that is dropped'}."
+    message = f"Replica {replica!r} was not registered{'' if keep_slot else '; if it had a slot, that is dropped'}."
     if known:
-        said = f"Replica {replica!r} is unregistered. {slot}"
-    show.answer({"replica": replica, "known": known, "kept_slot": keep_slot}, said, as_json=json)
+        message = f"Replica {replica!r} is unregistered. {slot}"
+    show.answer({"replica": replica, "known": known, "kept_slot": keep_slot}, message, as_json=json)
 
 
 @asking
 def rebootstrap(node: RemoteLog, *, yes: Yes = False, json: Json = False) -> None:
-    """Have the replica at URL build its copy again, from a snapshot of the primary.
+    """Make the replica at URL build its copy again, from a snapshot of the primary.
 
-    This is how a replica that stopped with a gap or a divergence goes on. Until the new copy is whole the old one is
-    kept, and can be read.
+    This is how a replica that stopped with a gap or a divergence continues. The old copy can be read until the new one
+    is complete.
     """
     before = node.status()
     confirm(f"Let {before.name} ({before.condition}) build its copy again? Its own is thrown away.", yes=yes)
     node.rebootstrap()
-    said = f"{before.name} builds its copy again; 'strandline node status {node.url}' tells how it is."
-    show.answer({"name": before.name, "was": before.condition, "rebootstrap": True}, said, as_json=json)
+    message = f"{before.name} builds its copy again; 'strandline node status {node.url}' tells how it is."
+    show.answer({"name": before.name, "was": before.condition, "rebootstrap": True}, message, as_json=json)
 
 
 @guarded
@@ -296,8 +296,8 @@ def reset_term(
 ) -> None:
     """Let the stopped node in FOLDER forget terms that are higher than those of its records.
 
-    For a node that refuses its primary, or to lead, because somebody told it of a term in which no node leads. Do it
-    only if that is so: a primary of that term would not be told from an older one any more.
+    For a node that refuses its primary, or refuses to lead, because it has seen a term in which no node leads. Do it
+    only if that is so: this node could not distinguish a primary of that term from an older one any more.
     """
     need(look(folder), FolderKind.NODE)
     state = decode_node(DISK.read(f"{folder}/{STATE}"), f"{folder}/{STATE}")
@@ -315,10 +315,10 @@ def reset_term(
             node_folder.reset_term(term)
     changed = term < before.seen
     found = {"name": before.name, "before": before.seen, "term": min(term, before.seen), "changed": changed}
-    said = f"{before.name} has seen no term above {before.seen}. Nothing was changed."
+    message = f"{before.name} has seen no term above {before.seen}. Nothing was changed."
     if changed:
-        said = f"{before.name} has seen term {term} now, and {before.seen} no more. Start it again."
-    show.answer(found, said, as_json=json)
+        message = f"{before.name} has seen term {term} now, and {before.seen} no more. Start it again."
+    show.answer(found, message, as_json=json)
 
 
 def _highest_term(node_folder: NodeFolder) -> int:

@@ -13,7 +13,7 @@ import typer
 from prometheus_client import start_http_server
 
 from strandline.cli import output as show
-from strandline.cli.common import Json, guarded, length_of_time, log_to_stderr, size_in_bytes, told_to_stop
+from strandline.cli.common import Json, guarded, length_of_time, log_to_stderr, size_in_bytes, stop_on_signal
 from strandline.cli.common import retention as understood
 from strandline.cli.targets import is_free, look, meant, spool_at
 from strandline.errors import InvalidInput, StorageError
@@ -61,7 +61,7 @@ def other_nodes(given: Sequence[str]) -> dict[str, str]:
 
 
 def known_certificates(nodes: Iterable[str], given: Sequence[str]) -> dict[str, frozenset[Role]]:
-    """The roles of certificates: the log's own nodes are replicas, unless something else is said of them.
+    """The roles of certificates: the log's own nodes are replicas, unless configured otherwise.
 
     >>> sorted(known_certificates(["b"], ["ops=admin"]))
     ['b', 'ops']
@@ -70,7 +70,7 @@ def known_certificates(nodes: Iterable[str], given: Sequence[str]) -> dict[str, 
 
 
 def _taken_over(there: Contents) -> dict[FolderKind, str]:
-    """What to do with what is in the place of a node: a log is taken over by a node with a folder of its own."""
+    """Advice for other content in a node's folder: a node with its own folder takes a log over."""
     path = there.path.rstrip("/") or there.path
     run_it = "'strandline node run FOLDER --take-over {}' in a folder of the node's own"
     spool = spool_at(there) or f"{path}.logical.wal"
@@ -82,7 +82,7 @@ def _taken_over(there: Contents) -> dict[FolderKind, str]:
 
 
 def _limits(retention: str, lag_bytes: int | None, idle_seconds: int | None) -> SlotLimits:
-    """The limits of a retention policy, but for those that were given; 0 switches one off.
+    """The limits of a retention policy, with the given ones in their place; 0 switches one off.
 
     >>> _limits("age:7d", None, 60), _limits("age:7d", 0, None)
     (SlotLimits(lag_bytes=68719476736, idle_seconds=60), SlotLimits(lag_bytes=0, idle_seconds=0))
@@ -158,7 +158,7 @@ def run(
         int, _writes(metavar="RECORDS", min=0, help="Slow writers while a replica is so far behind; 0: never.")
     ] = 0,
     refuse_at: Annotated[int, _writes(metavar="RECORDS", min=0, help="And refuse them here; 0: never.")] = 0,
-    poll_seconds: Annotated[float, _writes(metavar="SECONDS", help="How often replicas are heard of at least.")] = 1.0,
+    poll_seconds: Annotated[float, _writes(metavar="SECONDS", help="Heartbeat interval.")] = 1.0,
     tokens: Annotated[
         str | None, _security(metavar="FILE", help="Let in who has one of these: a line 'name roles token' each.")
     ] = None,
@@ -191,10 +191,10 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
     json: Json = False,
 ) -> None:
-    """Run a node of a replicated log: it leads, or follows whoever does, until Ctrl-C or SIGTERM.
+    """Run a node of a replicated log: it leads, or follows the primary, until Ctrl-C or SIGTERM.
 
-    Prints one line when it serves, and logs to standard error. Stopping it lets go of the lease at once. It ends with
-    status 1 if it fails: let something start it again.
+    Prints one line when it serves, and logs to standard error. Stopping it releases the lease at once. It ends with
+    status 1 if it fails: run it under a supervisor that restarts it.
     """
     there = look(folder)
     if not is_free(there):
@@ -233,7 +233,7 @@ def run(
         client=ClientSecurity.load(roots=ca, certificate=shown, key=key if shown else None, token=token),
         insecure=insecure,
     )
-    with told_to_stop() as stop, _metrics_at(metrics), RunningNode(config) as running:
+    with stop_on_signal() as stop, _metrics_at(metrics), RunningNode(config) as running:
         _be(running, stop, as_json=json)
     if running.failure is not None:
         raise StorageError(f"Node {name} failed: {running.failure!r}. Look at what it logged, and start it again.")

@@ -25,17 +25,17 @@ from strandline.model.retention import SlotState
 from strandline.storage.disk import DISK, AppendFile, Disk, replace_file
 
 _EXPORTING: Final = ".exporting"
-"""Behind a file's name until it is whole."""
+"""Suffix of a file's name until it is whole."""
 
 _PIECE: Final = 1 << 20
-"""About so many bytes are written at a time."""
+"""Bytes written at a time."""
 _PARTS: Final = 3 << 14
-"""At most so many pieces of frames wait for that."""
+"""Largest number of buffered pieces of frames."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolExport:
-    """What was written."""
+    """Result of an export."""
 
     path: str
     """The spool."""
@@ -54,30 +54,30 @@ def export_spool(
     path: Address,
     *,
     disk: Disk = DISK,
-    told: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> SpoolExport:
     """Durably write everything that is retained now as a spool of version-3 frames, with the log's slots beside it.
 
-    ``path`` is the spool's name, with ``.logical.wal`` behind it or without. It appears as a whole, and only when its
-    slots are there: after a crash there is no spool, and this can be done again. The log goes on meanwhile, and nothing
-    of it is changed. ``told`` is given the number of records written so far, now and then.
+    ``path`` is the spool's name, with or without the suffix ``.logical.wal``. It appears as a whole, after its
+    slots: after a crash there is no spool, and this can be repeated. Appends may continue meanwhile; the log is not
+    changed. ``on_progress`` is called with the number of records written so far.
 
-    Records keep lsn, term, payload and time, to the millisecond. Programs that read spools put a frame's term into a
+    Records keep lsn, term, payload and time, to the millisecond. Programs that read spools write a frame's term into a
     payload that is a change record of another term.
 
     ``AlreadyExists`` if there is such a spool, ``Fenced`` if another process writes it, ``CursorExpired`` if the log
-    was trimmed meanwhile; ``InvalidInput`` with the offset for what a spool cannot hold: records that are more than a
-    value, and the end of a log that was used and retains nothing. Nothing is left behind then.
+    was trimmed meanwhile; ``InvalidInput`` with the offset for records that a spool cannot hold: those with more than a
+    value, and for a used log that retains no record. Nothing is left behind then.
     """
     named = PurePath(as_folder(path).removesuffix(SPOOL))
     base = f"{named.parent}/{named.name}"
     spool, beside = f"{base}{SPOOL}", f"{base}{SPOOL_SLOTS}"
-    # First the slots, then the end: no slot is behind it, though the log goes on.
+    # First the slots, then the end: no slot is past it, though appends continue.
     slots, slots_data = _slots(log)
     bounds = log.bounds()
     if bounds.next and not bounds.count:
         raise InvalidInput(
-            f"The log in {log.folder} retains no records, and a spool cannot tell that it goes on at lsn "
+            f"The log in {log.folder} retains no records, and a spool cannot store that it continues at lsn "
             f"{bounds.next + 1}: append a record first."
         )
     _refuse_taken(spool, beside, slots_data, disk=disk)
@@ -86,9 +86,9 @@ def export_spool(
         if not is_mine:
             raise Fenced(f"Another process is writing {spool}: wait for it, or name another file.")
         try:
-            # Again: who held the lock may have been done just now, and a rename would replace what it made.
+            # Again: the lock's former holder may have just finished, and a rename would replace its file.
             _refuse_taken(spool, beside, slots_data, disk=disk)
-            size = _write(log, bounds, temporary, disk=disk, told=told)
+            size = _write(log, bounds, temporary, disk=disk, on_progress=on_progress)
             replace_file(disk, beside, slots_data, temporary=f"{beside}{_EXPORTING}")
             disk.rename(temporary, spool)
         except Exception:
@@ -100,7 +100,7 @@ def export_spool(
 
 
 def _refuse_taken(spool: str, beside: str, slots: bytes, *, disk: Disk) -> None:
-    """Refuse to replace a file; the same slots without their spool are what a crash has left, and no obstacle."""
+    """Refuse to replace a file; equal slots without their spool are the leftovers of a crash, and allowed."""
     with contextlib.suppress(NotFound):
         disk.size(spool)
         raise AlreadyExists(f"{spool} exists already: move it away, or name another file.")
@@ -110,15 +110,15 @@ def _refuse_taken(spool: str, beside: str, slots: bytes, *, disk: Disk) -> None:
 
 
 def _write(
-    log: WalLog | WalReader, bounds: Bounds, path: str, *, disk: Disk, told: Callable[[int], None] | None
+    log: WalLog | WalReader, bounds: Bounds, path: str, *, disk: Disk, on_progress: Callable[[int], None] | None
 ) -> int:
     file = disk.open_append(path)
     with contextlib.closing(file):
-        file.cut(0)  # what an interrupted export has left
-        return _fill(file, log, bounds, told)
+        file.cut(0)  # leftovers of an interrupted export
+        return _fill(file, log, bounds, on_progress)
 
 
-def _fill(file: AppendFile, log: WalLog | WalReader, bounds: Bounds, told: Callable[[int], None] | None) -> int:
+def _fill(file: AppendFile, log: WalLog | WalReader, bounds: Bounds, on_progress: Callable[[int], None] | None) -> int:
     parts: list[bytes | memoryview] = []
     waiting = size = 0
     lsn = bounds.first
@@ -131,12 +131,12 @@ def _fill(file: AppendFile, log: WalLog | WalReader, bounds: Bounds, told: Calla
             if waiting >= _PIECE or len(parts) >= _PARTS:
                 size += _flush(file, parts)
                 waiting = 0
-                if told is not None:
-                    told(lsn - bounds.first)
+                if on_progress is not None:
+                    on_progress(lsn - bounds.first)
     size += _flush(file, parts)
     file.sync()
-    if told is not None:
-        told(lsn - bounds.first)
+    if on_progress is not None:
+        on_progress(lsn - bounds.first)
     return size
 
 
@@ -148,7 +148,7 @@ def _flush(file: AppendFile, parts: list[bytes | memoryview]) -> int:
 
 
 def _batches(log: WalLog | WalReader, bounds: Bounds) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """All records in order, with their terms; every one of them is a value and nothing else."""
+    """All records in order, with their terms; each must be a value and nothing else."""
     for behind, batches in read_spans(log, Cursor(log.log_id, bounds.first), bounds.next, None):
         for batch in batches:
             _refuse_more_than_values(batch)
@@ -164,7 +164,7 @@ def _refuse_more_than_values(batch: pa.RecordBatch) -> None:
     less = pc.or_(pc.is_null(values), pc.not_equal(ops, int(Op.PUT)))
     at = offsets[pc.index(pc.or_(more, less), value=True).as_py()].as_py()
     raise InvalidInput(
-        f"Offset {at} (lsn {at + 1}) cannot be exported: a spool keeps values and nothing else, and this record has a "
+        f"Offset {at} (lsn {at + 1}) cannot be exported: a spool stores values only, and this record has a "
         "key, headers, another operation than put, or no value."
     )
 
@@ -176,7 +176,7 @@ def _slots(log: WalLog | WalReader) -> tuple[list[SlotState], bytes]:
 
 
 def _older_fields(slot: SlotState) -> dict[str, Any]:
-    """The same under the names that older programs know: they drop a slot that lacks one of its two lsns."""
+    """The fields under the names that older programs use: they drop a slot that lacks one of its two lsns."""
     fields: dict[str, Any] = {
         "restart_lsn": slot.position,
         "confirmed_lsn": slot.position,

@@ -1,7 +1,7 @@
 """Legacy single-file spools: the records of ``NAME.logical.wal`` and the slots of ``NAME.logical.slots.json``.
 
-A spool mixes frames of versions 1 to 3. What it holds is its longest valid prefix; what follows the first damage is
-not looked at, and damage is never raised: a spool is what is left of it.
+A spool mixes frames of versions 1 to 3. Its content is its longest valid prefix; nothing after the first damage is
+read, and damage is never raised.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from strandline.storage.disk import DISK, Disk
 UNCHECKED_VERSION: Final = 1
 TERMLESS_VERSION: Final = 2
 RECORD_VERSION: Final = 3
-"""The version that a log writes on request: one record a frame, with its term."""
+"""The version that an export writes: one record per frame, with its term."""
 
 _LEAD: Final = len(MAGIC) + 1
 _CHECKSUM = struct.Struct("<I")
@@ -39,14 +39,14 @@ _HEADERS: Final = {UNCHECKED_VERSION: _V1, TERMLESS_VERSION: _V2, RECORD_VERSION
 
 
 class LegacyFrame(NamedTuple):
-    """A frame that was found whole: what it says, a view of its payload, and where in the file it stands."""
+    """A whole frame: its fields, a view of its payload, and its position in the file."""
 
     version: int
     term: int | None
-    """None for versions 1 and 2, which do not say."""
+    """None for versions 1 and 2, which have no term."""
     lsn: int
     timestamp: int
-    """Milliseconds since the epoch; 0 for version 1, which does not say."""
+    """Milliseconds since the epoch; 0 for version 1, which has no time."""
     payload: memoryview
     start: int
     end: int
@@ -56,9 +56,9 @@ class LegacyEnding(Enum):
     """Why no further frame was found."""
 
     CLEAN = "clean"
-    """The bytes end where a frame does."""
+    """The bytes end with a frame."""
     TORN = "torn"
-    """The bytes end within a frame; fewer than four of them are torn whatever they are."""
+    """The bytes end within a frame; fewer than four bytes always count as torn."""
     BAD_MAGIC = "bad magic"
     BAD_CHECKSUM = "bad checksum"
     UNKNOWN_VERSION = "unknown version"
@@ -66,13 +66,13 @@ class LegacyEnding(Enum):
 
 
 class LegacyStop(NamedTuple):
-    """Where the last good frame ends, and what is there instead of another."""
+    """End of the last whole frame, and what follows it."""
 
     ending: LegacyEnding
     at: int
     why: str
     needs: int = 0
-    """For ``TORN``: how many bytes from ``at`` on would tell more. Never more than a frame can have."""
+    """For ``TORN``: how many bytes from ``at`` on are needed. Never more than a frame can have."""
 
 
 def encode_record_frame(term: int, lsn: int, timestamp: int, payload: bytes | memoryview) -> Parts:
@@ -99,9 +99,9 @@ def encode_record_frame(term: int, lsn: int, timestamp: int, payload: bytes | me
 
 
 def legacy_frame_at(data: memoryview, at: int, *, origin: int = 0) -> LegacyFrame | LegacyStop:
-    """The frame that begins at byte ``at`` of these bytes, or why there is none; it costs no more than that frame.
+    """The frame that begins at byte ``at`` of these bytes, or why there is none; the cost is that of one frame.
 
-    ``origin`` is where the bytes begin in their file: positions that are told count from the beginning of the file.
+    ``origin`` is the position of the bytes in their file: reported positions count from the beginning of the file.
     """
     start = origin + at
     if at == len(data):
@@ -123,10 +123,10 @@ def legacy_frame_at(data: memoryview, at: int, *, origin: int = 0) -> LegacyFram
 
 
 def _header_at(data: memoryview, at: int, start: int) -> tuple[int, list[int], int, int] | LegacyStop:
-    """The version, the numbers before the length, and where the payload begins and ends if it is all there."""
+    """The version, the numbers before the length, and the bounds of the payload if it is complete."""
     lead = bytes(data[at : at + _LEAD])
-    # Fewer bytes than a magic has are what a crash left of one, whatever they are: a disk may keep a length and lose
-    # what was written there.
+    # Fewer bytes than a magic are a torn magic, whatever they are: a disk may keep a length and lose
+    # the written bytes.
     if len(lead) >= len(MAGIC) and not lead.startswith(MAGIC):
         return LegacyStop(LegacyEnding.BAD_MAGIC, start, f"no frame begins with {lead.hex(' ')}")
     if len(lead) < _LEAD:
@@ -140,15 +140,15 @@ def _header_at(data: memoryview, at: int, start: int) -> tuple[int, list[int], i
         return LegacyStop(LegacyEnding.TORN, start, "the bytes end within a header", body - at)
     *numbers, length = header.unpack_from(data, at + _LEAD)
     if length > MAX_PAYLOAD:
-        # Before anyone looks whether so many bytes are there: a length that no frame has is damage, not a torn tail.
-        return LegacyStop(LegacyEnding.IMPLAUSIBLE_LENGTH, start, f"a frame says that it holds {length:,} bytes")
+        # Before the number of bytes is compared: an impossible length is damage, not a torn tail.
+        return LegacyStop(LegacyEnding.IMPLAUSIBLE_LENGTH, start, f"a frame has a length of {length:,} bytes")
     return version, numbers, body, body + length
 
 
 class LegacyScanner:
-    """Reads frames of versions 1 to 3 one after another, as views of the bytes that it is given; nothing is copied.
+    """Reads frames of versions 1 to 3 one after another, as views of the given bytes; nothing is copied.
 
-    Iterate over it; when that is over, :attr:`stop` says where and why. Payloads are given as they were written.
+    Iterate over it; then :attr:`stop` says where and why it ended. Payloads are returned unchanged.
 
     >>> frame = b"".join(encode_record_frame(2, 7, 11, b"hello"))
     >>> scanner = LegacyScanner(memoryview(frame + frame[:3]))
@@ -178,19 +178,19 @@ SPOOL: Final = ".logical.wal"
 SPOOL_SLOTS: Final = ".logical.slots.json"
 
 DEFAULT_TERM: Final = 1
-"""The term of a record that tells none."""
+"""The term of a record without one."""
 
 _BLANK: Final = re.compile(r"[ \t\n\r]*")
 _OBJECT: Final = re.compile(rb"[ \t\n\r]*\{")
 
 
 class SpoolRecord(NamedTuple):
-    """One record of a spool. The payload is a view of the spool's bytes unless its term had to be put right."""
+    """One record of a spool. The payload is a view of the spool's bytes unless its term had to be corrected."""
 
     term: int
     lsn: int
     timestamp: int
-    """Milliseconds since the epoch; 0 where the frame does not say."""
+    """Milliseconds since the epoch; 0 if the frame has no time."""
     payload: memoryview
 
 
@@ -206,7 +206,7 @@ class SpoolRun(NamedTuple):
 class SpoolScanner:
     """Reads a spool record by record, in one pass; iterate over it, then :attr:`stop` says where and why it ended.
 
-    It never raises, whatever the bytes are. The lsns are given as found: that they follow each other is not checked.
+    It never raises. The lsns are returned as found: their continuity is not checked.
     """
 
     def __init__(self, data: memoryview) -> None:
@@ -214,7 +214,7 @@ class SpoolScanner:
 
     @property
     def stop(self) -> LegacyStop:
-        """Where the valid prefix ends, and what is there instead of another frame."""
+        """End of the valid prefix, and what follows it."""
         return self._frames.stop
 
     def __iter__(self) -> Iterator[SpoolRecord]:
@@ -227,17 +227,17 @@ class SpoolScanner:
             text, term = told
             payload = frame.payload
             if frame.term is not None and frame.term != term:
-                # The frame was fenced by its own term, and the record in it may be older: the frame's counts.
+                # The frame's own term counts: the record in it may have an older one.
                 term = frame.term
                 payload = memoryview(_with_term(text, term).encode())
             yield SpoolRecord(term, frame.lsn, frame.timestamp, payload)
 
 
 def runs(records: Iterable[SpoolRecord], *, max_count: int, max_bytes: int) -> Iterator[SpoolRun]:
-    """The same records as columns, each run as long as one term, dense lsns and the two bounds allow.
+    """The same records as columns; a run ends where the term changes, lsns are not dense, or a limit is reached.
 
     A record over ``max_bytes`` is a run by itself. Where lsns leave a gap or go back, a run ends and the next begins
-    with what was found: compare ``first`` with what should follow.
+    with the found lsn: compare ``first`` with the expected one.
     """
     run, size = SpoolRun(0, 0, [], []), 0
     for term, lsn, timestamp, payload in records:
@@ -264,8 +264,8 @@ _JSON: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _change(payload: memoryview) -> tuple[str, int] | None:
-    """The text and the term of a change record; None if these bytes are none, which most payloads show at once."""
-    if _OBJECT.match(payload) is None or has_too_many_values(payload):  # then it is none
+    """The text and the term of a change record; None for other payloads, most of which are recognised at once."""
+    if _OBJECT.match(payload) is None or has_too_many_values(payload):  # no change record
         return None
     try:
         text = str(payload, "utf-8")
@@ -282,12 +282,12 @@ def _change(payload: memoryview) -> tuple[str, int] | None:
 
 
 def _with_term(text: str, term: int) -> str:
-    """The same object with this term: first if it had none, else in its place. Every other character stays."""
+    """The object with this term: inserted first if it had none, else replaced. Every other character stays."""
     opening = text.index("{") + 1
-    if '"term"' not in text and "\\" not in text:  # no need to look for it; with an escape it may be spelled otherwise
+    if '"term"' not in text and "\\" not in text:  # fast path; with an escape the name may be spelled differently
         return f'{text[:opening]}"term":{term},{text[opening:]}'
     spans, at = [], _skip(text, opening)
-    while text[at] == '"':  # the text was decoded before: it is an object, and well formed
+    while text[at] == '"':  # the text is a well-formed object: it was decoded before
         name, at = _JSON.raw_decode(text, at)
         start = _skip(text, _skip(text, at) + 1)
         _, end = _JSON.raw_decode(text, start)
@@ -298,7 +298,7 @@ def _with_term(text: str, term: int) -> str:
             at = _skip(text, at + 1)
     if not spans:
         return f'{text[:opening]}"term":{term},{text[opening:]}'
-    for start, end in reversed(spans):  # a name that is there twice: readers differ in which they take
+    for start, end in reversed(spans):  # a duplicate name: readers differ in which value they use
         text = f"{text[:start]}{term}{text[end:]}"
     return text
 
@@ -311,8 +311,8 @@ def _skip(text: str, at: int) -> int:
 def decode_slots(data: bytes | memoryview, where: str, *, now: int) -> list[SlotState]:
     """The slots in these bytes, in their order; damage is ``CorruptData``, never "no slots".
 
-    Also reads what older writers called ``restart_lsn``, ``last_seen_at_unix_ms``, ``invalidation_reason`` and
-    ``invalidated_at_unix_ms``. ``now`` (microseconds) stands for times that are not told: the later one retains more.
+    Also reads the older names ``restart_lsn``, ``last_seen_at_unix_ms``, ``invalidation_reason`` and
+    ``invalidated_at_unix_ms``. ``now`` (microseconds) replaces missing times: the later one retains more.
 
     >>> decode_slots(b'{"slots": [{"id": "a", "restart_lsn": 7}]}', "it", now=5)[0].position
     7
@@ -323,13 +323,14 @@ def decode_slots(data: bytes | memoryview, where: str, *, now: int) -> list[Slot
         return slots_of(_JSON.decode(str(data, "utf-8")), now)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptData(
-            f"{where} is damaged: {str(error)[:200]!r}. Restore the file, or move it away to go on without its slots."
+            f"{where} is damaged: {str(error)[:200]!r}. Restore the file, or move it away to continue without its "
+            "slots."
         ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolFrame:
-    """One frame of a spool; ``term`` is None where it does not say."""
+    """One frame of a spool; ``term`` is None if it has none."""
 
     byte: int
     size: int
@@ -340,13 +341,13 @@ class SpoolFrame:
 
     @classmethod
     def of(cls, frame: LegacyFrame) -> SpoolFrame:
-        """A frame as it was found."""
+        """The value of a found frame."""
         return cls(frame.start, frame.end - frame.start, frame.version, frame.lsn, frame.term, frame.timestamp)
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolFile:
-    """A spool: its valid bytes, and why reading stops there."""
+    """A spool: its valid bytes, and why it ends there."""
 
     spool: str
     size: int
@@ -354,18 +355,18 @@ class SpoolFile:
     ending: str
     why: str
     versions: dict[str, int]
-    """How many frames there are of each version."""
+    """Number of frames of each version."""
     first_lsn: int | None
     last_lsn: int | None
     slots: int | None
-    """How many slots are beside it; None if there is no such file, or it cannot be read."""
+    """Number of its slots; None if the file is missing or unreadable."""
     problems: tuple[str, ...] = ()
 
 
 def inspect_spool(
     path: str, each: Callable[[SpoolFrame], None] | None = None, *, disk: Disk = DISK, clock: Clock = CLOCK
 ) -> SpoolFile:
-    """Read a spool up to its first damage, as every reader of spools does; ``each`` is given its frames."""
+    """Read a spool up to its first damage; ``each`` is called with its frames."""
     data = disk.read(path)
     scanner = LegacyScanner(memoryview(data))
     versions: Counter[str] = Counter()

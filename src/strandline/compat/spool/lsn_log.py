@@ -11,7 +11,7 @@ import pyarrow as pa
 from strandline.compat.spool.migrate import folder_of
 from strandline.errors import ExpectationFailed, InvalidInput, NotFound
 from strandline.log.wal.log import PENDING_BYTES, ROLL_BYTES, TAIL_BYTES, WalLog
-from strandline.log.wal.recover.verify import Told, WalVerification
+from strandline.log.wal.recover.verify import OnProgress, WalVerification
 from strandline.log.wal.write.groups import CommitGroup, WalHandle, check_numbers
 from strandline.model.addresses import Address
 from strandline.model.arguments import LARGEST_NUMBER, Positive, Signed, Timeout, checked
@@ -33,7 +33,7 @@ class WalRecord(NamedTuple):
 
 
 class LsnHandle:
-    """An append under way: its result is its lsn, the last one of many records, once it is durable."""
+    """A pending append: its result is the lsn of its last record, once it is durable."""
 
     __slots__ = ("_count", "_first", "_group")
 
@@ -47,7 +47,7 @@ class LsnHandle:
         return self._group.is_known
 
     def result(self, timeout: float | None = None) -> int:
-        """Block until the record is durable, or raise why it is not; ``TimeoutError`` if neither yet."""
+        """Block until the record is durable, or raise why it is not; ``TimeoutError`` if it is neither yet."""
         self._group.wait(timeout)
         return self._first + self._count
 
@@ -63,10 +63,10 @@ class LsnHandle:
 @final
 @checked
 class WriteAheadLog(Closing):
-    """A durable log of payloads on this machine's disk: an append that returned is never lost, whatever the power does.
+    """A durable log of payloads on this machine's disk: an append that returned is never lost, even in a power failure.
 
-    Records are numbered by lsn, from 1 on, without a gap; 0 stands for "nothing". :attr:`log` is the same log with
-    offsets, cursors, spans and slots, as everything else here takes it: ``strandline.follow(wal.log, sink)``.
+    Records are numbered by lsn, from 1 on, without a gap; 0 means "none". :attr:`log` is the same log with
+    offsets, cursors, spans and slots, for all other functions: ``strandline.follow(wal.log, sink)``.
 
     >>> import tempfile
     >>> wal = WriteAheadLog.open(tempfile.mkdtemp() + "/orders")
@@ -102,10 +102,10 @@ class WriteAheadLog(Closing):
     ) -> WriteAheadLog:
         """Open the log in the folder ``path`` for writing, as :meth:`WalLog.open` does.
 
-        A spool of older versions (``path`` with ``.logical.wal`` behind it, and its slots) is never taken over
-        silently: with ``migrate`` it is moved into the folder, and the original file stays where it is. One whose lsns
-        leave gaps or go back needs ``renumber``: records get new lsns, and keep the old ones in the header
-        ``spool-lsn``; slots are moved along.
+        A spool of older versions (``path`` with the suffix ``.logical.wal``, and its slots) is never taken over
+        silently: with ``migrate`` it is moved into the folder, and the original file stays where it is. A spool whose
+        lsns leave gaps or go back needs ``renumber``: records get new lsns, and keep the old ones in the header
+        ``spool-lsn``; slots are moved accordingly.
         """
         folder = folder_of(path, migrate=migrate, renumber=renumber, disk=disk, clock=clock, chance=chance)
         log = WalLog.open(
@@ -129,7 +129,7 @@ class WriteAheadLog(Closing):
         return self
 
     def close(self) -> None:
-        """Make everything durable that was appended, and let go of the log; closing twice is fine."""
+        """Make all appends durable, and close the log. Idempotent."""
         self.log.close()
 
     def append(
@@ -150,7 +150,7 @@ class WriteAheadLog(Closing):
     def submit(
         self, payload: bytes, *, lsn: int | None = None, term: int | None = None, timestamp: Signed | None = None
     ) -> LsnHandle:
-        """The same without waiting: the handle's ``result()``, or awaiting it, gives the lsn when it is durable."""
+        """The same without waiting: the handle's ``result()``, or awaiting it, returns the lsn when it is durable."""
         if lsn is None and term is None and timestamp is None:
             return LsnHandle(*self._add(payload))
         check_numbers(timestamp=timestamp)
@@ -193,9 +193,9 @@ class WriteAheadLog(Closing):
         return self.log.bounds().next
 
     def read_since(self, lsn: int, max_count: Positive = 1000) -> list[WalRecord]:
-        """Up to ``max_count`` records behind this lsn, in order: all that are durable, if there are fewer.
+        """Up to ``max_count`` durable records after this lsn, in order.
 
-        ``CursorExpired`` if what follows is no longer retained, ``Diverged`` for an lsn above :attr:`current`.
+        ``CursorExpired`` if the next one is no longer retained, ``Diverged`` for an lsn above :attr:`current`.
         """
         cursor = Cursor(self.log.log_id, lsn)
         records: list[WalRecord] = []
@@ -204,22 +204,23 @@ class WriteAheadLog(Closing):
                 for batch in span.fetch(_READ):
                     records += _records(span.frame.term, batch)
         except NotFound:
-            self.log.plan(cursor, Limit(batches=1))  # if it was trimmed since it was planned, this says so
+            self.log.plan(cursor, Limit(batches=1))  # raises if it was trimmed since it was planned
             raise
         return records
 
     def wait(self, past: int, timeout: Timeout) -> bool:
-        """Block until an lsn above ``past`` is durable (True) or the time is over (False)."""
+        """Block until an lsn above ``past`` is durable (True), or until the timeout (False)."""
         return self.log.wait(Cursor(self.log.log_id, past), timeout)
 
-    def verify(self, told: Told | None = None) -> WalVerification:
-        """Read every byte of the log and say what is wrong with it, beside whatever else goes on; changes nothing."""
+    def verify(self, told: OnProgress | None = None) -> WalVerification:
+        """Read every byte of the log and report all damage, concurrently with other calls; changes nothing."""
         return self.log.verify(told)
 
     def prune_through(self, lsn: int) -> int:
-        """Durably forget everything up to and with this lsn, but nothing that a slot needs; returns what it reached.
+        """Durably delete everything up to and including this lsn, but nothing that a slot needs; returns the reached
+        lsn.
 
-        Whole files go. The end stays where it is, even if everything is trimmed.
+        Whole files are deleted. The end does not change, even if everything is trimmed.
         """
         return self.log.trim(lsn)
 
@@ -230,13 +231,13 @@ _READ: Final = ("offset", "timestamp", "value")
 
 @contextlib.contextmanager
 def _following(lsn: int | None) -> Iterator[int | None]:
-    """The offset of an lsn that a record must get; if it cannot, the error names the lsn that follows."""
+    """The offset of an lsn that a record must get; if it cannot, the error names the next lsn."""
     if lsn is None:
         yield None
         return
     check_numbers(lsn=lsn)
     if not lsn:
-        raise InvalidInput("The first lsn is 1: 0 stands for nothing.")
+        raise InvalidInput("The first lsn is 1: 0 means none.")
     try:
         yield lsn - 1
     except ExpectationFailed as error:
@@ -249,7 +250,7 @@ def _following(lsn: int | None) -> Iterator[int | None]:
 
 def _lsn_handle(handle: WalHandle) -> LsnHandle:
     if handle.first is None:
-        raise AssertionError("an append without a number has a place of its own")
+        raise AssertionError("an append without a number has its own offset")
     return LsnHandle(handle.group, handle.first, handle.count)
 
 

@@ -29,12 +29,12 @@ from strandline.compat.spool.format import (
     runs,
 )
 from strandline.errors import CorruptData, Fenced, InvalidInput, NotFound, StorageError, WrongKind
-from strandline.formats.wal.folder import Kept, decode_kept, encode_wal_identity
+from strandline.formats.wal.folder import SlotsFile, decode_slots_file, encode_wal_identity
 from strandline.formats.wal.frame import FrameScanner
 from strandline.log.slots import check_name, invalidate, put_at
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import IDENTITY, KEPT, LEAD, LOCK, NEW, data_name
-from strandline.log.wal.slots import write_kept
+from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.write.journal import JournalPosition, encode_lead
 from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Bounds
@@ -44,15 +44,15 @@ from strandline.storage.clock import Chance, Clock
 from strandline.storage.disk import Disk
 
 OLD_LSN: Final = "spool-lsn"
-"""The header in which a renumbered record keeps the lsn that it had, in decimal digits."""
+"""The header in which a renumbered record keeps its old lsn, in decimal digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class LsnGap:
-    """A place where the lsns of a spool do not follow each other."""
+    """A place where the lsns of a spool are not consecutive."""
 
     index: int
-    """Which record it is before, counted from 0."""
+    """Index of the record after it, from 0."""
     after: int
     """The lsn of the record before."""
     found: int
@@ -60,11 +60,11 @@ class LsnGap:
 
     @property
     def missing(self) -> int:
-        """How many lsns were passed over; 0 where they go back."""
+        """Number of missing lsns; 0 where they go back."""
         return max(0, self.found - self.after - 1)
 
     def __str__(self) -> str:
-        """The lsns that are missing, or how they go back."""
+        """The missing lsns, or how they go back."""
         if self.missing:
             return f"{self.after + 1}" if self.missing == 1 else f"{self.after + 1}-{self.found - 1}"
         return f"{self.found} after {self.after}"
@@ -72,55 +72,55 @@ class LsnGap:
 
 @dataclass(frozen=True, slots=True)
 class Renumbering:
-    """New lsns for the records of a spool, in their order: the first keeps its own, and each further one follows."""
+    """New lsns for the records of a spool, in order: the first keeps its own, and the others follow."""
 
     start: int
     """The offset of the first record."""
     lsns: Sequence[int]
-    """The lsns as they were."""
+    """The old lsns."""
     gaps: tuple[LsnGap, ...]
 
     @property
     def missing(self) -> int:
-        """How many lsns were passed over in all."""
+        """Total number of missing lsns."""
         return sum(gap.missing for gap in self.gaps)
 
     @property
     def end(self) -> int:
-        """The offset behind the last record."""
+        """The offset after the last record."""
         return self.start + len(self.lsns)
 
     def records(self, found: Iterable[SpoolRecord]) -> Iterator[SpoolRecord]:
-        """The same records with their new lsns."""
+        """The records with their new lsns."""
         for lsn, record in enumerate(found, self.start + 1):
             yield record._replace(lsn=lsn)
 
     def old_lsns(self, first: int, count: int) -> Sequence[int]:
-        """What ``count`` records from a new lsn on were numbered before."""
+        """The old lsns of ``count`` records from a new lsn on."""
         return self.lsns[first - 1 - self.start : first - 1 - self.start + count]
 
     def slots(self, slots: Iterable[SlotState]) -> list[SlotState]:
         """The slots at their new positions: before the first record that their consumers do not have.
 
-        Where lsns go back, a consumer may be given records again, and never misses one. A slot that needs records from
-        before the spool's first, or is past its last, stays so.
+        Where lsns go back, a consumer may get records again, and never misses one. A slot before the spool's first
+        record, or past its last, stays so.
         """
         highest = list(accumulate(self.lsns, max))
         lowest = min(self.lsns)
 
         def moved(position: int) -> int:
             if position + 1 < lowest:
-                return min(position, self.start - 1)  # what it needs next is not there
+                return min(position, self.start - 1)  # its next record is missing
             if position > highest[-1]:
                 return self.end + position - highest[-1]
-            # Up to the first record with a higher lsn all are at or below its own: it has them.
+            # All records up to the first with a higher lsn are at or below its own: it has them.
             return self.start + bisect_right(highest, position)
 
         return [put_at(slot, max(0, moved(slot.position))) for slot in slots]
 
 
 def plan_renumbering(lsns: Sequence[int], last: int) -> Renumbering | None:
-    """How to number these records anew; None if their lsns follow each other, up to ``last``, as they are.
+    """New lsns for these records; None if their lsns are consecutive, up to ``last``.
 
     >>> plan = plan_renumbering([7, 8, 11, 10], last=100)
     >>> plan.start, [str(gap) for gap in plan.gaps], plan.missing
@@ -136,28 +136,28 @@ def plan_renumbering(lsns: Sequence[int], last: int) -> Renumbering | None:
 
 
 MIGRATING: Final = ".migrating"
-"""Behind the folder's name: where its log is made, before it gets there as a whole."""
+"""Suffix of the temporary folder in which the log is built."""
 
 LAST_LSN: Final = (1 << 63) - 1
-"""Offsets are numbers of 63 bits."""
+"""Offsets have 63 bits."""
 LAST_TIME: Final = ((1 << 63) - 1) // 1000
-"""The last millisecond that a record may tell: times are microseconds of 63 bits."""
+"""The last valid millisecond: times are microseconds of 63 bits."""
 
 _FRAME_BYTES: Final = 1 << 20
 _FRAME_RECORDS: Final = 1 << 14
 _GROUP_BYTES: Final = 16 << 20
-"""So much is written between two syncs."""
+"""Bytes written between two syncs."""
 
 _TOLD_GAPS: Final = 100
-"""So many are logged one by one."""
+"""Number of gaps that are logged one by one."""
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 
 def folder_of(path: Address, *, migrate: bool, disk: Disk, clock: Clock, chance: Chance, renumber: bool = False) -> str:
-    """The folder of the log that ``path`` names; a spool of that name is moved there if ``migrate`` says so.
+    """The folder of the log at ``path``; with ``migrate``, a spool of that name is moved there.
 
-    ``WrongKind`` if there is a spool, no folder, and nobody asked to migrate: an empty log would hide it.
+    ``WrongKind`` if there is a spool, but no folder, without ``migrate``: an empty log would hide the spool.
     """
     named = as_folder(path).removesuffix(SPOOL)
     folder = named.rstrip("/") or named  # 'orders/' has the spool of 'orders'
@@ -178,35 +178,36 @@ def migrate_spool(
 ) -> Renumbering | None:
     """Make the log in this folder from the spool beside it, whole and with its slots, or not at all.
 
-    After a crash at any moment there is no log in the folder, and this can be done again, or there is all of it. The
-    spool and its slots stay as they are. ``Fenced``, and nothing was changed, if they were written meanwhile: what an
-    older program appends from then on would be in no log. Of two processes the second waits, and finds it done.
+    After a crash at any moment there is no log in the folder, and this can be repeated, or there is all of it. The
+    spool and its slots are not changed. ``Fenced``, and no change, if they were written meanwhile: later appends of
+    an older program would be in no log. Of two processes the second waits, and finds it done.
 
-    What the log holds is the longest valid prefix of the spool; that there is more is logged as a warning. An empty
-    spool becomes an empty log, which goes on behind the highest slot: whoever has applied so much had seen it in
-    records that were trimmed since. A slot that needs what is no longer there is invalid in the log (``wal-removed``).
+    The log holds the longest valid prefix of the spool; a remainder is logged as a warning. An empty
+    spool becomes an empty log, which continues after the highest slot: its consumer has applied
+    records up to there that were trimmed since. A slot that needs missing records is invalid in the log
+    (``wal-removed``).
 
     With ``renumber`` records whose lsns leave gaps or go back get new ones, in the order of the file, and keep the old
-    ones in the header ``spool-lsn``; slots are moved along, to where no consumer misses a record. Each gap is logged as
-    a warning, and what was done is returned; None if nothing had to be renumbered.
+    ones in the header ``spool-lsn``; slots are moved accordingly, so that no consumer misses a record. Each gap is
+    logged as a warning, and the renumbering is returned; None if none was needed.
 
-    ``CorruptData``, and nothing was changed: for lsns that do not follow each other and terms that go down; for a
-    damaged slots file; for a valid slot behind the end, whose consumer proves that records are lost; for a file that
-    does not even begin with a record, unless that is torn. ``InvalidInput`` for what a log cannot hold.
+    ``CorruptData``, and no change: for lsns that are not consecutive and terms that decrease; for a
+    damaged slots file; for a valid slot past the end, whose consumer proves that records are lost; for a file that
+    does not begin with a record, unless that is torn. ``InvalidInput`` for records that a log cannot hold.
     """
     with disk.locked(f"{folder}{MIGRATING}.lock"):
         if _exists(f"{folder}/{IDENTITY}", disk=disk):
             return None  # another process was faster
         _refuse_what_is_in_the_way(folder, disk=disk, clock=clock)
         hidden = f"{folder}{MIGRATING}"
-        disk.remove_folder(hidden)  # what an interrupted one has left
+        disk.remove_folder(hidden)  # leftovers of an interrupted migration
         try:
             source = _Source.read(folder, disk=disk)
             renumbering = _make(source, hidden, disk=disk, clock=clock, log_id=chance.uuid(), renumber=renumber)
             source.check_unchanged(disk=disk)
             _put_in_place(hidden, folder, disk=disk, clock=clock)
         except Exception:
-            with contextlib.suppress(StorageError):  # else the next one does it
+            with contextlib.suppress(StorageError):  # the next migration removes it
                 disk.remove_folder(hidden)
             raise
         return renumbering
@@ -220,11 +221,11 @@ def _exists(path: str, *, disk: Disk) -> bool:
     return True
 
 
-# --- its place -------------------------------------------------------------------------------------------------
+# --- folder ----------------------------------------------------------------------------------------------------
 
 
 def _refuse_what_is_in_the_way(folder: str, *, disk: Disk, clock: Clock) -> None:
-    """Refuse a folder with anything in it but what the creation of a log has left that was interrupted."""
+    """Refuse a folder with content other than the leftovers of an interrupted creation of a log."""
     first, kept = data_name(0), f"{folder}/{KEPT}"
     names = [row.name for row in disk.scan(folder)]
     strange = [name for name in names if name not in (LOCK, KEPT, f"{KEPT}{NEW}", f"{IDENTITY}{NEW}", first)]
@@ -232,17 +233,17 @@ def _refuse_what_is_in_the_way(folder: str, *, disk: Disk, clock: Clock) -> None
         frames = FrameScanner(memoryview(disk.read(f"{folder}/{first}")))
         strange += [first for frame in frames if not frame.info.flags & LEAD][:1]
     if KEPT in names:
-        found = decode_kept(disk.read(kept), kept, now=clock.now())
+        found = decode_slots_file(disk.read(kept), kept, now=clock.now())
         strange += [KEPT] if found.slots or found.start else []
     if strange:
         raise InvalidInput(
-            f"{folder} is where the log from {folder}{SPOOL} belongs, and it has {strange[0]} in it: move the folder "
+            f"{folder} is where the log from {folder}{SPOOL} belongs, but it has {strange[0]} in it: move the folder "
             "away, and migrate again."
         )
 
 
 def _put_in_place(hidden: str, folder: str, *, disk: Disk, clock: Clock) -> None:
-    """Let the log appear, all of which is durable; afterwards its name is, too."""
+    """Rename the finished, durable log into place; afterwards its name is durable, too."""
     with contextlib.ExitStack() as held:
         if disk.scan(folder):
             if not held.enter_context(disk.try_locked(f"{folder}/{LOCK}")):
@@ -257,7 +258,7 @@ def _put_in_place(hidden: str, folder: str, *, disk: Disk, clock: Clock) -> None
 
 
 class _Source(NamedTuple):
-    """What is migrated: the spool and its slots, as they were when they were read."""
+    """The spool and its slots, as they were when they were read."""
 
     spool: str
     beside: str
@@ -267,13 +268,13 @@ class _Source(NamedTuple):
 
     @classmethod
     def read(cls, folder: str, *, disk: Disk) -> _Source:
-        """Read both; first the slots, so that none of them is behind the spool's end though it is written meanwhile."""
+        """Read both; first the slots, so that none of them is past the spool's end even if it is written meanwhile."""
         spool, beside = f"{folder}{SPOOL}", f"{folder}{SPOOL_SLOTS}"
         slots = _read_if_there(beside, disk=disk)
         return cls(spool, beside, memoryview(disk.read(spool)), slots)
 
     def check_unchanged(self, *, disk: Disk) -> None:
-        """``Fenced`` if either was written since: what is in the files is more than what was read."""
+        """``Fenced`` if either was written since: the files have more than was read."""
         if disk.size(self.spool) != len(self.data) or _read_if_there(self.beside, disk=disk) != self.slots:
             raise Fenced(
                 f"{self.spool} is written by another program: stop that, and migrate again. Nothing was changed."
@@ -290,7 +291,7 @@ def _read_if_there(path: str, *, disk: Disk) -> bytes | None:
 def _make(
     source: _Source, hidden: str, *, disk: Disk, clock: Clock, log_id: UUID, renumber: bool
 ) -> Renumbering | None:
-    """Durably make the log, under a name that nobody looks for."""
+    """Durably build the log, under a temporary name."""
     spool, beside, data, _ = source
     slots = _decode_slots(source.slots, beside, now=clock.now())
     renumbering = None
@@ -304,25 +305,25 @@ def _make(
     else:
         start = max((slot.position for slot in slots), default=0)
     if start > LAST_LSN:
-        raise InvalidInput(f"{beside} has a slot at {start:,}, and no log reaches so far: put the slot right.")
+        raise InvalidInput(f"{beside} has a slot at {start:,}, but no log reaches so far: correct the slot.")
     disk.make_folders(hidden)
-    _begin(hidden, Kept(log_id, start), disk=disk)
+    _begin(hidden, SlotsFile(log_id, start), disk=disk)
     with WalLog.open(
         hidden, create=False, tail_bytes=0, pending_bytes=_GROUP_BYTES, background=False, disk=disk, clock=clock
     ) as log:
         copied = _copy(data, start, log, spool, renumbering)
-    _tell(copied, data, spool)
+    _warn_of_remainder(copied, data, spool)
     if renumbering is not None:
-        _tell_gaps(renumbering, spool)
+        _warn_of_gaps(renumbering, spool)
     slots = settle_slots(slots, Bounds(start, copied.end), now=clock.now(), where=beside)
     # Syncs the folder, too: every name in it is durable before its own is.
-    write_kept(hidden, Kept(log_id, start, tuple(slots)), disk=disk)
+    write_slots_file(hidden, SlotsFile(log_id, start, tuple(slots)), disk=disk)
     return renumbering
 
 
-def _begin(folder: str, kept: Kept, *, disk: Disk) -> None:
-    """A log without records that begins at an offset; its first frame is of no time, so that the next may be old."""
-    write_kept(folder, kept, disk=disk)
+def _begin(folder: str, kept: SlotsFile, *, disk: Disk) -> None:
+    """A log without records that begins at an offset; its first frame has no time, so that the next may be old."""
+    write_slots_file(folder, kept, disk=disk)
     lead = encode_lead(kept.log_id, kept.start, JournalPosition(kept.start, 0, kept.start, 0, 0, {}))
     disk.write_new(f"{folder}/{data_name(kept.start)}", lead)
     disk.write_new(f"{folder}/{IDENTITY}", [encode_wal_identity(kept.log_id)])
@@ -330,9 +331,9 @@ def _begin(folder: str, kept: Kept, *, disk: Disk) -> None:
 
 class _Copied(NamedTuple):
     end: int
-    """Behind its last record."""
+    """Cursor after its last record."""
     clamped: int
-    """How many records told a time that no record may have."""
+    """Number of records with an invalid time."""
     stop: LegacyStop
 
 
@@ -345,15 +346,15 @@ def _copy(data: memoryview, start: int, log: WalLog, spool: str, renumbering: Re
     for run in runs(records, max_count=_FRAME_RECORDS, max_bytes=_FRAME_BYTES):
         if run.first != offset + 1 or run.term < term or run.first + len(run.payloads) - 1 > LAST_LSN:
             _refuse_run(run, offset, term, data, offset - start, spool)
-        # A frame is of its latest record's time, so that looking for a time skips none; but a time to come would be
-        # that of all frames after it.
+        # A frame has the time of its latest record, so that a search by time skips none; but a time in the future would
+        # be repeated by all later frames.
         latest = max(run.timestamps)
         clamped += 0 if latest <= LAST_TIME else sum(time > LAST_TIME for time in run.timestamps)
         try:
             handle = log.append_batch(
                 _batch_of(run, renumbering), expect=offset, term=run.term, timestamp=min(latest, now)
             )
-        except InvalidInput as error:  # a run is that large only if it is one record
+        except InvalidInput as error:  # only a run of one record can be that large
             raise InvalidInput(
                 f"{spool} has a record that fits no frame, lsn {run.first} with {run.payloads[0].nbytes:,} bytes; "
                 "nothing was changed: it can be read there only by a program of the older version."
@@ -372,7 +373,7 @@ def _batch_of(run: SpoolRun, renumbering: Renumbering | None) -> pa.RecordBatch:
         pc.multiply(milliseconds, 1000).view(TIMESTAMP),
         pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(bytes(count))]),
         pa.nulls(count, pa.binary()),
-        # As bytes: Arrow leaks each view that it is given, and with it all that is viewed, which is the spool.
+        # As bytes: Arrow leaks each view that it gets, and with it the whole spool.
         pa.array(list(map(bytes, run.payloads)), pa.binary()),
         no_headers(count) if renumbering is None else _lsn_headers(renumbering.old_lsns(run.first, count)),
     ]
@@ -399,23 +400,24 @@ def _refuse_run(run: SpoolRun, offset: int, term: int, data: memoryview, index: 
     frame = next(islice(LegacyScanner(data), index, None))
     or_ = ""
     if run.first != offset + 1:
-        why = f"lsn {run.first} is there, and {offset + 1} follows"
+        why = f"lsn {run.first} is there instead of {offset + 1}"
         or_ = (
-            "; or let all its records have new numbers, and each gap be reported ('strandline wal migrate --renumber', "
+            "; or renumber all its records, with a report of each gap ('strandline wal migrate --renumber', "
             "or renumber=True in a program)"
         )
     elif run.term < term:
-        why = f"lsn {run.first} is of term {run.term}, and the one before it of term {term}"
+        why = f"lsn {run.first} is of term {run.term}, but the one before it of term {term}"
     else:
-        why = f"lsns go on from {run.first}, and none may be above {LAST_LSN}"
+        why = f"lsns continue from {run.first}, but none may be above {LAST_LSN}"
     raise CorruptData(
         f"{spool} is damaged at byte {frame.start}, in record {index} counted from 0: {why}; nothing was changed. "
-        f"Restore the file, or migrate a copy that is cut at byte {frame.start}, which holds what is before it{or_}."
+        f"Restore the file, or migrate a copy that is cut at byte {frame.start}, which holds the records before "
+        f"it{or_}."
     )
 
 
-def _tell(copied: _Copied, data: memoryview, spool: str) -> None:
-    """Warn of what did not come along; ``CorruptData`` if that is all, and no crash can have left it so."""
+def _warn_of_remainder(copied: _Copied, data: memoryview, spool: str) -> None:
+    """Warn of bytes that were not migrated; ``CorruptData`` if none were, and a crash cannot have caused that."""
     stop = copied.stop
     left = len(data) - stop.at
     if not stop.at and stop.ending not in (LegacyEnding.CLEAN, LegacyEnding.TORN):
@@ -425,19 +427,19 @@ def _tell(copied: _Copied, data: memoryview, spool: str) -> None:
         )
     if stop.ending is not LegacyEnding.CLEAN:
         _LOGGER.warning(
-            "%s is whole up to byte %d, which is what was migrated; the %d bytes behind that are in this file only: "
+            "%s is valid up to byte %d, which was migrated; the %d bytes after that are in this file only: "
             "%s (%s).", spool, stop.at, left, stop.why, stop.ending.value,
         )  # fmt: skip
     if copied.clamped:
         _LOGGER.warning(
-            "%s has %d records of a time that cannot be told in microseconds; in the log they have the last that can.",
+            "%s has %d records with a time out of range; in the log they have the latest valid time.",
             spool, copied.clamped,
         )  # fmt: skip
 
 
-def _tell_gaps(renumbering: Renumbering, spool: str) -> None:
+def _warn_of_gaps(renumbering: Renumbering, spool: str) -> None:
     for gap in renumbering.gaps[:_TOLD_GAPS]:
-        _LOGGER.warning("%s has no lsn that follows before record %d: %s.", spool, gap.index, gap)
+        _LOGGER.warning("%s has a gap before record %d: %s.", spool, gap.index, gap)
     _LOGGER.warning(
         "%s was renumbered: %d records, %d gaps with %d lsns missing; each record keeps its lsn in the header %r.",
         spool, len(renumbering.lsns), len(renumbering.gaps), renumbering.missing, OLD_LSN,
@@ -458,10 +460,10 @@ def _decode_slots(data: bytes | None, path: str, *, now: int) -> list[SlotState]
 
 
 def settle_slots(slots: Iterable[SlotState], bounds: Bounds, *, now: int, where: str) -> list[SlotState]:
-    """The slots as the log has them: those that need what it no longer retains are invalid from now on.
+    """The slots of the log: those that need records which it no longer retains are invalid from now on.
 
-    ``CorruptData`` for a valid slot behind the end: its consumer was given records that are not there, and would be
-    skipped ahead over the next ones that get their numbers.
+    ``CorruptData`` for a valid slot past the end: its consumer got records that are missing here, and would
+    skip the next ones with their numbers.
     """
     return list(_settled(slots, bounds, now, where))
 
@@ -470,13 +472,13 @@ def _settled(slots: Iterable[SlotState], bounds: Bounds, now: int, where: str) -
     for slot in slots:
         if slot.pins and slot.position > bounds.next:
             raise CorruptData(
-                f"{where} has slot {slot.name!r} at {slot.position}, and the spool ends at {bounds.next}: records are "
-                "lost that its consumer was given; nothing was changed. Restore the spool, or take the slot out of "
+                f"{where} has slot {slot.name!r} at {slot.position}, but the spool ends at {bounds.next}: records are "
+                "lost that its consumer has; nothing was changed. Restore the spool, or remove the slot from "
                 "the file and bootstrap its consumer again."
             )
         if slot.pins and slot.position < bounds.first:
             _LOGGER.warning(
-                "Slot %r of %s needs records from offset %d on, and the spool begins at %d: it is invalid, and its "
+                "Slot %r of %s needs records from offset %d on, but the spool begins at %d: it is invalid, and its "
                 "consumer has to bootstrap again.", slot.name, where, slot.position, bounds.first,
             )  # fmt: skip
             yield invalidate(slot, slot, InvalidReason.WAL_REMOVED, now)

@@ -1,7 +1,7 @@
 """Names of batch objects, and edits of the manifest: pure functions from a manifest to the next one.
 
-The format has no room to remember operations. So each edit recognises by the manifest alone that it was done already,
-and then returns the very manifest it was given: that is how a lost answer is resolved.
+The format cannot store operations. So each edit recognises from the manifest alone that it was applied already,
+and then returns the given manifest unchanged: that is how a lost answer is resolved.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _MARK_DIGITS: Final = 16
 _MARK_BITS: Final = 80
 _MAX_TIME: Final = (1 << 48) - 1
 _ENCODED: Final = re.compile(r"""[^ -~]|[\\{^}%`\]">\[~<#|*?]""")
-"""What Rust's ``object_store`` encodes in a part of a path."""
+"""Characters that Rust's ``object_store`` encodes in a part of a path."""
 
 
 def new_location(folder: str, now: int, writer: WriterId, number: int) -> str:
-    """Where a batch goes that is uploaded now (microseconds): ``<folder>/<ULID>.batch``.
+    """The path of a batch that is uploaded now (microseconds): ``<folder>/<ULID>.batch``.
 
-    The 80 bits behind the time are drawn from writer and number instead of anew each time. So all names that a batch
-    ever had are known to be of one batch, in whatever process and however late it was uploaded again.
+    The 80 bits after the time are derived from writer and number instead of random. So all names that a batch
+    ever had are known to belong to one batch, in any process and after any repeated upload.
 
     >>> from uuid import UUID
     >>> new_location("ingest", 1_700_000_000_000_000, WriterId(UUID(int=7)), 0)
@@ -49,18 +49,18 @@ def new_location(folder: str, now: int, writer: WriterId, number: int) -> str:
 
 
 def mark_of(location: str) -> str:
-    """What all names of one batch have in common: the end of its ULID, or the whole location if it has none."""
+    """The common part of all names of one batch: the end of its ULID, or the whole location if it has none."""
     name = _ulid_in(location)
     return location if name is None else name[_TIME_DIGITS:]
 
 
 def tail_of(location: str) -> str:
-    """How every name with the same mark ends, if it is one of ours: what is looked for first, because it is quick."""
+    """The end of every name with the same mark, if it is written by this package: a quick first test."""
     return location[-_MARK_DIGITS - len(SUFFIX) :]
 
 
 def time_of(location: str) -> int | None:
-    """When the batch was uploaded, by its name (microseconds); None if that is no ULID.
+    """Upload time of the batch, by its name (microseconds); None if that is no ULID.
 
     >>> time_of("ingest/01HF7YAT00ZRK3CGQKNXK2TJ3B.batch")
     1700000000000000
@@ -84,7 +84,7 @@ def _encoded(number: int, digits: int) -> str:
 
 
 def stored_as(path: str) -> str:
-    """The name under which implementations on Rust's ``object_store`` keep an object: ``Path::from`` of that crate.
+    """The name under which implementations on Rust's ``object_store`` store an object: ``Path::from`` of that crate.
 
     It percent-encodes, part by part, control characters, everything but ASCII, and the characters that S3 and Google
     Cloud Storage recommend to avoid.
@@ -96,7 +96,7 @@ def stored_as(path: str) -> str:
 
 
 def checked_path(path: str, what: str) -> str:
-    """The path, if it is the same object in every store and for every implementation."""
+    """The path; ``InvalidInput`` unless it is the same object in every store and for every implementation."""
     pieces = path.split("/")
     if "\0" in path or any(piece in ("", ".", "..") for piece in pieces):
         raise InvalidInput(f"{what}={path!r} cannot be a path in a store: write it as 'folder/name'.")
@@ -111,12 +111,12 @@ def checked_path(path: str, what: str) -> str:
 
 RESERVED_EPOCH: Final = (1 << 64) - 1
 LAST_SEQUENCE: Final = (1 << 63) - 1
-"""Sequences are offsets here, which have 63 bits."""
+"""Sequences are used as offsets, which have 63 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point in time on both clocks: one may stand still while the machine sleeps, the other may be set."""
+    """A point in time on both clocks: one may stop while the machine sleeps, the other may be set."""
 
     monotonic: float
     wall: int
@@ -127,13 +127,13 @@ class Moment:
         return cls(clock.monotonic(), clock.now())
 
     def since(self, earlier: Moment) -> float:
-        """Seconds that have passed for certain, or seem to have: the longer of what the two clocks say."""
+        """Seconds since then: the longer of the two clocks' answers."""
         return max(self.monotonic - earlier.monotonic, (self.wall - earlier.wall) / 1e6)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueListing:
-    """A batch that asks to be listed. ``began`` is when its upload did; None while there is none."""
+    """A batch to list. ``began`` is the start of its upload; None before that."""
 
     count: int
     number: int
@@ -146,10 +146,10 @@ class QueueListing:
 def list_batches(
     manifest: QueueManifest, listings: Sequence[QueueListing], now: Moment, patience: float
 ) -> QueueManifest:
-    """The manifest with batches listed in order; those that are listed already, under whatever name, are passed over.
+    """The manifest with batches listed in order; batches that are listed already, under any name, are skipped.
 
-    ``StaleUpload`` if one that is not listed was begun more than ``patience`` seconds ago: what is listed later than
-    that could be taken by a collector that has not seen it listed.
+    ``StaleUpload`` if an unlisted one was begun more than ``patience`` seconds ago: a collector that
+    has not seen it listed could delete it.
     """
     known = places_of(manifest, [new.location for new in listings])
     entries = list(manifest.entries)
@@ -166,7 +166,7 @@ def list_batches(
             raise StaleUpload(f"{new.location} was not listed within {patience} s.")
         if following >= LAST_SEQUENCE:
             raise CorruptData(
-                f"The queue goes on at sequence {following:,}, the last that there is and which no queue reaches by "
+                f"The queue continues at sequence {following:,}, the highest possible, which no queue reaches by "
                 "appending: its manifest is damaged. Nothing was appended: restore it, or begin another queue."
             )
         entries.append(QueueEntry(following, new.location, new.metadata))
@@ -177,7 +177,7 @@ def list_batches(
 
 
 def places_of(manifest: QueueManifest, locations: Sequence[str]) -> dict[str, int]:
-    """The sequences of those of these batches that are listed, under whatever name, by their marks."""
+    """The sequences of the listed ones of these batches, under any name, by their marks."""
     tails = tuple(map(tail_of, locations))
     return {mark_of(entry.location): entry.sequence for entry in manifest.entries if entry.location.endswith(tails)}
 
@@ -185,8 +185,8 @@ def places_of(manifest: QueueManifest, locations: Sequence[str]) -> dict[str, in
 def claim(manifest: QueueManifest, last_acked: int | None = None) -> QueueManifest:
     """The manifest with a new consumer, one epoch higher, and everything through ``last_acked`` acknowledged.
 
-    Done twice, it only skips an epoch: whoever claims last is the one that holds it. ``CursorExpired`` if batches
-    behind ``last_acked`` are gone, ``Diverged`` if it is ahead of a queue that holds something.
+    Applied twice, it only skips an epoch: the last claim holds. ``CursorExpired`` if batches
+    after ``last_acked`` are gone, ``Diverged`` if it is ahead of a non-empty queue.
     """
     claimed = replace(manifest, epoch=_next_epoch(manifest))
     if last_acked is None:
@@ -194,13 +194,13 @@ def claim(manifest: QueueManifest, last_acked: int | None = None) -> QueueManife
     first = first_listed(manifest)
     if last_acked + 1 < first:
         raise CursorExpired(
-            f"Batch {last_acked + 1} is no longer listed (the queue begins at {first}): someone has acknowledged it "
-            f"since. Open with last_acked=None to go on at {first}. Nothing was claimed."
+            f"Batch {last_acked + 1} is no longer listed (the queue begins at {first}): another consumer has "
+            f"acknowledged it since. Open with last_acked=None to resume at {first}. Nothing was claimed."
         )
     if last_acked >= manifest.next_sequence and manifest.entries:
         raise Diverged(
             f"last_acked={last_acked} is ahead of the queue, which ends at {manifest.next_sequence}: acknowledging it "
-            "would drop batches that nobody has read. Nothing was claimed."
+            "would drop unread batches. Nothing was claimed."
         )
     return _without(claimed, last_acked)
 
@@ -208,7 +208,7 @@ def claim(manifest: QueueManifest, last_acked: int | None = None) -> QueueManife
 def acknowledge(manifest: QueueManifest, *, epoch: int, through: int, location: str | None = None) -> QueueManifest:
     """The manifest without everything through a sequence; the same one if that is gone already.
 
-    ``Fenced`` if someone else has claimed the queue, ``Diverged`` if it never listed so much, or has another batch
+    ``Fenced`` if another consumer has claimed the queue, ``Diverged`` if it never listed so much, or has another batch
     there than the one at ``location``, which the consumer has read.
     """
     check_epoch(manifest, epoch)
@@ -226,7 +226,7 @@ def acknowledge(manifest: QueueManifest, *, epoch: int, through: int, location: 
 
 
 def reset(manifest: QueueManifest, position: int) -> QueueManifest:
-    """The manifest without everything below a position, and with nobody as its consumer.
+    """The manifest without everything below a position, and without a consumer.
 
     ``CursorExpired`` or ``Diverged`` if the position is not within the queue.
     """
@@ -235,10 +235,10 @@ def reset(manifest: QueueManifest, position: int) -> QueueManifest:
 
 
 def _next_epoch(manifest: QueueManifest) -> int:
-    """One epoch higher. The highest number of the format is reserved, and never written."""
+    """The next epoch. The highest number of the format is reserved, and never written."""
     if manifest.epoch + 1 >= RESERVED_EPOCH:
         raise CorruptData(
-            f"The queue is at epoch {manifest.epoch:,}, above which there is none, and which no number of consumers "
+            f"The queue is at epoch {manifest.epoch:,}, the highest possible, which no number of consumers "
             "reaches: its manifest is damaged. Nothing was claimed: restore it, or begin another queue."
         )
     return manifest.epoch + 1
@@ -254,12 +254,12 @@ def check_epoch(manifest: QueueManifest, epoch: int) -> None:
 
 
 def first_listed(manifest: QueueManifest) -> int:
-    """The first sequence that is not acknowledged: what a consumer that knows nothing starts at."""
+    """The first sequence that is not acknowledged, where a new consumer starts."""
     return manifest.entries[0].sequence if manifest.entries else manifest.next_sequence
 
 
 def bounds_of(manifest: QueueManifest) -> Bounds:
-    """What the queue holds, in sequences."""
+    """The bounds of the queue, in sequences."""
     return Bounds(first_listed(manifest), manifest.next_sequence)
 
 

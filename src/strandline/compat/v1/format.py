@@ -29,7 +29,7 @@ from strandline.model.stamp import Stamped
 VERSION: Final = 1
 
 _PLAUSIBLE: Final = 255
-"""Above this a version is taken for damage, since there is no checksum that would tell."""
+"""A higher version counts as damage, since there is no checksum."""
 
 _TAIL = struct.Struct("<BIH")
 _PREFIX: Final = 4
@@ -38,26 +38,26 @@ _PREFIX: Final = 4
 _WIDE: Final = pa.large_binary()
 _MAX_TIME: Final = (1 << 63) - 1
 _MILLISECOND: Final = 1000
-"""The wire has milliseconds; everything else here has microseconds."""
+"""Milliseconds are stored; everything else here uses microseconds."""
 
 _ZSTD: Final = pa.Codec("zstd", compression_level=1)
 _STEP: Final = 1 << 20
-"""So many bytes at a time are decompressed when a frame does not say how many there are."""
+"""Bytes decompressed at a time when a frame has no size."""
 
 _DENSEST: Final = 1 << 15
-"""A zstd block takes at least 4 bytes and gives at most 128 KiB: nothing grows by more than this."""
+"""A zstd block takes at least 4 bytes and expands to at most 128 KiB: the largest possible growth."""
 
 
 # --- batch objects ---------------------------------------------------------------------------------------------
 
 
 def encode_values(values: pa.Array) -> memoryview:
-    """Values as they lie in a block: each behind its length. No record is touched in Python."""
+    """Values in the layout of a block: each after its length. No Python loop over records."""
     if values.null_count:
-        raise InvalidInput("A queue of version 1 stores values and knows no null: give each record a value.")
+        raise InvalidInput("A queue of version 1 stores values, and no nulls: give each record a value.")
     lengths = pc.binary_length(values)
     prefixes = pa.Array.from_buffers(pa.binary(_PREFIX), len(lengths), lengths.buffers(), offset=lengths.offset)
-    # Elements of 64-bit offsets: the lengths of very many short values may take a batch over 2 GiB.
+    # 64-bit offsets: the lengths of very many short values may exceed 2 GiB in a batch.
     joined = pc.binary_join_element_wise(prefixes.cast(_WIDE), values.cast(_WIDE), pa.scalar(b"", _WIDE))
     _, offsets, data = joined.buffers()
     end = memoryview(offsets).cast("B").cast("q")[len(joined)] if len(joined) else 0
@@ -76,7 +76,7 @@ def encode_queue_batch(blocks: Iterable[memoryview], count: int, compression: Co
             f"{MAX_BATCH_BYTES:,} bytes: append it in parts."
         )
     if compression is Compression.ZSTD:
-        # One frame that tells its size: some readers can do no other.
+        # One frame with its size: some readers require that.
         parts = [memoryview(_ZSTD.compress(pa.py_buffer(b"".join(parts)))).cast("B")]
     return [*parts, _TAIL.pack(compression, count, VERSION)]
 
@@ -84,7 +84,7 @@ def encode_queue_batch(blocks: Iterable[memoryview], count: int, compression: Co
 def decode_values(data: bytes | memoryview, where: str) -> pa.Array:
     """The values of a batch object, checked whole; ``CorruptData`` or ``UnsupportedVersion`` naming ``where``.
 
-    Whatever the bytes say, no more memory is taken than a batch may hold.
+    Never takes more memory than a batch may hold, whatever the bytes say.
     """
     view = memoryview(data).cast("B")
     if len(view) < _TAIL.size:
@@ -98,7 +98,7 @@ def decode_values(data: bytes | memoryview, where: str) -> pa.Array:
         )
     if version != VERSION:
         raise CorruptData(f"{where} is damaged: there is no batch of version {version}. Restore the object.")
-    # What a record takes in memory beside its value, and its length, which are all that is stored of it.
+    # Memory of a record besides its stored value and length.
     beside = count * (RECORD_WIDTH - _PREFIX)
     check_unpacked(beside, len(view), where)
     if compression == Compression.ZSTD:
@@ -128,8 +128,8 @@ def decode_queue_batch(
 ) -> pa.RecordBatch:
     """The records of a batch object: puts without key and headers, each at the ingestion time of its range.
 
-    The range of a record is the one that begins last at or before it; a record before the first range, or without
-    any, is at ``uncovered``. Times that no Arrow timestamp can hold become the nearest that it can.
+    A record belongs to the last range that begins at or before it; a record before the first range, or without
+    any, has the time ``uncovered``. Times outside the range of Arrow timestamps become the nearest valid one.
     """
     values = decode_values(data, where)
     count = len(values)
@@ -156,16 +156,16 @@ def _times(metadata: Sequence[MetadataRange], count: int, uncovered: int) -> pa.
 
 
 def _decompressed(block: memoryview, where: str, limit: int) -> memoryview:
-    """What a zstd block holds, within a limit; its own word is believed only where it can be true."""
+    """The content of a zstd block, within a limit; its announced size is used only if it is possible."""
     announced = _content_size(block)
     if announced is not None and announced > min(limit, len(block) * _DENSEST):
         raise CorruptData(
-            f"{where} is damaged: its {len(block):,} compressed bytes announce {announced:,}, and a batch of so many "
+            f"{where} is damaged: its {len(block):,} compressed bytes announce {announced:,}, but a batch of so many "
             f"records holds at most {limit:,}."
         )
     try:
         if announced is not None:
-            with contextlib.suppress(OSError):  # several frames, and this is the first one's size; or damage
+            with contextlib.suppress(OSError):  # several frames, of which this is the first; or damage
                 return _expanded(block, announced)
         return _expanded(block, _counted(block, where, limit))
     except OSError as error:
@@ -177,10 +177,10 @@ def _expanded(block: memoryview, size: int) -> memoryview:
 
 
 def _counted(block: memoryview, where: str, limit: int) -> int:
-    """How many bytes a block decompresses to, found out by doing it piece by piece and keeping none."""
+    """Decompressed size of a block, found by decompressing it piece by piece."""
     size = 0
     with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(block)), "zstd") as stream:
-        # Not read(): where that fails, as it does on damage, pyarrow never frees what it was about to return.
+        # Not read(): if that fails, as on damage, pyarrow never frees its result.
         while (piece := stream.read_buffer(_STEP)).size:
             size += piece.size
             if size > limit:
@@ -193,7 +193,7 @@ _SINGLE_SEGMENT: Final = 0x20
 
 
 def _content_size(block: memoryview) -> int | None:
-    """How many bytes the first zstd frame says that it holds; None if it does not say, or is no such frame."""
+    """Content size of the first zstd frame; None if it has none, or is no such frame."""
     header = bytes(block[:18])
     if header[:4] != _FRAME or len(header) < 18:  # noqa: PLR2004 - shorter ones are not worth a guess
         return None
@@ -217,7 +217,7 @@ _SMALLEST_ENTRY: Final = _ENTRY.size + _COUNT.size
 
 
 def encode_manifest(manifest: QueueManifest) -> bytes:
-    """The whole manifest. Ingestion times are cut to the millisecond."""
+    """Encode the whole manifest. Ingestion times are truncated to the millisecond."""
     return _joined(map(_pack_entry, manifest.entries), manifest)
 
 
@@ -235,7 +235,7 @@ def _joined(entries: Iterable[bytes], manifest: QueueManifest) -> bytes:
 def decode_manifest(data: bytes | memoryview, where: str) -> QueueManifest:
     """The manifest in these bytes; ``CorruptData`` or ``UnsupportedVersion`` naming ``where``.
 
-    Its sequences are dense and end just below the next one: who reads the queue may rely on that.
+    Its sequences are dense and end just below the next one: readers may rely on that.
     """
     view = memoryview(data).cast("B")
     if len(view) < _FOOTER.size:
@@ -251,7 +251,7 @@ def decode_manifest(data: bytes | memoryview, where: str) -> QueueManifest:
     if count * _SMALLEST_ENTRY > len(body) or count > next_sequence:
         raise _damaged(where, f"announces {count:,} entries, more than it can hold")
     if next_sequence > _MAX_TIME:
-        raise _damaged(where, f"names {next_sequence:,} as its next sequence, which no queue has reached")
+        raise _damaged(where, f"has {next_sequence:,} as its next sequence, which no queue reaches")
     entries, at = [], 0
     for sequence in range(next_sequence - count, next_sequence):
         entry, at = _unpack_entry(body, at, sequence, where)
@@ -268,12 +268,12 @@ def _damaged(where: str, what: str) -> CorruptData:
 class ManifestCodec:
     """The manifest as a cell's content. The format has no room for a stamp: the cell remembers no operations.
 
-    What was encoded is kept, entry by entry: the next manifest has nearly the same ones.
+    Encoded entries are cached: the next manifest has nearly the same ones.
     """
 
     def __init__(self) -> None:
         self.encoded = 0
-        """How often a state was turned into bytes, which is once for each write that is tried."""
+        """Number of encoded states: one for each attempted write."""
         self._last: tuple[tuple[QueueEntry, ...], list[bytes]] = ((), [])
 
     def encode(self, state: Stamped[QueueManifest]) -> bytes:
@@ -313,13 +313,13 @@ def _pack_ranges(ranges: MetadataRanges) -> bytes:
 
 
 def _unpack_entry(body: memoryview, at: int, expected: int, where: str) -> tuple[QueueEntry, int]:
-    """The entry at a byte, and where the next one begins. Once per entry of every manifest read: plain on purpose."""
+    """The entry at a byte, and the position of the next one. Called for every entry of every manifest: kept simple."""
     if at + _SMALLEST_ENTRY > len(body):
         raise _damaged(where, f"ends within an entry at byte {at}")
     length, sequence, name = _ENTRY.unpack_from(body, at)
     end, middle = at + 4 + length, at + _ENTRY.size + name
     if end > len(body) or middle + 4 > end:
-        raise _damaged(where, f"has an entry at byte {at} that does not fit in where it is")
+        raise _damaged(where, f"has an entry at byte {at} that does not fit into the manifest")
     if sequence != expected:
         raise _damaged(where, f"lists sequence {sequence} where {expected} should be")
     try:
@@ -367,7 +367,7 @@ _NAME: Final = b"value"
 def read_values(block: memoryview, count: int) -> pa.Array:
     """The first ``count`` values of a block; an ``ArrowException`` or ``OSError`` if it does not hold so many.
 
-    The caller makes sure that the block can hold the lengths, and that nothing is left over. Blocks end below 2 GiB.
+    The caller ensures that the block can hold the lengths, and that nothing is left over. Blocks end below 2 GiB.
     """
     import pyarrow.parquet as pq
 
@@ -413,7 +413,7 @@ def _footer(size: int, count: int) -> bytes:
 
 
 def _struct(fields: dict[int, tuple[int, int | bytes]]) -> bytes:
-    """A structure: each field behind its distance to the one before, and its type."""
+    """A structure: each field after its distance to the one before, and its type."""
     parts, last = [], 0
     for number, (kind, value) in fields.items():
         parts.append(bytes([(number - last) << 4 | kind]))
@@ -431,7 +431,7 @@ def _text(data: bytes) -> bytes:
 
 
 def _zigzag(number: int) -> bytes:
-    """A number that is not negative, as Thrift writes those that may be."""
+    """A non-negative number, in Thrift's encoding of signed ones."""
     return _varint(2 * number)
 
 

@@ -25,7 +25,7 @@ GRACE: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What a round deleted, or in a dry run would delete, and how many unlisted objects are kept for now."""
+    """Result of a round or a dry run: the deleted objects, and how many unlisted objects are kept for now."""
 
     garbage: tuple[ObjectInfo, ...] = ()
     waiting: int = 0
@@ -33,14 +33,14 @@ class Collection:
 
     @property
     def size(self) -> int:
-        """The bytes of what was deleted."""
+        """Bytes of the deleted objects."""
         return sum(item.size for item in self.garbage)
 
 
 def unlisted(objects: Iterable[ObjectInfo], manifest: QueueManifest, folder: str, path: str) -> list[ObjectInfo]:
-    """The objects directly in the data folder that are neither listed nor the manifest, whatever they are called.
+    """The objects directly in the data folder that are neither listed nor the manifest, whatever their names.
 
-    What lies in folders below it is none of ours: another queue may be there.
+    Objects in folders below do not belong to the queue: another queue may be there.
     """
     listed = {name for entry in manifest.entries for name in (entry.location, stored_as(entry.location))}
     inside = f"{folder}/"
@@ -55,9 +55,9 @@ def unlisted(objects: Iterable[ObjectInfo], manifest: QueueManifest, folder: str
 
 
 def is_old(item: ObjectInfo, now: int, grace: float) -> bool:
-    """Whether an object is older than the grace period by the store's time and, if that is a ULID, by its name's.
+    """Whether an object is older than the grace period by the store's time and, for a ULID, by its name.
 
-    A time in the future is a clock that is wrong: such an object is kept.
+    A time in the future is from a wrong clock: such an object is kept.
     """
     named = time_of(item.path)
     before = now - int(grace * SECOND)
@@ -66,10 +66,10 @@ def is_old(item: ObjectInfo, now: int, grace: float) -> bool:
 
 @dataclass(slots=True)
 class QueueCollector:
-    """Collects one queue. With ``remember`` it deletes only what it has itself seen unlisted for a grace period.
+    """Collects one queue. With ``remember`` it deletes only objects that it has seen unlisted for a grace period.
 
     Then a batch that was just acknowledged is kept for readers that hold its descriptor, and no wall clock has to be
-    right. Without, one round suffices: for a command.
+    right. Without it, one round suffices: for a command.
     """
 
     store: ObjectStore
@@ -81,15 +81,15 @@ class QueueCollector:
     _seen: dict[str, float] = field(default_factory=dict)
 
     def run(self, *, dry_run: bool = False, on_progress: Callable[[int], None] | None = None) -> Collection:
-        """One round. ``on_progress`` is told how many objects are deleted so far.
+        """One round. ``on_progress`` is called with the number of objects deleted so far.
 
         Where there is no manifest nothing is deleted: it may be lost, or its path mistyped.
         """
         begun = self.clock.monotonic()
-        # By both clocks: one that is ahead would take what is uploaded and not listed yet for left over.
+        # By both clocks: a clock that is ahead would make new uploads look like leftovers.
         now = self.clock.now() if dry_run else cautious_now(self.store, f"{self.folder}-clock/now", clock=self.clock)
-        # In this order. Read before the listing, the manifest would not know what was uploaded and listed in between,
-        # and a collector that was held up for long enough would find those objects old and unlisted.
+        # In this order. If the manifest were read before the listing, it would lack objects that were listed in
+        # between, and a slow collector would find those objects old and unlisted.
         objects = list(self.store.list(f"{self.folder}/"))
         manifest = self._read_manifest()
         if manifest is None:
@@ -97,7 +97,7 @@ class QueueCollector:
         free = unlisted(objects, manifest, self.folder, self.manifest)
         garbage = [item for item in free if is_old(item, now, self.grace)]
         if self.remember:
-            # An object counts as unlisted only from now on, and for no longer than until the round began.
+            # An object counts as unlisted only from now on, and only until the start of the round.
             seen = self.clock.monotonic()
             self._seen = {item.path: self._seen.get(item.path, seen) for item in free}
             garbage = [item for item in garbage if begun - self._seen[item.path] >= self.grace]

@@ -48,10 +48,10 @@ class QueueFetcher:
     store: ObjectStore
 
     def fetch(self, descriptor: Descriptor) -> list[pa.RecordBatch]:
-        """The batch's records, read and checked whole; the offset of each is the batch's sequence.
+        """The batch's records, fully checked; the offset of each is the batch's sequence.
 
-        A record's timestamp is the ingestion time of its metadata range. Without one it is the time in the object's
-        name, and 0 if there is none either.
+        A record's timestamp is the ingestion time of its metadata range; without one, the time in the object's
+        name, or 0.
         """
         location = descriptor.location
         where = f"{self.store.url}/{location}"
@@ -64,9 +64,9 @@ class QueueFetcher:
         return [numbered.slice(at, PAGE_ROWS) for at in range(0, numbered.num_rows, PAGE_ROWS)]
 
     def raw(self, descriptor: Descriptor) -> bytes | memoryview:
-        """The object's bytes as they are; also a location that can be none, as only damage has it, is ``NotFound``.
+        """The object's bytes, unchecked; ``NotFound`` also for an invalid location, which only damage causes.
 
-        Some implementations list a location as it was given, and store the object under the encoded name.
+        Some implementations list a location unencoded, and store the object under the encoded name.
         """
         stored = stored_as(descriptor.location)
         if stored != descriptor.location:
@@ -99,12 +99,12 @@ class QueueSpan:
 
     @property
     def next(self) -> int:
-        """The sequence behind it."""
+        """The next sequence."""
         return self.entry.sequence + 1
 
     @property
     def fingerprint(self) -> int:
-        """Tells its batch from every other that could be listed with its sequence."""
+        """Identifies its batch among all that could be listed with its sequence."""
         return self.entry.fingerprint
 
     def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
@@ -114,11 +114,11 @@ class QueueSpan:
 
 
 SLOT: Final = "queue"
-"""The name of the one slot that a queue has: its consumer."""
+"""The name of a queue's only slot: its consumer."""
 
 _NAMESPACE: Final = UUID("5b0d7a2e-6a55-5c43-9a53-1d2f6f0c7e11")
 _PAGE: Final = 512
-"""How many batches are asked for their sizes at a time."""
+"""Number of batches whose sizes are requested at a time."""
 
 
 @checked(name="open")
@@ -134,13 +134,13 @@ def open_queue(
 ) -> QueueLog:
     """Open the queue of version 1 whose manifest and data folder have these paths. Nothing is read or written yet.
 
-    There is nothing to create: a queue without a manifest is empty. ``grace`` is how long collectors wait, and has to
-    be the same for all who write to the queue or collect it. ``WrongKind`` in a folder of something else.
+    There is nothing to create: a queue without a manifest is empty. ``grace`` is how long collectors wait, and must
+    be the same for all producers and collectors of the queue. ``WrongKind`` in a folder of another kind.
     """
     store = store_at(place, options)
     folder = None if isinstance(place, ObjectStore) else local_folder(as_address(place))
     if folder is not None:
-        # A log and a queue may share a place: each has names of its own.
+        # A log and a queue may share a folder: their names differ.
         check_missing(folder, FolderKind.QUEUE_V1, disk=DISK, beside=(FolderKind.OBJECT_LOG,))
     return QueueLog(store, manifest, data, grace=grace, clock=clock, chance=chance)
 
@@ -151,8 +151,8 @@ class QueueLog(LogReading):
     """A queue that other implementations share. Satisfies :class:`~strandline.log.contract.Log` as far as it can.
 
     Its offsets are sequences of batches: all records of a batch have the same one, and a limit of records counts
-    batches. It has one slot, which is always there; who holds it is known only as a number. Writers are recognised
-    only while what they wrote is listed. Picklable, if its store is.
+    batches. It has one slot, which always exists; its holder is known only by number. Writers are recognised
+    only while their batches are listed. Picklable, if its store is.
     """
 
     def __init__(
@@ -185,17 +185,17 @@ class QueueLog(LogReading):
         return f"QueueLog({self.store.url!r}, manifest={self.manifest_path!r}, data={self.folder!r})"
 
     def new_cell(self) -> ManifestCell:
-        """The manifest, as one more writer sees it."""
+        """A cell for the manifest, for one more writer."""
         return ManifestCell(self.store, self.manifest_path, clock=self.clock, chance=self._chance)
 
     @property
     def log_id(self) -> UUID:
-        """What cursors carry. The format has no identity, so this is one of the place: address and manifest's path.
+        """The identity in cursors. The format has none, so it is derived from the address and the manifest's path.
 
-        All who open a queue under one address agree on it. A queue that was deleted and begun anew at the same place
-        has the same one, and a copy of a queue elsewhere has another.
+        All openers of a queue under one address agree on it. A queue that was deleted and created again at the same
+        address has the same one, and a copy of a queue elsewhere has another.
         """
-        place = self.url.replace("s3a://", "s3://", 1)  # two names of one scheme
+        place = self.url.replace("s3a://", "s3://", 1)  # two names for one scheme
         return uuid5(_NAMESPACE, f"{place}/{self.manifest_path}")
 
     def manifest(self) -> QueueManifest:
@@ -221,9 +221,9 @@ class QueueLog(LogReading):
         return Cursor(self.log_id, offset, fingerprint=edits.entries_from(manifest, offset - 1)[0].fingerprint)
 
     def position_of(self, start: Start) -> int:
-        """The sequence at which a newcomer begins that asks for this.
+        """The sequence at which a new consumer with this start begins.
 
-        The manifest does not say when a batch was listed: of a time the batch's own is asked, by its metadata or name.
+        The manifest has no listing times: a time is compared with that of a batch's metadata or name.
         """
         manifest = self.manifest()
 
@@ -234,7 +234,7 @@ class QueueLog(LogReading):
         return rules.position_of(start, self.log_id, edits.bounds_of(manifest), listed_since)
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[QueueSpan]:
-        """What to fetch after a cursor; see :class:`~strandline.log.contract.Log`."""
+        """The spans to fetch after a cursor; see :class:`~strandline.log.contract.Log`."""
         manifest = self.manifest()
         bounds = edits.bounds_of(manifest)
         rules.check_cursor(since, Cursor(self.log_id, 0), bounds)
@@ -260,7 +260,7 @@ class QueueLog(LogReading):
                 yield QueueSpan(self.store, entry, sizes.get(entry.location, 0))
 
     def _sizes(self, locations: set[str]) -> dict[str, int]:
-        """What the objects take: the manifest does not know. Names sort by time, so that one listing gives many."""
+        """Sizes of the objects, which are not in the manifest. Names sort by time, so that one listing gives many."""
         inside = {location for location in locations if location.startswith(f"{self.folder}/")}
         sizes = {}
         if inside:
@@ -277,7 +277,7 @@ class QueueLog(LogReading):
         return sizes
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
-        """Block until the queue reaches past the cursor, by looking at the manifest ever more rarely."""
+        """Block until the queue reaches past the cursor; polls the manifest with growing pauses."""
         return self._waiter.wait(self, past, timeout, self.clock)
 
     def _shipper(self, cell: ManifestCell, writer: WriterId, compression: str) -> QueueShipper:
@@ -295,8 +295,8 @@ class QueueLog(LogReading):
     ) -> Handle:
         """Append a batch of values, whole or not at all; ``expect`` is a sequence.
 
-        The same writer and number again is a no-op as long as the batch is listed; once it was acknowledged, it is
-        not recognised. Numbers need not be in order. Timestamps are not kept: the batch's ingestion time is now.
+        The same writer and number again is a no-op while the batch is listed; after its acknowledgement it is
+        not recognised. Numbers need not be in order. Timestamps are not stored: the batch's ingestion time is now.
         """
         now = self.clock.now()
         shipper = self._shipper(self._cell, writer, compression)
@@ -344,13 +344,13 @@ class QueueLog(LogReading):
         self._cell.update(lambda manifest: edits.acknowledge(manifest, epoch=epoch, through=through))
 
     def collector(self, *, remember: bool) -> QueueCollector:
-        """What collects the queue; with ``remember``, over several rounds."""
+        """The collector of the queue; with ``remember``, over several rounds."""
         return QueueCollector(self.store, self.manifest_path, self.folder, self.grace, self.clock, remember)
 
     def trim(self, *, dry_run: bool = False, on_progress: Callable[[int], None] | None = None) -> Collection:
-        """Delete, in one round, what is not listed and older than the grace period; see :mod:`.collect`.
+        """Delete, in one round, unlisted objects that are older than the grace period; see :mod:`.gc`.
 
-        It has no memory: a batch that was acknowledged just now goes at once if its object is old enough.
+        It has no memory: a batch that was just acknowledged is deleted at once if its object is old enough.
         """
         return self.collector(remember=False).run(dry_run=dry_run, on_progress=on_progress)
 
@@ -444,7 +444,7 @@ class QueueSlot:
             self.touch()
 
     def touch(self) -> None:
-        """Check that nobody else has claimed the queue; there is no room to say that this one is alive."""
+        """Check that no other consumer has claimed the queue; the format has no heartbeat."""
         edits.check_epoch(self.log.manifest(), self.epoch)
 
 
@@ -473,11 +473,11 @@ def open_any(
     format: Literal["queue-v1"] | None = None,  # noqa: A002 - as in Spark
     **settings: Any,
 ) -> ObjectLog | QueueLog:
-    """Open what is at an address, or in a store: an own log, or with ``format="queue-v1"`` a queue of version 1.
+    """Open the log at an address, or in a store: an object log, or with ``format="queue-v1"`` a queue of version 1.
 
-    An own log is made by ``create=True`` if there is none, with ``retention`` and ``limits``; see
-    :func:`~strandline.log.object.log.open_log`. A queue needs no creating: ``manifest`` and ``data`` say where its
-    parts are; see :func:`~strandline.compat.v1.log.open_queue`. It stays a queue of version 1 whatever is done with it.
+    ``create=True`` creates an object log if there is none, with ``retention`` and ``limits``; see
+    :func:`~strandline.log.object.log.open_log`. A queue needs no creation: ``manifest`` and ``data`` are the paths of
+    its parts; see :func:`~strandline.compat.v1.log.open_queue`. It stays a queue of version 1.
 
     >>> open_any("memory://doctest-formats", format="queue-v1").bounds()
     Bounds(first=0, next=0)

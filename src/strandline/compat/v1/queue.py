@@ -12,7 +12,7 @@ from strandline.model.head import Descriptor, QueueEntry, QueueManifest
 class V1Queue:
     """A queue of version 1 for queue consumers; see :class:`~strandline.log.queue.contract.Queue`.
 
-    Dead letters go to ``<data>-dead/``, beside the data folder, where no collector looks.
+    Dead letters go to ``<data>-dead/``, beside the data folder, which no collector reads.
     """
 
     def __init__(self, log: QueueLog) -> None:
@@ -29,10 +29,10 @@ class V1Queue:
         return f"V1Queue({self._log!r})"
 
     def claim(self, holder: str, last_acked: int | None) -> int:
-        """Become the only consumer; returns the sequence that is to be acknowledged next.
+        """Become the only consumer; returns the next sequence to acknowledge.
 
         The format has no room for the holder: each claim is a new one and raises the epoch. Without ``last_acked`` the
-        first listed batch is next, whatever its number. A ``last_acked`` ahead of an *empty* queue is taken as it is.
+        first listed batch is next, whatever its number. A ``last_acked`` ahead of an *empty* queue is accepted.
         """
         manifest = self._cell.update(lambda found: edits.claim(found, last_acked))
         self._epoch = manifest.epoch
@@ -57,9 +57,9 @@ class V1Queue:
         return edits.entries_from(self._read(), first)[: max(0, last + 1 - first)]
 
     def acknowledge(self, through: Descriptor) -> None:
-        """Durably drop everything through this batch from the manifest; ``Diverged`` if another has its place."""
+        """Durably drop everything through this batch from the manifest; ``Diverged`` if another one is in its place."""
         if self._epoch is None:
-            raise InvalidInput("Only who has claimed the queue may acknowledge.")
+            raise InvalidInput("Only the consumer that claimed the queue may acknowledge.")
         epoch = self._epoch
         self._cell.update(
             lambda found: edits.acknowledge(found, epoch=epoch, through=through.sequence, location=through.location),
@@ -67,21 +67,21 @@ class V1Queue:
         )
 
     def fetcher(self) -> QueueFetcher:
-        """What reads the batches."""
+        """The reader of the batches."""
         return self._fetcher
 
     def dead_letter(self, descriptor: Descriptor, reason: str) -> str:
-        """Durably keep a batch that cannot be read; returns where. ``Fenced``."""
-        self._read()  # a batch may be missing because someone newer is past it: that is no poison
+        """Durably store an unreadable batch; returns its location. ``Fenced``."""
+        self._read()  # a newer consumer may have passed a missing batch
         folder, now = f"{self._log.folder}-dead", self._log.clock.now()
         return keep_letter(self._log.store, folder, self._fetcher, descriptor, reason=reason, now=now)
 
     def trim(self, pause: float = 0.0) -> None:
-        """One round of garbage collection; only what was unlisted for a grace period before its eyes goes."""
+        """One round of garbage collection; deletes only objects that it has seen unlisted for a grace period."""
         self._collector.run()
 
     def heartbeat(self) -> None:
-        """Nothing: such a queue has no limit."""
+        """None: such a queue has no idle limit."""
 
     def writes(self) -> Writes:
         """Conditional writes so far."""

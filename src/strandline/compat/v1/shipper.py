@@ -24,13 +24,13 @@ from strandline.storage.metrics import Role, count_write
 from strandline.storage.store import ObjectStore
 
 _CREATIONS: Final = 16
-"""How often an update begins again because the manifest was created, or removed, at the same moment."""
+"""How often an update is repeated because the manifest was created, or removed, at the same moment."""
 
 
 class ManifestCell:
     """The manifest of one queue. An absent object is an empty manifest, and is created by the first change.
 
-    Edits may run several times, also after they took effect: they have to recognise that (see
+    Edits may run several times, also after they took effect: they must recognise that (see
     :mod:`strandline.compat.v1.edits`).
     """
 
@@ -41,20 +41,21 @@ class ManifestCell:
         self.where = self._cell.where
 
     def read(self) -> QueueManifest:
-        """The manifest now."""
+        """The current manifest."""
         try:
             return self._cell.read().value
         except NotFound:
             return QueueManifest()
 
     def update(self, edit: Callable[[QueueManifest], QueueManifest], *, role: Role = "consumer") -> QueueManifest:
-        """Apply an edit; returns a manifest in which it was done, by this call or, as far as it can tell, before.
+        """Apply an edit; returns a manifest in which it was applied, by this call or, as far as the edit can tell,
+        before.
 
-        What the edit raises on a current manifest is raised here and changes nothing. ``Contended`` after too many
+        An error of the edit on a current manifest is raised and changes nothing. ``Contended`` after too many
         lost races, ``OutcomeUnknown`` if the store failed and could not be read back: both may be repeated.
         """
         for attempt in range(1, _CREATIONS + 1):
-            # Each time a new operation: the object remembers none, the edit finds out by itself.
+            # A new operation each time: the object remembers none, the edit recognises its own effect.
             try:
                 return self._cell.update(OpId(self._chance.uuid()), edit, role=role)
             except NotFound:
@@ -63,10 +64,10 @@ class ManifestCell:
             if first is empty:
                 return empty
             try:
-                # One try: an edit may depend on the time, so that it has to run again before each write.
+                # One try: an edit may depend on the time, so it must run again before each write.
                 created = self._cell.create(OpId(self._chance.uuid()), first, attempts=1)
             except AlreadyExists:
-                continue  # someone was faster; or this was, and its answer was lost
+                continue  # another writer was faster; or this one was, and its answer was lost
             except OutcomeUnknown:
                 if attempt == _CREATIONS:
                     raise
@@ -82,7 +83,7 @@ class ManifestCell:
 
 @dataclass(slots=True)
 class QueueDraft(Draft):
-    """A batch being built. Values are laid out as they come, so that records are held once."""
+    """A batch being built. Values are encoded on arrival, so that records are in memory once."""
 
     blocks: list[memoryview] = field(default_factory=list)
 
@@ -109,14 +110,14 @@ class QueueReceipt(Receipt):
 
 @dataclass(frozen=True)
 class QueueShipper(Shipper[QueueDraft, QueueListing]):
-    """One writer's way into a queue.
+    """One writer's shipper to a queue.
 
-    What is listed already is recognised by its name, which is drawn from writer and number, as long as it is listed:
-    a batch whose answer was lost *and* that was acknowledged before anyone could look is listed again.
+    A listed batch is recognised by its name, which is derived from writer and number, while it is listed:
+    a batch whose answer was lost *and* that was acknowledged before the retry is listed again.
     """
 
     opaque: ClassVar = True
-    tick: ClassVar = 1000  # ingestion times are kept to the millisecond
+    tick: ClassVar = 1000  # ingestion times are stored in milliseconds
 
     store: ObjectStore
     cell: ManifestCell
@@ -124,7 +125,7 @@ class QueueShipper(Shipper[QueueDraft, QueueListing]):
     writer: WriterId
     compression: Compression
     grace: float
-    """Seconds that collectors wait before they take an object."""
+    """Seconds that collectors wait before they delete an object."""
     clock: Clock
 
     def __post_init__(self) -> None:
@@ -135,7 +136,7 @@ class QueueShipper(Shipper[QueueDraft, QueueListing]):
 
     @property
     def _patience(self) -> float:
-        # Half of it: the other half is for a write that was checked in time and then took long to reach the store.
+        # Half of it: the other half is for a write that took long to reach the store after the check.
         return self.grace / 2
 
     def new_draft(self) -> QueueDraft:
@@ -143,13 +144,13 @@ class QueueShipper(Shipper[QueueDraft, QueueListing]):
         return QueueDraft()
 
     def seal(self, draft: QueueDraft, *, number: int, expect: int | None = None) -> Sealed[QueueListing]:
-        """The finished batch of a draft; it has no place in the store yet."""
+        """Seal a draft; it is not stored yet."""
         parts = encode_queue_batch(draft.blocks, draft.count, self.compression)
         return Sealed(parts, QueueListing(draft.count, number, MetadataRanges.joined(draft.metadata), expect))
 
     def upload(self, sealed: Sealed[QueueListing]) -> Sealed[QueueListing]:
         """Write the object under a fresh name; durable when it returns."""
-        began = Moment.of(self.clock)  # before the upload: what counts is the age of the oldest byte of it
+        began = Moment.of(self.clock)  # before the upload: the age of its first byte counts
         location = new_location(self.folder, began.wall, self.writer, sealed.listing.number)
         self.store.put(location, sealed.parts)
         return Sealed(sealed.parts, replace(sealed.listing, location=location, began=began))
@@ -158,7 +159,7 @@ class QueueShipper(Shipper[QueueDraft, QueueListing]):
         listings = [batch.listing for batch in batches]
 
         def edit(manifest: QueueManifest) -> QueueManifest:
-            # The time is looked at here, right before each write that is tried.
+            # The time is read here, right before each attempted write.
             return list_batches(manifest, listings, Moment.of(self.clock), self._patience)
 
         places = places_of(self.cell.update(edit, role="producer"), [listing.location for listing in listings])
@@ -175,5 +176,5 @@ class QueueShipper(Shipper[QueueDraft, QueueListing]):
         )
 
     def _is_old(self, listing: QueueListing) -> bool:
-        # Half of what is allowed: what is nearly too old would be too old at the next try.
+        # Half of the limit: a nearly stale batch would be stale at the next try.
         return listing.began is None or Moment.of(self.clock).since(listing.began) > self._patience / 2

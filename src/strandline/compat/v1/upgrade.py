@@ -24,10 +24,10 @@ from strandline.model.records import RECORD_SCHEMA
 from strandline.storage.clock import CHANCE, Chance
 
 _AHEAD: Final = 64
-"""How many batches are planned at a time."""
+"""Number of batches planned at a time."""
 
 _TRIES: Final = 64
-"""How often a batch is tried again because others have appended to the target meanwhile."""
+"""How often a batch is retried because other writers have appended to the target meanwhile."""
 
 _SEQUENCES: Final = (1 << 62) - 1
 _VARIANT: Final = 1 << 63
@@ -37,10 +37,10 @@ _MAX_TIME: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class UpgradeProgress:
-    """How far a copy is: ``next`` of ``end`` is the batch of the queue that comes next.
+    """Progress of a copy: ``next`` of ``end`` is the next batch of the queue.
 
-    ``copied`` and ``records`` are what this run appended. ``missed`` batches were acknowledged by the queue's consumer,
-    and so were gone, before anyone could copy them; ``empty`` ones held no record.
+    ``copied`` and ``records`` were appended by this run. ``missed`` batches were acknowledged by the queue's consumer
+    before they could be copied; ``empty`` ones held no record.
     """
 
     next: int
@@ -62,15 +62,15 @@ def upgrade(
 ) -> UpgradeProgress:
     """Copy every batch that the queue lists now into the target, each once and in order, with its metadata.
 
-    A batch of the queue becomes one of the target. Killed at any moment and begun again, it goes on behind the last
-    batch that is in the target; several at once do no harm, nor do others that append to the target. How far it is
-    stands in the target alone. What the queue's consumer acknowledged before it was copied is gone, and counted.
+    A batch of the queue becomes one of the target. Killed at any moment and started again, it continues after the last
+    batch in the target; concurrent copies do no harm, nor do other writers of the target. The target alone holds the
+    progress. Batches that the queue's consumer acknowledged before they were copied are lost, and counted.
 
-    Nothing is claimed or acknowledged on the queue, unless ``acknowledge`` asks for it: then, when all is durable in
-    the target, the queue is claimed, which fences its consumer, and what was copied is acknowledged.
+    Nothing is claimed or acknowledged on the queue, unless ``acknowledge`` is set: then, when all is durable in
+    the target, the queue is claimed, which fences its consumer, and the copied batches are acknowledged.
 
-    ``CorruptData`` or ``NotFound`` naming a batch that cannot be read: it ends there. ``Diverged`` if the target has
-    batches that the queue never had, ``OutcomeUnknown`` if it no longer knows how far an earlier copy came.
+    ``CorruptData`` or ``NotFound`` naming an unreadable batch: it ends there. ``Diverged`` if the target has
+    batches that the queue never had, ``OutcomeUnknown`` if it no longer knows the progress of an earlier copy.
     """
     copy = _QueueCopy(queue, target, Compression.named(compression), chance)
     bounds = queue.bounds()
@@ -108,7 +108,7 @@ def _round(
             )
             on_progress(progress)
     except CursorExpired:
-        return progress  # acknowledged since we looked: the next round counts it as missed
+        return progress  # acknowledged meanwhile: the next round counts it as missed
     except NotFound:
         if queue.bounds().first <= progress.next:
             raise
@@ -120,11 +120,11 @@ def _acknowledged(manifest: QueueManifest, through: int) -> QueueManifest:
 
 
 class _QueueCopy:
-    """The appending side. Each batch has a writer and number that say which batch of which queue it is.
+    """The appending side. Writer and number of each append identify the queue and its batch.
 
-    The writer's id holds the sequence that its number 0 stands for; a hole in the sequences begins a new writer. And
-    each append expects the target to end where it ended when we looked which batch came last: so two that copy at the
-    same time, and have seen different holes, cannot both append one batch.
+    The writer's id holds the sequence of its number 0; a gap in the sequences begins a new writer. And
+    each append expects the target to end where it ended when its last batch was looked up: so two concurrent copies
+    that have seen different gaps cannot both append one batch.
     """
 
     def __init__(self, queue: QueueLog, target: ObjectLog, compression: Compression, chance: Chance) -> None:
@@ -139,16 +139,16 @@ class _QueueCopy:
         return WriterId(UUID(bytes=self._mark + (_VARIANT | first).to_bytes(8, "big")))
 
     def _sequence(self, writer: WriterId, number: int) -> int | None:
-        """Which batch of the queue this is, if it is one."""
+        """The sequence of the queue's batch; None if it is not of this queue."""
         if writer.bytes[:8] != self._mark:
             return None
         return (int.from_bytes(writer.bytes[8:], "big") & _SEQUENCES) + number
 
     def position(self, head: Head) -> int | None:
-        """The last batch of the queue that is in the target; None if none is."""
+        """The last batch of the queue in the target; None if there is none."""
         known = [self._sequence(writer, last.number) for writer, last in head.writers.items()]
         if not any(sequence is not None for sequence in known) and head.writers_floor:
-            # The head has forgotten some writers, perhaps ours: then what is listed tells.
+            # The head has forgotten some writers, perhaps this one: then the listing is searched.
             entries = entries_from(head, head.floor, StoredChunks(self._target.store))
             known = [self._sequence(entry.writer, entry.number) for entry in entries]
             if not any(sequence is not None for sequence in known) and head.floor:
@@ -159,7 +159,7 @@ class _QueueCopy:
         return max((sequence for sequence in known if sequence is not None), default=None)
 
     def append(self, span: QueueSpan, batches: list[pa.RecordBatch]) -> bool:
-        """Append one batch of the queue, unless it is there; returns whether it was not."""
+        """Append one batch of the queue, unless it is there; whether it was appended."""
         if not batches:
             return False
         sequence = span.entry.sequence

@@ -18,13 +18,13 @@ class ConsumedBatch:
     """One batch, read and checked. Equal descriptors give equal batches; picklable."""
 
     descriptor: Descriptor
-    """What it was fetched by."""
+    """The descriptor of the batch."""
     batches: tuple[pa.RecordBatch, ...]
-    """Its records with their offsets, as they were decoded."""
+    """Its decoded records with their offsets."""
 
     @property
     def sequence(self) -> int:
-        """Its place in the order of listing: what is acknowledged."""
+        """Its sequence in the listing, by which it is acknowledged."""
         return self.descriptor.sequence
 
     @property
@@ -34,7 +34,7 @@ class ConsumedBatch:
 
     @property
     def metadata(self) -> tuple[MetadataRange, ...]:
-        """What each ``produce`` call attached: first record, ingestion time in microseconds, payload."""
+        """Metadata of each ``produce`` call: first record, ingestion time in microseconds, payload."""
         return tuple(self.descriptor.metadata)
 
     @cached_property
@@ -44,7 +44,7 @@ class ConsumedBatch:
 
     @cached_property
     def values(self) -> list[bytes | None]:
-        """The value of each record, worked out when asked for; None for a record that has none."""
+        """The value of each record, computed on access; None for a record without a value."""
         return list(self.records["value"].to_pylist())
 
 
@@ -65,7 +65,7 @@ class FetchHandle:
 
 @dataclass(slots=True)
 class BatchPiece:
-    """One batch of the read-ahead; that it cannot be read comes up only in its turn."""
+    """One batch of the read-ahead; a read error is raised only when the batch is delivered."""
 
     descriptor: Descriptor
     fetcher: Fetcher
@@ -73,12 +73,12 @@ class BatchPiece:
 
     @property
     def size(self) -> int:
-        """The stored bytes, or 0 if the queue does not know."""
+        """The stored bytes, or 0 if unknown."""
         size: int = getattr(self.descriptor, "size", 0)
         return size
 
     def fetch(self, columns: object = None) -> list[pa.RecordBatch]:
-        """The batch, or nothing and the reason why."""
+        """The batch; after an error nothing, and the error is kept."""
         try:
             return self.fetcher.fetch(self.descriptor)
         except (CorruptData, NotFound) as error:

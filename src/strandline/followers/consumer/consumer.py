@@ -27,7 +27,7 @@ from strandline.storage.fork_check import Origin, bound_to_process, call_in_chil
 _LOGGER: Final = logging.getLogger(__name__)
 
 _LOOKED_UP: Final = 64
-"""How many descriptors the read-ahead iterator asks for at a time."""
+"""Number of descriptors that the read-ahead iterator requests at a time."""
 
 OnPoison = Literal["raise", "dead-letter"]
 
@@ -35,7 +35,7 @@ OnPoison = Literal["raise", "dead-letter"]
 def _is_handed_to_asyncio(frame: FrameType | None) -> bool:
     """Whether the result of this call goes straight into a future of asyncio, which drops it when it is cancelled.
 
-    A function of the caller's own that runs in asyncio's executor is none of this: it has the batch in its hands.
+    A function of the caller that runs in asyncio's executor does not count: it holds the batch.
     """
     caller = None if frame is None else frame.f_back
     if caller is None or caller.f_globals.get("__name__") != "concurrent.futures.thread":
@@ -44,21 +44,22 @@ def _is_handed_to_asyncio(frame: FrameType | None) -> bool:
 
 
 @bound_to_process(own=("next_batch",))
-@checked(own=("next_batch",))  # a call around it could be interrupted with the batch in its hands
+@checked(own=("next_batch",))  # a wrapper could be interrupted while it holds the batch
 class Consumer:
     """Takes batches in order from a slot of a log, or from a queue of version 1, and acknowledges them.
 
-    Opening claims the slot (of an own log it is created if there is none) and fences whoever had it: a fenced consumer
-    gets ``Fenced`` at its next look at the queue, durable acknowledgement or :meth:`flush`, and changes nothing. What
-    it was handed out before can still be fetched while the objects exist.
+    Opening claims the slot (of an object log it is created if there is none) and fences its former holder: a fenced
+    consumer gets ``Fenced`` at its next read of the queue, durable acknowledgement or :meth:`flush`, and changes
+    nothing. Batches that it was given before can still be fetched while the objects exist.
 
     Batches are read in order and acknowledged in order, and reading may run ahead. An acknowledgement is durable after
-    every ``ack_every`` of them and after :meth:`flush` or :meth:`close`. Whatever dies, the next consumer begins right
-    behind what was acknowledged durably: nothing that was not is skipped, nothing that was comes again.
+    every ``ack_every`` of them and after :meth:`flush` or :meth:`close`. After any crash, the next consumer begins
+    right after the last durable acknowledgement: no unacknowledged batch is skipped, no acknowledged one is delivered
+    again.
 
-    Safe in threads: reading is one at a time, acknowledging too, and neither waits for the other. To read in parallel
-    take :meth:`batches`, or :meth:`next_descriptors` with a :meth:`fetch_handle`. ``for batch in consumer`` and
-    ``async for batch in consumer`` end when nothing is left; ``next_batch(timeout=…)`` waits for more. In asyncio take
+    Safe in threads: one thread reads at a time, one acknowledges, and neither waits for the other. To read in parallel
+    use :meth:`batches`, or :meth:`next_descriptors` with a :meth:`fetch_handle`. ``for batch in consumer`` and
+    ``async for batch in consumer`` end when nothing is left; ``next_batch(timeout=…)`` waits for more. In asyncio use
     ``async with`` and ``await consumer.next_batch_async(timeout=…)``, which may be cancelled at any time.
 
     >>> import strandline as sl
@@ -99,32 +100,32 @@ class Consumer:
         Args:
             place: An address, an opened log, or a queue.
             slot: The slot's name; a queue of version 1 has only its own.
-            last_acked: Acknowledge everything through this batch and start behind it, which may be back. None starts
+            last_acked: Acknowledge everything through this batch and start after it, which may move back. None starts
                 at the slot's position.
-            start: Where a slot that does not exist yet begins: with what is ``"retained"``, at the ``"beginning"``
+            start: Where a new slot begins: at what is ``"retained"``, at the ``"beginning"``
                 (``CursorExpired`` if that was trimmed), at ``"now"``, an offset, a time or a cursor. An existing one
                 stays where it is.
-            holder: A name that is unique to this running consumer; by default a new one. The same holder again is not
-                a new one, and so fences nobody.
-            ack_every: After so many acknowledgements they are made durable.
-            on_poison: What to do about a batch whose object is damaged or missing: ``"raise"``, which leaves the
-                cursor before it, or ``"dead-letter"``, which keeps what there is of it aside and goes on.
-            dead_letter_limit: How many batches this consumer may set aside before it raises after all.
-            trim_every: Seconds between trimming and collecting in the background; None leaves that to others.
+            holder: A name that is unique to this running consumer; by default a new one. The same holder again
+                fences no consumer.
+            ack_every: Acknowledgements are made durable after so many.
+            on_poison: How to handle a batch whose object is damaged or missing: ``"raise"``, which leaves the
+                cursor before it, or ``"dead-letter"``, which stores its remains and continues.
+            dead_letter_limit: How many batches this consumer may dead-letter before it raises.
+            trim_every: Seconds between background trims and collections; None for none.
             format: ``"queue-v1"`` for a queue of version 1.
-            manifest: Where a queue of version 1 has its manifest.
-            data: Where a queue of version 1 has its batches.
+            manifest: Address of the manifest of a queue of version 1.
+            data: Address of the batches of a queue of version 1.
             options: Settings of the store, as for ``open``.
-            clock: Time.
-            chance: Where the holder's name comes from.
+            clock: The clock.
+            chance: Random source of the holder's name.
 
         Raises:
             SlotInvalid: The slot was invalidated; only a reset makes it valid again.
             InvalidInput: ``last_acked`` is not listed yet, or an option can never work.
-            CursorExpired: What comes after ``last_acked`` is gone.
+            CursorExpired: The batch after ``last_acked`` is deleted.
         """
         self.holder: str = f"consumer-{chance.uuid().hex}" if holder is None else holder
-        """Who holds the slot."""
+        """The holder of the slot."""
         self._queue = queue_at(
             place,
             slot=slot,
@@ -139,21 +140,21 @@ class Consumer:
         self._clock = clock
         self._sets_aside = on_poison == "dead-letter"
         self._dead_letter_limit = dead_letter_limit
-        self._reading = threading.Lock()  # around the read cursor, with its I/O
-        self._acking = threading.Lock()  # around acknowledgements, with theirs
-        self._state = threading.Lock()  # around the numbers below; never with I/O
+        self._reading = threading.Lock()  # protects the read cursor, with its I/O
+        self._acking = threading.Lock()  # protects acknowledgements, with their I/O
+        self._state = threading.Lock()  # protects the numbers below; never held during I/O
         self._progress = AckProgress(self._queue.claim(self.holder, last_acked), ack_every=ack_every)
         self._fetcher = self._queue.fetcher()
         self._gauges = Gauges(self._queue.url, self._queue.slot)
         self._closed = False
-        with contextlib.suppress(StrandlineError):  # the first call that needs it says so
-            self._look(0)  # how much there is to do is known from the beginning
+        with contextlib.suppress(StrandlineError):  # the first call that needs it raises
+            self._look(0)  # the length is known from the beginning
         self._collector: BackgroundCollector | None = None
         if trim_every is not None:
-            # Where many consume one log, the first of them to wake up does it for all.
+            # Where many consume one log, the first of them to wake up collects for all.
             collect = partial(self._queue.trim, trim_every / 2)
             self._collector = BackgroundCollector(collect, every=trim_every, clock=clock, name=self._queue.url)
-            dropped = weakref.finalize(self, self._collector.halt)  # also of a consumer that nobody closed
+            dropped = weakref.finalize(self, self._collector.halt)  # also for an unclosed consumer
             call_in_child(self, lambda _: dropped.detach())
         self._heartbeat = self._queue.heartbeat()
         if self._heartbeat is not None:
@@ -167,12 +168,12 @@ class Consumer:
     def next_batch(self, timeout: Timeout | None = 0.0) -> ConsumedBatch | None:
         """The next batch behind the read cursor; None if none is listed within ``timeout`` seconds.
 
-        By default it does not wait; ``timeout=None`` waits until there is a batch. It polls, ever more rarely, up to
-        four times a second.
+        By default it does not wait; ``timeout=None`` waits until there is a batch. It polls with growing pauses, at
+        least four times a second.
 
         The cursor moves only when the batch was read: a call that failed or was interrupted gives the same batch again.
-        ``asyncio.to_thread(consumer.next_batch)`` is ``InvalidInput``: if it were cancelled late, nobody would have the
-        batch, and :meth:`ack_through` would acknowledge it. Use :meth:`next_batch_async`.
+        ``asyncio.to_thread(consumer.next_batch)`` is ``InvalidInput``: if it were cancelled late, the batch would be
+        dropped, but :meth:`ack_through` would acknowledge it. Use :meth:`next_batch_async`.
         """
         self._origin.check()
         if timeout is not None:
@@ -191,35 +192,35 @@ class Consumer:
                         self._hand_out([batch.descriptor])
                         return batch
             except BaseException:
-                if batch is not None:  # interrupted before the caller had it: it must not be acknowledged unseen
+                if batch is not None:  # interrupted before the caller got it: must not be acknowledged unseen
                     self._take_back(batch.descriptor)
                 raise
             self._clock.sleep(pause)
         return None
 
-    async def next_batch_async(self, timeout: Timeout | None = 0.0) -> ConsumedBatch | None:  # noqa: ASYNC109 - as above
+    async def next_batch_async(self, timeout: Timeout | None = 0.0) -> ConsumedBatch | None:  # noqa: ASYNC109
         """The same without blocking the event loop. A call that is cancelled leaves the cursor where it was.
 
-        The batch is read in another thread, and handed out only when the caller is given it.
+        The batch is read in another thread, and counts as delivered only when the caller gets it.
         """
         for pause in pauses(timeout, self._clock):
             while (batch := await asyncio.to_thread(self._peek)) is not None:
                 is_next = False
                 try:
                     with self._state:
-                        is_next = batch.sequence == self._progress.read  # else another call was faster
+                        is_next = batch.sequence == self._progress.read  # else another call delivered it
                         if is_next:
                             self._progress.hand_out([batch.descriptor])
                             return batch
                 except BaseException:
-                    if is_next:  # a signal came before the caller had it
+                    if is_next:  # a signal arrived before the caller got it
                         self._take_back(batch.descriptor)
                     raise
             await asyncio.sleep(pause)
         return None
 
     def __iter__(self) -> Iterator[ConsumedBatch]:
-        """All batches behind the read cursor, in order, until there are no more now: :meth:`batches`."""
+        """All batches after the read cursor, in order, until there are no more now: :meth:`batches`."""
         return self.batches()
 
     def __aiter__(self) -> Self:
@@ -237,7 +238,7 @@ class Consumer:
             return self._fetch_next()
 
     def _fetch_next(self) -> ConsumedBatch | None:
-        """Read the batch behind the read cursor, which stays; what cannot be read is set aside or raised."""
+        """Read the batch after the read cursor, which stays; an unreadable batch is dead-lettered or raised."""
         while found := self._look(1):
             (descriptor,) = found
             try:
@@ -253,7 +254,7 @@ class Consumer:
     def next_descriptors(self, max: int) -> list[Descriptor]:  # noqa: A002 - its public name
         """Up to ``max`` consecutive descriptors behind the read cursor, which moves past them; no data is read.
 
-        What becomes of them is the caller's business: those that get lost are handed out again only to a new consumer.
+        The caller is responsible for them: lost ones are delivered again only to a new consumer.
         """
         self._check_open()
         if max == 0:
@@ -267,7 +268,7 @@ class Consumer:
     def descriptors_between(self, first: int, last: int) -> list[Descriptor]:
         """The listed batches ``first`` through ``last``, to read them again; moves nothing.
 
-        ``CursorExpired`` if some of them are gone.
+        ``CursorExpired`` if some of them are deleted.
         """
         self._check_open()
         if first > last:
@@ -275,11 +276,11 @@ class Consumer:
         return list(self._queue.between(first, last))
 
     def fetch_handle(self) -> FetchHandle:
-        """What reads batches by their descriptors, anywhere; this consumer can go on meanwhile."""
+        """The reader of batches by their descriptors, in any process; this consumer can continue meanwhile."""
         return FetchHandle(self._fetcher)
 
     def fetch_descriptor(self, descriptor: Descriptor) -> ConsumedBatch:
-        """Read a batch; moves no cursor, but keeps :attr:`lag`. ``CorruptData`` or ``NotFound`` naming its object."""
+        """Read a batch; moves no cursor, but updates :attr:`lag`. ``CorruptData`` or ``NotFound`` naming its object."""
         batch = self.fetch_handle().fetch(descriptor)
         self._gauges.fetched(descriptor, self._clock.now())
         return batch
@@ -287,9 +288,10 @@ class Consumer:
     def batches(self, *, parallel: Positive = 4, ahead: Positive = AHEAD_BYTES) -> Iterator[ConsumedBatch]:
         """All batches behind the read cursor, in order, until there are no more; then it can be called again.
 
-        Up to ``parallel`` are read at once, and about ``ahead`` bytes of memory are read early; where sizes are not
-        known, only the number counts. The read cursor moves as batches are given out: what was only read ahead is
-        given again. One such iterator at a time is useful; what another call has handed out meanwhile is left out.
+        Up to ``parallel`` are read at once, and about ``ahead`` bytes of memory are read early; where sizes are
+        unknown, only the number counts. The read cursor moves as batches are delivered: batches that were only read
+        ahead are delivered again. Use one such iterator at a time; it skips batches that another call has delivered
+        meanwhile.
         """
         self._check_open()
         return self._batches(parallel, ahead)
@@ -304,16 +306,16 @@ class Consumer:
                 try:
                     with self._reading:
                         if piece.descriptor.sequence < self._read:
-                            continue  # another call was faster
+                            continue  # another call delivered it
                         if piece.poison is not None:
                             self._set_poison_aside(piece.descriptor, piece.poison)
                             continue
                         self._check_open()
                         self._gauges.fetched(piece.descriptor, self._clock.now())
                         batch = ConsumedBatch(piece.descriptor, tuple(pages))
-                        self._hand_out([piece.descriptor])  # last: what was handed out is also given
+                        self._hand_out([piece.descriptor])  # last: a handed-out batch is also delivered
                 except BaseException:
-                    if batch is not None:  # interrupted before the caller had it
+                    if batch is not None:  # interrupted before the caller got it
                         self._take_back(batch.descriptor)
                     raise
                 yield batch
@@ -344,9 +346,9 @@ class Consumer:
             self._progress.hand_out(descriptors)
 
     def dead_letter(self, descriptor: Descriptor, reason: Prose) -> str:
-        """Set aside a batch that cannot be used, durably, and count it as acknowledged in its turn; returns where.
+        """Durably set an unusable batch aside, and count it as acknowledged in its turn; returns its location.
 
-        For whoever fetches by descriptors: :meth:`next_batch` and :meth:`batches` do it themselves if the consumer
+        For callers that fetch by descriptors: :meth:`next_batch` and :meth:`batches` do it themselves if the consumer
         was opened with ``on_poison="dead-letter"``. ``TooManyDeadLetters`` beyond the limit; ``InvalidInput`` if the
         batch is acknowledged already.
         """
@@ -372,7 +374,7 @@ class Consumer:
                 f"{before} were set aside before it, which is the limit: find out what damages them. The cursor stays "
                 f"before it. {reason}"
             )
-        where = self._queue.dead_letter(descriptor, reason)  # durably, before anything goes on
+        where = self._queue.dead_letter(descriptor, reason)  # durable before the consumer continues
         with self._state:
             self._progress.set_aside(descriptor)
             self._gauges.set_aside()
@@ -381,7 +383,7 @@ class Consumer:
     def ack(self, sequence: Signed) -> None:
         """Acknowledge the next batch; every ``ack_every`` of them are made durable.
 
-        ``OutOfOrderAck`` naming the next one if this is another. If the durable step fails, nothing has changed and
+        ``OutOfOrderAck`` naming the next one if this is not it. If the durable step fails, nothing has changed and
         the same call may be repeated.
         """
         with self._acking:
@@ -426,9 +428,9 @@ class Consumer:
             self._gauges.acknowledged(self._progress.durable - before)
 
     def close(self) -> None:
-        """Flush and stop; a new consumer then starts right behind. The collector is stopped even if the flush fails.
+        """Flush and stop; a new consumer then starts right after. The collector is stopped even if the flush fails.
 
-        If it does, that is raised, and closing may be repeated.
+        A failed flush is raised, and closing may be repeated.
         """
         with self._acking:
             if self._closed:
@@ -482,27 +484,27 @@ class Consumer:
 
     @property
     def next_to_read(self) -> int:
-        """The sequence that is handed out next."""
+        """The next sequence to deliver."""
         return self._read
 
     @property
     def next_to_ack(self) -> int:
-        """The sequence that is to be acknowledged next."""
+        """The next sequence to acknowledge."""
         with self._state:
             return self._progress.acknowledged
 
     @property
     def conflict_rate(self) -> float:
-        """How many of this consumer's conditional writes lost a race, in percent."""
+        """Percentage of this consumer's conditional writes that lost a race."""
         writes = self._queue.writes()
         return 100.0 * writes.lost / writes.done if writes.done else 0.0
 
     @property
     def dead_letters(self) -> int:
-        """How many batches this consumer has set aside."""
+        """Number of batches that this consumer has set aside."""
         return self._gauges.dead_letters
 
     @property
     def lag(self) -> float | None:
-        """Seconds from ingestion of the last batch with metadata that was read until it was read; None before one."""
+        """Seconds between ingestion and reading of the last batch with metadata; None before one."""
         return self._gauges.lag

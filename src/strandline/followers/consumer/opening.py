@@ -1,4 +1,4 @@
-"""What a consumer is opened on: an address, a log or a queue; and the trimming in its background."""
+"""Opens a consumer's queue at an address, a log or a queue; and the collector in its background."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from strandline.model.cursor import Start
 from strandline.storage.clock import Chance, Clock
 
 Place: TypeAlias = Address | ObjectLog | QueueLog | Queue
-"""What a consumer is opened on: an address, an opened log or queue, or whatever keeps the contract of queues."""
+"""Where a consumer is opened: an address, an opened log or queue, or any object with the contract of queues."""
 
 Format = Literal["queue-v1"]
 
@@ -50,8 +50,8 @@ def queue_at(
     if isinstance(place, QueueLog):
         if slot not in (DEFAULT_SLOT, SLOT) or start != "retained":
             raise InvalidInput(
-                f"A queue of version 1 has one slot, which begins with what is listed: it takes neither slot={slot!r} "
-                f"nor start={start!r}. Pass last_acked to begin elsewhere."
+                "A queue of version 1 has one slot, which begins with the listed batches: it takes neither "
+                f"slot={slot!r} nor start={start!r}. Pass last_acked to begin elsewhere."
             )
         return V1Queue(place)
     if not isinstance(place, Queue):
@@ -62,20 +62,20 @@ def queue_at(
 _LOGGER: Final = logging.getLogger(__name__)
 
 _PATIENCE: Final = 10.0
-"""Seconds that stopping waits for a round that is under way."""
+"""Seconds that stopping waits for a running round."""
 
 
 class BackgroundCollector:
     """Calls ``collect`` every so many seconds from a daemon thread, until it is stopped.
 
-    A round that fails is logged and the next one comes in its time: consuming goes on without it. What is collected
-    is decided by the queue; a round that a process's end cuts off leaves nothing wrong behind.
+    A failed round is logged, and the next one follows in time: the consumer is not affected. The queue decides
+    what is collected; a round that the end of the process interrupts leaves a consistent state.
     """
 
     def __init__(self, collect: Callable[[], None], *, every: float, clock: Clock, name: str) -> None:
-        """Begin now; the first round is ``every`` seconds away."""
+        """Start the thread; the first round follows after ``every`` seconds."""
         self._stop = threading.Event()
-        # The thread knows neither this object nor the consumer: both may go away without being closed.
+        # The thread refers neither to this object nor to the consumer: both can be garbage-collected unclosed.
         arguments = (collect, every, clock, name, self._stop)
         self._thread = threading.Thread(target=_run, args=arguments, name="strandline-collector", daemon=True)
         self._thread.start()
@@ -86,11 +86,11 @@ class BackgroundCollector:
         return self._thread.is_alive()
 
     def halt(self) -> None:
-        """Let no further round begin; does not wait."""
+        """Start no further round; does not wait."""
         self._stop.set()
 
     def stop(self) -> None:
-        """Let no further round begin, and wait for one that is under way, but not for long."""
+        """Start no further round, and wait briefly for a running one."""
         self._stop.set()
         self._thread.join(_PATIENCE)
 
@@ -99,5 +99,5 @@ def _run(collect: Callable[[], None], every: float, clock: Clock, name: str, sto
     while not clock.wait(stop, every):
         try:
             collect()
-        except Exception as error:  # noqa: BLE001 - whatever it was, the next round may go well
+        except Exception as error:  # noqa: BLE001 - the next round may succeed
             _LOGGER.warning("Collecting %s failed, and is tried again in %g s: %s", name, every, error)

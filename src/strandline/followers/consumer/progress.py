@@ -22,9 +22,9 @@ from strandline.storage.metrics import (
 
 @dataclass(frozen=True, slots=True)
 class AckStep:
-    """An acknowledgement that was decided and has not happened yet.
+    """A planned acknowledgement.
 
-    ``acknowledged`` is the sequence expected next once it has. ``through`` is the batch that has to be acknowledged
+    ``acknowledged`` is the next sequence after it. ``through`` is the batch that has to be acknowledged
     durably first; None if it need not be durable yet.
     """
 
@@ -35,11 +35,11 @@ class AckStep:
 class AckProgress:
     """The bookkeeping of one consumer, in sequences: ``durable <= acknowledged <= read``, and each only grows.
 
-    Everything below ``read`` was handed out, below ``acknowledged`` was acknowledged in this process, and below
+    Everything below ``read`` was delivered, below ``acknowledged`` was acknowledged in this process, and below
     ``durable`` in the store. A batch that was set aside counts as acknowledged as soon as all before it are.
 
-    Acknowledging takes two calls: one decides a :class:`AckStep` and changes nothing, :meth:`done` makes it so. Between
-    them the caller does what the step asks for; if that fails, nothing has changed and the same can be asked again.
+    An acknowledgement takes two calls: one plans an :class:`AckStep` and changes nothing, :meth:`done` applies it. The
+    caller executes the step in between; if that fails, nothing has changed and the same call can be repeated.
 
     >>> from strandline.model.head import QueueEntry
     >>> progress = AckProgress(5, ack_every=2)
@@ -57,14 +57,14 @@ class AckProgress:
     def __init__(self, first: int, *, ack_every: int = 100) -> None:
         """Begin with everything below ``first`` acknowledged; each ``ack_every`` acknowledgements become durable."""
         self.read = first
-        """The sequence to be handed out next."""
+        """The next sequence to deliver."""
         self.acknowledged = first
-        """The sequence to be acknowledged next."""
+        """The next sequence to acknowledge."""
         self.durable = first
         """Everything below is acknowledged in the store."""
         self._ack_every = ack_every
-        # What is not durably acknowledged: a step names its last one. A signal may interrupt any of the methods below
-        # between two calls: the attribute that counts is set in one statement, and what follows is done again later.
+        # Batches without a durable acknowledgement: a step names its last one. A signal may interrupt any method below
+        # between two calls: the attribute that counts is set in one statement, and the rest is repeated later.
         self._handed_out: dict[int, Descriptor] = {}
         self._kept = first
         self._aside: set[int] = set()
@@ -82,21 +82,21 @@ class AckProgress:
         self.read += len(descriptors)
 
     def take_back(self, descriptor: Descriptor) -> None:
-        """Hand out again what was handed out last and did not reach its reader; nothing changes if it was not."""
+        """Deliver the last delivered batch again, since it did not reach its reader; a no-op for any other."""
         if descriptor.sequence == self.read - 1 >= self.acknowledged and descriptor.sequence not in self._aside:
             self.read -= 1
             self._handed_out.pop(self.read, None)
 
     def check_aside(self, descriptor: Descriptor) -> None:
-        """Refuse to set aside what was acknowledged already, or is further than the next one to be handed out."""
+        """Refuse to set aside a batch that is acknowledged already, or beyond the next one to deliver."""
         if not self.acknowledged <= descriptor.sequence <= self.read:
             raise InvalidInput(
-                f"Batch {descriptor.sequence} cannot be set aside: {self.acknowledged} is to be acknowledged next, and "
-                f"{self.read} to be handed out next. Nothing was changed."
+                f"Batch {descriptor.sequence} cannot be set aside: {self.acknowledged} is the next to acknowledge, and "
+                f"{self.read} the next to hand out. Nothing was changed."
             )
 
     def set_aside(self, descriptor: Descriptor) -> None:
-        """Count a batch as acknowledged in its turn; if it is the next one, it also counts as handed out."""
+        """Count a batch as acknowledged in its turn; if it is the next one, it also counts as delivered."""
         self.check_aside(descriptor)
         if descriptor.sequence == self.read:
             self.hand_out([descriptor])
@@ -104,25 +104,25 @@ class AckProgress:
         self._acknowledge(self.acknowledged)
 
     def ack(self, sequence: int) -> AckStep:
-        """Decide to acknowledge the next batch; ``OutOfOrderAck`` if it is another, or was not handed out."""
+        """Plan to acknowledge the next batch; ``OutOfOrderAck`` if it is not the next, or was not delivered."""
         if sequence != self.acknowledged or sequence >= self.read:
             raise self._out_of_order(sequence)
         return self._step(sequence, durably=False)
 
     def ack_through(self, sequence: int) -> AckStep:
-        """Decide to acknowledge everything through a batch, durably; ``OutOfOrderAck`` as :meth:`ack`."""
+        """Plan to acknowledge everything through a batch, durably; ``OutOfOrderAck`` as :meth:`ack`."""
         if not self.acknowledged <= sequence < self.read:
             raise self._out_of_order(sequence)
         return self._step(sequence, durably=True)
 
     def flush(self) -> AckStep | None:
-        """Decide to make every acknowledgement durable; None if all are."""
+        """Plan to make every acknowledgement durable; None if all are."""
         if self.acknowledged == self.durable:
             return None
         return AckStep(self.acknowledged, self._handed_out[self.acknowledged - 1])
 
     def done(self, step: AckStep) -> None:
-        """The step has happened. Another one, or a batch set aside, may have come between: nothing goes back."""
+        """Apply an executed step. Another one, or a batch set aside, may have come first: nothing goes back."""
         self._acknowledge(max(self.acknowledged, step.acknowledged))
         if step.through is None:
             return
@@ -158,22 +158,22 @@ class AckProgress:
 
 
 class Gauges:
-    """The numbers of one consumer; no I/O, and not safe in threads by themselves."""
+    """Metrics of one consumer; no I/O, not safe in threads."""
 
     __slots__ = ("_labels", "dead_letters", "lag", "length")
 
     def __init__(self, url: str, slot: str) -> None:
-        """Of the consumer of this slot; nothing was seen yet."""
+        """Metrics of the consumer of this slot."""
         self._labels = (url, slot)
         self.length = 0
-        """Batches that are listed and not durably acknowledged."""
+        """Batches that are listed but not durably acknowledged."""
         self.lag: float | None = None
-        """How many seconds after its ingestion the last batch that has metadata was read."""
+        """Seconds between ingestion and reading of the last batch with metadata."""
         self.dead_letters = 0
         """Batches that were set aside."""
 
     def looked(self, look: Look) -> None:
-        """The queue was looked at."""
+        """The queue was read."""
         self._show_length(look.length)
         if look.records is not None:
             LAG_RECORDS.labels(*self._labels).set(look.records)
@@ -181,7 +181,7 @@ class Gauges:
             LAG_BYTES.labels(*self._labels).set(look.size)
 
     def handed_out(self, descriptors: int) -> None:
-        """Descriptors left the consumer without having been read."""
+        """Descriptors were delivered without being read."""
         DESCRIPTORS.inc(descriptors)
 
     def fetched(self, descriptor: Descriptor, now: int) -> None:
@@ -196,7 +196,7 @@ class Gauges:
         self._show_length(max(0, self.length - batches))
 
     def set_aside(self) -> None:
-        """A batch could not be read."""
+        """A batch was set aside."""
         self.dead_letters += 1
         DEAD_LETTERS.inc()
 

@@ -1,11 +1,11 @@
 """Reads a Delta table's transaction log: the sink's own commits, and changes by others since. No I/O.
 
-The Delta application transaction of a sink outlives whatever is done to its rows: a RESTORE, an overwrite and a CREATE
-OR REPLACE keep it. So it proves how far the sink *had* got, and not that the table still holds that. Each commit of a
+The Delta application transaction of a sink outlives changes of its rows: a RESTORE, an overwrite and a CREATE
+OR REPLACE keep it. So it proves how far the sink *had* got, but not that the table still holds that. Each commit of a
 sink therefore carries two transactions: ``strandline/<log id>/<name>``, whose version is the next offset, and
-``strandline/<log id>/<name>/<table id>``, whose version is the Delta version of the commit itself. Together they say
-which version of which table the cursor belongs to, also where only a checkpoint is left; the commits behind that
-version say what became of its rows.
+``strandline/<log id>/<name>/<table id>``, whose version is the Delta version of the commit itself. Together they
+identify the version and table of the cursor, also where only a checkpoint is left; the commits after that
+version show whether its rows were changed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from strandline.errors import CorruptData, Diverged, InvalidInput
 from strandline.model.cursor import Cursor
 
 CURSOR_KEY: Final = "strandline.cursor"
-"""Where the commit info of a sink's commit has the whole cursor."""
+"""Key of the whole cursor in the commit info of a sink's commit."""
 TABLE_KEY: Final = "strandline.table"
-"""Where it has the table's id."""
+"""Key of the table's id in it."""
 
 REMEDY: Final = (
-    "Remove the table to build it again, or follow with repair=True, which goes back to the last version that is known "
-    "to be right and on from its cursor; if you know that the table is right as it is, call adopt() on its sink."
+    "Remove the table to build it again, or follow with repair=True, which restores the last version that is known "
+    "to be right and continues from its cursor; if you know that the table is right as it is, call adopt() on its sink."
 )
-"""What to do about a table that others changed."""
+"""What to do with a table that other writers changed."""
 
 ReadCommit = Callable[[int], bytes | None]
 """The bytes of the commit file of a version; None if there is none."""
@@ -58,13 +58,13 @@ class TableCommit:
     version: int
     operation: str = "?"
     cursor: Cursor | None = None
-    """The cursor that the sink stored with it; None for a commit of someone else."""
+    """The cursor that the sink stored with it; None for a commit of another writer."""
     table_id: str | None = None
-    """The id of the table that the sink committed to, as far as that is told."""
+    """The id of the table that the sink committed to, if known."""
     changed_rows: bool = False
-    """Whether it added or removed rows, and not only files."""
+    """Whether it added or removed rows, not only files."""
     data_files: tuple[str, ...] = ()
-    """The files that it added, as they are written there."""
+    """The files that it added, as stored in the commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +78,18 @@ class KnownCommits:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a table says of itself when it is opened."""
+    """State of a table when it is opened."""
 
     table_id: str
     version: int
     next: int
     """The next offset, by the sink's application transaction."""
     committed: int | None
-    """The version of the sink's last commit to this very table; None if an earlier release wrote it, or replaced."""
+    """The version of the sink's last commit to this table; None if an earlier release wrote it, or it was replaced."""
 
 
 def parse_commit(version: int, data: bytes, application: Application) -> TableCommit:
-    """A commit file as a value. Only what the sink wrote itself is taken for its own."""
+    """Decode a commit file. Only commits of the sink itself count as its own."""
     try:
         return _parsed(version, [json.loads(line) for line in data.splitlines() if line.strip()], application)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -115,11 +115,11 @@ def _parsed(version: int, actions: list[Any], application: Application) -> Table
 
 
 def last_commit(seen: Observed, read: ReadCommit, application: Application, where: str) -> KnownCommits:
-    """The sink's last commit, which is proved to be still in effect: nothing behind it changed a row.
+    """The sink's last commit, proved to be still in effect: no later commit changed a row.
 
-    ``Diverged`` if something did, if the table is another one than the sink committed to, or if that cannot be known
-    because commit files are gone. A table of an earlier release, which did not store which version its cursor belongs
-    to, is searched for its last commit and taken as it is there.
+    ``Diverged`` if one did, if the table is not the one that the sink committed to, or if that cannot be known
+    because commit files are missing. A table of an earlier release, which did not store the version of its cursor,
+    is searched for its last commit and accepted as it is there.
     """
     for commit in _backwards(seen.version, seen.committed, read, application, where):
         if commit.cursor is not None:
@@ -129,7 +129,7 @@ def last_commit(seen: Observed, read: ReadCommit, application: Application, wher
         if commit.changed_rows:
             raise Diverged(
                 f"Version {commit.version} of the table {where} was not committed by its follower and changed rows "
-                f"({commit.operation}), so that the table no longer holds what its cursor says. {REMEDY}"
+                f"({commit.operation}), so that its rows no longer match its cursor. {REMEDY}"
             )
     if seen.committed is None or seen.committed > seen.version:
         raise Diverged(f"No version of the table {where} was committed by its follower. {REMEDY}")
@@ -137,7 +137,7 @@ def last_commit(seen: Observed, read: ReadCommit, application: Application, wher
 
 
 def check_known(known: KnownCommits | None, found: KnownCommits, where: str) -> None:
-    """Refuse a table that is another one, or an older one, than a running follower has committed to."""
+    """Refuse another table, or an older copy, than the one that a running follower has committed to."""
     if known is None:
         return
     if found.table_id != known.table_id:
@@ -145,12 +145,12 @@ def check_known(known: KnownCommits | None, found: KnownCommits, where: str) -> 
     if found.version < known.version:
         raise Diverged(
             f"The last commit in the table {where} is version {found.version}, and its follower had committed version "
-            f"{known.version}: an older copy was put in its place. Start the follower again to go on from that copy."
+            f"{known.version}: an older copy was put in its place. Start the follower again to continue from that copy."
         )
 
 
 def own_commits(version: int, read: ReadCommit, application: Application) -> Iterator[TableCommit]:
-    """The sink's commits from a version on downwards, as far as commit files reach."""
+    """The sink's commits from a version downwards, as far as commit files reach."""
     while version >= 0 and (data := read(version)) is not None:
         commit = parse_commit(version, data, application)
         if commit.cursor is not None:
@@ -161,14 +161,14 @@ def own_commits(version: int, read: ReadCommit, application: Application) -> Ite
 def _backwards(
     version: int, committed: int | None, read: ReadCommit, application: Application, where: str
 ) -> Iterator[TableCommit]:
-    """The commits from the newest down to the sink's last one, which a checkpoint can stand for, too."""
+    """The commits from the newest down to the sink's last one, which may be known from a checkpoint."""
     while version >= (0 if committed is None else committed):
         data = read(version)
         if data is None:
             if version == committed:
-                return  # the transaction that a checkpoint has kept says that it was there
+                return  # the checkpoint has the transaction of the commit
             raise Diverged(
-                f"The commit file of version {version} of the table {where} is gone, so that nobody can tell whether "
+                f"The commit file of version {version} of the table {where} is missing, so that it is unknown whether "
                 f"rows were changed since its follower's last commit. {REMEDY}"
             )
         yield parse_commit(version, data, application)
@@ -187,7 +187,7 @@ def _operation(info: Any) -> str:
 
 
 def _cursor(text: Any, log_id: UUID, offset: int) -> Cursor:
-    """The whole cursor, if it is told and agrees with the transaction, which is what counts."""
+    """The whole cursor, if it is stored and matches the transaction, which is authoritative."""
     try:
         cursor = Cursor.parse(text) if isinstance(text, str) else None
     except InvalidInput:

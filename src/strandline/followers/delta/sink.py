@@ -61,7 +61,7 @@ def _deltalake() -> Any:
 
 @checked
 class DeltaSink:
-    """A Delta table in step with a log: data and cursor are one commit, keyed by offset, so that nothing doubles.
+    """A Delta table that follows a log: data and cursor are one commit, keyed by offset, so that nothing is duplicated.
 
     ``mode="latest"`` keeps one row per key, the newest by offset; deletes and purges remove it, a null value is a row,
     and a record without key is refused as ``NullKey``. ``mode="append"`` keeps every change.
@@ -69,9 +69,9 @@ class DeltaSink:
     Two followers of one table cannot both commit: the table format refuses the second, which gets ``Fenced``. The
     cursor is the Delta application transaction ``strandline/<log id>/<name>``; its version is the next offset.
 
-    Before each commit the table's own history proves that it is the table that was followed and still holds what the
-    cursor says (:mod:`~strandline.followers.delta.history`): one that was restored, overwritten, replaced or removed is
-    ``Diverged``. Compaction, VACUUM, checkpoints, log cleanup and changed properties are no obstacle.
+    Before each commit the table's own history proves that it is the followed table and still matches its
+    cursor (:mod:`~strandline.followers.delta.history`): a table that was restored, overwritten, replaced or removed is
+    ``Diverged``. Compaction, VACUUM, checkpoints, log cleanup and changed properties are allowed.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class DeltaSink:
     ) -> None:
         """The table at ``url``, which is created by the first apply; ``options`` are its storage options."""
         self.url = as_address(url)
-        """Where the table is."""
+        """The address of the table."""
         if not is_text(self.url):
             raise InvalidInput(f"{self.url!a} is not UTF-8, and a table's address has to be: name another folder.")
         refuse_credentials(self.url, "give them as storage options, or by the environment variables of the cloud")
         self.mode: Mode = mode
-        """What the table keeps."""
+        """The mode of the table."""
         self._name = name
         self._options = dict(options or {})
         self._disk = disk
@@ -102,8 +102,8 @@ class DeltaSink:
     def cursor(self, log_id: UUID) -> Cursor | None:
         """How far the table has applied that log, proved by its history; None if there is no table yet.
 
-        ``Diverged`` if it follows another log, if others changed its rows, or if it is not the table that this object
-        has committed to: then it may be gone, too.
+        ``Diverged`` if it follows another log, if other writers changed its rows, or if it is not the table that this
+        object has committed to; also if that was removed.
         """
         table = self._open()
         if table is not None:
@@ -112,17 +112,17 @@ class DeltaSink:
         return None
 
     def resume(self, log_id: UUID) -> Cursor | None:
-        """The same for a follower that starts, which knows of the table only what the table itself says."""
+        """The same for a starting follower, which has only the table's own history."""
         self._known.pop(log_id, None)
         return self.cursor(log_id)
 
     def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
         """Commit the range with its cursor, exactly once; see :class:`~strandline.model.sink.Sink`.
 
-        Commits of others that changed no row, such as a compaction, are no obstacle.
+        Commits of other writers that changed no row, such as a compaction, are allowed.
         """
         for _ in range(_ATTEMPTS):
-            # One handle for the look and the commit: what others commit in between makes the commit fail.
+            # One handle for the check and the commit: a commit of another writer in between makes this one fail.
             table = self._open()
             if table is None:
                 self._refuse_removed(since.log_id)
@@ -142,10 +142,10 @@ class DeltaSink:
         )
 
     def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
-        """Put the table back to the last version that is known to be right; returns the cursor there.
+        """Restore the table to the last version that is known to be right; returns the cursor there.
 
-        That is the last commit of this sink whose files are still there and whose cursor the log still ``serves``. A
-        table that needs no repair is left alone. The changes of others since then are undone, in one commit that
+        That is the last commit of this sink whose files still exist and whose cursor the log still ``serves``. A
+        table that needs no repair is not changed. Changes of other writers since then are undone, in one commit that
         carries the cursor. ``Diverged`` if there is no such version; None if there is no table.
         """
         table = self._open()
@@ -164,15 +164,15 @@ class DeltaSink:
             ):
                 return commit.cursor
         raise Diverged(
-            f"The table {self.url} cannot be repaired, since no version of it is left that is known to be right and "
-            f"that the log can go on from: remove it to build it again. ({damage})"
+            f"The table {self.url} cannot be repaired: no version of it is left that is known to be right and "
+            f"that the log can continue from. Remove it to build it again. ({damage})"
         ) from damage
 
     def adopt(self, log_id: UUID) -> Cursor:
-        """Take the table as it is now for what its cursor says: the caller knows that it is right.
+        """Accept the table as it is now as the state of its cursor: the caller knows that it is right.
 
-        For a table that others changed on purpose, or whose history is gone. ``NotFound`` if there is no table,
-        ``Conflict`` if someone changes rows of it at the same time. Of several at once, each finds it adopted.
+        For a table that other writers changed on purpose, or whose history is lost. ``NotFound`` if there is no table,
+        ``Conflict`` if another writer changes rows of it at the same time. Several concurrent calls all succeed.
         """
         table = self._open()
         if table is None:
@@ -183,15 +183,15 @@ class DeltaSink:
             self._commit(table, self._schema().empty_table(), cursor)
         except Conflict as error:
             with contextlib.suppress(Diverged):
-                return self.cursor(log_id) or cursor  # another one adopted it
+                return self.cursor(log_id) or cursor  # another call adopted it
             raise Conflict(
-                f"Someone changed {self.url} while it was being adopted; nothing was committed. Look at the table "
+                f"Another job changed {self.url} while it was being adopted; nothing was committed. Check the table "
                 "again, and adopt it if it is right."
             ) from error
         return cursor
 
     def _stored(self, table: DeltaTable | None, todo: pa.Table, since: Cursor, upto: Cursor) -> bool:
-        """Whether the range was committed; False if someone else committed first, and nothing happened."""
+        """Whether the range was committed; False if another commit was first, and nothing happened."""
         try:
             if table is None:
                 table = self._create(since)
@@ -204,7 +204,7 @@ class DeltaSink:
     def _refuse_another_follower(self, log_id: UUID, at: Cursor | None) -> None:
         table = self._open()
         if at is None and log_id in self._known:
-            at = self._known[log_id].cursor  # this one created the table
+            at = self._known[log_id].cursor  # this sink created the table
         now = None if table is None else self._last_commit(table, log_id).cursor
         if now != at:
             raise Fenced(
@@ -214,7 +214,7 @@ class DeltaSink:
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
-        """Give the errors of a commit our names; ``Conflict`` means that another commit came first."""
+        """Translate the errors of a commit; ``Conflict``: another commit was first."""
         errors = _deltalake().exceptions
         try:
             yield
@@ -232,9 +232,9 @@ class DeltaSink:
             ) from error
 
     def _properties(self, cursor: Cursor, commit: tuple[str, int] | None) -> Any:
-        """The cursor, and to which version of which table it belongs; of a table being created that is not known.
+        """The cursor, and to which version of which table it belongs; unknown for a table being created.
 
-        No retries: the library would commit behind whatever came first without looking at it, and a second creator
+        No retries: the library would commit after any other commit without checking it, and a second creator
         would create the table again.
         """
         delta = _deltalake()
@@ -248,12 +248,12 @@ class DeltaSink:
         return delta.CommitProperties(app_transactions=transactions, custom_metadata=metadata, max_commit_retries=0)
 
     def _create(self, since: Cursor) -> DeltaTable:
-        # VACUUM deletes whatever is in the table's folder and not part of it.
+        # VACUUM deletes all files in the table's folder that do not belong to it.
         folder = _local_path(self.url)
         if folder is not None:
             check_new(folder, FolderKind.DELTA_TABLE, disk=self._disk)
-            # Not left to deltalake: others could read it, and a power cut could take the name of a table that a slot
-            # says was stored.
+            # Not left to deltalake: others could read it, and a power failure could remove the name of a table that a
+            # slot says was stored.
             make_own_folder(folder, disk=self._disk)
         else:
             check_new_in_bucket(self.url, FolderKind.DELTA_TABLE, self._first_bytes)
@@ -269,12 +269,12 @@ class DeltaSink:
             )
         self._settle(KnownCommits(_id_of(table), 0, since))
         if table.version() > 0:
-            # The handle is as new as the table, and what another follower committed at once is none of our looks.
+            # The handle is as new as the table: a concurrent follower's commit was not checked.
             raise Conflict(f"Another follower committed to the table {self.url} as soon as it was created.")
         return table
 
     def _first_bytes(self, name: str) -> bytes | None:
-        """Of an object beside the table, by its own storage options; None if there is none of that name."""
+        """First bytes of an object beside the table, by its own storage options; None if there is none of that name."""
         from deltalake.fs import DeltaStorageHandler
 
         with self._named_errors():
@@ -312,13 +312,13 @@ class DeltaSink:
                 .execute()
             )
         if table.version() == before:
-            # Nothing to write, or a merge that changed no row, such as the delete of an absent key, and is not
-            # committed: the cursor moves all the same. The handle is the one that was merged by, so that what others
-            # commit in between makes this fail.
+            # Nothing to write, or a merge without changes, such as the delete of an absent key, which is not
+            # committed: the cursor moves anyway. The handle is that of the merge, so that a concurrent
+            # commit makes this fail.
             table.create_write_transaction([], mode="append", schema=table.schema(), commit_properties=properties)
 
     def _restored(self, table: DeltaTable, version: int, cursor: Cursor) -> bool:
-        """Whether the table is back at a version; False if that cannot be had any more, and nothing happened."""
+        """Whether the table is restored to a version; False if that is impossible, and nothing happened."""
         delta = _deltalake()
         try:
             old = delta.DeltaTable(self.url, version=version, storage_options=self._options or None)
@@ -327,17 +327,18 @@ class DeltaSink:
             table.restore(version, commit_properties=properties)
         except delta.exceptions.CommitFailedError as error:
             raise Fenced(
-                f"Someone committed to {self.url} while it was being repaired; nothing was changed. Stop that first."
+                f"Another job committed to {self.url} while it was being repaired; nothing was changed. Stop that "
+                "first."
             ) from error
         except (delta.exceptions.DeltaError, OSError) as error:
             _LOGGER.warning("The table %s cannot go back to version %d: %s", self.url, version, error)
             return False
         self._settle(known)
-        _LOGGER.warning("The table %s was put back to version %d, which is at %s.", self.url, version, cursor)
+        _LOGGER.warning("The table %s was restored to version %d, which is at %s.", self.url, version, cursor)
         return True
 
     def _settle(self, known: KnownCommits) -> None:
-        """Prove that a commit landed in the table that it was meant for, and make that very commit durable.
+        """Prove that a commit landed in the intended table, and make that commit durable.
 
         A handle on a table that was removed and created again with as many versions commits into the new one.
         """
@@ -348,7 +349,7 @@ class DeltaSink:
         self._known[known.cursor.log_id] = known
 
     def _make_durable(self, version: int) -> None:
-        """Sync what a commit wrote, if it is on a local disk: ``deltalake`` does not, and a slot may follow it."""
+        """Sync the files of a commit on a local disk: ``deltalake`` does not, and a slot may follow it."""
         root = _local_path(self.url)
         if root is None:
             return
@@ -374,7 +375,7 @@ class DeltaSink:
         return Application(log_id, self._name)
 
     def _last_commit(self, table: DeltaTable, log_id: UUID) -> KnownCommits:
-        """Our last commit in the table, which is still in effect."""
+        """The sink's last commit in the table, which is still in effect."""
         application, known = self._application(log_id), self._known.get(log_id)
         offset = self._next_in(table, log_id)
         self._check_shape(table)
@@ -415,7 +416,7 @@ class DeltaSink:
         return LATEST_SCHEMA if self.mode == "latest" else READ_SCHEMA
 
     def _refuse_removed(self, log_id: UUID) -> None:
-        """A table that is gone is created again by a follower that starts, and never by one that goes on."""
+        """A starting follower creates a removed table again; a running one never does."""
         known = self._known.get(log_id)
         if known is not None:
             raise Diverged(

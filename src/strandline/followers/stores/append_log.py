@@ -48,12 +48,12 @@ _LOGGER: Final = logging.getLogger(__name__)
 @final
 @checked
 class AppendLogStore(KeyedStore):
-    """A :class:`~strandline.model.sink.Store` that survives: a write is a frame in a file before readers see it.
+    """A durable :class:`~strandline.model.sink.Store`: a write is a frame in a file before readers see it.
 
-    With ``sync`` a frame is durable before the state and the cursor change, so that nothing read can be lost again.
-    Without it, a crash of the process loses nothing, and one of the machine may lose the latest writes, each of them
-    whole, cursor and all. When the bytes written since the last compaction exceed ``compact_after`` and the live
-    state, the file is replaced by one with the state alone; readers go on meanwhile, the write that caused it waits.
+    With ``sync`` a frame is durable before the state and the cursor change, so that no value that was read is lost.
+    Without it, a process crash loses nothing, and a machine crash may lose the latest writes, each of them
+    whole, with its cursor. When the bytes written since the last compaction exceed ``compact_after`` and the live
+    state, the file is compacted to the current state; readers continue meanwhile, the write that caused it waits.
 
     One process at a time: a second opener is ``Fenced``.
     """
@@ -123,7 +123,7 @@ class AppendLogStore(KeyedStore):
     def import_from(
         cls, snapshot: Address, dest: Address, *, disk: Disk = DISK, chance: Chance = CHANCE, **options: Any
     ) -> AppendLogStore:
-        """Make a store in ``dest``, absent or empty, from a snapshot that was checked whole; ``options`` open it."""
+        """Make a store in ``dest``, absent or empty, from a fully verified snapshot; ``options`` open it."""
         unpack(
             as_folder(snapshot),
             as_folder(dest),
@@ -139,10 +139,10 @@ class AppendLogStore(KeyedStore):
         return f"AppendLogStore({self._folder!r})"
 
     def _settle(self, content: Content) -> None:
-        """Truncate a torn tail, and sync the rest before it is served: its writer may not have."""
+        """Truncate a torn tail, and sync the rest before it is served: its writer may not have synced it."""
         if content.torn:
             _LOGGER.warning(
-                "%s ends within a write that a crash cut short (%s): %d bytes from byte %d on are cut off.",
+                "%s ends within a write that a crash interrupted (%s): %d bytes from byte %d on are cut off.",
                 content.path, content.why, content.torn, content.size,
             )  # fmt: skip
             self._set_aside(content)
@@ -150,7 +150,7 @@ class AppendLogStore(KeyedStore):
         self._mend()
 
     def _set_aside(self, content: Content) -> None:
-        """Keep a copy of the torn tail, of the latest one only."""
+        """Keep a copy of the latest torn tail."""
         aside = f"{self._folder}/{_ASIDE}"
         self._disk.remove(aside)
         self._disk.write_new(aside, [self._disk.read(content.path, content.size)])
@@ -158,7 +158,7 @@ class AppendLogStore(KeyedStore):
     def _keep(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
         file = self._file or self._mend()
         parts, behind = encode_write(records, after, self._place, self._clock.now() // 1000)
-        self._file = None  # until the frame is whole: after an interruption the next write repairs the file first
+        self._file = None  # until the frame is whole: after an interruption the next write repairs the file
         try:
             file.write(parts)
             if self._sync:
@@ -195,7 +195,7 @@ class AppendLogStore(KeyedStore):
         return file
 
     def _adopt(self) -> None:
-        """Find out whether a rename that was started has happened."""
+        """Determine whether a started rename has happened."""
         if self._coming is not None and self._term_on_disk() == self._coming.term:
             self._place, self._doubtful = self._coming, False
         self._coming = None
@@ -203,9 +203,7 @@ class AppendLogStore(KeyedStore):
     def _cut(self, file: AppendFile) -> None:
         size = file.size()
         if size < self._place.size:
-            raise StorageError(
-                f"{self._path} has become shorter than it was written: close the store, and open it again."
-            )
+            raise StorageError(f"{self._path} is shorter than its written bytes: close the store, and open it again.")
         if size > self._place.size:
             file.cut(self._place.size)
 
@@ -225,7 +223,7 @@ class AppendLogStore(KeyedStore):
                 self._held.close()
 
     def _leave_mark(self, file: AppendFile) -> None:
-        """Sync, and record that in a frame of its own, so that later damage is not taken for a torn tail."""
+        """Sync, and record that in a frame of its own, so that later damage is not mistaken for a torn tail."""
         try:
             file.sync()
             marked = self._place._replace(durable=self._place.frames)
@@ -250,7 +248,7 @@ class AppendLogStore(KeyedStore):
         try:
             self._compact()
         except StorageError as error:
-            # The write is stored; only the file is too long. Try again after as many bytes again.
+            # The write is stored; only the file is too long. Try again after as many bytes.
             self._compact_at = since + max(self._compact_after, live)
             _LOGGER.warning("%s could not be compacted, and is used as it is (%s).", self._path, error)
 

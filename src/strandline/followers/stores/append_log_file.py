@@ -1,7 +1,7 @@
 """The file of an append-log store: one frame per write, with the store's position in its metadata.
 
 In this file the lsn numbers *frames*, from 1: a write may hold no records. The term is a number drawn when the file is
-made: it tells the frames of the file from frames that somebody has stored as values.
+made: it distinguishes the frames of the file from frames that were stored as values.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ CURSOR: Final = "strandline.cursor"
 RESYNC: Final = "strandline.resync"
 
 ROW_OVERHEAD: Final = 22
-"""What a record takes in a frame beside its key and value, in bytes."""
+"""Bytes of a record in a frame besides its key and value."""
 
 _WINDOW: Final = 32 << 20
-"""How much of a file is read at once."""
+"""Bytes read at once."""
 _PIECE_ROWS: Final = 1 << 16
 _PIECE_BYTES: Final = 8 << 20
 _FRAME_BYTES: Final = MAX_PAYLOAD - (1 << 20)
-"""What of a write goes into one frame: the limit, and room for what Arrow puts around it."""
+"""Largest part of a write in one frame: the limit, less room for Arrow's structures."""
 _FEW_ROWS: Final = 1 << 16
 _LARGEST_NUMBER: Final = (1 << 64) - 1
 
 
 class FileBlock(NamedTuple):
-    """Where a file has got to: its term, the number of its last frame and of the last durable one, and its sizes."""
+    """State of a file: its term, the numbers of its last frame and its last durable one, and its sizes."""
 
     term: int
     frames: int = 0
@@ -69,7 +69,7 @@ class FileBlock(NamedTuple):
 def encode_write(
     records: pa.Table | Updates | None, position: StorePosition, place: FileBlock, timestamp: int
 ) -> tuple[Parts, FileBlock]:
-    """One write as frames, and the place behind them, if they are written. More than one only above 256 MiB."""
+    """One write as frames, and the file's state after them. More than one frame only above 256 MiB."""
     groups: list[list[pa.RecordBatch]] = [[]] if records is None else _groups(records)
     parts: Parts = []
     metadata = _metadata_of(position)
@@ -96,10 +96,10 @@ def encode_base(
     term: int,
     timestamp: int,
 ) -> Iterator[Parts]:
-    """The whole state as the frames that a file begins with, one at a time.
+    """The whole state as the first frames of a file, one at a time.
 
-    Each says that all of them are durable, which is true once the file has its name; and the last one holds nothing
-    else. So damage to any of them leaves another to tell that it is no torn tail.
+    Each says that all of them are durable, which is true once the file has its name; the last one holds nothing
+    else. So if one of them is damaged, another proves that it is no torn tail.
     """
     chunks = list(pieces(keys, values, rows=_PIECE_ROWS, size=_PIECE_BYTES))
     total = len(chunks) + 1
@@ -128,7 +128,7 @@ def _metadata_of(position: StorePosition) -> dict[str, str]:
 
 
 def _groups(records: pa.Table | Updates) -> list[list[pa.RecordBatch]]:
-    """The records without their offsets, by the frames that they go into."""
+    """The records without their offsets, grouped into frames."""
     if isinstance(records, Updates):
         batch = records.batch()
         if batch.get_total_buffer_size() <= _FRAME_BYTES:
@@ -157,32 +157,32 @@ def _halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 @dataclass(slots=True)
 class Content:
-    """What a file holds, up to the end of its last whole write."""
+    """Content of a file, up to the end of its last whole write."""
 
     path: str
     state: KeyedState = field(default_factory=KeyedState)
     position: StorePosition = field(default_factory=lambda: StorePosition(None))
     place: FileBlock | None = None
-    """None as long as there is no frame."""
+    """None while there is no frame."""
     torn: int = 0
-    """How many bytes behind it a crash has left; they can be cut."""
+    """Bytes after it that a crash has left; they can be truncated."""
     why: str = ""
 
     @property
     def size(self) -> int:
-        """How many of its bytes count."""
+        """Bytes of the valid content."""
         return 0 if self.place is None else self.place.size
 
 
 @dataclass(slots=True)
 class _Replay:
-    """Takes frames in their order; a write of several frames counts when its last one is there."""
+    """Replays frames in order; a write of several frames counts when its last one is read."""
 
     content: Content
     seen: FileBlock | None = None
-    """As the content's place, but with the frames of a write that is not over."""
+    """The state including the frames of an unfinished write."""
     mark: int = 0
-    """The highest frame that any other one says is durable."""
+    """The highest frame that another frame marks as durable."""
     waiting: list[KeyChange] = field(default_factory=list)
 
     def fits(self, frame: Frame) -> bool:
@@ -213,10 +213,10 @@ class _Replay:
 
 
 def read_content(path: str, *, disk: Disk) -> Content:
-    """What the file holds; nothing is changed. A torn tail is reported; whoever may write truncates it.
+    """The content of the file; changes nothing. A torn tail is reported; the writer truncates it.
 
-    ``CorruptData``, with file and byte, for damage that no crash leaves: at or below what any frame in the file, also
-    one behind the damage, says was durable. ``UnsupportedVersion`` for frames of another version.
+    ``CorruptData``, with file and byte, for damage that a crash cannot cause: at or below a frame that any frame in the
+    file, also one after the damage, marks as durable. ``UnsupportedVersion`` for frames of another version.
     """
     size = disk.size(path)
     replay = _Replay(Content(path))
@@ -237,7 +237,7 @@ def _replay(replay: _Replay, path: str, size: int, disk: Disk) -> Stop:
         scanner = FrameScanner(memoryview(data), origin=at)
         for frame in scanner:
             if not replay.fits(frame):
-                return Stop(Ending.DAMAGED, frame.start, "a frame stands where another one should")
+                return Stop(Ending.DAMAGED, frame.start, "the frame there is not the next one")
             replay.take(frame)
         stop = scanner.stop
         over = at + len(data) >= size or not data
@@ -247,11 +247,11 @@ def _replay(replay: _Replay, path: str, size: int, disk: Disk) -> Stop:
 
 
 def _judge(replay: _Replay, stop: Stop, rest: memoryview) -> None:
-    """Raise unless what is at the end can have been left by a crash."""
+    """Raise unless a crash can have left the end of the file."""
     path, seen = replay.content.path, replay.seen
     if stop.ending is Ending.UNSUPPORTED:
         raise UnsupportedVersion(
-            f"{path} has at byte {stop.at} what this program cannot read: {stop.why}. Nothing was changed; use the "
+            f"{path} cannot be read at byte {stop.at} by this program: {stop.why}. Nothing was changed; use the "
             "strandline that wrote it."
         )
     missing = 1 if seen is None else seen.frames + 1
@@ -261,7 +261,7 @@ def _judge(replay: _Replay, stop: Stop, rest: memoryview) -> None:
             mark = max(mark, frame.info.durable)
     if mark >= missing:
         raise CorruptData(
-            f"{path} is damaged at byte {stop.at}: {stop.why}, and what stood there was durable. Nothing was changed; "
+            f"{path} is damaged at byte {stop.at}: {stop.why}, and that frame was durable. Nothing was changed; "
             "restore the file, or remove its folder and let the store be built again."
         )
     if seen is None and not all(found in (0, expected) for found, expected in zip(rest, MAGIC, strict=False)):
@@ -273,7 +273,7 @@ def _position(metadata: dict[bytes, bytes], where: str) -> StorePosition:
     try:
         found = None if cursor is None else Cursor.parse(cursor.decode("ascii"))
         if found is not None and max(found.next, found.term) > _LARGEST_NUMBER:
-            raise ValueError("no log has got so far")  # noqa: TRY301 - one sentence for all
+            raise ValueError("the offset is too large")  # noqa: TRY301 - one sentence for all
         return StorePosition(found, None if resync is None else UUID(resync.decode("ascii")))
     except (InvalidInput, ValueError) as error:
         raise CorruptData(f"{where} is damaged: its cursor cannot be read ({str(error)[:200]}).") from error

@@ -44,7 +44,7 @@ KIND: Final = "rocksdb"
 KIND_VERSION: Final = 1
 
 FAMILY: Final = "strandline"
-"""The column family of what is no user's key: keys themselves stay bare, which is half as fast again as a prefix."""
+"""The column family of internal keys: users' keys stay bare, which is 50 % faster than with a prefix."""
 POSITION: Final = b"standing"
 FORMAT: Final = b"format"
 VERSION: Final = b"%d" % KIND_VERSION
@@ -64,7 +64,7 @@ def rocksdict() -> Any:
 
 
 def open_database(folder: str, *, sync: bool) -> Rdict:
-    """Open the database in a folder, or make one there."""
+    """Open the database in a folder, or create one."""
     try:
         db: Rdict = rocksdict().Rdict(folder, _options(sync=sync), {FAMILY: _options(sync=sync)})
     except MissingExtra:
@@ -79,11 +79,11 @@ def _options(*, sync: bool) -> Options:
     options: Options = rocks.Options(raw_mode=True)
     options.create_if_missing(True)
     options.create_missing_column_families(True)
-    options.set_atomic_flush(True)  # keys and cursor leave the write-ahead log together
+    options.set_atomic_flush(True)  # keys and cursor are flushed together
     options.set_keep_log_file_num(_INFO_LOGS)
     mode = rocks.DBRecoveryMode
-    # Where every write was synced, only the last one can be torn, and anything else is damage. Where none was, a crash
-    # of the machine may leave a hole before writes that survived it: what is behind the hole goes, cursors and all.
+    # If every write was synced, only the last one can be torn, and anything else is damage. If none was, a machine
+    # crash may leave a hole before later writes: everything after the hole is dropped, with its cursors.
     options.set_wal_recovery_mode(mode.tolerate_corrupted_tail_records() if sync else mode.point_in_time())
     return options
 
@@ -132,7 +132,7 @@ class KeyIterator(Iterator[tuple[bytes, bytes]]):
 
 
 def successor(prefix: bytes) -> bytes | None:
-    r"""The lowest bytes above all that begin with the prefix; None if nothing is.
+    r"""The lowest bytes above all keys with the prefix; None if there are none.
 
     >>> successor(b"a"), successor(b"a\xff\xff"), successor(b"\xff"), successor(b"")
     (b'b', b'b', None, None)
@@ -165,7 +165,7 @@ def _same_file(source: str, target: str, disk: Disk) -> None:
     try:
         disk.link(source, target)
     except StorageError:
-        disk.copy(source, target)  # where there are no links
+        disk.copy(source, target)  # where hard links are not supported
 
 
 def _position_in(scratch: str, folder: str) -> StorePosition:
@@ -209,13 +209,17 @@ def explained(error: Exception, folder: str, what: str) -> StrandlineError:
     if _LOCKED.search(text):
         return Fenced(f"The store in {folder} is open elsewhere; nothing was changed. Close it there first. ({text})")
     if "No space left" in text:
-        return DiskFull(f"No room for the store in {folder}; nothing was acknowledged: make room and open it again.")
+        return DiskFull(
+            f"The disk of the store in {folder} is full; nothing was acknowledged: make room and open it again."
+        )
     if text.startswith("Corruption"):
         return CorruptData(
             f"The store in {folder} could not be {what}, since it is damaged: import a snapshot into another folder, "
             f"or remove this one and let it be built again. ({text})"
         )
-    return StorageError(f"The store in {folder} could not be {what}: close it, see to the cause, open it. ({text})")
+    return StorageError(
+        f"The store in {folder} could not be {what}: close it, remove the cause, and open it again. ({text})"
+    )
 
 
 @bound_to_process()
@@ -224,11 +228,11 @@ def explained(error: Exception, folder: str, what: str) -> StrandlineError:
 class RocksStore(RuledStore):
     """A :class:`~strandline.model.sink.Store` on disk: a write is one RocksDB batch, with the cursor inside.
 
-    With ``sync`` a write is durable when it returns. Without it, a crash of the process loses nothing, and one of the
-    machine may lose the latest writes, each of them whole, cursor and all.
+    With ``sync`` a write is durable when it returns. Without it, a process crash loses nothing, and a
+    machine crash may lose the latest writes, each of them whole, with its cursor.
 
     Any thread may read at any time; a range is read from a RocksDB snapshot. One opener at a time: a second one, in
-    whichever process, is ``Fenced``.
+    any process, is ``Fenced``.
     """
 
     def __init__(self, folder: str, db: Rdict, *, sync: bool, disk: Disk, clock: Clock, chance: Chance) -> None:
@@ -262,7 +266,7 @@ class RocksStore(RuledStore):
         """Open the store in this folder, or create one.
 
         A torn tail after the last whole write is dropped. ``CorruptData`` for any other damage, ``Fenced``
-        while someone else has it open, ``InvalidInput`` for a RocksDB database that is no store.
+        while another process has it open, ``InvalidInput`` for a RocksDB database that is no store.
         """
         rocksdict()
         folder = as_folder(folder)
@@ -286,7 +290,7 @@ class RocksStore(RuledStore):
     def import_from(
         cls, snapshot: Address, dest: Address, *, disk: Disk = DISK, chance: Chance = CHANCE, **options: Any
     ) -> RocksStore:
-        """Make a store in ``dest``, absent or empty, from a snapshot that was checked whole; ``options`` open it."""
+        """Make a store in ``dest``, absent or empty, from a fully verified snapshot; ``options`` open it."""
         rocksdict()
         unpack(
             as_folder(snapshot),
@@ -294,7 +298,7 @@ class RocksStore(RuledStore):
             kind=KIND,
             kind_version=KIND_VERSION,
             verify=lambda data: cursor_in(data, disk=disk, chance=chance),
-            shared=True,  # a checkpoint's files are those of the store it was made from, as long as both are there
+            shared=True,  # a checkpoint shares files with its store
             disk=disk,
             chance=chance,
         )
@@ -304,7 +308,7 @@ class RocksStore(RuledStore):
         return f"RocksStore({self._folder!r})"
 
     def position(self) -> StorePosition:
-        """How far it has got, in whichever stream."""
+        """The position in the stream that it follows."""
         known = self._known
         if known is not None:
             return known
@@ -334,13 +338,13 @@ class RocksStore(RuledStore):
         return found
 
     def _write(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
-        """One batch with all of it."""
+        """Write everything in one batch."""
         self._refuse_closed()
         batch = self._new_batch(raw_mode=True)
         if records is not None and len(records):
             keys, values, ops = change_of(records)
             if ops is None:
-                deque(map(batch.put, keys, values), maxlen=0)  # the fastest loop: none of it is in Python
+                deque(map(batch.put, keys, values), maxlen=0)  # the fastest loop: not in Python
             else:
                 put, delete = batch.put, batch.delete
                 for op, key, value in zip(ops, keys, values, strict=True):
@@ -400,7 +404,7 @@ class RocksStore(RuledStore):
                 return
             self._closed = True
             for found in list(self._ranges):
-                found.close()  # as long as one holds its snapshot, nobody can open the folder again
+                found.close()  # an open snapshot would keep the folder locked
             try:
                 self._db.flush_wal(True)
             except Exception as error:

@@ -31,11 +31,11 @@ class RuledStore(Closing):
 
     def __init__(self) -> None:
         self._writing = threading.Lock()
-        """Held through a whole write."""
+        """Held during a whole write."""
 
     @abstractmethod
     def position(self) -> StorePosition:
-        """How far it has got, in whichever stream."""
+        """The position in the stream that it follows."""
 
     @abstractmethod
     def _write(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
@@ -91,8 +91,7 @@ class RuledStore(Closing):
         """The position; ``NotReady`` during a resync."""
         if position.resync is not None:
             raise NotReady(
-                f"{self!r} is being brought in step with {position.resync}: its state counts again when the resync "
-                "has been done to its end."
+                f"{self!r} is in a resync with {position.resync}: its state is valid again when the resync has ended."
             )
         return position
 
@@ -107,7 +106,7 @@ class RuledStore(Closing):
         """The cursor of a snapshot of this state; ``NotReady`` without one."""
         cursor = self._settled(position).cursor
         if cursor is None:
-            raise NotReady(f"{self!r} has no cursor yet, from which nobody could follow on: let it follow first.")
+            raise NotReady(f"{self!r} has no cursor yet to continue from: let it follow first.")
         return cursor
 
 
@@ -125,10 +124,10 @@ class KeyChange(NamedTuple):
 
 
 def change_of(records: pa.Table | pa.RecordBatch | Updates) -> KeyChange:
-    """The change that records make to keyed state. A null value is empty; a record without key is ``NullKey``."""
+    """The change of keyed state by records. A null value is empty; a record without key is ``NullKey``."""
     if isinstance(records, Updates):
         return _change_of_updates(records)
-    # Looking up a column by number is faster, and most tables have the schema of a log.
+    # Access to a column by number is faster, and most tables have the schema of a log.
     op, key, value = _PLACES if records.schema.equals(READ_SCHEMA) else ("op", "key", "value")
     keys, values = records.column(key), records.column(value)
     if keys.null_count:
@@ -151,7 +150,7 @@ def _change_of_updates(updates: Updates) -> KeyChange:
 def _operations(ops: pa.ChunkedArray | pa.Array) -> bytes | None:
     """The operations as bytes, or None if all of them are puts."""
     chunks = ops.chunks if isinstance(ops, pa.ChunkedArray) else [ops]
-    # An int8 column without nulls is its bytes; reading them so costs nothing per record.
+    # An int8 column without nulls is its bytes: no cost per record.
     plain = b"".join(memoryview(chunk.buffers()[1])[chunk.offset :][: len(chunk)] for chunk in chunks if len(chunk))
     return _unless_puts(plain)
 
@@ -252,7 +251,7 @@ class Copy:
 
 @checked(own=("get",))
 class KeyedStore(RuledStore):
-    """A store with its state in memory: everything of :class:`~strandline.model.sink.Store` but exports.
+    """A store with its state in memory: everything of :class:`~strandline.model.sink.Store` except exports.
 
     A subclass makes a write durable before the state changes (:meth:`_keep`). One write at a time; readers wait for
     the change in memory, never for the disk.
@@ -274,7 +273,7 @@ class KeyedStore(RuledStore):
         """Called after each write: for occasional work such as compaction."""
 
     def position(self) -> StorePosition:
-        """How far it has got, in whichever stream."""
+        """The position in the stream that it follows."""
         return self._position
 
     def get(self, key: bytes) -> bytes | None:
@@ -335,7 +334,7 @@ def pieces(keys: Iterable[bytes], values: Iterable[bytes], *, rows: int, size: i
 @final
 @checked
 class MemoryStore(KeyedStore):
-    """Everything that a :class:`~strandline.model.sink.Store` promises, but nothing survives the process.
+    """A :class:`~strandline.model.sink.Store` with all its guarantees, except that it ends with the process.
 
     It cannot be exported: there are no files to seal.
 
@@ -363,7 +362,7 @@ class MemoryStore(KeyedStore):
         """Nothing outlives the process."""
 
     def export_to(self, folder: Address) -> Snapshot:
-        """Refused: ``InvalidInput``, or ``NotReady`` as any store within a resync."""
+        """Refused: ``InvalidInput``, or ``NotReady`` during a resync."""
         self._settled(self._position)
         folder = as_folder(folder)
         raise InvalidInput(

@@ -54,42 +54,43 @@ def watch_applied(
 ) -> Cursor | None:
     """Apply every change in scope, in order, and return the cursor below which everything has been applied.
 
-    A cursor moves only after ``apply`` has returned and the ``store``, if there is one, has taken the raw updates and
-    the cursor in one atomic write; then ``on_applied`` hears it, once. So whatever dies at whatever moment, a restart
-    delivers what was not applied, and perhaps again what was.
+    A cursor moves only after ``apply`` has returned and the ``store``, if there is one, has stored the raw updates and
+    the cursor in one atomic write; then ``on_applied`` gets it, once. So after any crash, a restart
+    delivers the updates that were not applied, and perhaps some that were.
 
-    What ``apply`` keeps should live and die with its process, or be built from the store when the next one begins. In a
-    database of its own it may keep a key that the store never had: applied, not stored, and deleted before the restart,
-    by which time the cursor had expired.
+    State that ``apply`` builds should end with its process, or be rebuilt from the store at the start. A separate
+    database may keep a key that the store never had: applied, not stored, and deleted before the restart,
+    when the cursor had expired.
 
     Args:
-        watcher: Where the changes come from.
-        apply: Takes a batch: the parsed updates, or without ``parse`` the updates themselves. May be a coroutine
-            function. If it raises, the watch ends with that, and the cursor stays.
-        scope: Which keys.
-        resume: Where to go on; by default at the store's cursor. A cursor ahead of the store is ``InvalidInput``.
-            None means a full watch: everything that is current, then changes.
-        reader: Lists what is present. With a store it makes good an expired cursor: what vanished meanwhile is
-            removed, through ``parse``, ``apply`` and the store, before and after everything is taken anew. Without
-            it an expired cursor means a full watch that removes nothing, and one warning.
-        store: Takes what was applied. One that fails is tried again, with its batches in order; after 16 failures in
+        watcher: The source of the changes.
+        apply: Called with a batch: the parsed updates, or without ``parse`` the updates themselves. May be a coroutine
+            function. If it raises, the watch ends with that error, and the cursor stays.
+        scope: The keys to watch.
+        resume: Where to resume; by default at the store's cursor. A cursor ahead of the store is ``InvalidInput``.
+            None means a full watch: all current values, then changes.
+        reader: Lists the present keys. With a store it repairs an expired cursor: keys that vanished meanwhile are
+            deleted, through ``parse``, ``apply`` and the store, before and after everything is listed again. Without
+            it an expired cursor means a full watch that deletes nothing, and one warning.
+        store: Stores what was applied. A failed write is retried, with its batches in order; after 16 failures in
             a row the watch ends. ``apply`` is not called again for them.
         exports: Requests for snapshots of the store.
-        batching: When a batch is applied: so many updates, or so long after its first one.
-        parse: Turns an update into what ``apply`` takes; None rejects it, and it still counts for the cursor. What it
-            raises ends the watch, unless ``dead_letter`` takes it.
-        dead_letter: Takes an update that could not be parsed, and why. It counts as rejected then.
-        on_applied: Hears each cursor after it has moved. May be a coroutine function.
-        evicted: Whether keys that vanished without having been deleted are dropped or kept, where a backend can tell.
-        stop: Set it to end the watch in good order: what is batched is applied, what was only received is not.
-        clock: The time that windows go by.
+        batching: When a batch is applied: after so many updates, or so long after its first one.
+        parse: Converts an update for ``apply``; None rejects it, and it still counts for the cursor. An error
+            ends the watch, unless there is a ``dead_letter``.
+        dead_letter: Called with an update that could not be parsed, and the error. The update counts as rejected.
+        on_applied: Called with each cursor after it has moved. May be a coroutine function.
+        evicted: Whether keys that vanished without a delete are dropped or kept, where a backend can distinguish that.
+        stop: Set it to end the watch cleanly: batched updates are applied, others are discarded.
+        clock: The clock of the windows.
 
     An error of the stream is raised after the batch that was received before it has been applied and stored.
 
     Raises:
-        CursorExpired: if what is present cannot be told any more, as of a trimmed log; nothing was touched. Of a resume
-            never: that is made good as above.
-        Gap: if changes were lost to retention while it watched; resuming makes that good.
+        CursorExpired: if the present keys cannot be listed any more, as of a trimmed log; nothing was changed. Never
+        for
+            an expired ``resume``: that is repaired as above.
+        Gap: if retention deleted changes while it watched; resuming repairs that.
         NotReady: if the store is in the middle of a resync and there is no reader to finish it.
         StorageError: if the backend failed, or the store did too often.
     """
@@ -118,7 +119,7 @@ async def watch_applied_async(
 ) -> Cursor | None:
     """The same as :func:`watch_applied`, awaited: the watch runs in a thread, coroutines in the caller's loop.
 
-    Cancelling it stops the watch in good order, and waits for that. If the watch fails meanwhile, that is raised.
+    Cancelling it stops the watch cleanly, and waits for that. If the watch fails meanwhile, that error is raised.
     """
     loop = asyncio.get_running_loop()
     halt = stop or threading.Event()
@@ -134,7 +135,7 @@ async def watch_applied_async(
     except asyncio.CancelledError:
         halt.set()
         await asyncio.wait([running])
-        running.result()  # an error of the watch is not lost in the cancelling
+        running.result()  # raises an error of the watch
         raise
 
 
@@ -143,7 +144,7 @@ __all__ = ["WATCHING", "Batching", "Exports", "Resume", "watch_applied", "watch_
 
 _LOGGER: Final = logging.getLogger(__name__)
 _HOPELESS: Final = (
-    CursorExpired,  # of a resume it is made good: here not even the reader could tell what is present
+    CursorExpired,  # an expired resume is repaired: here the reader failed to list the keys
     InvalidInput,
     MissingExtra,
     CorruptData,
@@ -151,36 +152,36 @@ _HOPELESS: Final = (
     NullKey,
     UsedAcrossFork,
 )
-"""What the same call, made again, would only raise again."""
+"""Errors that a repeated call would only raise again."""
 
 RESTARTS: Final = Backoff(attempts=1 << 30, base=0.1, ceiling=30.0)
-"""How patiently a supervisor tries by default: for ever, at most half a minute apart."""
+"""Default back-off of a supervisor: retries forever, with at most half a minute between two tries."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchState:
-    """How a supervised watch is.
+    """State of a supervised watch.
 
-    ``waiting`` means that it failed and will be tried again, ``failed`` that it will not.
+    ``waiting``: it failed and will be retried; ``failed``: it will not.
     """
 
     phase: Literal["idle", "running", "waiting", "stopped", "failed"] = "idle"
     cursor: Cursor | None = None
-    """The last cursor that was applied, as far as this supervisor has heard."""
+    """The last applied cursor that this supervisor knows of."""
     restarts: int = 0
     error: BaseException | None = None
-    """Why it is waiting or failed; while it runs, why it was restarted last."""
+    """Why it is waiting or failed; while it runs, why it was last restarted."""
 
 
 @bound_to_process(close=("close", "halt"))
 @checked
 class Supervisor:
-    """Runs :func:`~strandline.followers.watch.api.watch_applied` again and again until it is told to stop.
+    """Runs :func:`~strandline.followers.watch.api.watch_applied` again and again until it is stopped.
 
-    After an error it waits, longer each time as long as nothing is applied in between, and resumes from the store's
-    cursor; without a store, from the last cursor that was applied. It remembers the keys that were applied and not
-    stored, so that state in this process stays right even if they vanish before the next try. An error that repeating
-    cannot cure, or ``restarts.attempts`` in a row without progress, ends it. All other options are those of
+    After an error it waits, longer each time while nothing is applied in between, and resumes from the store's
+    cursor; without a store, from the last applied cursor. It remembers the keys that were applied but not
+    stored, so that state in this process stays right even if they vanish before the next try. An error that a retry
+    cannot cure, or ``restarts.attempts`` failures in a row without progress, ends it. All other options are those of
     ``watch_applied``.
 
     >>> from strandline.kv.memory import MemoryKeyValue
@@ -216,7 +217,7 @@ class Supervisor:
         self._restarts = restarts
         self._clock = clock
         self._chance = chance
-        wanted = Options(on_applied=self._heard, afloat=None if store is None else set(), **options)
+        wanted = Options(on_applied=self._record_cursor, afloat=None if store is None else set(), **options)
         self._halt = threading.Event()
         self._watch = partial(AppliedWatch, watcher, apply, reader, store, wanted, self._halt, clock)
         self._changed = threading.Condition()
@@ -226,16 +227,17 @@ class Supervisor:
         self._origin = Origin("A supervised watch", self)
 
     def run(self) -> Cursor | None:
-        """Watch until told to stop, or until the stream ends; returns the applied cursor.
+        """Watch until stopped, or until the stream ends; returns the applied cursor.
 
-        Raises what ended it for good. A stop while it waits for its next try is a normal end; the state has the error.
+        Raises the error that ended it for good. A stop while it waits for its next try is a normal end; the state has
+        the error.
         """
         while not self._halt.is_set():
             self._become(phase="running")
             try:
                 with finishing() as finish:
                     cursor = self._watch(finish).run(self._resume)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next try may go well
+            except Exception as error:  # noqa: BLE001 - the next try may succeed
                 self._failed(error)
             except BaseException as error:
                 self._become(phase="failed", error=error)
@@ -247,15 +249,15 @@ class Supervisor:
         self._become(phase="stopped", cursor=cursor)
         return cursor
 
-    def _heard(self, cursor: Cursor) -> object:
+    def _record_cursor(self, cursor: Cursor) -> object:
         self._failures = 0
-        # A store knows best where it is; without one, this is what a restart goes on from.
+        # A store has its own cursor; without one, a restart resumes from this.
         self._resume = "stored" if self._store is not None else cursor
         self._become(phase="running", cursor=cursor)
         return None if self._on_applied is None else self._on_applied(cursor)
 
     def _failed(self, error: Exception) -> None:
-        """Wait before the next try; raises the error if there is to be none."""
+        """Wait before the next try; raises the error if there is none."""
         self._failures += 1
         if isinstance(error, _HOPELESS) or self._failures >= self._restarts.attempts:
             self._become(phase="failed", error=error)
@@ -266,7 +268,7 @@ class Supervisor:
         self._clock.wait(self._halt, pause)
 
     def halt(self) -> None:
-        """Ask the watch to stop, and return at once."""
+        """Request a stop, and return at once."""
         self._halt.set()
 
     def start(self) -> Self:
@@ -284,7 +286,7 @@ class Supervisor:
             _LOGGER.exception("The supervised watch has ended for good.")
 
     def close(self, timeout: float | None = None) -> WatchState:
-        """Stop in good order, wait for that, and say how it ended."""
+        """Stop cleanly, wait for that, and return the final state."""
         self._halt.set()
         if self._thread is not None:
             self._thread.join(timeout)
@@ -297,11 +299,11 @@ class Supervisor:
         self.close()
 
     def state(self) -> WatchState:
-        """How the watch is now."""
+        """The current state of the watch."""
         return self._state
 
     def wait_until(self, condition: Callable[[WatchState], bool], timeout: float | None = None) -> bool:
-        """Block until the state satisfies a condition (True) or the time is over (False)."""
+        """Block until the state satisfies a condition (True), or until the timeout (False)."""
         with self._changed:
             return self._changed.wait_for(lambda: condition(self._state), timeout)
 

@@ -48,7 +48,7 @@ class ExportRequest:
 @bound_to_process()
 @checked
 class Exports(Closing):
-    """Requests for exports, from any thread, to the one watch that is given this object.
+    """Requests for exports, from any thread, to the one watch that has this object.
 
     Each request gets exactly one answer; a failed export never ends the watch. After :meth:`close` the watch continues
     without exports.
@@ -64,13 +64,13 @@ class Exports(Closing):
     def request(self, folder: Address) -> Future[Snapshot]:
         """Request a snapshot in a folder that is absent or empty; served between two flushes.
 
-        The future holds the snapshot, whose cursor is exactly what its data holds, or the error. It may be cancelled.
+        The future holds the snapshot, whose cursor matches its data exactly, or the error. It may be cancelled.
         ``WatchEnded`` if the watch ends first.
         """
         request = ExportRequest(as_address(folder))
         with self._lock:
             if self._closed:
-                raise InvalidInput("These exports are closed: nothing can be asked of the watch any more.")
+                raise InvalidInput("These exports are closed: no export can be requested any more.")
             self._asked.append(request)
         return request.answer
 
@@ -91,10 +91,10 @@ class Exports(Closing):
 
 _LOGGER: Final = logging.getLogger(__name__)
 _POLL: Final = 0.05
-"""Seconds between two looks for a stop or an export request while nothing comes."""
+"""Seconds between two checks for a stop or an export request while nothing arrives."""
 
 _GATHERING: Final = 0.001
-"""Seconds that a started batch waits for more updates when they come one by one."""
+"""Seconds that a started batch waits for more updates when they arrive one by one."""
 
 T = TypeVar("T")
 Resume = Cursor | Literal["stored"] | None
@@ -116,8 +116,8 @@ class Options:
     evicted: Literal["drop", "keep"] = "drop"
     exports: Exports | None = None
     afloat: set[bytes] | None = None
-    """Keys that ``apply`` got and the store has not stored since; kept from one run to the next. A resync must delete
-    those that vanished, too: the store never had them, and the applied state still has."""
+    """Keys that ``apply`` got but the store has not stored since; kept from one run to the next. A resync must delete
+    those that vanished, too: the store never had them, but the applied state does."""
 
 
 @contextlib.contextmanager
@@ -171,13 +171,13 @@ class AppliedWatch:
             while True:
                 if self.stop is not None and self.stop.is_set():
                     self.engine.stop()
-                self._hear_exports()
+                self._take_requests()
                 action = self.engine.step(event, self.clock.monotonic())
                 if isinstance(action, events.Finish):
                     return self._finished(action)
                 event = self._do(action)
         finally:
-            self._hear_exports()
+            self._take_requests()
             for request in self.waiting:
                 request.fail(WatchEnded("The watch ended before it served this export: ask again when it runs."))
             if self.subscription is not None:
@@ -200,7 +200,7 @@ class AppliedWatch:
             return events.Began(cursor)
         holding = position.cursor is not None or next(self.store.range(), None) is not None
         if holding and not self.engine.armed:
-            self._warn("Everything is asked for and the store is not empty")
+            self._warn("Everything is requested and the store is not empty")
             return events.Expired(self._beginning())
         return events.Began(position.cursor if holding else None, unsettled=holding)
 
@@ -210,8 +210,8 @@ class AppliedWatch:
 
     def _warn(self, why: str) -> None:
         _LOGGER.warning(
-            "%s, and there is no reader with a store to compare with: everything is taken anew, and keys that vanished "
-            "meanwhile are not removed.",
+            "%s, and there is no reader with a store to compare with: everything is listed again, and keys that "
+            "vanished meanwhile are not removed.",
             why,
         )
 
@@ -251,7 +251,7 @@ class AppliedWatch:
                     f"The store failed {failures} times in a row, the last time with: {self.failure}. It stays at its "
                     "cursor; make it work again and resume."
                 ) from self.failure
-        raise AssertionError(f"a watch has no use for {action}")
+        raise AssertionError(f"a watch has no action {action}")
 
     def _call(self, function: Callable[..., object], *args: object) -> None:
         result = function(*args)
@@ -267,7 +267,7 @@ class AppliedWatch:
             if not self.engine.armed:
                 self._warn(f"The cursor {cursor} has expired ({error})")
             else:
-                _LOGGER.info("The cursor %s has expired: bringing the store in step. %s", cursor, error)
+                _LOGGER.info("The cursor %s has expired: starting a resync of the store. %s", cursor, error)
             return events.Expired(self._beginning())
         return Signal.OPENED
 
@@ -280,7 +280,7 @@ class AppliedWatch:
         try:
             return self._receive(room, seconds)
         except Exception as error:  # noqa: BLE001 - it is raised when the batch has been applied
-            _LOGGER.info("The stream failed; what was received before is applied, then the watch ends: %s", error)
+            _LOGGER.info("The stream failed; the received updates are applied, then the watch ends: %s", error)
             self.stream_error = error
             return Signal.STREAM_FAILED
 
@@ -300,7 +300,7 @@ class AppliedWatch:
             raise AssertionError("a stream is opened before it is received from")
         queue = self.options.batching.queue
         if begun and self.trickling:
-            # The batch waits for its window anyway: waking up for each update would cost ten times as much.
+            # The batch waits for its window anyway: a wake-up for each update would cost ten times as much.
             self._pause(min(seconds, _GATHERING))
             seconds = 0.0
         taken = self.subscription.take(queue, min(seconds, _POLL))
@@ -315,7 +315,7 @@ class AppliedWatch:
             UPDATES_REJECTED.inc(len(updates) - len(batch))
         if batch:
             if self.options.afloat is not None:
-                self.options.afloat.update(updates.keys)  # before: an apply that raises may have done a part
+                self.options.afloat.update(updates.keys)  # before: an apply that raises may have applied a part
             self._call(self.apply, batch)
             UPDATES_APPLIED.inc(len(batch))
 
@@ -345,8 +345,8 @@ class AppliedWatch:
             self._write(self.store, write)
         except Exception as error:
             if isinstance(error, StrandlineError) and not isinstance(error, StorageError):
-                raise  # it refuses: trying again would not help
-            _LOGGER.warning("The store has not taken a batch, which will be tried again: %s", error)
+                raise  # refused: a retry would not help
+            _LOGGER.warning("The store did not store a batch, which will be retried: %s", error)
             STORE_FAILURES.inc()
             self.failure = error
             return Signal.STORE_FAILED
@@ -357,20 +357,23 @@ class AppliedWatch:
     def _write(self, store: Store, write: events.Write) -> None:
         match write:
             case events.AppliedRange(chunks, since, upto):
-                store.apply(_told(store, self._join(chunks)), since=upto.at(0) if since is None else since, upto=upto)
+                store.apply(
+                    _for_store(store, self._join(chunks)), since=upto.at(0) if since is None else since, upto=upto
+                )
             case events.BeginResync():
                 store.begin_resync(self.watcher.stream)
             case events.Loose(chunks):
-                store.resync(_told(store, self._join(chunks)))
+                store.resync(_for_store(store, self._join(chunks)))
             case events.EndResync(cursor):
                 position = store.position()
                 if position.resync not in (None, cursor.log_id):
-                    store.begin_resync(cursor.log_id)  # created anew meanwhile: this one was taken whole, and swept by
-                if position != StorePosition(cursor):  # it has ended if only the answer was lost
+                    # The stream was created again meanwhile: the sweep was of the new one.
+                    store.begin_resync(cursor.log_id)
+                if position != StorePosition(cursor):  # it has ended already if only the answer was lost
                     store.end_resync(cursor)
 
     def _ghosts(self, given: frozenset[bytes] | None) -> list[Updates]:
-        """Deletes of keys that are in the store and not in the stream, by the reader's listing or a full watch."""
+        """Deletes of keys that are in the store but not in the stream, by the reader's listing or a full watch."""
         if self.store is None or self.reader is None:
             raise AssertionError("a resync needs a store and a reader")
         keep = self.options.evicted == "keep"
@@ -384,7 +387,7 @@ class AppliedWatch:
         size = self.options.batching.records
         return [Updates.removals(ghosts[at : at + size]) for at in range(0, len(ghosts), size)]
 
-    def _hear_exports(self) -> None:
+    def _take_requests(self) -> None:
         if self.options.exports is not None:
             for request in self.options.exports.taken():
                 self.waiting.append(request)
@@ -399,10 +402,10 @@ class AppliedWatch:
             return
         try:
             request.answer.set_result(self.store.export_to(request.folder))
-        except Exception as error:  # noqa: BLE001 - it is the requester's, whatever it is
+        except Exception as error:  # noqa: BLE001 - raised by the requester's future
             request.answer.set_exception(error)
         except BaseException:
-            request.answer.set_exception(WatchEnded("The watch was cut short while it served this export: ask again."))
+            request.answer.set_exception(WatchEnded("The watch was interrupted during this export: ask again."))
             raise
 
     def _pause(self, seconds: float) -> None:
@@ -413,8 +416,8 @@ class AppliedWatch:
             self.clock.wait(self.stop, pause)
 
 
-def _told(store: Store, updates: Updates) -> Any:
-    """The updates as the store takes them: a table, unless it is a :class:`RuledStore`."""
+def _for_store(store: Store, updates: Updates) -> Any:
+    """The updates in the form for the store: a table, unless it is a :class:`RuledStore`."""
     return updates if isinstance(store, RuledStore) else updates.table()
 
 
@@ -422,5 +425,5 @@ def _check_resume(cursor: Cursor, stored: Cursor | None) -> None:
     if stored is None or stored.log_id != cursor.log_id or cursor.next > stored.next:
         raise InvalidInput(
             f"Resuming at {cursor} would be ahead of the store, which is at {stored}: leave `resume` out, and the "
-            "watch goes on at the store's own cursor."
+            "watch resumes at the store's own cursor."
         )

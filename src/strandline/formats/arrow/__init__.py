@@ -1,1 +1,1 @@
-"""Arrow IPC inside our formats: headers judged before Arrow reads them, blocks with checksums."""
+"""Arrow IPC in stored data: headers checked before Arrow reads them, blocks with checksums."""

@@ -1,4 +1,4 @@
-"""The Arrow block: records as an IPC stream, used alike in batch objects and in write-ahead frames."""
+"""The Arrow block: records as an IPC stream, in batch objects and in write-ahead frames."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from strandline.model.records import RECORD_SCHEMA, Op, are_operations
 
 
 class Compression(IntEnum):
-    """How the buffers of a block are stored. The number is the compression byte of the format."""
+    """Storage of a block's buffers. The number is the compression byte of the format."""
 
     NONE = 0
     ZSTD = 1
@@ -35,14 +35,14 @@ class Compression(IntEnum):
 
 
 _SMALL: Final = 64 << 10
-"""A plain page of up to so many bytes is copied: that takes a sixth of the time that handing over its buffers does."""
+"""A plain page of up to so many bytes is copied: that takes a sixth of the time of passing on its buffers."""
 
 _SINGLE_THREADED: Final = 4 << 20
 """A page of up to so many bytes is compressed in the calling thread, and copied: Arrow would wake a thread for each
-column, which took longer than to compress a page of a thousand records."""
+column, which takes longer than compressing a page of a thousand records."""
 
 _HEAD = struct.Struct("<II")
-"""What an Arrow message begins with: a mark, and the length of its head."""
+"""The beginning of an Arrow message: a marker, and the length of its header."""
 
 _SCHEMA_MESSAGE: Final = RECORD_SCHEMA.serialize()
 _LAYOUT: Final = Layout.of(RECORD_SCHEMA)
@@ -59,11 +59,11 @@ _IN_THIS_THREAD: Final = {
 }
 
 Parts = list[bytes | memoryview]
-"""Bytes in pieces, to be written one after another without joining them in memory."""
+"""Bytes in pieces, written one after another without joining them in memory."""
 
 
 class _Gatherer:
-    """A file that keeps what Arrow writes to it: plain buffers are the record batch's own, not copies."""
+    """A file that collects Arrow's output: plain buffers are the record batch's own, not copies."""
 
     closed = False
 
@@ -75,21 +75,21 @@ class _Gatherer:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: there is no buffer."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing."""
 
 
 def encode_page(batch: pa.RecordBatch, compression: Compression) -> Parts:
-    """One record batch as an IPC message, without the schema before it and the end behind it."""
+    """One record batch as an IPC message, without schema and end marker."""
     if compression is Compression.NONE and _is_small(batch) and batch.schema.equals(RECORD_SCHEMA):
         return [memoryview(batch.serialize()).cast("B")]
     if compression is not Compression.NONE and batch.nbytes <= _SINGLE_THREADED:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, RECORD_SCHEMA, options=_IN_THIS_THREAD[compression]) as writer:
             writer.write_batch(batch)
-        # A copy: Arrow's own buffer is up to twice as long as what is in it, and pages wait to be uploaded.
+        # A copy: Arrow's own buffer is up to twice as long as its content, and pages wait for their upload.
         return [bytes(memoryview(sink.getvalue())[len(_SCHEMA_MESSAGE) : -len(END)])]
     target = _Gatherer()
     with pa.ipc.new_stream(pa.PythonFile(target, mode="w"), RECORD_SCHEMA, options=_OPTIONS[compression]) as writer:
@@ -98,9 +98,10 @@ def encode_page(batch: pa.RecordBatch, compression: Compression) -> Parts:
 
 
 def page_checksum(page: Parts) -> int:
-    """The CRC32C of a page's records: of the body of its message, if that is plain, and so whoever has encoded it.
+    """The CRC32C of a page's records: of the body of its message if that is plain, so that it does not depend on the
+    encoder.
 
-    Not of the message's head, which tells the same in words that may differ between versions of Arrow.
+    The message's header is excluded: it may differ between versions of Arrow.
     """
     lead = page[0] if len(page[0]) >= _HEAD.size else b"".join(page[:2])
     head = _HEAD.size + _HEAD.unpack_from(lead)[1]
@@ -113,28 +114,28 @@ def page_checksum(page: Parts) -> int:
 
 
 def _is_small(batch: pa.RecordBatch) -> bool:
-    # The first is quick but counts all of what a slice was cut from; the second counts what is written.
+    # The first is quick but counts the whole parent of a slice; the second counts the written bytes.
     return bool(batch.get_total_buffer_size() <= _SMALL or batch.nbytes <= _SMALL)
 
 
 def _without(parts: Parts, length: int, end: int) -> Parts:
-    """The parts without the ``length`` bytes at one end, which are whole parts of their own."""
+    """The parts without the ``length`` bytes at one end, which are whole parts."""
     kept = list(parts)
     while length > 0:
         length -= len(kept.pop(end))
     if length:
-        raise AssertionError("Arrow wrote the frame of its stream in another way than it used to")
+        raise AssertionError("this version of Arrow frames its stream differently")
     return kept
 
 
 def frame_pages(pages: Iterable[Parts], metadata: Mapping[str, str] | None = None) -> Parts:
-    """The block made of encoded pages; metadata goes into its schema message."""
+    """The block of encoded pages; metadata goes into its schema message."""
     schema = memoryview(_schema_message(metadata)).cast("B") if metadata else _PLAIN_SCHEMA
     return [schema, *chain.from_iterable(pages), END]
 
 
 def _schema_message(metadata: Mapping[str, str]) -> bytes | bytearray:
-    """The schema with metadata. Texts of the same lengths only take the place of others, a tenth of the work."""
+    """The schema with metadata. Texts of known lengths are patched into a template, a tenth of the work."""
     values = [value.encode() for value in metadata.values()]
     blank, places = _template(tuple(metadata), tuple(map(len, values)))
     message = bytearray(blank)
@@ -145,14 +146,14 @@ def _schema_message(metadata: Mapping[str, str]) -> bytes | bytearray:
 
 @lru_cache(maxsize=64)
 def _template(names: tuple[str, ...], lengths: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
-    """The schema with blank texts of these lengths, and where each of them begins."""
+    """The schema with blank texts of these lengths, and the position of each."""
     blank = _serialized(names, [b" " * length for length in lengths])
     places = []
     for index, length in enumerate(lengths):
         marked = _serialized(names, [(b"#" if at == index else b" ") * length for at, length in enumerate(lengths)])
         places.append(next((at for at, pair in enumerate(zip(blank, marked, strict=True)) if len({*pair}) > 1), 0))
         if marked[places[-1] :][:length] != b"#" * length:
-            raise AssertionError("Arrow writes the metadata of a schema in another way than it used to")
+            raise AssertionError("this version of Arrow writes the metadata of a schema differently")
     return blank, tuple(places)
 
 
@@ -163,13 +164,13 @@ def _serialized(names: Sequence[str], values: Sequence[bytes]) -> bytes:
 def decode_block(block: memoryview, where: str, compression: Compression) -> list[pa.RecordBatch]:
     """The record batches of a block, fully validated; zero-copy where the buffers are plain.
 
-    Whatever the bytes say, no more memory is taken than a batch may hold.
+    Never takes more memory than a batch may hold, whatever the bytes say.
     """
     return read_block(block, where, compression).batches
 
 
 def read_block(block: memoryview, where: str, compression: Compression) -> ArrowStream:
-    """The same, with the metadata: names and values as they were found, which may be any bytes."""
+    """The same, with the metadata: names and values, which may be any bytes."""
     found = read_stream(block, _LAYOUT, where, compressed=compression is not Compression.NONE)
     for batch in found.batches:
         _check_values(batch, where)
@@ -177,8 +178,8 @@ def read_block(block: memoryview, where: str, compression: Compression) -> Arrow
 
 
 def read_metadata(block: memoryview, where: str) -> Mapping[bytes, bytes]:
-    """The metadata of a block, without looking at its records."""
-    if block[: len(_SCHEMA_MESSAGE)] == _PLAIN_SCHEMA:  # most have none, and this is a hundred times quicker
+    """The metadata of a block, without its records."""
+    if block[: len(_SCHEMA_MESSAGE)] == _PLAIN_SCHEMA:  # fast path: most blocks have no metadata
         return {}
     try:
         check_message(block)

@@ -1,6 +1,6 @@
-"""Limits of untrusted Arrow data: headers judged before Arrow reads them, unpacked sizes, batches from elsewhere.
+"""Limits of untrusted Arrow data: headers checked before Arrow reads them, unpacked sizes, received batches.
 
-The texts and tables of a flatbuffer may be shared: a header of 1 MB may name one text of half of that
+The strings and tables of a flatbuffer may be shared: a header of 1 MB may refer to one string of half of that
 100,000 times, and Arrow copies it each time.
 """
 
@@ -15,16 +15,16 @@ from strandline.errors import CorruptData, StrandlineError
 from strandline.model.records import MAX_BATCH_BYTES
 
 LARGEST_HEADER: Final = 1 << 20
-"""No header of a message is larger."""
+"""Largest header of a message."""
 
 _WRITTEN_OUT: Final = 4 << 20
-"""What a header may take once nothing in it is shared any more."""
+"""Largest memory of a header with nothing shared."""
 
 _SMALL: Final = 1 << 10
-"""A header of up to so many bytes takes a few MB at most, however it shares."""
+"""A header of up to so many bytes takes a few MB at most, even with sharing."""
 
 _TABLE_BYTES: Final = 512
-"""About so much memory is taken for a table of the header: a column, or a pair of texts."""
+"""Approximate memory of a table of the header: a column, or a pair of strings."""
 
 # Positions of fields in the flatbuffer tables of Arrow's Message.fbs and Schema.fbs.
 _MESSAGE_KIND, MESSAGE_HEADER, _MESSAGE_PAIRS = 1, 2, 4
@@ -39,7 +39,7 @@ _CONTINUATION: Final = 0xFFFFFFFF
 
 
 def check_message(data: memoryview) -> None:
-    """:func:`check_header` of the encapsulated message that these bytes begin with."""
+    """:func:`check_header` of the encapsulated message at the beginning of these bytes."""
     if len(data) < _PREFIX.size:
         raise ValueError("a message ends before its header")
     mark, size = _PREFIX.unpack_from(data)
@@ -49,19 +49,19 @@ def check_message(data: memoryview) -> None:
 
 
 def check_header(header: memoryview) -> None:
-    """``ValueError`` for the header of a message that is larger than any needs, or takes much more than its bytes."""
+    """``ValueError`` for a header that is too large, or takes much more memory than its bytes."""
     if len(header) <= _SMALL:
         return
     if len(header) > LARGEST_HEADER:
-        raise ValueError(f"a header of {len(header):,} bytes is larger than the {LARGEST_HEADER:,} that one may have")
+        raise ValueError(f"a header of {len(header):,} bytes is larger than the limit of {LARGEST_HEADER:,}")
     try:
         _Sizes(header).add_message()
     except struct.error as error:
-        raise ValueError("a header points out of itself") from error
+        raise ValueError("a header has an offset outside itself") from error
 
 
 class _Sizes:
-    """Adds up what the parts of a header take in memory, each as often as it is named."""
+    """Adds up the memory of a header's parts, each as often as it is referenced."""
 
     def __init__(self, header: memoryview) -> None:
         self._header = header
@@ -88,7 +88,7 @@ class _Sizes:
                 self._add_text(find_field(self._header, pair, text))
 
     def _tables(self, at: int | None) -> list[int]:
-        """The tables that a vector names, if there is one."""
+        """The tables that a vector refers to, if there is one."""
         if at is None:
             return []
         vector = follow(self._header, at)
@@ -107,14 +107,14 @@ class _Sizes:
 
 
 def read_number(data: memoryview, at: int, kind: str) -> int:
-    """A number of a flatbuffer, of a kind that ``struct`` knows; ``ValueError`` or ``struct.error`` outside of it."""
+    """A number of a flatbuffer, in a format of ``struct``; ``ValueError`` or ``struct.error`` out of range."""
     if at < 0:
         raise ValueError("an offset points before the message")
     return int(struct.unpack_from("<" + kind, data, at)[0])
 
 
 def find_field(data: memoryview, table: int, index: int) -> int | None:
-    """Where a flatbuffer table keeps its field, or None if it has none."""
+    """Position of a field in a flatbuffer table, or None if it is absent."""
     directory = table - read_number(data, table, "i")
     if 4 + 2 * index + 2 > read_number(data, directory, "H"):
         return None
@@ -123,24 +123,24 @@ def find_field(data: memoryview, table: int, index: int) -> int | None:
 
 
 def follow(data: memoryview, at: int | None) -> int:
-    """Where an offset of a flatbuffer leads."""
+    """Target of an offset in a flatbuffer."""
     if at is None:
         raise ValueError("a message lacks a field")
     return at + read_number(data, at, "I")
 
 
 PADDED_LIMIT: Final = MAX_BATCH_BYTES + MAX_BATCH_BYTES // 8
-"""A batch, and the padding between its buffers."""
+"""Limit of a batch, and the padding between its buffers."""
 
 _EARLIER_LIMIT: Final = (1 << 30) + (1 << 27)
-"""A batch could once hold 1 GiB: such batches are still read, unless they are forged out of a few bytes."""
+"""Earlier versions allowed batches of 1 GiB: they are still read, unless few bytes unpack to that."""
 
 _DENSEST: Final = 64
-"""Records rarely compress better than this. Above :data:`PADDED_LIMIT` nothing may."""
+"""Records rarely compress better than this: the limit above :data:`PADDED_LIMIT`."""
 
 
 def unpacked_limit(stored: int) -> int:
-    """How many bytes may be unpacked from so many stored ones, everything together that is in memory then.
+    """Limit of the bytes that so many stored ones may unpack to, in total.
 
     >>> unpacked_limit(34_000) == PADDED_LIMIT
     True
@@ -151,7 +151,7 @@ def unpacked_limit(stored: int) -> int:
 
 
 def check_unpacked(announced: int, stored: int, where: str) -> None:
-    """``CorruptData`` if what is announced is more than such stored bytes may unpack to."""
+    """``CorruptData`` if the announced size exceeds the limit for the stored bytes."""
     limit = unpacked_limit(stored)
     if announced > limit:
         raise CorruptData(
@@ -161,17 +161,17 @@ def check_unpacked(announced: int, stored: int, where: str) -> None:
 
 
 RECORD_BYTES: Final = 24
-"""A record takes at least so many bytes in a log, whatever it took on the way: a column of nulls takes none there."""
+"""Least bytes of a record in a log: on the wire a column of nulls may take none."""
 
 
 def admit_batch(batch: object, what: str, *, wrong: type[StrandlineError] = CorruptData) -> pa.RecordBatch:
-    """The batch, every byte of it validated; raises ``wrong`` for any other.
+    """The batch, fully validated; raises ``wrong`` for an invalid one.
 
-    Nothing may look at a batch from outside before this: to measure, slice, compare or encode one whose offsets lead
-    out of its buffers ends the process.
+    Received batches must pass this first: measuring, slicing, comparing or encoding one whose offsets are out of
+    bounds crashes the process.
     """
     if not isinstance(batch, pa.RecordBatch):
-        raise wrong(f"{what} came without an Arrow batch.")
+        raise wrong(f"{what} has no Arrow batch.")
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -180,6 +180,6 @@ def admit_batch(batch: object, what: str, *, wrong: type[StrandlineError] = Corr
 
 
 def memory_of(batch: pa.RecordBatch) -> int:
-    """How many bytes an admitted batch takes as records of a log, which its buffers need not have taken."""
+    """Bytes of an admitted batch as records of a log, which may exceed its buffers."""
     size: int = batch.nbytes
     return max(size, RECORD_BYTES * int(batch.num_rows))

@@ -1,7 +1,7 @@
 """Validating decoder of Arrow IPC streams; all stored Arrow data is read by it.
 
-What a message announces is judged by its own header before Arrow believes it: how many rows, how many bytes once they
-are unpacked, how they are packed. What Arrow then makes of it is validated in full before anybody looks at it.
+The header of each message is checked before Arrow uses it: the number of rows, the unpacked bytes, the
+compression. Arrow's result is fully validated before it is used.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from strandline.formats.arrow.header import (
 )
 
 END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""What a stream ends with."""
+"""End marker of a stream."""
 
 _BITS: Final = 8
 _PLAIN_MARK: Final = -1
-"""Where the length of a compressed buffer stands: this one is stored as it is."""
+"""In place of the length of a compressed buffer: this one is not compressed."""
 
 # Positions of fields in the flatbuffer tables of Arrow's Message.fbs.
 _BATCH_LENGTH: Final = 0
@@ -36,14 +36,14 @@ _BATCH_COMPRESSION: Final = 3
 
 
 class Layout(NamedTuple):
-    """What a stream must hold: its columns, and how many bits any row takes, whatever it holds."""
+    """Expected columns of a stream, and the least bits per row."""
 
     schema: pa.Schema
     row_bits: int
 
     @classmethod
     def of(cls, schema: pa.Schema) -> Layout:
-        """The layout of these columns. Each of them must take some bits in every row: nothing else bounds rows.
+        """The layout of these columns. Each must take some bits in every row: only that bounds the rows.
 
         >>> Layout.of(pa.schema([("when", pa.int64()), ("what", pa.binary()), ("good", pa.bool_())])).row_bits
         97
@@ -52,24 +52,24 @@ class Layout(NamedTuple):
 
 
 class ArrowStream(NamedTuple):
-    """What a stream holds: its record batches, and the metadata of its schema, which may be any bytes."""
+    """The content of a stream: its record batches, and the metadata of its schema, which may be any bytes."""
 
     batches: list[pa.RecordBatch]
     metadata: dict[bytes, bytes]
     messages: list[memoryview]
-    """Each of ``batches`` as it is stored, head and body; none of them if they are compressed."""
+    """The stored bytes of each of ``batches``, header and body; none if they are compressed."""
 
 
 def read_stream(data: memoryview, layout: Layout, where: str, *, compressed: bool = False) -> ArrowStream:
     """The record batches of a stream of this layout, fully validated; zero-copy where the buffers are plain.
 
     Raises:
-        CorruptData: anything else than such a stream, or one that holds more than so many bytes may unpack to.
+        CorruptData: for anything but such a stream, or one that unpacks to more than the limit.
     """
     source = pa.BufferReader(pa.py_buffer(data))
     batches: list[pa.RecordBatch] = []
     messages: list[memoryview] = []
-    # What is stored as it is takes no more than the bytes that are here already.
+    # Uncompressed data takes no more than the bytes that are in memory already.
     limit = budget = unpacked_limit(len(data)) if compressed else len(data)
     schema, width = layout
     try:
@@ -99,7 +99,7 @@ def read_stream(data: memoryview, layout: Layout, where: str, *, compressed: boo
             batches.append(batch)
             messages.append(data[start : source.tell()])
         rest = bytes(data[source.tell() :])
-    except pa.ArrowMemoryError:  # within the limits: the machine has too little, and the bytes may be sound
+    except pa.ArrowMemoryError:  # within the limits: the machine lacks memory, and the bytes may be valid
         raise
     except (pa.ArrowException, OSError, ValueError, EOFError, struct.error, OverflowError) as error:
         raise damaged(error, where) from error
@@ -109,19 +109,19 @@ def read_stream(data: memoryview, layout: Layout, where: str, *, compressed: boo
 
 
 def damaged(error: Exception, where: str) -> CorruptData:
-    """What the error that Arrow gave for stored bytes means."""
+    """The error for Arrow's error about stored bytes."""
     return CorruptData(f"{where} is damaged: {(str(error).splitlines() or [repr(error)])[0][:200]}.")
 
 
 class BatchHeader(NamedTuple):
-    """What the header of a record batch says of it."""
+    """The header of a record batch."""
 
     rows: int
     is_compressed: bool
 
 
 def announced(message: pa.Message, where: str) -> BatchHeader:
-    """What a record batch says of itself; ``CorruptData`` if that makes no sense. Reads the header alone."""
+    """The header of a record batch; ``CorruptData`` if it is inconsistent. Reads the header only."""
     try:
         return _announced(*_batch_header(message), where)
     except (ValueError, struct.error) as error:
@@ -142,11 +142,11 @@ def _announced(table: memoryview, batch: int, where: str) -> BatchHeader:
 
 
 def _size(message: pa.Message, where: str, *, compressed: bool) -> tuple[int, int]:
-    """How many rows a message has, and how much memory decoding it takes, by its own word."""
+    """Number of rows of a message, and the memory to decode it, according to its header."""
     table, batch = _batch_header(message)
     rows, is_compressed = _announced(table, batch, where)
     if compressed != is_compressed:
-        raise CorruptData(f"{where} is damaged: its buffers are not stored as it says.")
+        raise CorruptData(f"{where} is damaged: its buffers do not have the announced compression.")
     body = memoryview(message.body or b"").cast("B")
     if not compressed:
         return rows, len(body)
@@ -154,7 +154,7 @@ def _size(message: pa.Message, where: str, *, compressed: bool) -> tuple[int, in
 
 
 def _unpacked(body: memoryview, start: int, length: int, where: str) -> int:
-    """How many bytes a compressed buffer announces that it unpacks to."""
+    """The announced unpacked size of a compressed buffer."""
     if length == 0:
         return 0
     if length < 0 or start < 0 or start + length > len(body):

@@ -1,8 +1,8 @@
-"""Encoder for pages of plain values: the same bytes as Arrow writes, at a fraction of the cost.
+"""Encoder for pages of plain values: writes the same bytes as Arrow, at a fraction of the cost.
 
-A group commit makes such a page every hundred microseconds, and waiting for Arrow's many small objects was most of it.
-What Arrow says of a page is the same for the same number of records, but for a few numbers that follow the length of
-the values: it is asked once for each number of records, and those numbers are put in.
+A group commit writes such a page every hundred microseconds, and Arrow's many small objects dominated its cost.
+Arrow's header of a page is constant for a number of records, except for a few numbers that depend on the length of
+the values: Arrow encodes one sample for each number of records, and those numbers are patched.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import pyarrow as pa
 from strandline.model.records import RECORD_SCHEMA, TIMESTAMP, no_headers
 
 MOST_RECORDS: Final = 1 << 12
-"""With more records in a page Arrow's own price no longer matters."""
+"""For more records in a page, Arrow's own cost does not matter."""
 
 _NUMBER = struct.Struct("<q")
 _WIDTH: Final = 8
 _PREFIX: Final = 8
-"""What a message begins with: a marker, and the length of its metadata."""
+"""The beginning of a message: a marker, and the length of its metadata."""
 
 
 class _Template(NamedTuple):
-    """What is the same in all pages of so many records."""
+    """The constant parts of all pages with so many records."""
 
     metadata: bytes
     lengths: tuple[tuple[int, int], ...]
-    """Where a number stands that is the bytes of all values, and how much more."""
+    """Positions of numbers that are the bytes of all values plus a constant."""
     padded: tuple[tuple[int, int], ...]
-    """The same for those bytes with the padding behind them."""
+    """The same for those bytes with their padding."""
     before: bytes
     """Between the timestamps and the offsets of the values."""
     after: bytes
@@ -74,7 +74,7 @@ def encode_values(values: Sequence[bytes], timestamps: Sequence[int]) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _template(count: int) -> _Template:
-    """What Arrow says of pages with so many records, learned from two whose values differ by one byte in length."""
+    """The template for pages with so many records, learned from two samples whose values differ by one byte."""
     one, other = _sample(count, _WIDTH), _sample(count, _WIDTH + 1)
     (length,) = struct.unpack_from("<i", one, 4)
     end = _PREFIX + length
@@ -86,7 +86,7 @@ def _template(count: int) -> _Template:
         elif theirs - mine == _WIDTH:
             padded.append((place, mine - _WIDTH))
         elif theirs != mine:
-            raise AssertionError("Arrow describes a page in another way than it used to")
+            raise AssertionError("this version of Arrow describes a page differently")
     body = one[end:]
     data = body.index(_MARK)
     start = data - _aligned(4 * (count + 1))
@@ -101,11 +101,11 @@ def _template(count: int) -> _Template:
 
 
 _MARK: Final = b"\xf7\xa5~values"[:_WIDTH]
-"""What stands for the values in a sample: nothing else in it looks like that."""
+"""Placeholder of the values in a sample: it occurs nowhere else."""
 
 
 def _sample(count: int, size: int) -> bytes:
-    # Not from Python lists: turning one into an array imports pandas, which takes longer than a thousand commits.
+    # Not from Python lists: converting one imports pandas, which takes longer than a thousand commits.
     offsets = array("i", [0] * count + [size])
     columns = [
         pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(bytes(_WIDTH * count))]),
@@ -124,5 +124,5 @@ def _aligned(size: int) -> int:
 
 
 def decode_values(page: bytes) -> pa.RecordBatch:
-    """The record batch in a page that was just made: its columns are in these bytes, and nothing is copied."""
+    """The record batch in a page that was just encoded: its columns refer to these bytes without a copy."""
     return pa.ipc.read_record_batch(pa.py_buffer(page), RECORD_SCHEMA)

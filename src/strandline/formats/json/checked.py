@@ -17,9 +17,9 @@ def encode_checked(kind: str, version: int, fields: Mapping[str, Any]) -> bytes:
 
 
 def decode_checked(data: bytes, kind: str, version: int) -> dict[str, Any]:
-    """The fields of a file of this kind and version; an error that says why (of Python, not ours) for anything else.
+    """The fields of a file of this kind and version.
 
-    It is a ``ValueError``, or a ``KeyError`` for a field that is missing. What the fields hold is not looked at.
+    ``ValueError``, or ``KeyError`` for a missing field, says what is wrong. The content of the fields is not checked.
     """
     fields = parse_object(data)
     if fields.pop("checksum") != _checksum(fields):

@@ -65,7 +65,7 @@ class Fields:
         return self._fields.get(name) is not None
 
     def only(self, *names: str) -> Fields:
-        """Itself; unknown fields are refused, since they may ask for something that is not done."""
+        """Itself; refuses unknown fields, which may request something unsupported."""
         unknown = sorted(set(self._fields) - set(names))
         if unknown:
             raise self.refused(f"it has {str(unknown)[:200]}, and only {list(names)} are known")
@@ -177,7 +177,7 @@ def write_fields(fields: Mapping[str, Any]) -> bytes:
 
 
 def write_record(record: Any) -> bytes:
-    """A dataclass as bytes, as :meth:`Fields.record` reads it."""
+    """A dataclass as bytes, for :meth:`Fields.record`."""
     return write_fields(_fields_of(record))
 
 

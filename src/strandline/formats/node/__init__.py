@@ -1,1 +1,1 @@
-"""Nodes as bytes: the node's state file, tickets, and messages beside Arrow batches."""
+"""Nodes as bytes: the node's state file, tickets, and messages that accompany Arrow batches."""

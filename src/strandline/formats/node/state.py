@@ -22,13 +22,13 @@ def encode_node(state: NodeState) -> bytes:
 
 
 def decode_node(data: bytes, where: str) -> NodeState:
-    """The state in these bytes; damage is ``CorruptData``, never a node that has seen nothing."""
+    """Decode a state; damage is ``CorruptData``, never a node without history."""
     try:
         fields = decode_checked(data, KIND, VERSION)
         peers = tuple(read_record(Peer, peer, optional=("divergences",)) for peer in items(fields.get("peers")))
         return read_record(NodeState, fields, optional=_ADDED, peers=peers)
     except (KeyError, ValueError) as error:
         raise CorruptData(
-            f"{where} is damaged: {error}. It says which terms this node must refuse, so that nothing is done without "
+            f"{where} is damaged: {error}. It holds the terms that this node must refuse, and nothing is done without "
             "it: restore the file, or remove the node's folder and let it bootstrap again."
         ) from error

@@ -12,7 +12,7 @@ from strandline.model.json_values import PlainName
 
 @dataclass(frozen=True, slots=True)
 class ReadTicket:
-    """Records with their offsets, up to what is committed.
+    """Records with their offsets, up to the commit watermark.
 
     >>> encode_ticket(ReadTicket(follow=True))
     b'{"since":null,"upto":null,"follow":true,"columns":null}'
@@ -23,14 +23,14 @@ class ReadTicket:
     since: Cursor | None = None
     """None for everything that is retained."""
     upto: int | None = None
-    """None for the end as of now, or never if it follows."""
+    """None for the current end; with ``follow``, for no end."""
     follow: bool = False
     columns: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FeedTicket:
-    """Log batches for a replica, up to what is durable, without an end."""
+    """Log batches for a replica, up to the durable end, without an end."""
 
     replica: PlainName
     term: int
@@ -39,7 +39,7 @@ class FeedTicket:
 
 @dataclass(frozen=True, slots=True)
 class ReportTicket:
-    """A replica's reports of its progress."""
+    """A replica's acknowledgements."""
 
     replica: PlainName
 
@@ -65,7 +65,7 @@ def encode_ticket(ticket: Ticket) -> bytes:
 
 
 def decode_ticket(data: bytes | memoryview) -> Ticket:
-    """What is asked for; ``InvalidInput`` if that cannot be told. No bytes at all ask for the whole log."""
+    """Decode a ticket; ``InvalidInput`` if it cannot be read. No bytes request the whole log."""
     fields = Fields.parse(data or b"{}", "The ticket")
     if "snapshot" in fields:
         fields.only("replica", "term", "snapshot", "path", "offset", "limit")

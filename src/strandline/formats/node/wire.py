@@ -1,4 +1,4 @@
-"""Messages beside Arrow batches: batch metadata, progress reports and their answers, errors.
+"""Messages that accompany Arrow batches: batch metadata, acknowledgements and their answers, errors.
 
 All numbers are little-endian and fit 63 bits. Every fixed part ends with its CRC32C.
 """
@@ -28,18 +28,18 @@ _CHECKSUM = struct.Struct("<I")
 NOTE_SIZE: Final = _NOTE.size + _CHECKSUM.size
 _LONGEST_REASON: Final = 4096
 _LONGEST_SENTENCE: Final = 1000
-"""In bytes: errors travel twice among the headers of an answer, which may hold 8 KiB."""
+"""In bytes: errors are sent twice in the headers of an answer, which may hold 8 KiB."""
 
 
 class Flag:
-    """What a note says of its Arrow batch. Plain numbers: an enumeration costs more than all the rest of a note."""
+    """Flags of a note about its Arrow batch. Plain numbers: an enumeration costs more than the rest of a note."""
 
     LAST: Final = 1
     """It is the last part of its log batch."""
     NUMBERED: Final = 2
     """The log batch was appended with a writer and a number."""
     HEARTBEAT: Final = 4
-    """It holds no records: only the primary's word on how far it is."""
+    """It holds no records: only the primary's heartbeat."""
     READ: Final = 8
     """It is for a reader: with an ``offset`` column, and perhaps only a part of a log batch."""
 
@@ -47,32 +47,32 @@ class Flag:
 
 
 class Note(NamedTuple):
-    """What goes with an Arrow batch. A log batch goes as one or more of them, whose notes differ in ``LAST`` alone."""
+    """The note of an Arrow batch. A log batch is sent as one or more of them, whose notes differ only in ``LAST``."""
 
     flags: int
     first: int
     """The offset of the first record of the *log* batch."""
     records: int
-    """How many the log batch has, in all its parts."""
+    """Number of records in all parts of the log batch."""
     term: int
     timestamp: int
     """When it was written, in milliseconds."""
     append: tuple[WriterId, int] | None
     heartbeat: Heartbeat
     content: int = 0
-    """Of the Arrow batch that it goes with: :func:`content_checksum`; 0 for one without records."""
+    """Checksum of its Arrow batch: :func:`content_checksum`; 0 without records."""
 
 
 def content_checksum(batch: pa.RecordBatch) -> int:
-    """The CRC32C of a batch's bytes as Arrow sends them: the body of its message, whoever encodes it.
+    """The CRC32C of a batch's bytes as Arrow sends them: the body of its message, which does not depend on the encoder.
 
-    Not of the message's head, which tells the same in words that may differ between versions of Arrow.
+    The message's header is excluded: it may differ between versions of Arrow.
     """
     return page_checksum([memoryview(batch.serialize()).cast("B")])
 
 
 def encode_note(note: Note) -> bytes:
-    """The bytes of a note, always as many."""
+    """The bytes of a note, of constant size."""
     writer, number = (note.append[0].bytes, note.append[1]) if note.append else (bytes(16), 0)
     flags = note.flags | (Flag.NUMBERED if note.append else 0)
     what = (note.first, note.records, note.term, note.timestamp, writer, number)
@@ -80,7 +80,7 @@ def encode_note(note: Note) -> bytes:
 
 
 def decode_note(data: bytes | memoryview | None, where: str) -> Note:
-    """The note in these bytes; ``CorruptData`` for any others."""
+    """Decode a note; ``CorruptData`` for any other bytes."""
     found = _opened(_NOTE, data, "A note", where)
     version, flags, first, count, term, timestamp, writer, number, *heartbeat, content = found
     _check(where, version, first + count, term, timestamp, number, *heartbeat)
@@ -91,26 +91,26 @@ def decode_note(data: bytes | memoryview | None, where: str) -> Note:
 
 
 class Advance(NamedTuple):
-    """What a replica reports of itself, as the wire carries it."""
+    """A replica's acknowledgement on the wire."""
 
     term: int
-    """The highest that it has seen."""
+    """The highest term that it has seen."""
     applied: int
     durable: int
     apply_errors: int
     divergences: int
     is_answered: bool = True
-    """Whether an answer is waited for; without, there is one only if it did not count."""
+    """Whether an answer is requested; otherwise only a rejection is answered."""
 
 
 def encode_advance(advance: Advance) -> bytes:
-    """The bytes of a progress report."""
+    """The bytes of an acknowledgement."""
     *numbers, is_answered = advance
     return _sealed(_PROGRESS.pack(_VERSION, not is_answered, *numbers))
 
 
 def decode_advance(data: bytes | memoryview | None, where: str) -> Advance:
-    """The report in these bytes; ``CorruptData`` for any others."""
+    """Decode an acknowledgement; ``CorruptData`` for any other bytes."""
     version, quiet, *numbers = _opened(_PROGRESS, data, "A progress report", where)
     _check(where, version, *numbers)
     if quiet > 1:
@@ -120,13 +120,13 @@ def decode_advance(data: bytes | memoryview | None, where: str) -> Advance:
 
 
 def encode_answer(heartbeat: Heartbeat, refused: str | None) -> bytes:
-    """The bytes of the answer to a progress report: a fixed part, and why it counted for nothing."""
+    """The bytes of the answer to an acknowledgement: a fixed part, and the reason of a rejection."""
     reason = b"" if refused is None else refused.encode()[:_LONGEST_REASON]
     return _sealed(_ANSWER.pack(_VERSION, refused is not None, *heartbeat) + reason)
 
 
 def decode_answer(data: bytes | memoryview | None, where: str) -> tuple[Heartbeat, str | None]:
-    """The answer in these bytes; ``CorruptData`` for any others."""
+    """Decode an answer; ``CorruptData`` for any other bytes."""
     body = _unsealed(data, "An acknowledgement", where, _ANSWER.size, _ANSWER.size + _LONGEST_REASON)
     version, refused, *heartbeat = _ANSWER.unpack_from(body)
     _check(where, version, *heartbeat)
@@ -159,7 +159,7 @@ def _check(where: str, version: int, *numbers: int) -> None:
             f"{where} speaks version {version} of the wire, and this program version {_VERSION}: use the same on both."
         )
     if max(numbers) > LARGEST_NUMBER:
-        raise CorruptData(f"What {where} sent is damaged: it has numbers that no log can reach.")
+        raise CorruptData(f"A message of {where} is damaged: it has numbers out of range.")
 
 
 # --- errors ----------------------------------------------------------------------------------------------------
@@ -169,11 +169,11 @@ _KNOWN: Final[dict[str, type[StrandlineError]]] = {
     for name, found in vars(errors).items()
     if isinstance(found, type) and issubclass(found, StrandlineError)
 }
-"""The error tree by name: nothing else is ever made of what somebody sent."""
+"""The errors by name: received names can create no other class."""
 
 
 def encode_error(error: StrandlineError) -> bytes:
-    """An error as its class's name and its sentence; one of a class outside the tree goes as what it derives from."""
+    """An error as its class's name and its sentence; for a class outside the tree, the nearest base class."""
     name = next(kind.__name__ for kind in type(error).__mro__ if _KNOWN.get(kind.__name__) is kind)
     fields: dict[str, object] = {"error": name, "message": cut(str(error))}
     if isinstance(error, ExpectationFailed) and error.end is not None:
@@ -182,7 +182,7 @@ def encode_error(error: StrandlineError) -> bytes:
 
 
 def cut(sentence: str) -> str:
-    """A sentence that is short enough to travel among headers."""
+    """A sentence that is short enough for a header."""
     data = sentence.encode(errors="replace")
     if len(data) <= _LONGEST_SENTENCE:
         return data.decode()
@@ -190,7 +190,7 @@ def cut(sentence: str) -> str:
 
 
 def decode_error(data: bytes | memoryview | None) -> StrandlineError | None:
-    """The error in these bytes, of the class that it was raised as; None if there is none in them."""
+    """Decode an error, as its original class; None if there is none."""
     if not data:
         return None
     try:

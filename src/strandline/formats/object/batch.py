@@ -1,4 +1,4 @@
-"""Batch object, version 2: an Arrow block, a footer, and the fixed tail that tells versions apart."""
+"""Batch object, version 2: an Arrow block, a footer, and a fixed tail with the version."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TRAILER_SIZE: Final = _FOOTER.size + _CHECKSUM.size + _TAIL.size
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """What the footer says of its batch. Times are microseconds."""
+    """The footer of a batch. Times are microseconds."""
 
     compression: Compression
     count: int
@@ -48,7 +48,7 @@ def encode_batch(pages: Sequence[Parts], info: BatchInfo) -> Parts:
 
 
 def decode_batch(data: bytes | memoryview, where: str) -> tuple[BatchInfo, list[pa.RecordBatch]]:
-    """The batch in these bytes, checked whole: checksum, schema, every buffer, counts."""
+    """The batch in these bytes, fully checked: checksum, schema, every buffer, counts."""
     view = memoryview(data).cast("B")
     if len(view) < _TAIL.size:
         raise CorruptData(f"{where} is damaged: {len(view)} bytes cannot be a batch. Restore the object.")

@@ -13,7 +13,7 @@ def encode_note(doubt: Doubt) -> bytes:
 
 
 def decode_note(data: bytes | memoryview) -> Doubt:
-    """The note in these bytes. Damage is no doubt at all: what is in doubt is then seen anew."""
+    """Decode a note. A damaged note counts as none: the doubt is detected again."""
     try:
         fields = json.loads(bytes(data))
         since = [fields[name] for name in ("ahead_since", "leap_since")]

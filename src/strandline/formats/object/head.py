@@ -37,7 +37,7 @@ class Unpacker:
         return values
 
     def count(self, *, item_size: int) -> int:
-        """A u32 count of items of at least ``item_size`` bytes each, which must still fit in what is left."""
+        """A u32 count of items of at least ``item_size`` bytes each, which must fit into the remaining bytes."""
         (number,) = self.fields(_U32)
         if number * item_size > len(self._data) - self._at:
             raise self.corrupt(f"announces {number} items at byte {self._at}, more than it can hold")
@@ -61,11 +61,11 @@ class Unpacker:
             raise self.corrupt(f"holds broken text before byte {self._at}") from error
 
     def blobs(self, layout: struct.Struct, count: int) -> tuple[list[tuple[Any, ...]], list[bytes]]:
-        """So many groups of fields, the last of which is a length, each followed by that many bytes."""
+        """So many groups of fields with a length at the end, each followed by that many bytes."""
         data, at, end = self._data, self._at, len(self._data)
         groups: list[tuple[Any, ...]] = []
         found: list[bytes] = []
-        for _ in range(count):  # a head holds tens of thousands of these: plain on purpose
+        for _ in range(count):  # a head holds tens of thousands of these: kept simple
             start = at + layout.size
             if start > end:
                 raise self.corrupt(f"ends within a field at byte {at}")
@@ -83,12 +83,12 @@ class Unpacker:
         return UUID(bytes=self.take(16))
 
     def end(self) -> None:
-        """Nothing may be left."""
+        """Refuse remaining bytes."""
         if self._at != len(self._data):
             raise self.corrupt(f"has {len(self._data) - self._at} bytes too many")
 
     def corrupt(self, what: str) -> CorruptData:
-        """The error that says so."""
+        """The error for damage."""
         return CorruptData(f"{self._where} is damaged: it {what}. Restore the object; retrying does not help.")
 
 
@@ -123,7 +123,7 @@ _CUT = struct.Struct("<QQ")
 
 
 def encode_head(state: Stamped[Head], tail: Iterable[bytes] | None = None) -> bytes:
-    """The whole head, with its stamp and a checksum over everything before it; ``tail`` are its packed entries."""
+    """The whole head, with its stamp and a checksum over everything before it; ``tail``: its packed entries."""
     head = state.value
     parts = [
         _PREAMBLE.pack(HEAD_MAGIC, VERSION),
@@ -238,7 +238,7 @@ def decode_references(data: bytes | memoryview, where: str, level: int) -> tuple
 
 
 def encode_cut(cut: Cut) -> bytes:
-    """What a trim took out of the listing."""
+    """Encode what a trim removed from the listing."""
     chunks = [_LEVEL.pack(level) + _pack_reference(reference) for level, reference in cut.chunks]
     return _sealed(
         [
@@ -253,7 +253,7 @@ def encode_cut(cut: Cut) -> bytes:
 
 
 def decode_cut(data: bytes | memoryview, where: str) -> Cut:
-    """The cut in these bytes."""
+    """Decode a cut."""
     source = _opened(data, where, _CUT_MAGIC)
     since, upto = source.fields(_CUT)
     entries = tuple(_unpack_entry(source) for _ in range(source.count(item_size=_ENTRY.size)))
@@ -268,7 +268,8 @@ def decode_cut(data: bytes | memoryview, where: str) -> Cut:
 class HeadCodec:
     """The head as a cell's content.
 
-    The packed entries are kept: the next head has nearly the same ones, each with up to a thousand ranges of metadata.
+    The packed entries are cached: the next head has nearly the same ones, each with up to a thousand ranges of
+    metadata.
     """
 
     def __init__(self, log_id: UUID | None = None) -> None:
@@ -305,7 +306,7 @@ def _opened(data: bytes | memoryview, where: str, magic: bytes) -> Unpacker:
     body, checksum = view[: -_CHECKSUM.size], view[-_CHECKSUM.size :]
     if len(view) < _PREAMBLE.size + _CHECKSUM.size or _PREAMBLE.unpack_from(view)[0] != magic:
         raise CorruptData(f"{where} is damaged: it does not begin as {magic.decode()} should. Restore the object.")
-    # The version comes before the checksum: a newer format may seal itself in another way.
+    # The version comes before the checksum: a newer format may have another one.
     version = _PREAMBLE.unpack_from(view)[1]
     if version > VERSION:
         raise UnsupportedVersion(
@@ -387,7 +388,7 @@ def _unpack_reference(source: Unpacker) -> ChunkRef:
 
 
 def _in_range(source: Unpacker, *numbers: int) -> None:
-    """No log reaches a number of 64 bits, and what counts with it would fail in ways of its own."""
+    """Refuse numbers that no log reaches: later arithmetic would overflow."""
     if max(numbers) > LARGEST_NUMBER:
         raise source.corrupt("holds numbers that no log reaches")
 

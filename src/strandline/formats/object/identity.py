@@ -37,7 +37,7 @@ OPEN_OBJECT_LOG: Final = "open it with strandline.open"
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """Who a log is, and what it may forget. The first changes only by an explicit upgrade, the second when asked."""
+    """A log's identity and retention. The identity changes only by an explicit upgrade, the retention on request."""
 
     log_id: UUID
     version: int = FORMAT_VERSION
@@ -90,7 +90,7 @@ def decode_identity(data: bytes | memoryview, where: str) -> LogIdentity:
 
 
 class SlotCodec:
-    """A slot as a cell's content; bytes that describe a slot of another name are damage."""
+    """A slot as a cell's content; bytes of a slot with another name are damage."""
 
     def __init__(self, name: str) -> None:
         """The slot called ``name``."""

@@ -1,1 +1,1 @@
-"""The cold tier as bytes: segment files, segment events, and where a cold tier is."""
+"""The cold tier as bytes: segment files, segment events, and the description of a cold tier."""

@@ -1,7 +1,7 @@
 """Segment events, byte for byte as Apache Kafka's serializer of remote log metadata writes them. Big-endian.
 
-Whatever the bytes say, decoding gives a value, :class:`CorruptData`, or :class:`UnsupportedVersion` for an event that
-is known in a newer version: skipping that one would forget a segment.
+Decoding returns a value, or raises :class:`CorruptData`, or :class:`UnsupportedVersion` for a known event in a
+newer version: skipping that would lose a segment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _VERSION: Final = 0
 _ADD, _UPDATE, _DELETE = range(3)
 _LARGEST_VERSION: Final = (1 << 15) - 1
 _NO_TRANSACTION_INDEX: Final = 0
-"""The one tagged field that there is, in an add."""
+"""The only tagged field, in an add."""
 _NO_TAGS: Final = b"\x00"
 
 _PLACE = struct.Struct(">16si")
@@ -48,20 +48,20 @@ def encode_event(event: SegmentEvent) -> bytes:
         case SegmentMetadata():
             return b"".join(_add(event))
         case SegmentUpdate(segment=segment, custom_metadata=custom):
-            return _header(_UPDATE) + _segment(segment) + _told(event) + _nullable(custom) + _state(event) + _NO_TAGS
+            return _header(_UPDATE) + _segment(segment) + _origin(event) + _nullable(custom) + _state(event) + _NO_TAGS
         case PartitionDelete(partition=partition):
-            return _header(_DELETE) + _partition(partition) + _told(event) + _state(event) + _NO_TAGS
+            return _header(_DELETE) + _partition(partition) + _origin(event) + _state(event) + _NO_TAGS
 
 
 def decode_event(data: bytes | memoryview, where: str) -> SegmentEvent:
     """The event in these bytes, all of them.
 
-    Tagged fields that are not known are passed over, as the format means them to be. No more memory is taken than
-    the bytes themselves have. ``where`` names the event in errors.
+    Unknown tagged fields are skipped, as the format requires. Takes no more memory than
+    the bytes themselves. ``where`` names the event in errors.
 
     Raises:
-        UnsupportedVersion: it is a known kind of event in a version that this program does not know.
-        CorruptData: anything else than an event.
+        UnsupportedVersion: for a known kind of event in an unknown version.
+        CorruptData: for anything but an event.
     """
     reader = _Reader(data, where)
     frame, key, version = reader.uvarint(), reader.uvarint(), reader.uvarint()
@@ -76,7 +76,7 @@ def decode_event(data: bytes | memoryview, where: str) -> SegmentEvent:
     try:
         event = (_read_add, _read_update, _read_delete)[key](reader)
     except InvalidInput as error:
-        raise reader.corrupt(f"tells what cannot be: {error}") from error
+        raise reader.corrupt(f"is impossible: {error}") from error
     reader.end()
     return event
 
@@ -88,12 +88,12 @@ def _add(event: SegmentMetadata) -> list[bytes]:
     for term in event.terms:
         parts += (_TERM.pack(*term), _NO_TAGS)
     parts += (_SIZE.pack(event.size), _nullable(event.custom_metadata), _state(event))
-    # One tagged field: its number, its length, true. Being false, the default, it is left out.
+    # One tagged field: its number, its length, true. False, the default, is omitted.
     parts.append(bytes((1, _NO_TRANSACTION_INDEX, 1, 1)) if event.no_transaction_index else _NO_TAGS)
     return parts
 
 
-def _told(event: SegmentUpdate | PartitionDelete) -> bytes:
+def _origin(event: SegmentUpdate | PartitionDelete) -> bytes:
     return _TOLD.pack(event.broker, event.event_timestamp)
 
 
@@ -128,10 +128,10 @@ def _uvarint(number: int) -> bytes:
 
 
 class _Reader(Unpacker):
-    """Reads what Kafka writes: numbers of variable length, and tagged fields."""
+    """Reads Kafka's encoding: numbers of variable length, and tagged fields."""
 
     def uvarint(self) -> int:
-        """At most 32 bits, in as few bytes as they need: others are never written."""
+        """At most 32 bits, in the fewest bytes: other encodings are never written."""
         if self._at < len(self._data) and self._data[self._at] < 0x80:  # noqa: PLR2004 - almost all have one byte
             self._at += 1
             return self._data[self._at - 1]
@@ -162,7 +162,7 @@ class _Reader(Unpacker):
             raise self.corrupt(f"has broken text at byte {at}") from error
 
     def count(self, *, item_size: int) -> int:
-        """How many items follow, each of at least this size."""
+        """Number of items that follow, each of at least this size."""
         announced = self.uvarint()
         left = len(self._data) - self._at
         if announced == 0:
@@ -172,7 +172,7 @@ class _Reader(Unpacker):
         return announced - 1
 
     def tags(self, known: int = -1) -> bytes | None:
-        """What the known tagged field holds, if it is there; all others are passed over."""
+        """The known tagged field, if present; all others are skipped."""
         count = self.uvarint()
         if count == 0:
             return None
@@ -188,7 +188,9 @@ class _Reader(Unpacker):
         return found
 
     def corrupt(self, what: str) -> CorruptData:
-        return CorruptData(f"{self._where} is no segment event: it {what}. Retrying does not help; see who wrote it.")
+        return CorruptData(
+            f"{self._where} is no segment event: it {what}. Retrying does not help; check its publisher."
+        )
 
 
 def _read_partition(reader: _Reader) -> TopicPartition:
@@ -267,7 +269,7 @@ _32_BITS: Final = 0xFFFFFFFF
 
 
 def metadata_partition(topic_id: UUID, partition: int, count: int) -> int:
-    """The partition, of ``count``, of the event topic that tells of this topic partition: the same one in any program.
+    """The partition of the event topic, of ``count``, for a topic partition: the same in every program.
 
     >>> metadata_partition(UUID("12345678-9abc-def0-0011-223344556677"), 7, 50)
     26
@@ -286,7 +288,7 @@ def _hash_of_half(half: int) -> int:
 
 
 def _murmur2(word: bytes) -> int:
-    """Of four bytes, which is all that is asked for here."""
+    """MurmurHash2 of four bytes."""
     mixed = int.from_bytes(word, "little") * _MIX & _32_BITS
     mixed = (mixed ^ mixed >> 24) * _MIX & _32_BITS
     found = (_SEED ^ len(word)) * _MIX & _32_BITS ^ mixed

@@ -1,9 +1,9 @@
 """Segment file, version 1: a Parquet file of records with a block of checksums, so that any part verifies alone.
 
 Any Parquet reader can read it: the columns of :data:`~strandline.model.records.READ_SCHEMA`, sorted by offset, and
-``listed``, the time at which a record's batch was listed, by which seeking by time goes. Between the last column and
-Parquet's footer, where Parquet readers do not look, stands the block. Block and footer together are the *tail*: whoever
-has read it knows where everything is, and by the checksums that what is read is what was written.
+``listed``, the time at which a record's batch was listed, for seeking by time. The checksum block is between the last
+column and Parquet's footer, where Parquet readers do not look. Block and footer together are the *tail*: it has the
+position and the checksum of every column.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class SegmentFacts:
     segment: UUID
     start: int
     end: int
-    """The last offset, which it holds."""
+    """The last offset, inclusive."""
     terms: tuple[tuple[int, int], ...]
     max_timestamp: int
     """The newest time of a record, in milliseconds."""
@@ -139,7 +139,7 @@ class SegmentFacts:
     @classmethod
     def decode(cls, data: bytes, where: str) -> SegmentFacts:
         """The facts in these bytes."""
-        fields = Fields.parse(data, f"What {where} says of itself", largest=1 << 20, wrong=CorruptData)
+        fields = Fields.parse(data, f"The description in {where}", largest=1 << 20, wrong=CorruptData)
         version = fields.natural("version")
         if version > VERSION:
             raise _too_new(where, version)
@@ -178,7 +178,7 @@ class RowGroup:
     next: int
     term: int
     listed: int
-    """When the last of its batches was listed, in microseconds."""
+    """Listing time of its last batch, in microseconds."""
     size: int
     """Its stored bytes."""
 
@@ -196,7 +196,7 @@ class SegmentTail:
     listed: Sequence[int]
     rows: Sequence[int]
     before: int
-    """How many bytes are before the tail."""
+    """Number of bytes before the tail."""
 
     def __len__(self) -> int:
         return len(self._firsts)
@@ -229,7 +229,7 @@ class SegmentTail:
         return self._chunks[number]
 
     def ranges(self, number: int, columns: Sequence[str]) -> list[ByteRange]:
-        """The bytes of these columns of a group, in the order in which they stand."""
+        """The bytes of these columns of a group, in file order."""
         return [chunk for chunk, name in zip(self._chunks[number], _LEAVES, strict=True) if name in columns]
 
     @cached_property
@@ -259,7 +259,7 @@ def chunks_of(group: Any, sums: Sequence[int]) -> list[ByteRange]:
 
 
 def encode_block(sums: Sequence[Sequence[int]], listed: Sequence[int], before: int, footer: bytes) -> bytes:
-    """The block of checksums: of each column of each group, and of all ``before`` the tail; ``footer`` comes behind."""
+    """The block of checksums: of each column of each group, and of all bytes before the tail; ``footer`` follows."""
     leaves = len(sums[0])
     body = struct.pack(f"<{len(sums) * leaves}I{len(listed)}q", *[sum_ for row in sums for sum_ in row], *listed)
     end = _BLOCK_END.pack(len(sums), leaves, before, 0, VERSION, _BLOCK_MAGIC)
@@ -291,7 +291,7 @@ def decode_tail(data: bytes | memoryview, where: str, *, before: int = LARGEST_S
     view = memoryview(data).cast("B")
     footer = footer_size(view, where)
     if len(view) < footer + _BLOCK_END.size:
-        raise damaged(where, "its footer is longer than itself")
+        raise damaged(where, "its footer is longer than the file")
     at = len(view) - footer - _BLOCK_END.size
     groups, leaves, before_checksum, checksum = _block_end(view[: at + _BLOCK_END.size], where)
     if at != 4 * groups * leaves + 8 * groups or leaves != len(_LEAVES) or not groups:
@@ -307,17 +307,17 @@ def decode_tail(data: bytes | memoryview, where: str, *, before: int = LARGEST_S
     fits = len(rows) == groups and min(rows) > 0 and facts.end + 1 - facts.start == sum(rows) == parquet.num_rows
     if not fits or any(parquet.row_group(number).num_columns != leaves for number in range(groups)):
         raise damaged(
-            where, f"it holds {parquet.num_rows} records, and says that they are {facts.start} to {facts.end}"
+            where, f"it holds {parquet.num_rows} records, but its description says {facts.start} to {facts.end}"
         )
     if any(earlier > later for earlier, later in pairwise(listed)):
-        raise damaged(where, "its groups were listed in another order than they stand")
+        raise damaged(where, "its groups are not in the order of their listing times")
     return SegmentTail(where, facts, parquet, sums, listed, rows, before), before_checksum
 
 
 def _block_end(view: memoryview, where: str) -> tuple[int, int, int, int]:
     groups, leaves, before, checksum, version, magic = _BLOCK_END.unpack_from(view, len(view) - _BLOCK_END.size)
     if magic != _BLOCK_MAGIC:
-        raise damaged(where, "it has no checksums before its footer: strandline did not write it, or not as it is")
+        raise damaged(where, "it has no checksums before its footer: strandline did not write it, or it was changed")
     if version > VERSION:
         raise _too_new(where, version)
     return groups, leaves, before, checksum
@@ -352,7 +352,7 @@ def _check_footer(footer: memoryview, groups: int) -> None:
     reader = ThriftReader(footer)
     for number, kind in reader.fields():
         if number != _PAIRS_FIELD:
-            reader.pass_over(kind)
+            reader.skip(kind)
         elif kind == LIST:
             for _ in reader.list_of(STRUCT):
                 _check_pair(reader)
@@ -368,7 +368,7 @@ def _check_pair(reader: ThriftReader) -> None:
         if kind == BINARY:
             texts[number] = reader.binary()
         else:
-            reader.pass_over(kind)
+            reader.skip(kind)
     # Parquet passes the Arrow schema to Arrow as soon as a file is opened.
     if bytes(texts.get(_PAIR_KEY, b"")) == _ARROW_SCHEMA:
         check_message(memoryview(base64.b64decode(texts.get(_PAIR_VALUE, b""))))
@@ -377,7 +377,7 @@ def _check_pair(reader: ThriftReader) -> None:
 def check_term(terms: Sequence[tuple[int, int]], term: int, first: int) -> bool:
     """Whether a term begins at an offset; ``InvalidInput`` if it is older than the one before."""
     if terms and term < terms[-1][0]:
-        raise InvalidInput(f"Offset {first} has term {term} behind term {terms[-1][0]}: terms do not go back.")
+        raise InvalidInput(f"Offset {first} has term {term} after term {terms[-1][0]}: terms never decrease.")
     return not terms or term > terms[-1][0]
 
 
@@ -388,5 +388,5 @@ def _too_new(where: str, version: int) -> UnsupportedVersion:
 
 
 def damaged(where: str, what: str) -> CorruptData:
-    """The error that says what is wrong with a segment."""
+    """The error for a damaged segment."""
     return CorruptData(f"{where} is damaged: {what}. Restore the object; retrying does not help.")

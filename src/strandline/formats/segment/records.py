@@ -26,15 +26,15 @@ _ENCODINGS: Final = {
 """The allowed encodings per column. Only header names and numbers have dictionaries."""
 _CODECS: Final = frozenset(("ZSTD", "UNCOMPRESSED"))
 _VALUE_WIDTH: Final = 16
-"""Memory per value during decoding, beside its bytes."""
+"""Memory per value during decoding, besides its bytes."""
 
 
 def decode_group(
     tail: SegmentTail, number: int, columns: Sequence[str], pieces: Sequence[tuple[ByteRange, bytes | memoryview]]
 ) -> list[pa.RecordBatch]:
-    """These columns of a group, from the bytes of the ranges that :meth:`SegmentTail.ranges` names, each checked.
+    """These columns of a group, from the bytes of the ranges of :meth:`SegmentTail.ranges`, each checked.
 
-    What they unpack to is judged by the headers of their pages, before any of it is unpacked.
+    The unpacked size is checked by the headers of the pages, before anything is unpacked.
     """
     for piece, data in pieces:
         if len(data) != piece.size or crc32c(data, 0) != piece.checksum:
@@ -52,7 +52,7 @@ def decode_group(
         table.validate(full=True)
         wanted = pa.schema([SEGMENT_SCHEMA.field(name) for name in columns])
         batches: list[pa.RecordBatch] = table.select(list(columns)).cast(wanted).to_batches()
-    except pa.ArrowMemoryError:  # within the limits: the machine has too little, and the bytes may be sound
+    except pa.ArrowMemoryError:  # within the limits: the machine lacks memory, and the bytes may be valid
         raise
     except (pa.ArrowException, OSError, ValueError, LookupError) as error:
         raise damaged(tail.where, f"its row group {number} cannot be read ({str(error)[:200]})") from error
@@ -69,7 +69,7 @@ def _check_pages(
 ) -> bool:
     """Check the unpacked size of these columns; whether the header names must be counted exactly.
 
-    ``CorruptData`` if it is too large, ``ValueError`` for pages that a writer never makes.
+    ``CorruptData`` if it is too large, ``ValueError`` for pages that the writer never produces.
     """
     found = {piece.start: memoryview(data) for piece, data in pieces}
     group = tail.footer.row_group(number)
@@ -79,11 +79,11 @@ def _check_pages(
         if path.partition(".")[0] not in columns:
             continue
         pages = read_pages(found[chunk.start])
-        told = group.column(leaf)
-        if told.compression not in _CODECS or not pages.encodings <= _ENCODINGS[path]:
-            raise ValueError(f"{path} is stored as no segment stores it")
-        if pages.values != told.num_values or ("." not in path and pages.values != group.num_rows):
-            raise ValueError(f"{path} has {pages.values:,} values, and should have {told.num_values:,}")
+        column_metadata = group.column(leaf)
+        if column_metadata.compression not in _CODECS or not pages.encodings <= _ENCODINGS[path]:
+            raise ValueError(f"{path} has an encoding that segments do not use")
+        if pages.values != column_metadata.num_values or ("." not in path and pages.values != group.num_rows):
+            raise ValueError(f"{path} has {pages.values:,} values, instead of {column_metadata.num_values:,}")
         stored += chunk.size
         unpacked += pages.unpacked + pages.values * _VALUE_WIDTH
         if path == _HEADER_NAMES and pages.dictionary is not None:
@@ -117,7 +117,7 @@ class _Pieces:
         piece, data = self._pieces[number]
         start = self._position - piece.start
         if number < 0 or start + size > piece.size:
-            raise OSError(f"bytes {self._position} to {self._position + size - 1} are not where they should be")
+            raise OSError(f"bytes {self._position} to {self._position + size - 1} were not fetched")
         self._position += size
         return memoryview(data)[start : start + size]
 

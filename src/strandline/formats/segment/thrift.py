@@ -1,7 +1,7 @@
-"""Parquet's headers, in Thrift's compact protocol: what pages announce, read before Parquet's own reader believes it.
+"""Parquet's headers, in Thrift's compact protocol: sizes of pages, checked before Parquet's own reader uses them.
 
-A page tells how many values it has and to how many bytes it unpacks; Parquet's reader makes room for both at once. And
-two encodings make much of little: a dictionary is unpacked as often as it is referred to, and values that share
+A page announces its number of values and its unpacked size; Parquet's reader allocates both at once. Two
+encodings expand few bytes: a dictionary is unpacked as often as it is referred to, and values that share
 prefixes (``DELTA_BYTE_ARRAY``) are written out one by one.
 """
 
@@ -28,11 +28,11 @@ _LARGEST_I32: Final = (1 << 31) - 1
 _SHORT_LIST: Final = 15
 
 Fields = dict[int, "int | Fields"]
-"""The numbers and structures in a structure, by the numbers of their fields."""
+"""The numbers and structures in a structure, by field number."""
 
 
 class ThriftReader:
-    """Reads front to back; ``ValueError`` for bytes that are none of ours."""
+    """Reads front to back; ``ValueError`` for invalid bytes."""
 
     __slots__ = ("_data", "at", "structs")
 
@@ -42,12 +42,12 @@ class ThriftReader:
         self.at = at
         """The next byte."""
         self.structs = 0
-        """How many structures have been read."""
+        """Number of structures read so far."""
 
     def struct(self, depth: int = 0) -> Fields:
-        """The numbers in the next structure, and in those within it; all else is passed over.
+        """The numbers in the next structure, and in those within it; all else is skipped.
 
-        Fields come in ascending order, each once: of two with one number, readers may believe either.
+        Fields must ascend, each once: readers differ in which of two duplicates they use.
         """
         fields: Fields = {}
         for number, kind in self.fields():
@@ -56,11 +56,11 @@ class ThriftReader:
             elif kind == STRUCT and depth < _DEEPEST:
                 fields[number] = self.struct(depth + 1)
             else:
-                self.pass_over(kind, depth)
+                self.skip(kind, depth)
         return fields
 
     def fields(self) -> Iterator[tuple[int, int]]:
-        """The number and the kind of each field of the next structure; whoever asks reads it, or passes over it."""
+        """The number and the kind of each field of the next structure; the caller reads or skips it."""
         number = 0
         self.structs += 1
         while (head := self._byte()) != _STOP:
@@ -71,20 +71,20 @@ class ThriftReader:
             yield number, kind
 
     def binary(self) -> memoryview:
-        """The text or the bytes that come next."""
+        """The next string or bytes."""
         length, start = self._varint(), self.at
         self._move(length)
         return self._data[start : start + length]
 
     def list_of(self, kind: int) -> Iterator[None]:
-        """Ask once for each item of the list that comes next, whose items are of this kind; whoever asks reads them."""
+        """Yield once for each item of the next list, whose items must be of this kind; the caller reads them."""
         head = self._byte()
         count, found = head >> 4, head & 15
         if count == _SHORT_LIST:
             count = self._varint()
         if found != kind and count:
             raise ValueError(f"a list holds items of type {found} instead of {kind}")
-        for _ in range(count):  # each takes a byte at least
+        for _ in range(count):  # each takes at least a byte
             yield
 
     def _skip_struct(self, depth: int) -> None:
@@ -92,10 +92,10 @@ class ThriftReader:
         while (head := self._byte()) != _STOP:
             if not head >> 4:
                 self._zigzag()
-            self.pass_over(head & 15, depth)
+            self.skip(head & 15, depth)
 
-    def pass_over(self, kind: int, depth: int = 0) -> None:
-        """Pass over what comes next, which is of this kind, and count all structures in it."""
+    def skip(self, kind: int, depth: int = 0) -> None:
+        """Skip the next value, of this kind, and count all structures in it."""
         if kind in _NUMBERS:
             self._varint()
         elif kind == BINARY:
@@ -119,8 +119,8 @@ class ThriftReader:
         if kind in (_TRUE, _FALSE):
             self._move(count)
             return
-        for _ in range(count):  # each takes a byte at least
-            self.pass_over(kind, depth)
+        for _ in range(count):  # each takes at least a byte
+            self.skip(kind, depth)
 
     def _byte(self) -> int:
         at = self.at
@@ -169,22 +169,22 @@ _DICTIONARY_PAGE: Final = 2
 _TYPE, _UNPACKED, _STORED, _DATA_HEADER, _DICTIONARY_HEADER = 1, 2, 3, 5, 7
 _VALUES, _ENCODING = 1, 2
 _SMALLEST_ENTRY: Final = 4
-"""What any entry of a dictionary takes at least: a number, or the length of a text."""
+"""Least bytes of a dictionary entry: a number, or the length of a string."""
 
 
 class Pages(NamedTuple):
-    """What the pages of one column of a row group announce, all of them together."""
+    """Totals that the pages of one column of a row group announce."""
 
     values: int
     unpacked: int
-    """Bytes, with those of the dictionary."""
+    """Bytes, including those of the dictionary."""
     dictionary: int | None
     """Bytes of the dictionary alone; None if there is none."""
     encodings: frozenset[int]
 
 
 def read_pages(chunk: memoryview) -> Pages:
-    """What these bytes, which are nothing but pages, announce; ``ValueError`` if they are anything else."""
+    """Read the headers of these bytes, which must be pages only; ``ValueError`` otherwise."""
     values = unpacked = at = 0
     dictionary: int | None = None
     encodings = set()
@@ -204,12 +204,12 @@ def read_pages(chunk: memoryview) -> Pages:
         elif kind == _DICTIONARY_PAGE and dictionary is None and not encodings:
             told = _within(header, _DICTIONARY_HEADER)
             if _natural(told, _ENCODING) not in (PLAIN, PLAIN_DICTIONARY):
-                raise ValueError("a dictionary is encoded as none is")
+                raise ValueError("a dictionary has an unknown encoding")
             if _natural(told, _VALUES) * _SMALLEST_ENTRY > size:
                 raise ValueError("a dictionary announces more entries than it has room for")
             dictionary = size
         else:
-            raise ValueError(f"a page of type {kind} stands where none should")
+            raise ValueError(f"a page of type {kind} is not allowed there")
     if encodings & _DICTIONARIES and dictionary is None:
         raise ValueError("values refer to a dictionary that is not there")
     return Pages(values, unpacked, dictionary, frozenset(encodings))

@@ -29,11 +29,11 @@ from strandline.formats.segment.file import (
 from strandline.model.records import READ_SCHEMA, TIMESTAMP
 
 _GROUPS: Final = 64
-"""About so many row groups are made: a hundredth of the offsets is then in two of them, a thirtieth of the bytes."""
+"""Target number of row groups: reads then fetch about 1 % more offsets, and 3 % more bytes."""
 _SMALLEST_GROUP: Final = 32 << 10
 _LARGEST_GROUP: Final = 4 << 20
 _LARGEST_DECODED: Final = 4 << 20
-"""No group has more than about so many bytes in memory, however well they are compressed."""
+"""Limit of a group's bytes in memory, however well they compress."""
 _SMALL_PIECES: Final = 16
 
 
@@ -53,10 +53,10 @@ class SegmentWriter:
     """
 
     def __init__(self, start: int, *, expected: int = 256 << 20) -> None:
-        """Begin at an offset; ``expected`` is about how many bytes the file will have."""
+        """Begin at an offset; ``expected`` is the approximate size of the file."""
         self._start = start
         self.next = start
-        """The offset that must come next."""
+        """The next expected offset."""
         self._group = min(_LARGEST_GROUP, max(_SMALLEST_GROUP, expected // _GROUPS))
         self._sink = _Sink()
         self._writer = _parquet_writer(self._sink)
@@ -78,9 +78,9 @@ class SegmentWriter:
         return self._sink.size / self._decoded if self._decoded else 1.0
 
     def add(self, batches: Sequence[pa.RecordBatch], *, term: int, listed: int) -> None:
-        """Add the records of one batch, which was listed then (microseconds), with their offsets.
+        """Add the records of one batch, with their offsets; ``listed`` is its listing time (microseconds).
 
-        ``InvalidInput`` if they are not what comes next, or their term is older than the one before: nothing was added.
+        ``InvalidInput`` if they do not follow, or their term is older than the one before: nothing was added.
         """
         batches = [batch for batch in batches if batch.num_rows]
         if not batches:
@@ -135,7 +135,7 @@ class SegmentWriter:
             return
         table = pa.Table.from_batches(self._waiting)
         if len(self._waiting) > _SMALL_PIECES:
-            table = table.combine_chunks()  # Parquet writes a thousand small pieces slower than it copies them
+            table = table.combine_chunks()  # copying is faster than writing many small pieces
         newest = pc.max(table.column("timestamp")).cast(pa.int64()).as_py()
         self._newest = newest if self._newest is None else max(self._newest, newest)
         table = table.append_column(SEGMENT_SCHEMA.field(LISTED), _listing(self._times))
@@ -168,7 +168,7 @@ class SegmentWriter:
         return self._sealed(facts)
 
     def _sealed(self, facts: SegmentFacts) -> EncodedSegment:
-        """The file with the checksum block, which needs Parquet's footer: only that tells where the columns are."""
+        """The file with the checksum block, which needs the column positions in Parquet's footer."""
         where = "The new segment"
         groups, rest = self._sink.groups, self._sink.rest()
         footer = rest[len(rest) - footer_size(rest, where) :]
@@ -186,8 +186,8 @@ class SegmentWriter:
         tail = encode_block(sums, self._listed, before, footer) + footer
         size = sum(map(len, parts)) + len(tail)
         if size > LARGEST_SEGMENT:
-            raise InvalidInput(f"A segment of {size:,} bytes cannot be told of in events: close it below 2 GiB.")
-        decode_tail(tail, where)  # what cannot be read back must not be stored
+            raise InvalidInput(f"A segment of {size:,} bytes does not fit into events: close it below 2 GiB.")
+        decode_tail(tail, where)  # an unreadable segment must not be stored
         return EncodedSegment((*parts, tail), Seal(size, crc32c(tail, before), len(tail), crc32c(tail)), facts)
 
 
@@ -205,7 +205,7 @@ def _parquet_writer(sink: _Sink) -> Any:
         SEGMENT_SCHEMA,
         compression="zstd",
         compression_level=1,
-        # Keys and values rarely repeat within a group, and looking for it takes longer than compressing them.
+        # Keys and values rarely repeat within a group, and a dictionary takes longer to build than compression.
         use_dictionary=["op", LISTED, "headers.key_value.key"],
         column_encoding={"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"},
         write_statistics=["offset", "timestamp", "op", "key", LISTED],
@@ -216,7 +216,7 @@ def _parquet_writer(sink: _Sink) -> Any:
 
 
 class _Sink:
-    """Collects what Parquet writes, each row group as one buffer."""
+    """Collects Parquet's output, each row group as one buffer."""
 
     closed = False
 

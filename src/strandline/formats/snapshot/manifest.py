@@ -21,7 +21,7 @@ _LONGEST_PATH: Final = 1024
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """The bytes of ``MANIFEST.json``. ``InvalidInput`` for what :func:`decode_snapshot` would refuse."""
+    """The bytes of ``MANIFEST.json``. ``InvalidInput`` for a snapshot that :func:`decode_snapshot` would refuse."""
     cursor = snapshot.cursor
     fields = {
         "schema": SCHEMA_VERSION,
@@ -42,7 +42,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshot(data: bytes | memoryview, where: str, folder: str) -> Snapshot:
-    """What a manifest says of the snapshot in ``folder``. Paths that could leave ``data/`` are damage."""
+    """Decode the manifest of the snapshot in ``folder``. Paths that could leave ``data/`` are damage."""
     try:
         fields = parse_object(data)
     except ValueError as error:
@@ -62,7 +62,7 @@ _TAKE_ANOTHER: Final = "Take another snapshot."
 
 
 def _checked(fields: dict[str, Any], folder: str) -> Snapshot:
-    """The snapshot in these fields; ``ValueError`` and its like say what is wrong with them."""
+    """The snapshot in these fields; ``ValueError`` and similar say what is wrong."""
     kind, cursor = fields["kind"], fields["cursor"]
     if not isinstance(kind, str) or not _KIND.fullmatch(kind):
         raise ValueError(f"{kind!r} cannot be a kind")
@@ -95,7 +95,7 @@ def _path(path: object) -> str:
         raise ValueError(f"{str(path)[:80]!r} cannot be a path")
     path.encode()  # half a surrogate is a ValueError
     strange = any(piece in ("", ".", "..") for piece in path.split("/"))
-    # A backslash separates on other systems, and what stays in data/ here would leave it there.
+    # A backslash is a separator on other systems: such a path would leave data/ there.
     if strange or "\\" in path or any(ord(letter) < ord(" ") for letter in path):
         raise ValueError(f"{path!r} is no plain path below data/")
     return path
@@ -113,7 +113,7 @@ _LOCATION: Final = re.compile(r"payloads/[0-9]{16}/[0-9a-z-]{1,160}")
 
 
 class PointerCodec:
-    """How a pointer becomes bytes. Damage is an error, never "nothing was published"."""
+    """A pointer as a cell's content. Damage is an error, never "nothing was published"."""
 
     def encode(self, state: Stamped[Pointer]) -> bytes:
         """The bytes of a state."""

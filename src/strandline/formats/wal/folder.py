@@ -1,6 +1,6 @@
 """Identity, start and slots of a write-ahead log, as JSON files beside its frames.
 
-Also the metadata of its frames: whose append a frame is, and what each file begins with.
+Also the metadata of its frames: the writer of a frame, and the first frame of each file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WRITER: Final = "writer"
 _NUMBER: Final = "number"
 
 
-# --- who the log is --------------------------------------------------------------------------------------------
+# --- identity --------------------------------------------------------------------------------------------------
 
 
 def encode_wal_identity(log_id: UUID) -> bytes:
@@ -57,61 +57,61 @@ def decode_wal_identity(data: bytes, where: str) -> UUID:
     return log_id
 
 
-# --- its start and its slots -----------------------------------------------------------------------------------
+# --- start and slots -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What is replaced as a whole: where the log begins, and who still needs it."""
+class SlotsFile:
+    """The content of ``slots.json``: the start of the log, and its slots."""
 
     log_id: UUID
     start: int
     slots: tuple[SlotState, ...] = ()
 
 
-def encode_kept(kept: Kept) -> bytes:
+def encode_slots_file(kept: SlotsFile) -> bytes:
     """``slots.json``."""
     fields = {"log_id": str(kept.log_id), "start": kept.start, "slots": list(map(slot_fields, kept.slots))}
     return encode_checked(KEPT_KIND, FORMAT_VERSION, fields)
 
 
-def decode_kept(data: bytes, where: str, *, now: int) -> Kept:
+def decode_slots_file(data: bytes, where: str, *, now: int) -> SlotsFile:
     """The start and the slots in these bytes; damage is ``CorruptData``, never "no slots"."""
     try:
         fields = decode_checked(data, KEPT_KIND, FORMAT_VERSION)
-        return Kept(UUID(text(fields["log_id"])), natural(fields["start"]), tuple(slots_of(fields, now)))
+        return SlotsFile(UUID(text(fields["log_id"])), natural(fields["start"]), tuple(slots_of(fields, now)))
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CorruptData(
-            f"{where} is damaged: {str(error)[:200]}. It says where the log begins and which slots pin it, so that "
+            f"{where} is damaged: {str(error)[:200]}. It holds the start of the log and its slots, so "
             "nothing is served or trimmed without it: restore the file from a backup, or let 'strandline wal repair "
             "--forget-slots' make one without slots, and create them again."
         ) from error
 
 
-# --- a rewind that is under way ---------------------------------------------------------------------------------
+# --- rewind in progress -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Rewinding:
-    """What is decided before a log is cut, so that whoever comes next can finish it."""
+    """The plan of a rewind, written before anything is truncated, so that the next opening can finish it."""
 
     log_id: UUID
     to: int
-    """Where the log ends afterwards."""
+    """The log's end afterwards."""
     end: int
-    """Where it ended before."""
+    """The log's end before."""
     term: int
-    """Of the last record that stays."""
+    """Term of the last remaining record."""
     file: int
-    """The first offset of the file that is cut."""
+    """First offset of the file that is truncated."""
     size: int
-    """The bytes that stay of it."""
+    """Bytes of it that stay."""
     index_size: int
-    """The bytes that stay of its index."""
+    """Bytes of its index that stay."""
     begins: int
-    """The first offset of the file that takes the place of what is cut."""
+    """First offset of the file that replaces the truncated frame."""
     quarantine: str
-    """Where everything from ``to`` on is kept."""
+    """The folder with everything from ``to`` on."""
 
 
 def encode_rewinding(value: Rewinding) -> bytes:
@@ -120,27 +120,27 @@ def encode_rewinding(value: Rewinding) -> bytes:
 
 
 def decode_rewinding(data: bytes, where: str) -> Rewinding:
-    """What is to be finished, or ``CorruptData``."""
+    """Decode a rewind, or ``CorruptData``."""
     try:
         fields = decode_checked(data, _REWIND_KIND, FORMAT_VERSION)
         return read_record(Rewinding, fields)
     except (KeyError, ValueError) as error:
         raise CorruptData(
-            f"{where} is damaged: {str(error)[:200]}. It says how the log is being cut, so that nothing is done "
+            f"{where} is damaged: {str(error)[:200]}. It holds the plan of a rewind, and nothing is done "
             "without it: restore the file, or the log from a backup."
         ) from error
 
 
-# --- the metadata of frames ------------------------------------------------------------------------------------
+# --- metadata of frames ----------------------------------------------------------------------------------------
 
 
 def batch_metadata(writer: WriterId, number: int) -> dict[str, str]:
-    """Whose append a frame is."""
+    """Metadata with the writer and number of a frame."""
     return {_WRITER: writer.hex, _NUMBER: str(number)}
 
 
 def append_of(metadata: Mapping[bytes, bytes], where: str) -> tuple[WriterId, int] | None:
-    """The writer and the number of the append that a frame is; None for records that nobody numbered."""
+    """Writer and number of a frame's append; None for unnumbered records."""
     found = metadata.get(_WRITER.encode())
     if found is None:
         return None
@@ -151,7 +151,7 @@ def append_of(metadata: Mapping[bytes, bytes], where: str) -> tuple[WriterId, in
 
 
 def lead_metadata(log_id: UUID, writers: Iterable[tuple[WriterId, WriterState]]) -> dict[str, str]:
-    """What a file begins with: the log that it belongs to, and the last append of each writer before it."""
+    """Metadata of a file's first frame: the log's identity, and the last append of each writer before it."""
     rows = [
         [writer.hex, state.number, state.sequence, state.first, state.count, state.listed] for writer, state in writers
     ]

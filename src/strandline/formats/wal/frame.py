@@ -1,7 +1,8 @@
 """Write-ahead frames (``RDLW``), version 4: one batch with its offset; a checksum covers every byte.
 
-A frame has a checksum of its header and one of the whole. The first lets a reader trust the length before it reads,
-or makes room for, what follows; and when only the payload is damaged, it tells where the next frame begins.
+A frame has a checksum of its header and one of the whole. With the first, a reader can trust the length before it
+reads the payload, or allocates memory for it; when only the payload is damaged, it gives the position of the next
+frame.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from strandline.formats.checksum import crc32c
 MAGIC: Final = b"RDLW"
 VERSION: Final = 4
 MAX_PAYLOAD: Final = 256 << 20
-"""No payload may be larger; a header that says so is damaged, whatever its checksum."""
+"""Largest payload; a header with a larger one is damaged, even if its checksum is right."""
 
-# Header and trailer make 64 bytes, and Arrow's messages are multiples of 8: so every payload begins at a multiple of 8
-# in its file, and its columns can be used where they were read.
+# Header and trailer make 64 bytes, and Arrow's messages are multiples of 8: so every payload is aligned to 8 bytes
+# in its file, and its columns can be used without a copy.
 _HEADER = struct.Struct("<4sBQQIQQHBII")
 _CHECKSUM = struct.Struct("<I")
 _TRAILER = struct.Struct("<II")
@@ -33,31 +34,31 @@ TRAILER_SIZE: Final = _TRAILER.size
 _LEAD: Final = MAGIC + bytes([VERSION])
 _BEGINNING: Final = re.compile(re.escape(_LEAD))
 _PATIENCE: Final = 4
-"""How often, on average, a byte is looked at to find frames past damage; hostile bytes could ask for any number."""
+"""Average number of reads of a byte while searching frames past damage; bounds the work on hostile bytes."""
 _SMALL: Final = 32 << 10
-"""A frame with a payload up to this size is one piece: copying it costs less than handling its parts."""
+"""A frame with a payload up to this size is one piece: a copy costs less than handling its parts."""
 _COMPRESSIONS: Final = frozenset(Compression)
 
 
 @dataclass(frozen=True, slots=True)
 class FrameInfo:
-    """What a frame's header says of its block."""
+    """The header of a frame."""
 
     term: int
     first: int
     """The lsn of its first record."""
     count: int
     timestamp: int
-    """When it was written, in milliseconds since the epoch."""
+    """Time of writing, in milliseconds since the epoch."""
     durable: int
-    """The highest lsn that was known to be durable when it was written; 0 if none was."""
+    """The highest lsn known to be durable when it was written; 0 if none."""
     flags: int = 0
     pages: int = 1
     compression: Compression = Compression.NONE
 
 
 class Frame(NamedTuple):
-    """A frame that was found whole: its header, a view of its block, and where in the bytes it stands."""
+    """A whole frame: its header, a view of its block, and its position in the bytes."""
 
     info: FrameInfo
     block: memoryview
@@ -66,7 +67,7 @@ class Frame(NamedTuple):
 
 
 class FrameHead(NamedTuple):
-    """A frame's header that is sound, and where the frame begins and ends."""
+    """A valid header of a frame, and the bounds of the frame."""
 
     info: FrameInfo
     start: int
@@ -77,23 +78,23 @@ class Ending(Enum):
     """Why no further frame was found."""
 
     CLEAN = "clean"
-    """The bytes end where a frame does."""
+    """The bytes end with a frame."""
     TORN = "torn"
-    """The bytes end within a frame; what there is of it is as it should be."""
+    """The bytes end within a frame, and are valid so far."""
     DAMAGED = "damaged"
-    """There are bytes that no frame has."""
+    """There are bytes that are no frame."""
     UNSUPPORTED = "unsupported"
     """There is a frame of another version."""
 
 
 class Stop(NamedTuple):
-    """Where the last good frame ends, and what is there instead of another."""
+    """End of the last whole frame, and what follows it."""
 
     ending: Ending
     at: int
     why: str
     needs: int = 0
-    """For ``TORN``: how many bytes from ``at`` on would tell more. Never more than a frame can have."""
+    """For ``TORN``: how many bytes from ``at`` on are needed. Never more than a frame can have."""
 
 
 def encode_frame(info: FrameInfo, pages: Sequence[Parts], metadata: Mapping[str, str] | None = None) -> Parts:
@@ -120,7 +121,7 @@ def encode_frame(info: FrameInfo, pages: Sequence[Parts], metadata: Mapping[str,
 
 
 def decode_frame(frame: Frame, where: str) -> ArrowStream:
-    """The records and the metadata in a frame that was found whole, fully validated."""
+    """The records and the metadata of a whole frame, fully validated."""
     block = read_block(frame.block, where, frame.info.compression)
     rows = sum(batch.num_rows for batch in block.batches)
     if rows != frame.info.count or len(block.batches) != frame.info.pages:
@@ -132,10 +133,10 @@ def decode_frame(frame: Frame, where: str) -> ArrowStream:
 
 
 class FrameScanner:
-    """Reads frames one after another, as views of the bytes that it is given; nothing is copied.
+    """Reads frames one after another, as views of the given bytes; nothing is copied.
 
-    Iterate over it; when that is over, :attr:`stop` says where and why. ``origin`` is where the bytes begin in their
-    file: all positions that are told count from the beginning of the file.
+    Iterate over it; then :attr:`stop` says where and why it ended. ``origin`` is the position of the bytes in their
+    file: all reported positions count from the beginning of the file.
 
     >>> frame = b"".join(encode_frame(FrameInfo(1, 1, 0, 0, 0, pages=0), []))
     >>> scanner = FrameScanner(memoryview(frame + frame[:70]))
@@ -163,7 +164,7 @@ class FrameScanner:
 
 
 def frame_head(data: memoryview, at: int = 0, *, origin: int = 0) -> FrameHead | Stop:
-    """The sound header at byte ``at`` of these bytes, whatever follows it, or why there is none."""
+    """The valid header at byte ``at`` of these bytes, whatever follows it, or why there is none."""
     found = _header_at(data, at, origin + at)
     if isinstance(found, Stop):
         return found
@@ -171,15 +172,15 @@ def frame_head(data: memoryview, at: int = 0, *, origin: int = 0) -> FrameHead |
 
 
 def read_header(data: memoryview) -> FrameInfo | None:
-    """What the header at the beginning of these bytes says, None unless it is whole and sound."""
+    """The header at the beginning of these bytes; None unless it is whole and valid."""
     found = _header_at(data, 0, 0)
     return None if isinstance(found, Stop) else found[0]
 
 
 def frames_beyond(data: memoryview, *, origin: int = 0) -> Iterator[Frame]:
-    """Every whole frame in bytes that begin with damage, wherever it begins; each byte is looked at a few times.
+    """Every whole frame in bytes that begin with damage; each byte is read a few times.
 
-    What looks like a frame may be one that somebody stored as a value: the caller must know its own.
+    A value may contain bytes that look like a frame: the caller must recognise its own.
     """
     at, patience = 0, _PATIENCE * len(data)
     while (match := _BEGINNING.search(data, at)) is not None:
@@ -192,7 +193,7 @@ def frames_beyond(data: memoryview, *, origin: int = 0) -> Iterator[Frame]:
         header = _header_at(data, at, origin + at)
         behind = at + 1 if isinstance(header, Stop) else at + HEADER_SIZE + header[1] + TRAILER_SIZE
         patience -= behind - at
-        # A header that is sound and a payload that is not: the next frame begins behind it, unless bytes are missing.
+        # The header is valid but the payload is not: the next frame begins after it, unless bytes are missing.
         at = behind if behind <= len(data) and (patience < 0 or _begins(data, behind)) else at + 1
 
 
@@ -219,10 +220,10 @@ def _frame_at(data: memoryview, at: int, origin: int) -> Frame | Stop:
 
 
 def _header_at(data: memoryview, at: int, start: int) -> tuple[FrameInfo, int] | Stop:
-    """What a sound header says, and how long its payload is."""
+    """A valid header, and the length of its payload."""
     lead = bytes(data[at : at + len(_LEAD)])
     if not _LEAD.startswith(lead):
-        other = lead.startswith(MAGIC) and lead[-1]  # a version of 0 is what a crash leaves, not a version
+        other = lead.startswith(MAGIC) and lead[-1]  # version 0 is left by a crash
         return Stop(
             Ending.UNSUPPORTED if other else Ending.DAMAGED,
             start,
@@ -236,5 +237,5 @@ def _header_at(data: memoryview, at: int, start: int) -> tuple[FrameInfo, int] |
         return Stop(Ending.DAMAGED, start, "the checksum of a header is wrong")
     _, _, term, first, count, timestamp, durable, flags, compression, pages, length = _HEADER.unpack_from(data, at)
     if length > MAX_PAYLOAD or compression not in _COMPRESSIONS:
-        return Stop(Ending.DAMAGED, start, f"a header says what none can: {length:,} bytes, compression {compression}")
+        return Stop(Ending.DAMAGED, start, f"a header is impossible: {length:,} bytes, compression {compression}")
     return FrameInfo(term, first, count, timestamp, durable, flags, pages, Compression(compression)), length

@@ -1,8 +1,8 @@
 """The sparse index beside a write-ahead file: frame positions, and the writers known before each.
 
-Entries are chained: the checksum of each one goes on from that of the entry before it, and the first from the log and
-the file that it belongs to. So what is left of an older index is never taken for a part of this one. All of it can be
-made again from the frames.
+Entries are chained: the checksum of each one continues that of the entry before it, and the first one that of the log
+and the file. So remains of an older index never count as a part of this one. The index can be
+rebuilt from the frames.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_WRITERS: Final = 1 << 16
 
 
 class IndexEntry(NamedTuple):
-    """A frame begins at ``position`` with the record at ``offset``; all that is before it is durable."""
+    """A frame begins at ``position`` with the record at ``offset``; everything before it is durable."""
 
     offset: int
     position: int
@@ -36,27 +36,27 @@ class IndexEntry(NamedTuple):
 
 
 class Index(NamedTuple):
-    """What could be read of an index: the entries up to the first that is not whole."""
+    """The readable part of an index: the entries up to the first that is not whole."""
 
     entries: list[IndexEntry]
     size: int
-    """Where the last of them ends in its file."""
+    """End of the last entry in its file."""
     chain: int
-    """What the checksum of the next entry goes on from."""
+    """Checksum that the next entry continues."""
 
 
 def index_lead() -> bytes:
-    """What an index begins with."""
+    """The beginning of an index."""
     return _LEAD
 
 
 def new_chain(log_id: UUID, first: int) -> int:
-    """What the checksum of the first entry goes on from, in the index of the file that begins at ``first``."""
+    """The checksum that the first entry continues, in the index of the file that begins at ``first``."""
     return crc32c(log_id.bytes + first.to_bytes(8, "little"))
 
 
 def encode_entry(entry: IndexEntry, chain: int) -> tuple[bytes, int]:
-    """The entry's bytes, and what the checksum of the next one goes on from."""
+    """The entry's bytes, and the checksum that the next one continues."""
     body = bytearray(_ENTRY.pack(entry.offset, entry.position, entry.term, entry.timestamp, len(entry.writers)))
     for writer, state in entry.writers.items():
         body += _WRITER.pack(
@@ -67,14 +67,14 @@ def encode_entry(entry: IndexEntry, chain: int) -> tuple[bytes, int]:
 
 
 def decode_index(data: bytes, chain: int) -> Index:
-    """The entries in these bytes, up to the first that is not whole: whatever is left of an index is of use."""
+    """The entries in these bytes, up to the first that is not whole: every valid prefix of an index is useful."""
     if not data.startswith(_LEAD):
         return Index([], 0, chain)
     return read_entries(data[len(_LEAD) :], Index([], len(_LEAD), chain))
 
 
 def read_entries(data: bytes, before: Index) -> Index:
-    """The index ``before`` with the entries in these bytes, which its file has behind it."""
+    """The index ``before`` with the entries in these bytes, which follow it in its file."""
     entries, at, chain = list(before.entries), 0, before.chain
     while True:
         found = _entry_at(data, at, chain)

@@ -18,23 +18,23 @@ MARK_SIZE: Final = _MARK.size + _CHECKSUM.size
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What readers in other processes may see: everything below ``next`` is durable."""
+    """The published state for readers in other processes: everything below ``next`` is durable."""
 
     log_id: UUID
     start: int
-    """The first offset that is retained."""
+    """The first retained offset."""
     next: int
     active: int
-    """The first offset of the file that is being written."""
+    """The first offset of the active file."""
     term: int
     boot: UUID
-    """The run of the machine in which it was written: in another one the file may be older than the log."""
+    """The boot of the machine in which it was written: in another one the file may be older than the log."""
     clean: bool = False
-    """Whether the log was closed with this mark, which was synced then."""
+    """Whether the log was closed with this mark, which was then synced."""
 
 
 def encode_mark(mark: Mark) -> bytes:
-    """The bytes of a mark, always as many."""
+    """The bytes of a mark, of constant size."""
     body = _MARK.pack(
         _MAGIC, _VERSION, mark.clean, mark.log_id.bytes, mark.start, mark.next, mark.active, mark.term, mark.boot.bytes
     )
@@ -42,7 +42,7 @@ def encode_mark(mark: Mark) -> bytes:
 
 
 def decode_mark(data: bytes) -> Mark | None:
-    """The mark in these bytes; None if they are torn or none, which tells nothing about the log."""
+    """Decode a mark; None if it is torn or missing, which says nothing about the log."""
     if len(data) < MARK_SIZE:
         return None
     body = data[: _MARK.size]

@@ -14,7 +14,7 @@ _MICROSECONDS: Final = 1000
 
 
 def slots_of(fields: dict[str, Any], now: int) -> list[SlotState]:
-    """The slots that a decoded object lists; ``ValueError`` and the like if it does not."""
+    """The slots in a decoded object; ``ValueError`` and similar if they are invalid."""
     slots = [_slot(slot, now) for slot in _of_type(list, fields["slots"])]
     if len({slot.name for slot in slots}) < len(slots):
         raise ValueError("two slots have the same id")
@@ -22,7 +22,7 @@ def slots_of(fields: dict[str, Any], now: int) -> list[SlotState]:
 
 
 def slot_fields(slot: SlotState) -> dict[str, Any]:
-    """A slot as JSON: in the slots file of a write-ahead log, and in a cell of its own."""
+    """A slot as JSON: in the slots file of a write-ahead log, and in a cell."""
     fields: dict[str, Any] = {
         "id": slot.name,
         "position": slot.position,
@@ -50,7 +50,7 @@ def _slot(fields: dict[str, Any], now: int) -> SlotState:
     holder, expires = fields.get("holder"), fields.get("expires")
     return SlotState(
         name=_of_type(str, fields["id"]),
-        # An lsn is an offset and one more: the last lsn that a consumer has is the next offset that it needs.
+        # An lsn is an offset plus one: the last lsn that a consumer has is the next offset that it needs.
         position=natural_of(fields["position"] if "position" in fields else fields["restart_lsn"]),
         holder=None if holder is None else _of_type(str, holder),
         epoch=natural_of(fields.get("epoch", 0)),
@@ -86,10 +86,10 @@ def _of_type(kind: type[T], value: object) -> T:
 
 
 def natural_of(value: object) -> int:
-    """A number of 64 bits. Older writers kept all numbers as floats, so that 7.0 is 7."""
+    """A number of 64 bits. Older writers stored all numbers as floats, so that 7.0 is 7."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
-        # The value itself is not told: it may be as large as the whole payload.
+        # The value itself is not shown: it may be as large as the whole payload.
         raise ValueError(f"a {type(value).__name__} is where a number of 64 bits belongs")
     return value

@@ -56,7 +56,7 @@ class NatsKeyValue(Closing):
     creation time. A change is as durable as the stream makes it: replicated as configured, and synced to disk by the
     server, by default within two minutes.
 
-    Keys are what NATS allows: words of letters, digits and ``-/_=``, joined by dots. Prefixes are any bytes.
+    Keys are restricted by NATS: words of letters, digits and ``-/_=``, joined by dots. Prefixes are any bytes.
 
     Changes that the server drops from the front (by age, size, or a purge of the stream) are never skipped silently: a
     cursor below them is ``CursorExpired``, a watch that lags behind them ends with ``Gap``. Both may be raised although
@@ -185,7 +185,7 @@ class NatsKeyValue(Closing):
                 raise AlreadyExists(f"The key {shown(name)} is present; use update, or put to replace it.")
             # The marker of a removed key: replace it, unless another client does so first.
             last = 0 if found is None or found.version is None else found.version
-        raise Contended(f"The key {shown(name)} is created and removed again and again; try later.")
+        raise Contended(f"The key {shown(name)} keeps being created and removed; try later.")
 
     def update(self, key: Key, value: bytes, expected: KeyVersion) -> KeyVersion:
         """Set the value if the key is at this version, else ``Conflict``."""
@@ -323,7 +323,7 @@ class NatsKeyValue(Closing):
 
     def _check(self, cursor: Cursor, state: StreamState) -> None:
         if cursor.log_id != state.identity:
-            raise CursorExpired(f"The cursor {cursor} is of another bucket than {self._bucket!r} now is: watch anew.")
+            raise CursorExpired(f"The cursor {cursor} is not of the current bucket {self._bucket!r}: watch anew.")
         if not state.first <= max(cursor.next, 1) <= state.last + 1:
             raise CursorExpired(
                 f"The cursor is at {cursor.next}, and the bucket {self._bucket!r} holds changes {state.first} up to "

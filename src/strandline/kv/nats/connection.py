@@ -32,7 +32,7 @@ _IDENTITIES: Final = UUID("5f0a3c56-6a0e-5c0e-9f5b-0d6a4f1a7c11")
 """UUID namespace of stream identities."""
 
 _SLACK: Final = 2.0
-"""Extra seconds that a caller waits, so that the loop's more precise error comes first."""
+"""Extra seconds that a caller waits, so that it gets the loop's more precise error."""
 
 _STREAM_NOT_FOUND: Final = 10059
 NO_MESSAGE: Final = 10037
@@ -184,7 +184,7 @@ class NatsConnection:
         except errors.MaxPayloadError as error:
             raise InvalidInput(f"{what} failed: the value is larger than the server takes.") from error
         except (errors.AuthorizationError, errors.InvalidUserCredentialsError) as error:
-            raise StorageError(f"{what} failed: NATS does not let this user in ({error}).") from error
+            raise StorageError(f"{what} failed: NATS refuses this user ({error}).") from error
         except (errors.TimeoutError, TimeoutError, concurrent.futures.CancelledError) as error:
             future.cancel()
             raise TransientStorageError(f"{what} failed: no answer from NATS within {self.timeout} s.") from error
@@ -229,10 +229,10 @@ class NatsConnection:
                 raise refusal(answer["error"], what)
         return found
 
-    def listen(self, inbox: str, heard: Callable[[Any], Awaitable[None]], wake: Callable[[], None]) -> Any:
-        """Call ``heard`` on the loop with every message to the inbox, and ``wake`` after a reconnect."""
+    def listen(self, inbox: str, on_message: Callable[[Any], Awaitable[None]], wake: Callable[[], None]) -> Any:
+        """Call ``on_message`` on the loop with every message to the inbox, and ``wake`` after a reconnect."""
         # Without client limits: pulls bound the messages, and a dropped message would be a gap.
-        listening = self._client.subscribe(inbox, cb=heard, pending_msgs_limit=0, pending_bytes_limit=0)
+        listening = self._client.subscribe(inbox, cb=on_message, pending_msgs_limit=0, pending_bytes_limit=0)
         subscription = self.run(listening, "Subscribing")
         self._wakers.add(wake)
         return subscription

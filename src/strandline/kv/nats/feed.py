@@ -37,7 +37,7 @@ class StreamMessage(NamedTuple):
 class MessageFeed:
     """The messages of a pull consumer, in order and without a gap; ``TransientStorageError`` if one was lost.
 
-    The consumer has no acknowledgements: messages sent into a lost connection are gone. So the consumer sequence of
+    The consumer has no acknowledgements: messages sent into a lost connection are lost. So the consumer sequence of
     each message is checked, and that in the server's heartbeats.
     """
 
@@ -53,9 +53,9 @@ class MessageFeed:
         self._arrived = threading.Event()
         self._waiting: deque[Any] = deque()
         self._number = 0
-        self._heard = 0
-        self._heard_before = 0
-        self._heard_at = self._clock.monotonic()
+        self._received = 0
+        self._received_before = 0
+        self._received_at = self._clock.monotonic()
         self._generation = connection.generation
         self._credit = 0
         self._pulls = 0
@@ -84,7 +84,7 @@ class MessageFeed:
 
     async def _receive(self, message: Any) -> None:
         self._waiting.append(message)
-        self._heard += 1
+        self._received += 1
         if not self._arrived.is_set():
             self._arrived.set()
 
@@ -183,9 +183,9 @@ class MessageFeed:
                 "applied cursor."
             )
         now = self._clock.monotonic()
-        if self._heard != self._heard_before or lost:
-            self._heard_before, self._heard_at = self._heard, now
-        if now - self._heard_at < 2.5 * _HEARTBEAT:
+        if self._received != self._received_before or lost:
+            self._received_before, self._received_at = self._received, now
+        if now - self._received_at < 2.5 * _HEARTBEAT:
             return
         try:
             self._connection.ask(f"CONSUMER.INFO.{self._stream}.{self._name}", f"Watching {self._stream}")
@@ -193,7 +193,7 @@ class MessageFeed:
             raise ConsumerLost(
                 f"The server has no consumer any more for a watch of {self._stream}: resume from the applied cursor."
             ) from error
-        self._heard_at = now
+        self._received_at = now
         self._credit = 0
         self.pull()
 

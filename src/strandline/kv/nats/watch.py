@@ -77,10 +77,10 @@ class _Chunk:
 class NatsSubscription(Closing):
     """A watch of a NATS bucket.
 
-    Two sequence numbers are its position: everything in scope up to ``seen`` was given, or was not current when a full
-    watch began; ``through`` was received last. Sequence numbers have holes, since values are superseded and keys are
-    out of scope. So after each hole, before the message is given, the watch asks for the first sequence number of the
-    stream: had retention removed anything in the hole, it would be past the start of the hole.
+    Two sequence numbers are its position: everything in scope up to ``seen`` was returned, or was not current when a
+    full watch began; ``through`` was received last. Sequence numbers have holes, since values are superseded and keys
+    are out of scope. So after each hole, before the message is returned, the watch reads the first sequence number of
+    the stream: had retention removed anything in the hole, it would be past the start of the hole.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class NatsSubscription(Closing):
         return self._identity
 
     def take(self, most: Positive, timeout: Timeout) -> Updates | Listed | Ended | None:
-        """The next changes, up to ``most``; None if none came in time."""
+        """The next changes, up to ``most``; None if none arrived in time."""
         if self._closed:
             raise InvalidInput("This watch is closed: open another one.")
         if self._failure is not None:
@@ -239,7 +239,7 @@ class NatsSubscription(Closing):
         """The stream's current state; ``NotFound`` if it was created again."""
         state = self._connection.state(self._stream, f"Watching {self._stream}")
         if state.identity != self._identity:
-            raise NotFound(f"{self._stream} was deleted and created anew under this watch: watch anew.")
+            raise NotFound(f"{self._stream} was deleted and created again during this watch: watch anew.")
         return state
 
     def _end(self) -> tuple[StreamState, int]:
@@ -251,18 +251,18 @@ class NatsSubscription(Closing):
 
     def _gap(self, seen: int, dropped: int) -> Gap:
         return Gap(
-            f"Changes {seen + 1} up to {dropped} of {self._stream} were dropped before this watch was given them: "
+            f"Changes {seen + 1} up to {dropped} of {self._stream} were dropped before this watch received them: "
             "resume from the applied cursor, which resyncs the rest."
         )
 
     def _look(self, now: float) -> Updates | None:
-        """When no message comes: advance the cursor past changes out of scope, or find a gap."""
+        """When no message arrives: advance the cursor past changes out of scope, or find a gap."""
         self._look_after = min(2 * self._look_after, _LONGEST_LOOK)
         self._look_at = now + self._look_after
         try:
             state, last = self._end()
         except TransientStorageError:
-            return None  # the feed finds out whether the server is gone
+            return None  # the feed detects a lost server
         dropped = state.first - 1
         if self._unfiltered and last < state.last:
             dropped = state.last  # the newest change, which nothing can have superseded
@@ -285,7 +285,7 @@ class NatsSubscription(Closing):
         return self._target is not None and self._through >= self._target
 
     def _end_of_listing(self) -> Listed | None:
-        """``Listed``, once all initial values were given or superseded, and their successors given.
+        """``Listed``, once all initial values were returned or superseded, and their successors returned.
 
         Otherwise a resync would delete a key that was present all the time.
         """

@@ -77,7 +77,7 @@ class ObjectSpan:
 
     @property
     def fingerprint(self) -> int:
-        """Tells its batch from every other that could be listed there."""
+        """Identifies the batch among all that could be listed there."""
         return self.entry.fingerprint
 
     def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
@@ -97,7 +97,7 @@ class ObjectSpan:
             raise NotFound(
                 f"The batch object {where} is missing ({held}): restore it, or bootstrap the consumer past it."
             ) from error
-        if len(data) != self.entry.size:  # before its end is looked at, which may then be anything
+        if len(data) != self.entry.size:  # before its end is decoded, which may then be anything
             raise CorruptData(
                 f"{where} is damaged: it has {len(data)} bytes and was listed with {self.entry.size} ({held}). "
                 "Restore the object."
@@ -122,11 +122,11 @@ def open_log(
     clock: Clock = CLOCK,
     chance: Chance = CHANCE,
 ) -> ObjectLog:
-    """Open the log at an address, or in a store; ``create`` makes it if there is none.
+    """Open the log at an address, or in a store; ``create`` creates it if there is none.
 
     A new log keeps everything, unless ``retention`` says otherwise: ``"consumed"`` (a queue), ``"age:7d"``,
-    ``"bytes:100GiB"``; ``limits`` are how far slots may pin. A log that exists keeps its own, and asking for another
-    one is :class:`InvalidInput`: use :meth:`ObjectLog.set_retention`.
+    ``"bytes:100GiB"``; ``limits`` are those of its slots. An existing log keeps its own; passing different ones
+    is :class:`InvalidInput`: use :meth:`ObjectLog.set_retention`.
 
     ``NotALog`` if there is none, ``UnsupportedVersion`` if it is newer than this program. Opening writes nothing
     unless it creates.
@@ -158,7 +158,7 @@ def open_log(
     if policy not in (None, identity.retention) or limits not in (None, identity.limits):
         raise InvalidInput(
             f"The log at {store.url} keeps {identity.retention} with {identity.limits}; opening does not change that: "
-            "use set_retention, or open it without saying."
+            "use set_retention, or open it without these arguments."
         )
     return ObjectLog(store, identity, clock=clock, chance=chance)
 
@@ -172,7 +172,7 @@ def _has_head(store: ObjectStore) -> bool:
 
 
 def _create(store: ObjectStore, retention: Retention, limits: SlotLimits, clock: Clock, chance: Chance) -> LogIdentity:
-    # The head first: whoever finds an identity may rely on a head, and an absent head is then damage, not newness.
+    # The head first: where there is an identity there is a head, so that a missing head is damage.
     cell: StoreCell[Head] = StoreCell(store, "head", HeadCodec(), clock=clock, chance=chance)
     try:
         head = cell.create(OpId(chance.uuid()), Head(chance.uuid()))
@@ -202,7 +202,7 @@ class ObjectLog(HeadLog[ObjectSpan], Closing):
         self.store = store
         self.url = store.url
         self.identity = identity
-        """What ``log.json`` says."""
+        """The content of ``log.json``."""
         self.clock = clock
         self._chance = chance
         self._lister = self._new_lister()
@@ -216,7 +216,7 @@ class ObjectLog(HeadLog[ObjectSpan], Closing):
         return (ObjectLog, (self.store, self.identity))
 
     def close(self) -> None:
-        """Nothing: it holds nothing open. With a cold tier it does, and who opens either kind can close it."""
+        """Does nothing. A log with a cold tier has something to close, so both kinds have this method."""
 
     def __repr__(self) -> str:
         return f"ObjectLog({self.store.url!r}, log_id={self.log_id})"
@@ -234,7 +234,7 @@ class ObjectLog(HeadLog[ObjectSpan], Closing):
         return ObjectSpan(self.store, entry, first, end)
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
-        """Block until the log reaches past the cursor, by looking at the head ever more rarely."""
+        """Block until the log reaches past the cursor; polls the head with growing pauses."""
         return self._waiter.wait(self, past, timeout, self.clock)
 
     def _new_lister(self) -> Lister:
@@ -269,9 +269,9 @@ class ObjectLog(HeadLog[ObjectSpan], Closing):
         uploads: int = 8,
         compression: str = "lz4",
     ) -> Producer:
-        """A producer with a writer id of its own, or the given one, which then goes on behind its last number.
+        """A producer with a writer id of its own, or the given one, which then continues after its last number.
 
-        A writer id is for one running producer at a time: of two that share one, the one whose number is taken gets
+        A writer id is for one running producer at a time: of two that share one, the second to use a number gets
         ``OutOfOrder`` and appends nothing more.
         """
         head = self.head()
@@ -291,11 +291,11 @@ class ObjectLog(HeadLog[ObjectSpan], Closing):
         return self.slots.hold(position, seconds, retained_from=retained_from)
 
     def slot_limits(self) -> SlotLimits:
-        """Within which limits slots pin, as it is stored now."""
+        """The limits of slots, as stored now."""
         return self._read_identity().limits
 
     def set_retention(self, retention: str | Retention, limits: SlotLimits | None = None) -> None:
-        """Change what the log may forget, durably; the next collection goes by it."""
+        """Durably change the retention policy; the next collection applies it."""
         policy = as_retention(retention)
         within = default_limits(policy) if limits is None else limits
         wanted = replace(self.identity, retention=policy, limits=within)
@@ -318,12 +318,12 @@ class ObjectLog(HeadLog[ObjectSpan], Closing):
         everything: bool = False,
         on_progress: Callable[[int], None] | None = None,
     ) -> TrimResult:
-        """Invalidate slots that break a limit, trim as retention and slots allow, and delete what nobody can need.
+        """Invalidate slots that break a limit, trim as retention and slots allow, and delete unneeded objects.
 
-        Trimmed objects go ``grace`` seconds later, by a later call. Safe at any time, from any number of processes;
-        what a killed one left is done by the next. Nothing is done if anybody began a round within the last ``pause``
-        seconds, so that many background collectors do no more than one. A dry run changes nothing and says what would
-        be done.
+        Trimmed objects are deleted ``grace`` seconds later, by a later call. Safe at any time, from any number of
+        processes; the next call finishes what a killed one left. Does nothing if a round began within the last
+        ``pause`` seconds, so that many background collectors do no more than one. A dry run changes nothing and reports
+        what would be done.
         """
         collector = GarbageCollector(self.slots, self._read_identity, grace)
         return collector.run(pause=pause, dry_run=dry_run, everything=everything, on_progress=on_progress)

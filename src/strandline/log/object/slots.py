@@ -27,17 +27,17 @@ from strandline.storage.store import ObjectStore
 _FOLDER: Final = "slots/"
 _HOLD: Final = "hold-"
 _RESETS: Final = 8
-"""How often a reset begins again because the slot moved meanwhile."""
+"""How often a reset is repeated because the slot moved meanwhile."""
 
 HoldSeconds = Annotated[float, seconds(most=100 * 366 * 86400, above=0)]
-"""A hold is for one reading; its end has to fit the times of a slot."""
+"""Longest hold: one read operation; its end must fit the times of a slot."""
 
 _NOT_LISTED: Final = Pin(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The slots of a log as they were read: those with a cell, and the pins of those that are being put elsewhere."""
+    """The slots of a log as read: those with a cell, and the pins of those that are being created or moved."""
 
     membership: int
     states: list[SlotState]
@@ -48,7 +48,7 @@ class Members:
         return rules.floor(self.states, self.pending)
 
     def trim_floor(self) -> int | None:
-        """How far the log may forget."""
+        """The offset up to which the log may be trimmed."""
         return rules.trim_floor(self.states, self.pending)
 
 
@@ -82,10 +82,10 @@ class SlotKeeper:
         for name, pin in sorted(head.slots.items()):
             try:
                 state = self.cell(name).read().value
-                if not state.dropped:  # else that is a former slot of the name, and this one is being created
+                if not state.dropped:  # else the cell is of a former slot, and this one is being created
                     states.append(state)
             except NotFound as error:
-                # It is being created, or was dropped since the head was read; otherwise its cell must be there.
+                # It is being created, or was dropped since the head was read; otherwise its cell must exist.
                 if pin is None and self.read_head().slots.get(name, _NOT_LISTED) is None:
                     raise self._lost(name) from error
         return Members(head.membership, states, rules.pending_positions(head.slots.values()))
@@ -146,17 +146,17 @@ class SlotKeeper:
             pin, known = self.read_head().slots.get(name), _known(cell)
             if pin is None or (known is not None and known.born >= pin.mark):
                 raise
-            # It is pinned and has no cell of its own: someone died between the two. Finish what was pinned.
+            # It is pinned and has no cell of its own: its creator died between the two. Finish the creation.
             self._first_state(cell, op, name, pin, expires)
             self._settle(name, pin)
             raise AlreadyExists(
                 f"There is a slot {name!r} already, at {pin.position}: its creation by another was just finished."
             ) from error
         if name not in slots:
-            raise SlotInvalid(f"Slot {name!r} was dropped by someone else while it was being created.")
+            raise SlotInvalid(f"Slot {name!r} was dropped by another process while it was being created.")
         pin = slots[name]
         if pin is None:
-            return cell.read().value  # the answer to our pin was lost, and someone has finished the rest for us
+            return cell.read().value  # the answer to the pin was lost, and another process finished the creation
         created = self._first_state(cell, op, name, pin, expires)
         self._settle(name, pin)
         return created
@@ -169,9 +169,10 @@ class SlotKeeper:
         while True:
             found = cell.read().value
             if found.born >= pin.mark:
-                # Someone finished for us what we had pinned, and may have claimed and moved it since: it stays there.
+                # Another process finished this creation, and the slot may have been claimed and moved since: it stays
+                # there.
                 return found
-            # The name was used before. Its epochs go on, so that whoever held the old slot stays fenced.
+            # The name was used before. Its epochs continue, so that the old slot's holder stays fenced.
             with contextlib.suppress(Fenced):
                 return cell.update(
                     op, partial(_renewed, before=found, position=pin.position, now=now, born=pin.mark, expires=expires)
@@ -192,16 +193,16 @@ class SlotKeeper:
         before = self._finished(cell, name, head.slots[name])
         state = cell.update(self.op(), lambda slot: rules.claim(slot, holder, self.clock.now(), hot=hot))
         if state.holder != holder:
-            # Our answer was lost, and when we looked again someone had claimed the slot after us: the epoch is theirs.
+            # The answer was lost, and another holder claimed the slot before it was read again: the epoch is theirs.
             raise Fenced(f"Slot {name!r} was claimed by {state.holder!r} (epoch {state.epoch}) at the same time.")
         pin = head.slots[name]
         if pin is not None and state.epoch > before.epoch:
-            # Whoever pinned it died, or is fenced by the new epoch: its position will never be written.
+            # The process that pinned it died, or is fenced by the new epoch: its position will never be written.
             self._settle(name, pin)
         return ObjectSlot(self, cell, name, holder, state.epoch)
 
     def _finished(self, cell: StoreCell[SlotState], name: str, pin: Pin | None) -> SlotState:
-        """The slot, whose creation is finished if whoever began it died before its cell was written.
+        """The slot; finishes its creation if its creator died before the cell was written.
 
         Until then there is no cell, or that of a former slot of the same name, which was dropped.
         """
@@ -211,17 +212,17 @@ class SlotKeeper:
         if pin is None and known is None:
             raise self._lost(name)
         if pin is None:
-            raise SlotInvalid(f"Slot {name!r} of {self.store.url} was dropped by someone else: create it again.")
+            raise SlotInvalid(f"Slot {name!r} of {self.store.url} was dropped by another process: create it again.")
         return self._first_state(cell, self.op(), name, pin, None)
 
     def reset(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
-        """Put a slot elsewhere, back or ahead, and make it valid again; whoever holds it is fenced."""
+        """Move a slot, back or ahead, and make it valid again; its holder is fenced."""
         cell = self.cell(name)
         for _ in range(_RESETS):
             before = self.read(cell, name)
             if before.dropped:
                 raise self._absent(name)
-            # The pin comes first: from now on no trim goes past the position, and then the cell may say so.
+            # The pin comes first: from now on no trim goes past the position, and the cell may have it.
             pin = self.head.update(
                 self.op(), lambda head: repin_slot(head, name, position, retained_from), role="consumer"
             ).slots.get(name)
@@ -237,14 +238,14 @@ class SlotKeeper:
         raise Contended(f"Slot {name!r} of {self.store.url} moved at each of {_RESETS} tries to reset it; try again.")
 
     def drop(self, name: str) -> None:
-        """Remove a slot; what only it needed may be trimmed from now on."""
+        """Remove a slot; records that only it needed may be trimmed from now on."""
         is_listed = name in self.read_head().slots
         cell = self.cell(name)
         state = _known(cell)
-        # First the head: a cell of a name that is not listed counts for nothing, whatever it says.
+        # First the head: the cell of an unlisted name counts for nothing.
         if is_listed:
             self.head.update(self.op(), lambda head: unlist_slot(head, name), role="consumer")
-        # Then its holder is told, also one that claimed it meanwhile, but not one of a slot created anew since.
+        # Then the cell fences its holder, also one that claimed it meanwhile, but not one of a newly created slot.
         while state is not None and not state.dropped and name not in self.read_head().slots:
             state = cell.update(self.op(), partial(rules.drop, epoch=state.epoch))
         if not is_listed:
@@ -257,30 +258,30 @@ class SlotKeeper:
         return Hold(self, name, seconds)
 
     def renew(self, name: str, position: int, seconds: float) -> None:
-        """Let a hold last longer, from ``position`` on."""
+        """Extend a hold, from ``position`` on."""
         now, expires = self.clock.now(), self._until(seconds)
         self.cell(name).update(self.op(), lambda slot: rules.renew(slot, position=position, expires=expires, now=now))
 
-    def let_go(self, name: str) -> None:
-        """End a hold. Its name is never used again, so that nothing of it needs to stay."""
+    def release(self, name: str) -> None:
+        """End a hold. Its name is never used again, so that everything of it can be deleted."""
         self._end_hold(name, lambda slot: rules.drop(slot, slot.epoch))
 
     def expire(self, name: str, now: int) -> bool:
-        """End a hold whose time is over; whether it did. A reader that renewed it in the last moment keeps it."""
+        """End an expired hold; whether it did. A reader that renewed it in the last moment keeps it."""
         return self._end_hold(name, lambda slot: rules.drop(slot, slot.epoch) if rules.has_expired(slot, now) else slot)
 
     def was_dropped(self, name: str) -> bool:
-        """Whether the cell of this name says that its slot is no longer listed."""
+        """Whether the cell of this name marks its slot as dropped."""
         known = _known(self.cell(name))
         return known is not None and known.dropped
 
     def _end_hold(self, name: str, end: Callable[[SlotState], SlotState]) -> bool:
-        # First the cell: its reader can no longer renew it, and so is told before anything is trimmed.
+        # First the cell: its reader can no longer renew it, and learns that before anything is trimmed.
         with contextlib.suppress(NotFound):
             if not self.cell(name).update(self.op(), end).dropped:
                 return False
         self.head.update(self.op(), lambda head: unlist_slot(head, name), role="consumer")
-        if name.startswith(_HOLD):  # the epochs of any other name go on
+        if name.startswith(_HOLD):  # other names keep their cell for its epoch
             self.store.delete(f"{_FOLDER}{name}.json")
         return True
 
@@ -288,7 +289,7 @@ class SlotKeeper:
         return self.clock.now() + int(seconds * SECOND)
 
     def advance(self, cell: StoreCell[SlotState], name: str, holder: str, epoch: int, to: Cursor) -> None:
-        """What a claimed slot's ``advance`` does; ``Diverged`` if the cursor is of another history of the log."""
+        """Implements a claimed slot's ``advance``; ``Diverged`` if the cursor is of another history of the log."""
         head = self.read_head()
         bounds = bounds_of(head)
         rules.check_cursor(to, Cursor(head.log_id, 0), Bounds(0, bounds.next))
@@ -303,11 +304,11 @@ class SlotKeeper:
             )
 
     def touch(self, name: str, epoch: int) -> None:
-        """Say that a slot is needed which nobody has claimed yet."""
+        """Record that an unclaimed slot is needed."""
         self.seen(self.cell(name), name, epoch)
 
     def seen(self, cell: StoreCell[SlotState], name: str, epoch: int) -> None:
-        """What a claimed slot's ``touch`` does."""
+        """Implements a claimed slot's ``touch``."""
         now = self.clock.now()
         with self._explained(name):
             cell.update(self.op(), lambda slot: rules.seen(slot, epoch=epoch, now=now))
@@ -316,9 +317,9 @@ class SlotKeeper:
 @checked
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """An expiring slot: what lies at or above its position stays for its time, also if nobody ever comes back.
+    """An expiring slot: records at or above its position are retained for its time, even if its reader dies.
 
-    Whether it still holds is known when :meth:`renew` returns; after its time it may be gone.
+    When :meth:`renew` returns, it is valid; after its time it may be gone.
     """
 
     keeper: SlotKeeper
@@ -326,15 +327,15 @@ class Hold:
     seconds: float
 
     def renew(self, position: int) -> None:
-        """Begin its time anew, needing only what lies from ``position`` on; ``SlotInvalid`` if it had ended."""
+        """Restart its time, and pin only from ``position`` on; ``SlotInvalid`` if it had ended."""
         try:
             self.keeper.renew(self.name, position, self.seconds)
         except NotFound as error:
-            raise SlotInvalid(f"The hold {self.name!r} had ended: what it held may be gone. Read again.") from error
+            raise SlotInvalid(f"The hold {self.name!r} had ended: its records may be deleted. Read again.") from error
 
     def release(self) -> None:
         """End it now; repeating that is fine."""
-        self.keeper.let_go(self.name)
+        self.keeper.release(self.name)
 
     def __enter__(self) -> Self:
         return self
@@ -363,12 +364,12 @@ class ObjectSlot:
         self.keeper.advance(self.cell, self.name, self.holder, self.epoch, to)
 
     def touch(self) -> None:
-        """Durably say that the holder is alive although it has nothing to acknowledge."""
+        """Heartbeat: durably record that the holder is alive."""
         self.keeper.seen(self.cell, self.name, self.epoch)
 
 
 def _renewed(state: SlotState, before: SlotState, position: int, now: int, born: int, expires: int | None) -> SlotState:
-    """A slot whose name was used before, made anew."""
+    """A new slot under a name that was used before."""
     return rules.reset(replace(state, expires=None), before, position, now, born, expires=expires)
 
 

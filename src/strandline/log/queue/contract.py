@@ -19,7 +19,7 @@ from strandline.storage.store import ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at a queue found: consecutive batches, and how much is listed and not acknowledged.
+    """Result of one look at a queue: consecutive batches, and how much is listed but not acknowledged.
 
     ``length`` counts batches; ``records`` and ``size``, in stored bytes, are None where the queue does not know them.
     """
@@ -54,55 +54,56 @@ class Fetcher(Protocol):
 
 @runtime_checkable
 class Queue(Protocol):
-    """One consumer's side of a log: an own log with a slot, or a queue of version 1.
+    """The consumer side of a log: an object log with a slot, or a queue of version 1.
 
-    All calls but :meth:`writes` and :meth:`fetcher` may block on the store. Only :meth:`claim` and
-    :meth:`acknowledge` move anything. Once claimed it is safe in threads. ``strandline.testing.queues.QueueContract``
-    is its test.
+    All calls except :meth:`writes` and :meth:`fetcher` may block on the store. Only :meth:`claim` and
+    :meth:`acknowledge` change anything. Once claimed it is safe in threads. ``strandline.testing.queues.QueueContract``
+    tests it.
     """
 
     @property
     def url(self) -> str:
-        """Where the queue is."""
+        """The address of the queue."""
 
     @property
     def slot(self) -> str:
         """The name of the slot that is consumed."""
 
     def claim(self, holder: str, last_acked: int | None) -> int:
-        """Become the only consumer, fencing the former one; returns the sequence that is to be acknowledged next.
+        """Become the only consumer, fencing the former one; returns the next sequence to acknowledge.
 
         With ``last_acked`` everything through it is acknowledged. Durable when it returns. ``InvalidInput`` or
-        ``Diverged`` if there is no such batch yet, ``CursorExpired`` if the one behind it is gone: both claim nothing.
+        ``Diverged`` if there is no such batch yet, ``CursorExpired`` if the one after it is deleted: both claim
+        nothing.
         """
 
     def look(self, since: int, limit: int | None = None) -> Look:
         """Consecutive listed batches from sequence ``since`` on, up to ``limit``, which may be 0.
 
-        ``Fenced`` if someone else has claimed since, ``CursorExpired`` if the first of them is gone.
+        ``Fenced`` if another consumer has claimed since, ``CursorExpired`` if the first of them is deleted.
         """
 
     def between(self, first: int, last: int) -> Sequence[Descriptor]:
-        """The listed batches ``first`` through ``last``; ``CursorExpired`` if some are gone, ``Fenced``."""
+        """The listed batches ``first`` through ``last``; ``CursorExpired`` if some are deleted, ``Fenced``."""
 
     def acknowledge(self, through: Descriptor) -> None:
         """Durably acknowledge everything through this batch. ``Fenced`` and storage errors change nothing."""
 
     def fetcher(self) -> Fetcher:
-        """What reads the batches of this queue."""
+        """The reader for the batches of this queue."""
 
     def dead_letter(self, descriptor: Descriptor, reason: str) -> str:
-        """Durably keep a batch that cannot be read, descriptor and bytes if there are any; returns where.
+        """Durably store an unreadable batch, descriptor and bytes if there are any; returns its location.
 
-        Repeating it for the same batch replaces what was kept. ``Fenced`` changes nothing: to a fenced consumer a batch
-        may be missing only because someone newer is past it.
+        Repeating it for the same batch replaces it. ``Fenced`` changes nothing: to a fenced consumer a batch
+        may be missing only because a newer consumer has passed it.
         """
 
     def trim(self, pause: float = 0.0) -> None:
-        """One round of trimming and garbage collection; not needed if anybody began one ``pause`` seconds ago."""
+        """One round of trimming and garbage collection; skipped if any process began one ``pause`` seconds ago."""
 
     def heartbeat(self) -> SlotHeartbeat | None:
-        """What says in time that the consumer is alive, also while it is busy; None if nobody has to know."""
+        """The heartbeat that keeps the consumer's slot alive, also while it is busy; None if the queue needs none."""
 
     def writes(self) -> Writes:
         """Conditional writes so far; no I/O."""
@@ -111,10 +112,10 @@ class Queue(Protocol):
 def keep_letter(
     store: ObjectStore, folder: str, fetcher: Fetcher, descriptor: Descriptor, *, reason: str, now: int
 ) -> str:
-    """Durably keep a descriptor, and its object's bytes if there are any; returns where.
+    """Durably store a descriptor, and its object's bytes if there are any; returns the location.
 
-    The letter ``<folder>/<sequence>.json`` is written last: whoever finds it may rely on the ``.batch`` beside it
-    that it names. Doing it again replaces both.
+    The letter ``<folder>/<sequence>.json`` is written last: if it exists, so does the ``.batch`` beside it
+    that it names. Repeating it replaces both.
     """
     path = f"{folder}/{descriptor.sequence:020d}"
     kept: str | None = f"{path}.batch"
@@ -127,7 +128,7 @@ def keep_letter(
 
 
 def encode_letter(descriptor: Descriptor, *, reason: str, now: int, kept: str | None) -> bytes:
-    """The letter as JSON: the whole descriptor, why it is here, since when (microseconds), where its bytes are."""
+    """The letter as JSON: the whole descriptor, the reason, the time (microseconds), and where its bytes are."""
     letter = {"descriptor": _plain(descriptor), "reason": reason, "at": now, "bytes": kept}
     return json.dumps(letter, indent=1).encode()
 
@@ -145,8 +146,8 @@ def _plain(value: object) -> Any:
 class GivenBatches:
     """Remembers the last batch that a queue gave its consumer, and refuses a queue that has another one in its place.
 
-    A queue that was restored from an older copy while its consumer runs goes on with other batches under the same
-    sequences. The consumer would pass over those that it believes to have read, and acknowledge them with the next.
+    A queue that is restored from an older copy while its consumer runs continues with other batches under the same
+    sequences. The consumer would skip those that it seems to have read, and acknowledge them with the next.
     """
 
     __slots__ = ("_last",)
@@ -155,14 +156,14 @@ class GivenBatches:
         self._last: Descriptor | None = None
 
     def note(self, batches: Sequence[Descriptor]) -> None:
-        """These consecutive batches are given."""
+        """Note that these consecutive batches were given."""
         if batches and (self._last is None or batches[-1].sequence > self._last.sequence):
             self._last = batches[-1]
 
     def check(self, url: str, end: int, listed: Callable[[int], Descriptor | None]) -> None:
         """``Diverged`` if the queue, whose next batch is ``end``, does not have the last batch that was given.
 
-        ``listed`` gives the batch of a sequence, or None if that is no longer listed; then nothing can be told.
+        ``listed`` returns the batch of a sequence, or None if it is no longer listed; then nothing is checked.
         """
         last = self._last
         if last is None:
@@ -172,5 +173,5 @@ class GivenBatches:
             raise Diverged(
                 f"Batch {last.sequence} of {url} is not the one that this consumer was given ({last.location}): the "
                 "queue was restored from a copy, or replaced. Nothing was taken or acknowledged: undo what was done "
-                "with batches of the other history, and open a new consumer, which begins where the slot stands."
+                "with batches of the other history, and open a new consumer, which begins at the slot's position."
             )

@@ -22,12 +22,12 @@ from strandline.model.retention import NEWCOMER_SECONDS, SlotState
 from strandline.storage.store import ObjectStore
 
 _CLAIMS: Final = 8
-"""How often opening begins again because someone else moved the slot meanwhile."""
+"""How often opening is repeated because another consumer moved the slot meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnFetcher:
-    """Reads the batches of an own log; see :class:`~strandline.log.queue.contract.Fetcher`."""
+    """Reads the batches of an object log; see :class:`~strandline.log.queue.contract.Fetcher`."""
 
     store: ObjectStore
 
@@ -37,22 +37,22 @@ class OwnFetcher:
         return ObjectSpan(self.store, entry, entry.first, entry.next).fetch()
 
     def raw(self, descriptor: Descriptor) -> bytes | memoryview:
-        """The object's bytes as they are."""
+        """The object's bytes, unchecked."""
         return self.store.get(descriptor.location).data
 
 
 class OwnQueue:
     """A log's slot as a queue; see :class:`~strandline.log.queue.contract.Queue`. Safe in threads once claimed.
 
-    It reads the log's batch objects, and no cold tier: while it holds its slot, they stay, also behind a tierer.
-    A slot that also a follower has used may stand in the middle of a batch: then that batch comes first, whole, since
-    batches are never split, and replays are harmless.
+    It reads the log's batch objects, and no cold tier: while it holds its slot, they are retained, also behind a
+    tierer. If a follower has used the slot, it may be in the middle of a batch: then that whole batch is delivered
+    first, since batches are never split, and replays are harmless.
     """
 
     def __init__(self, log: ObjectLog, slot: str = "default", *, start: Start = "retained") -> None:
         """Use the slot of this name; nothing is read or written yet.
 
-        ``start`` is where the slot is created if there is none: with what is ``"retained"``, at the ``"beginning"``, at
+        ``start`` is where the slot is created if there is none: ``"retained"``, ``"beginning"``,
         ``"now"``, an offset, a time, or a cursor, such as a snapshot's.
         """
         self._log = log
@@ -64,7 +64,7 @@ class OwnQueue:
         self._chunks = log.chunks
         self._claimed: ObjectSlot | None = None
         self._acknowledged = 0
-        self._position = 0  # as offset: the slot was there, by this claim
+        self._position = 0  # the offset that the slot had reached under this claim
         self._given = GivenBatches()
         self._seen = 0.0
         self._before = Writes(0, 0)  # of former claims
@@ -76,8 +76,8 @@ class OwnQueue:
         """Become the only consumer of the slot, which is created if there is none.
 
         With ``last_acked`` the slot is moved right behind that batch, ahead or back; ``InvalidInput`` if that is not
-        listed yet, ``CursorExpired`` if the one behind it is gone. ``SlotInvalid`` if the slot was invalidated: only a
-        reset makes it valid again. All of these leave the slot and its holder alone.
+        listed yet, ``CursorExpired`` if the one behind it is deleted. ``SlotInvalid`` if the slot was invalidated: only
+        a reset makes it valid again. None of these changes the slot or its holder.
         """
         self._create_if_missing(last_acked)
         for _ in range(_CLAIMS):
@@ -88,7 +88,7 @@ class OwnQueue:
             first = self._sequence_at(head, state)
             wanted = first if last_acked is None else last_acked + 1
             if wanted < first:
-                # Back is a new promise: it has to be pinned before it counts, and that fences us, too.
+                # Moving back must be pinned before it counts, and that fences this claim, too.
                 self._log.slots.reset(self.slot, self._offset_behind(head, wanted - 1))
                 continue
             self._position, self._acknowledged = state.position, wanted
@@ -99,27 +99,27 @@ class OwnQueue:
         raise Contended(f"{self._where} was claimed by others at each of {_CLAIMS} tries to open it; try again.")
 
     def _create_if_missing(self, last_acked: int | None) -> None:
-        """Look before claiming, so that whoever asks for something impossible fences nobody."""
+        """Check before claiming, so that an impossible request fences no consumer."""
         head = self._log.head()
         behind = None if last_acked is None else self._offset_behind(head, last_acked)
         if self.slot in head.slots:
             try:
                 self._check_valid(self._log.slots.get(self.slot))
             except NotFound:
-                pass  # someone died while creating it
+                pass  # its creator died
             else:
                 return
         try:
             position = self._log.position_of(self._start) if behind is None else behind
             self._log.slots.create(self.slot, position, lifetime=NEWCOMER_SECONDS)
         except AlreadyExists:
-            self._check_valid(self._log.slots.get(self.slot))  # someone was faster
+            self._check_valid(self._log.slots.get(self.slot))  # another consumer was faster
 
     def _check_valid(self, state: SlotState) -> None:
         if state.invalid is not None:
             raise SlotInvalid(
-                f"{self._where} was invalidated ({state.invalid.reason}) and pins nothing: what it needs may be gone. "
-                f"Choose where to go on and call log.slots.reset({self.slot!r}, position), or use 'strandline "
+                f"{self._where} was invalidated ({state.invalid.reason}) and pins nothing: its records may be gone. "
+                f"Choose where to resume and call log.slots.reset({self.slot!r}, position), or use 'strandline "
                 "slots reset'."
             )
 
@@ -140,19 +140,19 @@ class OwnQueue:
         return f"Slot {self.slot!r} of {self.url}"
 
     def _own_state(self) -> SlotState:
-        """The slot, if it is still ours and valid; ``Fenced`` or ``SlotInvalid`` otherwise.
+        """The slot, if this consumer still holds it and it is valid; ``Fenced`` or ``SlotInvalid`` otherwise.
 
-        ``Diverged`` if it stands before a position that it had under the same claim: nobody but a restore does that.
+        ``Diverged`` if it is before a position that it had under the same claim: only a restore causes that.
         """
-        slot, known = self._slot, self._position  # before the slot is read: another thread may be acknowledging
-        # Not through the claimed slot's own cell, which another thread may be using to acknowledge.
+        slot, known = self._slot, self._position  # read first: another thread may be acknowledging
+        # Not through the claimed slot's own cell, which another thread may use to acknowledge.
         state = self._log.slots.get(self.slot)
         rules.check_held(state, holder=slot.holder, epoch=slot.epoch)
         if state.position < known:
             raise Diverged(
-                f"{self._where} stands at {state.position}, and this consumer knows it at {known}: the log was "
+                f"{self._where} is at {state.position}, but this consumer had moved it to {known}: the log was "
                 "restored from a copy, or replaced. Nothing was taken or acknowledged: undo what was done with batches "
-                "of the other history, and open a new consumer, which begins where the slot stands."
+                "of the other history, and open a new consumer, which begins at the slot's position."
             )
         return state
 
@@ -161,15 +161,15 @@ class OwnQueue:
     def _sequence_at(self, head: Head, state: SlotState) -> int:
         if state.position < head.floor:
             raise SlotInvalid(
-                f"{self._where} stands at {state.position}, and the log begins at {head.floor} (wal-removed): choose "
-                f"where to go on and call log.slots.reset({self.slot!r}, position), or use 'strandline slots reset'."
+                f"{self._where} is at {state.position}, but the log begins at {head.floor} (wal-removed): choose "
+                f"where to resume and call log.slots.reset({self.slot!r}, position), or use 'strandline slots reset'."
             )
         for entry in entries_from(head, state.position, self._chunks):
             return entry.sequence
         return head.next_sequence
 
     def _offset_behind(self, head: Head, sequence: int) -> int:
-        """The offset at which the batch behind this one begins, or will begin."""
+        """The offset at which the batch after this one begins, or will begin."""
         if not 0 <= sequence < head.next_sequence:
             raise InvalidInput(
                 f"last_acked={sequence} is no batch of {self.url}, whose next one will be {head.next_sequence}: pass "
@@ -180,11 +180,11 @@ class OwnQueue:
         return head.next_offset
 
     def _entries(self, head: Head, first: int) -> Iterator[Entry]:
-        """The listed batches from this sequence on; ``CursorExpired`` if it is gone, nobody is skipped ahead."""
+        """The listed batches from this sequence on; ``CursorExpired`` if it is deleted: no batch is skipped."""
         if first > head.next_sequence:
             raise Diverged(
                 f"Batch {first} is past the end of {self.url}, whose next one is {head.next_sequence}: the log was "
-                "restored or replaced. Reset the slot to where its consumer is to go on."
+                "restored or replaced. Reset the slot to where its consumer should resume."
             )
         expected = first
         for entry in entries_from_sequence(head, first, self._chunks):
@@ -206,10 +206,10 @@ class OwnQueue:
     def look(self, since: int, limit: int | None = None) -> Look:
         """Consecutive listed batches from ``since`` on; ``Fenced``, or ``SlotInvalid`` if nothing pins them any more.
 
-        It also keeps the slot from idling: one whose consumer looks is not idle.
+        Also counts as a heartbeat of the slot.
         """
         head = self._log.head()
-        state = self._own_state()  # after the head: what that lists was ours to read when it was read
+        state = self._own_state()  # after the head: its batches were pinned when it was read
         self._check_history(head)
         idle = self._log.identity.limits.idle_seconds
         if idle and self._clock.monotonic() - self._seen >= idle / 3:
@@ -225,14 +225,14 @@ class OwnQueue:
         )
 
     def between(self, first: int, last: int) -> Sequence[Descriptor]:
-        """The listed batches ``first`` through ``last``; ``CursorExpired`` if some are gone, ``Fenced``."""
+        """The listed batches ``first`` through ``last``; ``CursorExpired`` if some are deleted, ``Fenced``."""
         head = self._log.head()
         self._own_state()
         self._check_history(head)
         return tuple(islice(self._entries(head, min(first, head.next_sequence)), last + 1 - first))
 
     def fetcher(self) -> OwnFetcher:
-        """What reads the batches of this log."""
+        """The reader for the batches of this log."""
         return OwnFetcher(self._store)
 
     def acknowledge(self, through: Descriptor) -> None:
@@ -243,21 +243,21 @@ class OwnQueue:
         self._acknowledged = max(self._acknowledged, entry.sequence + 1)
 
     def dead_letter(self, descriptor: Descriptor, reason: str) -> str:
-        """Keep the batch below ``dead-letter/<slot>/``; ``Fenced`` or ``SlotInvalid`` if it is no longer ours."""
-        self._own_state()  # a batch may be missing because someone newer is past it: that is no poison
+        """Store the batch below ``dead-letter/<slot>/``; ``Fenced`` or ``SlotInvalid`` if the slot is lost."""
+        self._own_state()  # a newer consumer may have passed a missing batch
         folder, now = f"dead-letter/{self.slot}", self._clock.now()
         return keep_letter(self._store, folder, self.fetcher(), descriptor, reason=reason, now=now)
 
     def trim(self, pause: float = 0.0) -> None:
-        """Say that the consumer is alive, then trim and collect the log."""
+        """Touch the slot, then trim and collect the log."""
         try:
             self._slot.touch()
         finally:
             self._log.trim(pause=pause)
 
     def heartbeat(self) -> SlotHeartbeat:
-        """What says in time that the consumer is alive, also while it is busy; not begun yet."""
-        # A cell of its own: another thread may be using the claimed slot's to acknowledge.
+        """The heartbeat that keeps the slot alive, also while the consumer is busy; not started yet."""
+        # A cell of its own: another thread may use the claimed slot's to acknowledge.
         slot = replace(self._slot, cell=self._log.slots.cell(self.slot))
         return SlotHeartbeat(slot, self._log, clock=self._clock)
 
@@ -271,5 +271,5 @@ class OwnQueue:
 
 def _entry(descriptor: Descriptor) -> Entry:
     if not isinstance(descriptor, Entry):
-        raise InvalidInput(f"{descriptor!r} is no batch of an own log: it was handed out by another queue.")
+        raise InvalidInput(f"{descriptor!r} is no batch of an object log: it belongs to another queue.")
     return descriptor

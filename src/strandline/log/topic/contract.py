@@ -10,11 +10,11 @@ from strandline.errors import CursorExpired, InvalidInput
 from strandline.model.cursor import Bounds
 
 NO_TOPIC: Final = UUID(int=0)
-"""The id of a topic whose server does not tell."""
+"""The id of a topic whose server reports none."""
 
 
 class Message(NamedTuple):
-    """What was published, and where."""
+    """A published message, its partition and offset."""
 
     partition: int
     offset: int
@@ -25,36 +25,36 @@ class Assignment(Protocol):
     """The partitions of one subscription. Safe in threads."""
 
     def add(self, partition: int, start: int) -> None:
-        """Deliver this partition, too, from an offset on (inclusive): its backlog first, then what is published.
+        """Deliver this partition, too, from an offset on (inclusive): its backlog first, then new messages.
 
-        One that is assigned already stays as it is. ``InvalidInput`` if there is no such partition or offset,
-        ``CursorExpired`` if the offset is no longer retained; one past the end waits for it. ``ConsumerClosed`` after
-        the subscription was closed.
+        An assigned partition stays as it is. ``InvalidInput`` if there is no such partition or offset,
+        ``CursorExpired`` if the offset is no longer retained; an offset past the end waits for it. ``ConsumerClosed``
+        after the subscription was closed.
         """
 
     def remove(self, partition: int) -> None:
-        """Deliver nothing more of a partition: a take that begins after this has none of it. Unknown is fine."""
+        """Deliver nothing more of a partition: a later take has none of it. An unknown partition is fine."""
 
     def partitions(self) -> list[int]:
-        """What is assigned, ascending."""
+        """The assigned partitions, ascending."""
 
 
 class TopicSubscription(Protocol):
     """The messages of the assigned partitions: each exactly once, in the order of their offsets within a partition.
 
-    One thread takes; any thread closes. Memory is bounded however slow that is: what was not taken stays in the log.
+    One thread takes; any thread closes. Memory is bounded however slow that is: untaken messages stay in the log.
     """
 
     def take(self, timeout: float) -> list[Message]:
-        """What comes next, some thousands of messages at most; waits for the first no longer than ``timeout`` seconds.
+        """The next messages, some thousands at most; waits up to ``timeout`` seconds for the first.
 
-        Empty if nothing came, and at once after it was closed. ``CursorExpired``, naming the partition, if what comes
-        next in one was deleted meanwhile: that partition is no longer assigned then, and the others go on. What was
-        fetched before it was deleted may come first.
+        Empty if none arrived, and at once after it was closed. ``CursorExpired``, naming the partition, if its next
+        message was deleted meanwhile: that partition is unassigned then, and the others continue. Messages that were
+        fetched before may be delivered first.
         """
 
     def close(self) -> None:
-        """Free what it holds, and wake who takes; closing twice is fine."""
+        """Release its resources, and wake the taking thread. Idempotent."""
 
 
 @runtime_checkable
@@ -63,29 +63,30 @@ class Topic(Protocol):
 
     @property
     def topic_id(self) -> UUID:
-        """Tells it from every other topic, also from one that was made anew in its place; 0 where nobody can tell."""
+        """Identifies the topic, also against a topic recreated under the same name; 0 if unknown."""
 
     @property
     def partition_count(self) -> int:
-        """How many partitions there are."""
+        """Number of partitions."""
 
     def publish(self, partition: int, payload: bytes) -> int:
         """Append a message and return its offset when it is durable. ``InvalidInput`` if there is no such partition."""
 
     def publish_all(self, partition: int, values: Sequence[bytes]) -> list[int]:
-        """The same for many, in their order; others may publish in between."""
+        """The same for many, in their order; other publishers' messages may be in between."""
 
     def bounds(self, partition: int) -> Bounds:
         """The first retained offset and the high-water mark: the offset after the last durable message; 0 if empty."""
 
     def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[TopicSubscription, Assignment]:
-        """Follow partitions, each from an offset on (inclusive); raises as adding them does, and then nothing is left.
+        """Follow partitions, each from an offset on (inclusive); raises as adding them does, and then leaves nothing
+        open.
 
-        More can be added later, and others removed, without disturbing those that are there.
+        Partitions can be added and removed later, without disturbing the others.
         """
 
     def close(self) -> None:
-        """End all subscriptions and let go of what it holds; closing twice is fine. Later calls are ``LogClosed``."""
+        """End all subscriptions and release resources. Idempotent. Later calls raise ``LogClosed``."""
 
 
 def check_count(partition_count: int) -> int:
@@ -106,14 +107,14 @@ def check_partition(partition: int, partition_count: int) -> int:
 
 
 def check_start(start: int) -> int:
-    """An offset to start from; ``InvalidInput`` if it is negative. Whether it is retained is not looked at."""
+    """An offset to start from; ``InvalidInput`` if it is negative. Does not check whether it is retained."""
     if start < 0:
         raise InvalidInput(f"There is no offset {start}: those of a partition begin at 0.")
     return start
 
 
 def expired(partition: int, position: int, first: int) -> CursorExpired:
-    """What is said to who wants an offset that is gone."""
+    """The error for an offset that is no longer retained."""
     return CursorExpired(
         f"Partition {partition} begins at offset {first}, and {position} is no longer retained: bootstrap again, and "
         "follow it from there."
@@ -128,7 +129,7 @@ S = TypeVar("S", bound=Assigned)
 
 
 def begun(subscription: S, starts: Sequence[tuple[int, int]]) -> tuple[S, S]:
-    """The subscription with its first partitions, as subscribing answers it; closed, if one cannot be followed."""
+    """A subscription with its first partitions, as ``subscribe`` returns it; closed if one cannot be followed."""
     try:
         for partition, start in starts:
             subscription.add(partition, start)

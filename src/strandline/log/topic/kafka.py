@@ -17,9 +17,9 @@ from strandline.log.topic.kafka_stream import (
     client,
     common_settings,
     consumer_settings,
+    kafka_error,
     producer_settings,
     refusal,
-    told,
 )
 from strandline.model.addresses import refuse_credentials
 from strandline.model.cursor import Bounds
@@ -28,17 +28,17 @@ from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 
 CREATED_WITH: Final = {"cleanup.policy": "delete", "retention.ms": "-1"}
-"""How a topic is created: its messages are neither compacted, which would leave holes, nor dropped by age."""
+"""Settings of a new topic: no compaction, which would leave gaps, and no retention by age."""
 
 _SLACK: Final = 2.0
-"""Seconds by which a publish waits longer than the library does, which has the better words for what is missing."""
+"""Seconds that a publish waits longer than the library, whose error is more specific."""
 
 _STEP: Final = 0.05
-"""Seconds between two looks at what is on its way."""
+"""Seconds between two checks of messages in flight."""
 
 
 class _Batch:
-    """Messages that are on their way, and where they landed."""
+    """Messages in flight, and their offsets."""
 
     def __init__(self, count: int) -> None:
         self.offsets = [-1] * count
@@ -48,7 +48,7 @@ class _Batch:
         self._left = count
 
     def report(self, index: int, error: Any, message: Any) -> None:
-        """What the library says of one of them: in the thread that listens, or in one that closes."""
+        """Delivery report of one message: in the listening thread, or in a closing one."""
         with self._lock:
             if error is None:
                 self.offsets[index] = message.offset()
@@ -60,12 +60,12 @@ class _Batch:
 
 
 class _Sender:
-    """The library's producer, and the thread that hears its reports."""
+    """The library's producer, and the thread that polls its delivery reports."""
 
     def __init__(self, producer: Any) -> None:
         self.producer = producer
         self._over = threading.Event()
-        # The thread knows the producer and not the topic: one that nobody closed can still be forgotten.
+        # The thread refers to the producer, not to the topic: an unclosed topic can be garbage-collected.
         self._thread = threading.Thread(
             target=self._listen, args=(producer, self._over), name="strandline-kafka", daemon=True
         )
@@ -77,17 +77,17 @@ class _Sender:
             producer.poll(_STEP)
 
     def listen_after_close(self, timeout: float) -> None:
-        """Hear what is reported after the thread has ended, for who handed over messages while this was closed."""
+        """Poll delivery reports after the thread has ended, for messages that were sent while this was closing."""
         if self._over.is_set():
             self.producer.flush(timeout)
 
     def close(self, timeout: float) -> None:
-        """Let what is on its way arrive, within the time; tell the rest that it did not."""
+        """Deliver the messages in flight, within the time; fail the rest."""
         self.producer.flush(timeout)
         self.producer.purge()
         self._over.set()
         self._thread.join()
-        self.producer.flush(_SLACK)  # what was purged is reported here
+        self.producer.flush(_SLACK)  # reports the purged messages
 
 
 @bound_to_process()
@@ -95,9 +95,9 @@ class _Sender:
 class KafkaTopic(Closing):
     """A topic of a Kafka broker. Satisfies :class:`~strandline.log.topic.contract.Topic`; safe in threads.
 
-    A publish returns when all in-sync replicas have the message; what is sent again after a lost answer is appended
-    once. No call but a take waits longer than about ``timeout`` seconds. Only where nobody writes to the topic in
-    transactions and it is not compacted are its offsets dense: a hole is ``Gap``.
+    A publish returns when all in-sync replicas have the message; a retry after a lost answer appends it
+    once. No call except a take waits longer than about ``timeout`` seconds. Offsets are dense only if the topic is not
+    compacted, and not written in transactions: a missing offset is ``Gap``.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class KafkaTopic(Closing):
             bootstrap: Addresses of brokers, ``host:port``, separated by commas.
             name: The topic's name.
             partition_count: How many partitions it has; ``InvalidInput``, naming both, if it has another number.
-            config: More for the client library, such as ``security.protocol``; also its limits and times.
-            create: Whether a missing topic is made, never dropping by age and never compacting; else ``NotFound``.
-            replication_factor: How many copies a new topic has; -1 is what the broker has been configured to.
+            config: More settings of the client library, such as ``security.protocol``, limits and timeouts.
+            create: Whether to create a missing topic, without retention by age or compaction; else ``NotFound``.
+            replication_factor: Number of replicas of a new topic; -1 for the broker's default.
             timeout: Seconds after which a call gives up with ``TransientStorageError``.
-            clock: What time is read from.
+            clock: The clock.
         """
         refuse_credentials(f"kafka://{bootstrap}", "give them by config (sasl.username, sasl.password)")
         self._kafka = client()
@@ -138,24 +138,24 @@ class KafkaTopic(Closing):
         self._sender: _Sender | None = None
         self._closed = False
         self._topic_id: UUID | None = None
-        # Asks, and follows nothing. Never closed, since somebody may be asking: it ends when nobody holds it any more.
+        # A client for queries only. Never closed, since a thread may be using it: it ends when it is garbage-collected.
         self._eye: Any = self._made(self._kafka.Consumer, consumer_settings(bootstrap, self._config))
         self._prepare(create=create, replication_factor=replication_factor)
         self._origin = Origin(f"The topic {name}", self)
 
     @property
     def topic_id(self) -> UUID:
-        """The broker's id of the topic, which another one of its name has not; 0 if the broker does not tell."""
+        """The broker's id of the topic, which a recreated topic does not share; 0 if the broker has none."""
         if self._topic_id is None:
             self._topic_id = self._identified()
         return self._topic_id
 
     def _made(self, kind: Any, settings: Mapping[str, Any]) -> Any:
-        """A client of the library; ``InvalidInput`` if it does not take its settings."""
+        """A client of the library; ``InvalidInput`` if it refuses its settings."""
         try:
             return kind(settings)
         except self._kafka.KafkaException as error:
-            raise InvalidInput(f"Kafka's client refuses its configuration: {told(error).str()}.") from error
+            raise InvalidInput(f"Kafka's client refuses its configuration: {kafka_error(error).str()}.") from error
 
     def _prepare(self, *, create: bool, replication_factor: int) -> None:
         found = self._counted()
@@ -173,11 +173,11 @@ class KafkaTopic(Closing):
             )
 
     def _counted(self) -> int:
-        """How many partitions the broker says there are; 0 if there is no such topic."""
+        """Number of partitions on the broker; 0 if there is no such topic."""
         try:
             topic = self._eye.list_topics(self._name, timeout=self._timeout).topics[self._name]
         except self._kafka.KafkaException as error:
-            raise refusal(told(error), f"Asking {self._bootstrap} for topic {self._name}") from error
+            raise refusal(kafka_error(error), f"Asking {self._bootstrap} for topic {self._name}") from error
         if topic.error is None:
             return len(topic.partitions)
         reason = refusal(topic.error, f"Asking {self._bootstrap} for topic {self._name}")
@@ -195,14 +195,14 @@ class KafkaTopic(Closing):
         try:
             made.result(seconds + _SLACK)
         except self._kafka.KafkaException as error:
-            # Another node may have created it just now: how many partitions it gave it is looked at.
-            if told(error).name() != "TOPIC_ALREADY_EXISTS":
-                raise refusal(told(error), f"Creating topic {self._name} at {self._bootstrap}") from error
+            # Another node may have created it just now: its number of partitions is read.
+            if kafka_error(error).name() != "TOPIC_ALREADY_EXISTS":
+                raise refusal(kafka_error(error), f"Creating topic {self._name} at {self._bootstrap}") from error
         except TimeoutError as error:
             raise self._silent(f"creating topic {self._name}") from error
 
     def _appeared(self) -> int:
-        """How many partitions there are, as soon as the broker that is asked has heard of the new topic."""
+        """Number of partitions, as soon as the broker knows of the new topic."""
         deadline = self._clock.monotonic() + self._timeout
         while not (found := self._counted()):
             if self._clock.monotonic() > deadline:
@@ -217,7 +217,7 @@ class KafkaTopic(Closing):
         try:
             told_id = found.result(self._timeout + _SLACK).topic_id
         except (self._kafka.KafkaException, TimeoutError):
-            return NO_TOPIC  # older brokers have none: it is only there to notice more
+            return NO_TOPIC  # older brokers have no topic ids
         high, low = told_id.get_most_significant_bits(), told_id.get_least_significant_bits()
         return UUID(int=(high % (1 << 64)) << 64 | low % (1 << 64))
 
@@ -230,12 +230,12 @@ class KafkaTopic(Closing):
     def publish(self, partition: int, payload: bytes) -> int:
         """Append a message and return its offset when all in-sync replicas have it.
 
-        ``TransientStorageError`` if that is not known in time; it may have landed then, and lands no more later.
+        ``TransientStorageError`` if that is not known in time; the message may have landed, but does not land later.
         """
         return self.publish_all(partition, (payload,))[0]
 
     def publish_all(self, partition: int, values: Sequence[bytes]) -> list[int]:
-        """The same for many, in their order, waiting once; others may publish in between."""
+        """The same for many, in their order, waiting once; other publishers' messages may be in between."""
         check_partition(partition, self.partition_count)
         for payload in values:
             if len(payload) > self._largest:
@@ -264,12 +264,12 @@ class KafkaTopic(Closing):
                 try:
                     producer.produce(self._name, payload, partition=partition, on_delivery=report)
                     break
-                except BufferError as error:  # there is no room until some of what is on its way has arrived
+                except BufferError as error:  # no room until some messages in flight were delivered
                     if self._clock.monotonic() > deadline:
                         raise self._silent(f"publishing to partition {partition} of topic {self._name}") from error
                     self._clock.sleep(_STEP)
                 except self._kafka.KafkaException as error:
-                    raise refusal(told(error), what) from error
+                    raise refusal(kafka_error(error), what) from error
 
     def _sending(self) -> _Sender:
         with self._lock:
@@ -281,7 +281,7 @@ class KafkaTopic(Closing):
             return self._sender
 
     def bounds(self, partition: int) -> Bounds:
-        """The first retained offset and the high-water mark, as the partition's leader tells them now."""
+        """The first retained offset and the high-water mark, from the partition's leader."""
         check_partition(partition, self.partition_count)
         return self._bounds(partition, self._timeout)
 
@@ -296,7 +296,9 @@ class KafkaTopic(Closing):
             try:
                 found = eye.get_watermark_offsets(place, timeout=left)
             except self._kafka.KafkaException as error:
-                reason = refusal(told(error), f"Asking for the bounds of partition {partition} of topic {self._name}")
+                reason = refusal(
+                    kafka_error(error), f"Asking for the bounds of partition {partition} of topic {self._name}"
+                )
                 # A partition that is new, or whose broker was lost, has no leader for a moment.
                 if not isinstance(reason, TransientStorageError) or self._clock.monotonic() + _STEP > deadline:
                     raise reason from error
@@ -328,7 +330,7 @@ class KafkaTopic(Closing):
             self._subscriptions.discard(subscription)
 
     def close(self) -> None:
-        """End all subscriptions, let what is being published arrive, and let go of the broker."""
+        """End all subscriptions, deliver messages in flight, and disconnect."""
         with self._lock:
             if self._closed:
                 return

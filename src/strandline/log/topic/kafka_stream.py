@@ -29,48 +29,48 @@ from strandline.storage.fork_check import Origin, bound_to_process
 MILLISECONDS: Final = 1000
 
 LARGEST: Final = 1_000_000
-"""How many bytes a message may have unless the configuration says otherwise (``message.max.bytes``)."""
+"""Default limit of a message in bytes (``message.max.bytes``)."""
 
 _QUICK: Final = {
-    # Back within a second when the broker is: by default it may take ten.
+    # Reconnect within a second; the default may take ten.
     "reconnect.backoff.max.ms": 1000,
-    # What goes wrong is raised. The library would print it, too, each time that it tries again.
+    # Errors are raised. The library would also print them, on each retry.
     "log_level": 2,
     "client.id": "strandline",
 }
 
 _EXACT_PRODUCER: Final = {
     "acks": "all",
-    # A retry after a lost answer must not append twice, nor after what came later.
+    # A retry after a lost answer must not append twice, nor after later messages.
     "enable.idempotence": True,
 }
 
 _EXACT_CONSUMER: Final = {
-    # Positions are the subscriber's to keep. The library wants a group's name, and nothing is ever stored under it.
+    # The subscriber stores positions. The library requires a group name, but nothing is stored under it.
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
-    # A range that was deleted must be told, not skipped.
+    # A deleted range must be reported, not skipped.
     "auto.offset.reset": "error",
     "allow.auto.create.topics": False,
     "enable.partition.eof": False,
-    # What a transaction has not committed would stop a reader, and what it aborted would leave a hole: nothing here
-    # uses transactions, and offsets are dense without them.
+    # Uncommitted transactions would stop a reader, and aborted ones leave gaps: nothing here
+    # uses transactions, and without them offsets are dense.
     "isolation.level": "read_uncommitted",
 }
 
 _BOUNDED_CONSUMER: Final = {
     "group.id": "strandline",
-    # What is fetched ahead, for all partitions of a subscription together; the rest stays in the log.
+    # Prefetch limit for all partitions of a subscription together; the rest stays in the log.
     "queued.max.messages.kbytes": 16 * 1024,
     "queued.min.messages": 10_000,
-    # A partition that was added is fetched with the next request, and that is not sent before the last was answered.
+    # An added partition is fetched with the next request, which is sent only after the last was answered.
     "fetch.wait.max.ms": 100,
     "fetch.queue.backoff.ms": 50,
     "fetch.error.backoff.ms": 50,
 }
 
 FIXED: Final = frozenset({"bootstrap.servers", "message.timeout.ms", *_EXACT_PRODUCER, *_EXACT_CONSUMER})
-"""What a configuration may not say: the promises of a topic rest on it."""
+"""Settings that a configuration may not contain: the topic's guarantees depend on them."""
 
 
 def client() -> Any:
@@ -84,14 +84,14 @@ def client() -> Any:
 
 
 def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration for the library; ``InvalidInput`` if it says what a topic decides."""
+    """A configuration for the library; ``InvalidInput`` if it has a setting that the topic controls."""
     if taken := sorted(FIXED & config.keys()):
         raise InvalidInput(f"A Kafka topic decides {', '.join(taken)} itself: leave it out of the configuration.")
     return dict(config)
 
 
 def common_settings(bootstrap: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What every client is told."""
+    """Settings of every client."""
     return {**_QUICK, **config, "bootstrap.servers": bootstrap}
 
 
@@ -102,7 +102,7 @@ def producer_settings(bootstrap: str, config: Mapping[str, Any], timeout: float)
 
 
 def consumer_settings(bootstrap: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A consumer that reads from where it is told, ahead only so far, and stores no position."""
+    """A consumer that reads from given offsets, with limited prefetch, and stores no position."""
     return {**_BOUNDED_CONSUMER, **common_settings(bootstrap, config), **_EXACT_CONSUMER}
 
 
@@ -125,7 +125,7 @@ _MAY_PASS: Final = (
     "_WAIT_COORD",
     "_PURGE_QUEUE",
     "_PURGE_INFLIGHT",
-    "_UNKNOWN_PARTITION",  # what the library says of one that is there while no broker tells it so
+    "_UNKNOWN_PARTITION",  # the library's error while no broker has reported the partition
     "_LEADER_NOT_AVAILABLE",
     "LEADER_NOT_AVAILABLE",
     "NOT_LEADER_FOR_PARTITION",
@@ -140,11 +140,11 @@ _MAY_PASS: Final = (
 
 
 def refusal(error: Any, what: str) -> StrandlineError:
-    """The error of the tree that says what Kafka's error (``KafkaError``) says about what was tried."""
+    """The error of this package for a ``KafkaError`` of an operation."""
     name = error.name()
     words = f"{what} failed at Kafka: {error.str()} ({name})"
     if error.fatal():
-        return StorageError(f"{words}: this client can go on no more; open the topic again.")
+        return StorageError(f"{words}: this client cannot continue; open the topic again.")
     if name in _TOO_LARGE:
         return InvalidInput(f"{words}: publish smaller messages, or raise max.message.bytes and message.max.bytes.")
     if name in _NO_SUCH:
@@ -156,45 +156,45 @@ def refusal(error: Any, what: str) -> StrandlineError:
     return StorageError(f"{words}.")
 
 
-def told(error: BaseException) -> Any:
+def kafka_error(error: BaseException) -> Any:
     """The ``KafkaError`` within a ``KafkaException``."""
     return error.args[0]
 
 
 TAKEN: Final = 4096
-"""How many messages one take gives at most."""
+"""Largest number of messages of one take."""
 
 _SLICE: Final = 0.1
-"""Seconds for which the library is asked at a time: closing waits no longer for who takes."""
+"""Seconds of one poll of the library: closing waits no longer for the taking thread."""
 
 _GRACE: Final = 10.0
-"""Seconds that closing gives a take that is under way for its end."""
+"""Seconds that closing waits for a running take."""
 
 _PATIENCE: Final = 1.0
-"""Seconds for which a take asks after a partition that stands still, before it looks at the others again."""
+"""Seconds for which a take queries a stalled partition, before it continues with the others."""
 
 _PASSED: Final = ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE", "_LOG_TRUNCATION")
-"""What the library says when the partition does not hold the offset that it was to fetch."""
+"""The library's errors when the partition does not have the requested offset."""
 
 
 @dataclass(slots=True)
 class Track:
-    """Where a subscription is in a partition."""
+    """Position of a subscription in a partition."""
 
     next: int
-    """The offset that is delivered next: one below it is dropped, one above it is not delivered."""
+    """The next offset to deliver: a lower one is dropped, a higher one is not delivered."""
 
     end: int
-    """So far the partition is known to have reached: if it ends earlier, it lost something."""
+    """The highest known end of the partition: if it ends earlier, messages were lost."""
 
     checked: int = -1
-    """The offset that was asked for again since another came in its place."""
+    """The offset that was requested again because another arrived in its place."""
 
 
 def resume(partition: int, track: Track, bounds: Bounds) -> int | CursorExpired | Diverged:
-    """Where to fetch from, or why nobody can: a decision from what a partition is found to hold.
+    """The offset to fetch from, or the error, by the bounds of the partition.
 
-    One past the end is fetched from the end on, since Kafka refuses more, and what is below it is dropped.
+    A position past the end is fetched from the end on, since Kafka refuses more; lower offsets are dropped.
 
     >>> resume(0, Track(next=7, end=5), Bounds(0, 5))
     5
@@ -206,7 +206,7 @@ def resume(partition: int, track: Track, bounds: Bounds) -> int | CursorExpired 
     if bounds.next < track.end:
         return Diverged(
             f"Partition {partition} ends at offset {bounds.next} and had reached {track.end}: Kafka lost messages, or "
-            "the topic was made anew. Bootstrap again from what it holds."
+            "the topic was created again. Bootstrap from its current content."
         )
     return min(track.next, bounds.next)
 
@@ -216,8 +216,8 @@ def resume(partition: int, track: Track, bounds: Bounds) -> int | CursorExpired 
 class KafkaSubscription:
     """The messages of the assigned partitions, each exactly once and in order. One thread takes, any thread closes.
 
-    A broker that cannot be reached is waited for. The library fetches ahead, within bounds: what it has already is
-    delivered even if it was deleted at the broker meanwhile; then comes ``CursorExpired``.
+    Waits for a broker that cannot be reached. The library fetches ahead, within limits: fetched messages are
+    delivered even if the broker deleted them meanwhile; then ``CursorExpired`` follows.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class KafkaSubscription:
         self._clock = clock
         self._forget = forget
         self._taking = threading.Lock()
-        # Guards all below, and that the library's assignment and ours change together.
+        # Protects everything below, and keeps the library's assignment and this one equal.
         self._lock = threading.Lock()
         self._tracks: dict[int, Track] = {}
         self._unsettled: set[int] = set()
@@ -251,7 +251,7 @@ class KafkaSubscription:
         self._origin = Origin(f"A subscription of the topic {topic}", self)
 
     def take(self, timeout: float) -> list[Message]:
-        """What comes next; waits for the first no longer than so many seconds."""
+        """The next messages; waits up to so many seconds for the first."""
         deadline = self._clock.monotonic() + timeout
         with self._taking:
             while not self._closed:
@@ -265,12 +265,12 @@ class KafkaSubscription:
         return []
 
     def _fetched(self, timeout: float) -> list[Any]:
-        """What the library has, waiting for the first of it only: it would otherwise wait until it has all."""
+        """The fetched messages, waiting for the first only: the library would wait for all."""
         first = self._consumer.poll(timeout)
         return [] if first is None else [first, *self._consumer.consume(TAKEN - 1, 0)]
 
     def _sift(self, fetched: Iterable[Any]) -> list[Message]:
-        """What is to be delivered of what was fetched; the positions are behind it."""
+        """The messages to deliver of those that were fetched; advances the positions."""
         messages: list[Message] = []
         with self._lock:
             for found in fetched:
@@ -290,10 +290,10 @@ class KafkaSubscription:
         return messages
 
     def _leapt(self, partition: int, track: Track, offset: int) -> None:
-        """Another offset came than the next one. Under the lock.
+        """Another offset arrived than the next one. Under the lock.
 
         It may be of an earlier assignment, fetched before the partition was removed and added again: so the right one
-        is asked for once more, and only if the same happens then there is a hole.
+        is requested once more, and only if that fails, too, there is a gap.
         """
         if track.checked != track.next:
             track.checked = track.next
@@ -306,24 +306,24 @@ class KafkaSubscription:
             )
 
     def _note(self, error: Any, partition: int) -> None:
-        """Keep what the library complains about for the next take that has nothing else to give. Under the lock."""
+        """Keep an error of the library for the next take without messages. Under the lock."""
         if error.name() in _PASSED and partition in self._tracks:
             self._unsettled.add(partition)
             return
         reason = refusal(error, f"Following partition {partition} of topic {self._topic}")
-        # What may pass the library tries again by itself.
+        # The library retries transient errors by itself.
         if error.fatal() or (partition in self._tracks and not isinstance(reason, TransientStorageError)):
             self._complaints.append(reason)
 
     def _speak(self) -> None:
-        """Find out about partitions that stand still, and raise what there is to say; nothing is in hand then."""
+        """Check stalled partitions, and raise pending errors; no messages are pending then."""
         with self._lock:
             unsettled = sorted(self._unsettled)
         for partition in unsettled:
             try:
                 bounds = self._bounds(partition, min(self._timeout, _PATIENCE))
             except TransientStorageError:
-                continue  # it stands still until the broker answers; the others go on
+                continue  # it stays stalled until the broker answers; the others continue
             with self._lock:
                 if partition in self._unsettled and (track := self._tracks.get(partition)) is not None:
                     self._unsettled.discard(partition)
@@ -349,14 +349,14 @@ class KafkaSubscription:
         return self._kafka.TopicPartition(self._topic, partition, offset)
 
     def _drop(self, partition: int) -> None:
-        """Let go of a partition. Under the lock."""
+        """Unassign a partition. Under the lock."""
         if self._tracks.pop(partition, None) is not None:
             self._unsettled.discard(partition)
             self._lost.pop(partition, None)
             self._consumer.incremental_unassign([self._place(partition, 0)])
 
     def close(self) -> None:
-        """Free what it holds, and wake who takes within a moment."""
+        """Release its resources, and wake the taking thread within a moment."""
         with self._lock:
             if self._closed:
                 return
@@ -364,7 +364,7 @@ class KafkaSubscription:
             self._tracks.clear()
             self._lost.clear()
             self._unsettled.clear()
-        # The library must not be closed while it is being asked. One that is asked for too long ends with its memory.
+        # The library must not be closed during a poll. If a poll takes too long, its client is garbage-collected.
         if self._taking.acquire(timeout=_GRACE):
             try:
                 with contextlib.suppress(self._kafka.KafkaException):
@@ -400,6 +400,6 @@ class KafkaSubscription:
             self._drop(partition)
 
     def partitions(self) -> list[int]:
-        """What is delivered, ascending."""
+        """The assigned partitions, ascending."""
         with self._lock:
             return sorted(self._tracks)

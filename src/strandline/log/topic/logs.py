@@ -40,28 +40,28 @@ from strandline.storage.store import ABSENT, ObjectStore
 from strandline.storage.urls import local_folder, open_store
 
 _TOGETHER: Final = 8 << 20
-"""How many bytes of several callers go into one batch."""
+"""Bytes of several callers in one batch."""
 
 _BACKOFF: Final = Backoff(attempts=4)
 
 
 class TopicPublisher(Protocol):
-    """The one way into a partition's log from this process. Safe in threads."""
+    """The publisher of one partition's log in this process. Safe in threads."""
 
     def publish(self, values: Sequence[bytes]) -> int:
-        """Append at least one message, nothing between them; returns the first offset when they are durable."""
+        """Append at least one message, contiguously; returns the first offset when they are durable."""
 
 
 @final
 class WalPublisher:
-    """Into a write-ahead log, which lets those that arrive during a sync share the next one."""
+    """Publishes to a write-ahead log; appends that arrive during a sync share the next one."""
 
     def __init__(self, log: WalLog) -> None:
         self._log = log
         self._add = log.add_value
 
     def publish(self, values: Sequence[bytes]) -> int:
-        """Append messages as one frame; a single one shares a frame with those of others."""
+        """Append messages as one frame; a single one shares a frame with those of other callers."""
         if len(values) == 1:
             group, offset = self._add(values[0])
             group.wait()
@@ -70,7 +70,7 @@ class WalPublisher:
 
 
 class _Waiting:
-    """Messages that somebody waits for to be durable."""
+    """Messages that a caller waits for to be durable."""
 
     __slots__ = ("error", "first", "size", "values")
 
@@ -87,10 +87,10 @@ class _Waiting:
 
 @final
 class BatchingPublisher:
-    """Into any log, by a numbered writer: an answer that was lost doubles nothing.
+    """Publishes to any log as a numbered writer: a lost answer duplicates nothing.
 
-    One batch is under way at a time. What arrives meanwhile, from any thread, shares the next one. A batch whose
-    outcome is not known is sent again under the same number, a few times; if that does not help those who wait get the
+    One batch is sent at a time. Messages that arrive meanwhile, from any thread, share the next one. A batch with an
+    unknown outcome is sent again under the same number, a few times; if that does not help, its callers get the
     error, it may or may not be in the log, and a new writer id is used from then on.
     """
 
@@ -102,8 +102,8 @@ class BatchingPublisher:
         self._sending = False
 
     def publish(self, values: Sequence[bytes]) -> int:
-        """Append messages; whoever finds nothing under way sends what is queued, the others wait for it."""
-        _check(values)  # before it is queued: what cannot be appended must not fail those it would share a batch with
+        """Append messages; a thread that finds no batch in flight sends the queue, the others wait for it."""
+        _check(values)  # before queueing: an invalid message must not fail the others in its batch
         mine = _Waiting(values)
         with self._changed:
             self._queue.append(mine)
@@ -112,7 +112,7 @@ class BatchingPublisher:
                     self._changed.wait()
             except BaseException:
                 if mine in self._queue:
-                    self._queue.remove(mine)  # who was interrupted does not expect it to be published later
+                    self._queue.remove(mine)  # an interrupted caller does not expect it to be published later
                 raise
             if sends := not mine.is_settled:
                 self._sending = True
@@ -121,7 +121,7 @@ class BatchingPublisher:
         if mine.error is not None:
             raise mine.error
         if mine.first is None:
-            raise AssertionError("what is settled has a place or an error")
+            raise AssertionError("a settled message has an offset or an error")
         return mine.first
 
     def _send_until(self, mine: _Waiting) -> None:
@@ -134,7 +134,7 @@ class BatchingPublisher:
                 self._changed.notify_all()
 
     def _send(self) -> None:
-        """Append one batch of those that wait the longest."""
+        """Append one batch of the longest-waiting messages."""
         waiting = self._next()
         values = [payload for each in waiting for payload in each.values]
         try:
@@ -172,7 +172,7 @@ class BatchingPublisher:
 def _place(receipt: Receipt) -> int:
     if receipt.first is None:
         raise OutcomeUnknown(
-            f"{receipt.count} messages are in the log, and it no longer remembers where: read what came last before "
+            f"{receipt.count} messages are in the log, but at unknown offsets: read the end of the log before "
             "they are published again."
         )
     return receipt.first
@@ -201,9 +201,9 @@ IN_MEMORY: Final = Pieces(batches=1024, workers=1)
 class LogTopic(Closing):
     """A topic of one log for each partition. Satisfies :class:`~strandline.log.topic.contract.Topic`; safe in threads.
 
-    A payload is a record's value. What is published at once is one batch of the log, so that nothing is in between.
-    Subscriptions read the logs, in pieces, and hold the rest of one piece at most: they are woken by what is published
-    here and, with ``polling``, look now and then for what others have written.
+    A payload is a record's value. Messages published together are one batch of the log, and contiguous.
+    Subscriptions read the logs in pieces, and hold the rest of one piece at most. A publish in this process wakes
+    them; with ``polling`` they also poll for messages of other processes.
     """
 
     def __init__(
@@ -217,14 +217,14 @@ class LogTopic(Closing):
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
     ) -> None:
-        """Make the logs a topic, in their order; whoever opens the same ones elsewhere has the same topic.
+        """Make the logs a topic, in their order; the same logs opened elsewhere are the same topic.
 
-        ``publishers`` put messages into them; otherwise each is appended to under a new writer id. ``release`` is
+        ``publishers`` append the messages; by default each log is appended to under a new writer id. ``release`` is
         called once when the topic is closed.
         """
         check_count(len(logs))
         self.logs = tuple(logs)
-        """The log of each partition, for what is done with logs: retention, verification. Publish through the topic."""
+        """The log of each partition, for retention and verification. Publish through the topic."""
         self.partition_count = len(self.logs)
         self._publishers: tuple[TopicPublisher, ...] = (
             tuple(BatchingPublisher(log, clock=clock, chance=chance) for log in logs)
@@ -242,7 +242,7 @@ class LogTopic(Closing):
 
     @property
     def topic_id(self) -> UUID:
-        """Tells it from every other topic: made of the ids of its logs."""
+        """Identifies the topic: derived from the ids of its logs."""
         return uuid5(NO_TOPIC, "/".join(str(log.log_id) for log in self.logs))
 
     def publish(self, partition: int, payload: bytes) -> int:
@@ -264,7 +264,7 @@ class LogTopic(Closing):
         try:
             return publisher.publish(values)
         finally:
-            self._wake(partition)  # also if it raised: what was published may be there
+            self._wake(partition)  # also after an error: the messages may be in the log
 
     def _wake(self, partition: int) -> None:
         for subscription in self._subscriptions:
@@ -282,7 +282,7 @@ class LogTopic(Closing):
         with self._lock:
             if self._closed:
                 raise LogClosed("The topic is closed: there is nothing to follow; open it again.")
-            # Before it looks at a log for the first time: what is published from here on wakes it.
+            # Before it reads a log for the first time: later publishes wake it.
             self._subscriptions |= {subscription}
         return begun(subscription, starts)
 
@@ -291,7 +291,7 @@ class LogTopic(Closing):
             self._subscriptions -= {subscription}
 
     def close(self) -> None:
-        """End all subscriptions, and let go of the logs if the topic has opened them; closing twice is fine."""
+        """End all subscriptions, and close the logs if the topic has opened them. Idempotent."""
         with self._lock:
             self._closed = True
             subscriptions = self._subscriptions
@@ -313,11 +313,11 @@ def open_wal_topic(
     clock: Clock = CLOCK,
     chance: Chance = CHANCE,
 ) -> LogTopic:
-    """Open the topic in a folder, each partition a write-ahead log in a folder of its own, and create it if need be.
+    """Open the topic in a folder, each partition a write-ahead log in a folder of its own, and create it if needed.
 
-    What was published is durable; publishes that arrive during a sync share the next one. One process has it open at a
+    Published messages are durable; publishes that arrive during a sync share the next one. One process has it open at a
     time. ``InvalidInput``, naming both, if it has another number of partitions, ``NotALog`` if there is none and
-    ``create`` says so, ``Fenced`` while another process has it open.
+    ``create`` is false, ``Fenced`` while another process has it open.
     """
     check_count(partition_count)
     folder = as_address(folder)
@@ -348,7 +348,7 @@ def open_wal_topic(
             for partition in range(partition_count)
         ]
         if found is None:
-            # Last: a topic that exists is whole, and a log that is missing from it is damage, not newness.
+            # Last: an existing topic is complete, and a missing log is damage.
             replace_file(disk, path, encode_topic(partition_count), temporary=path + _NEW)
         return LogTopic(
             logs,
@@ -370,11 +370,11 @@ def open_object_topic(
     clock: Clock = CLOCK,
     chance: Chance = CHANCE,
 ) -> LogTopic:
-    """Open the topic at an address, each partition an object log below it, and create it if need be.
+    """Open the topic at an address, each partition an object log below it, and create it if needed.
 
-    Any number of nodes may have it open at once, and all see what any of them publishes; they need no broker. A lost
-    answer of the store doubles nothing. ``InvalidInput``, naming both, if it has another number of partitions,
-    ``NotALog`` if there is none and ``create`` says so.
+    Any number of nodes may have it open at once, and all see each other's messages; they need no broker. A lost
+    answer of the store duplicates nothing. ``InvalidInput``, naming both, if it has another number of partitions,
+    ``NotALog`` if there is none and ``create`` is false.
     """
     check_count(partition_count)
     url = as_address(url)
@@ -395,7 +395,7 @@ def open_object_topic(
         for partition in range(partition_count)
     ]
     if found is None:
-        # Last, as above; of several that create it at once one decides, and the others find that.
+        # Last, as above; of several concurrent creators one decides, and the others read its number.
         _check_same(url, _create(store, partition_count), partition_count)
     return LogTopic(logs, polling=polling or Polling(), clock=clock, chance=chance)
 
@@ -408,7 +408,7 @@ def _read_count(store: ObjectStore) -> int | None:
 
 
 def _create(store: ObjectStore, partition_count: int) -> int:
-    """Write down the number of partitions if nobody has; returns what is written then."""
+    """Store the number of partitions if none is stored; returns the stored number."""
     try:
         store.put_if(_IDENTITY, encode_topic(partition_count), ABSENT)
     except (AlreadyExists, TransientStorageError):
@@ -426,8 +426,8 @@ def _name(partition: int) -> str:
 def _check_same(where: str, found: int, wanted: int) -> None:
     if found != wanted:
         raise InvalidInput(
-            f"The topic at {where} has {found} partitions, and {wanted} were asked for: the number is fixed when it is "
-            "made; configure that one, or name another place."
+            f"The topic at {where} has {found} partitions, but {wanted} were requested: the number is fixed at "
+            "creation; configure that one, or use another address."
         )
 
 

@@ -15,7 +15,7 @@ from strandline.storage.clock import CHANCE, Chance
 from strandline.storage.fork_check import Origin, bound_to_process
 
 _TAKEN: Final = 4096
-"""How many messages one take gives at most."""
+"""Largest number of messages of one take."""
 
 
 @dataclass(slots=True)
@@ -46,10 +46,10 @@ class MemoryTopic:
     def __init__(self, partition_count: int, *, chance: Chance = CHANCE) -> None:
         """An empty topic of so many partitions, at least one."""
         self.topic_id: Final = chance.uuid()
-        """Tells it from every other topic."""
+        """Identifies the topic."""
         self.partition_count = check_count(partition_count)
         self._partitions = tuple(_Partition() for _ in range(partition_count))
-        # One lock for all: nothing is done under it but moving references.
+        # One lock for all: only references are moved under it.
         self._lock = threading.Lock()
         self._subscriptions: set[MemoryTopicSubscription] = set()
         self._closed = False
@@ -60,7 +60,7 @@ class MemoryTopic:
         return self._append(partition, (payload,))
 
     def publish_all(self, partition: int, values: Sequence[bytes]) -> list[int]:
-        """Append messages, nothing between them, and return their offsets."""
+        """Append messages, contiguously, and return their offsets."""
         first = self._append(partition, values)
         return list(range(first, first + len(values)))
 
@@ -82,7 +82,7 @@ class MemoryTopic:
             return Bounds(log.first, log.next)
 
     def trim(self, partition: int, upto: int) -> None:
-        """Forget all messages of a partition below an offset, whoever still wants them."""
+        """Delete all messages of a partition below an offset, even if subscriptions need them."""
         log = self._partition(partition)
         with self._lock:
             if upto > log.next:
@@ -91,7 +91,7 @@ class MemoryTopic:
                 del log.values[: upto - log.first]
                 log.first = upto
                 for subscription in self._subscriptions:
-                    subscription.published(partition)  # what it waits for may be gone, and it has to say so
+                    subscription.published(partition)  # its next message may be gone, which it must raise
 
     def subscribe(
         self, starts: Sequence[tuple[int, int]] = ()
@@ -105,7 +105,7 @@ class MemoryTopic:
         return begun(subscription, starts)
 
     def close(self) -> None:
-        """End all subscriptions; what was published stays readable to nobody."""
+        """End all subscriptions; the messages cannot be read any more."""
         with self._lock:
             self._closed = True
             subscriptions = tuple(self._subscriptions)
@@ -128,17 +128,17 @@ class MemoryTopicSubscription:
         self._partitions = partitions
         self._subscriptions = subscriptions
         self._ready = threading.Condition(lock)
-        # In the order in which partitions have their turn: who gave something goes to the end, so that a busy one
+        # In the order of their turns: a partition that delivered messages moves to the end, so that a busy one
         # does not starve the others.
         self._positions: dict[int, int] = {}
         self._closed = False
         self._origin = Origin("A subscription of a topic in memory", self)
 
     def take(self, timeout: float) -> list[Message]:
-        """What comes next; waits for the first no longer than so many seconds."""
+        """The next messages; waits up to so many seconds for the first."""
         with self._ready:
             self._ready.wait_for(self._is_due, min(timeout, threading.TIMEOUT_MAX))
-            # Before anything is moved: a take that raises must not have passed a message.
+            # Before any position is moved: a take that raises must not skip a message.
             for partition, position in self._positions.items():
                 if position < (first := self._partitions[partition].first):
                     del self._positions[partition]
@@ -150,7 +150,7 @@ class MemoryTopicSubscription:
         return messages
 
     def _advance(self) -> list[tuple[int, int, list[bytes]]]:
-        """What comes next by partition and offset, behind which the positions are moved. Under the lock."""
+        """The next messages by partition and offset; advances the positions. Under the lock."""
         pieces, room = [], _TAKEN
         for partition, position in list(self._positions.items()):
             if not room:
@@ -166,7 +166,7 @@ class MemoryTopicSubscription:
         return pieces
 
     def _is_due(self) -> bool:
-        """Whether there is something to give or to say. Under the lock."""
+        """Whether there are messages or errors to return. Under the lock."""
         if self._closed:
             return True
         return any(
@@ -175,12 +175,12 @@ class MemoryTopicSubscription:
         )
 
     def published(self, partition: int) -> None:
-        """Wake who takes if this concerns it. Under the lock."""
+        """Wake the taking thread if this concerns it. Under the lock."""
         if partition in self._positions:
             self._ready.notify_all()
 
     def close(self) -> None:
-        """Hold nothing, and wake who takes."""
+        """Release everything, and wake the taking thread."""
         with self._ready:
             self._closed = True
             self._positions.clear()
@@ -207,6 +207,6 @@ class MemoryTopicSubscription:
             self._positions.pop(partition, None)
 
     def partitions(self) -> list[int]:
-        """What is delivered, ascending."""
+        """The assigned partitions, ascending."""
         with self._ready:
             return sorted(self._positions)

@@ -20,17 +20,17 @@ from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin, bound_to_process
 
 _TAKEN: Final = 4096
-"""How many messages one take gives at most."""
+"""Largest number of messages of one take."""
 
 _TAKEN_BYTES: Final = 8 << 20
-"""About how many bytes of them, but for a message that is larger."""
+"""Approximate limit of their bytes; a single message may be larger."""
 
 _COLUMNS: Final = ("offset", "value")
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """How a log is read: in pieces of so many batches and stored bytes, at least one, by so many threads."""
+    """How a log is read: in pieces of so many batches and stored bytes, at least one batch, by so many threads."""
 
     batches: int = 64
     bytes: int = 4 << 20
@@ -44,7 +44,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Polling:
-    """How often logs are looked at that others write, too: at first soon, then ever more rarely."""
+    """Polling intervals for logs that other processes write, too: short at first, then growing."""
 
     first: float = 0.005
     last: float = 0.25
@@ -53,24 +53,24 @@ class Polling:
 
 @dataclass(slots=True)
 class _Followed:
-    """An assigned partition. Once it is assigned, only who takes touches it."""
+    """An assigned partition. Only the taking thread uses it."""
 
     partition: int
     log: Log
     position: int
     is_reached: bool = False
-    """Whether the log was seen to reach the position: below that there is nothing to plan yet."""
+    """Whether the log is known to reach the position: before that there is nothing to plan."""
     ahead: deque[pa.RecordBatch] = field(default_factory=deque)
-    """What was read and not given yet: the rest of one piece."""
+    """Messages that were read but not delivered: the rest of one piece."""
 
 
 @bound_to_process()
 @final
 class LogTopicSubscription:
-    """Positions in the logs of a topic, and the rest of one piece of each that is behind.
+    """Positions in the logs of a topic, and the rest of one piece of each lagging partition.
 
-    It looks at a partition when this process publishes to it and, where others may write the logs as well, at all of
-    them now and then. One thread takes, any thread closes.
+    It reads a partition when this process publishes to it and, where other processes may write the logs as well, polls
+    all of them. One thread takes, any thread closes.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class LogTopicSubscription:
         closed: Callable[[LogTopicSubscription], None],
         clock: Clock,
     ) -> None:
-        """Use :meth:`LogTopic.subscribe`. ``closed`` is called once it holds nothing."""
+        """Use :meth:`LogTopic.subscribe`. ``closed`` is called once everything is released."""
         self._logs = logs
         self._pieces = pieces
         self._polling = polling
@@ -90,7 +90,7 @@ class LogTopicSubscription:
         self._clock = clock
         self._lock = threading.Lock()
         self._followed: dict[int, _Followed] = {}
-        # Which partitions have to be looked at, in the order of their turns: who gave something goes to the end, so
+        # The partitions to read, in the order of their turns: a partition that delivered messages moves to the end, so
         # that a busy one does not starve the others.
         self._due: dict[int, None] = {}
         self._bell = threading.Event()
@@ -100,11 +100,11 @@ class LogTopicSubscription:
         self._origin = Origin(f"A subscription of the topic of {logs[0]!r}", self)
 
     def take(self, timeout: float) -> list[Message]:
-        """What comes next; waits for the first no longer than so many seconds."""
+        """The next messages; waits up to so many seconds for the first."""
         now = self._clock.monotonic()
         deadline = now + min(timeout, threading.TIMEOUT_MAX / 2)
         while True:
-            # Before anything is looked at: what is published from here on rings it again.
+            # Before any log is read: later publishes set it again.
             self._bell.clear()
             if self._closed:
                 return []
@@ -112,7 +112,7 @@ class LogTopicSubscription:
                 self._look_everywhere(self._polling)
             if messages := self._gather():
                 if looks:
-                    self._pause, self._look_at = 0.0, now  # where something came from there may be more
+                    self._pause, self._look_at = 0.0, now  # a log with messages may have more
                 return messages
             now = self._clock.monotonic()
             if now >= deadline:
@@ -122,9 +122,9 @@ class LogTopicSubscription:
             now = self._clock.monotonic()
 
     def _look_everywhere(self, polling: Polling) -> None:
-        """Let all partitions be looked at now, and the next time a little later than this time.
+        """Mark all partitions to be read now, and schedule the next poll a little later than this one.
 
-        Whoever takes in short turns goes on as rarely as it had come to.
+        A thread that takes in short turns keeps its interval.
         """
         self._pause = min(max(polling.first, self._pause * polling.growth), polling.last)
         with self._lock:
@@ -133,7 +133,7 @@ class LogTopicSubscription:
         self._look_at = self._clock.monotonic() + self._pause
 
     def _gather(self) -> list[Message]:
-        """What the partitions give that have to be looked at, each once."""
+        """The messages of the marked partitions, each read once."""
         messages: list[Message] = []
         size = 0
         with self._lock:
@@ -152,9 +152,9 @@ class LogTopicSubscription:
                 if not messages and isinstance(error, CursorExpired):
                     self._unassign(followed)
                 else:
-                    self._ring(followed)  # after all others: one that fails does not keep them back
+                    self._ring(followed)  # after all others: a failing partition does not delay them
                 if messages:
-                    break  # it fails again next time; what was gathered has been passed, and must not be lost
+                    break  # it fails again next time; the gathered messages must not be lost
                 raise
             if piece:
                 messages += piece
@@ -168,12 +168,12 @@ class LogTopicSubscription:
                 del self._followed[followed.partition]
 
     def _ring(self, followed: _Followed) -> None:
-        """Let a partition be looked at again; one that was removed meanwhile is passed over then."""
+        """Mark a partition to be read again; a removed partition is skipped then."""
         with self._lock:
             self._due.setdefault(followed.partition)
 
     def _read(self, followed: _Followed, room: int) -> list[Message]:
-        """The next messages of a partition, behind which its position is moved."""
+        """The next messages of a partition; advances its position."""
         if not followed.ahead:
             self._fetch(followed)
         messages: list[Message] = []
@@ -207,7 +207,7 @@ class LogTopicSubscription:
                     followed.ahead.extend(batches)
             except NotFound:
                 followed.ahead.clear()
-                log.plan(cursor, Limit(batches=1))  # if it was trimmed since it was planned, this says so
+                log.plan(cursor, Limit(batches=1))  # raises if it was trimmed since it was planned
                 raise
             except BaseException:
                 followed.ahead.clear()
@@ -216,7 +216,7 @@ class LogTopicSubscription:
             raise expired(followed.partition, followed.position, log.bounds().first) from error
 
     def published(self, partition: int) -> None:
-        """Something may have been published to a partition: wake who takes if it is assigned."""
+        """Messages may have been published to a partition: wake the taking thread if it is assigned."""
         with self._lock:
             if partition not in self._followed:
                 return
@@ -224,7 +224,7 @@ class LogTopicSubscription:
         self._bell.set()
 
     def close(self) -> None:
-        """Hold nothing, and wake who takes."""
+        """Release everything, and wake the taking thread."""
         with self._lock:
             self._closed = True
             self._followed.clear()
@@ -265,6 +265,6 @@ class LogTopicSubscription:
             self._due.pop(partition, None)
 
     def partitions(self) -> list[int]:
-        """What is delivered, ascending."""
+        """The assigned partitions, ascending."""
         with self._lock:
             return sorted(self._followed)

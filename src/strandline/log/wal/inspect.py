@@ -12,13 +12,13 @@ from uuid import UUID
 
 from strandline.errors import CorruptData, NotALog, NotFound, UnsupportedVersion
 from strandline.formats.arrow.block import read_metadata
-from strandline.formats.wal.folder import Kept, append_of
+from strandline.formats.wal.folder import SlotsFile, append_of
 from strandline.formats.wal.frame import Frame
 from strandline.formats.wal.index import decode_index, new_chain
 from strandline.formats.wal.mark import Mark
 from strandline.log.wal.names import TORN, data_name, firsts_in, index_name, read_holder, salt_of
 from strandline.log.wal.read.watermark import LOOKS, read_mark
-from strandline.log.wal.recover.scan_tail import Hole, examine_files, read_identity, read_kept, walk
+from strandline.log.wal.recover.scan_tail import Hole, examine_files, read_identity, read_slots_file, walk
 from strandline.storage.clock import CLOCK, Clock, boot_id
 from strandline.storage.disk import DISK, Disk, FolderRow
 
@@ -30,7 +30,7 @@ _NOBODY: Final = UUID(int=0)
 
 @dataclass(frozen=True, slots=True)
 class FileRow:
-    """One file of frames. ``records`` is None if it is not known where it ends, ``checkpoints`` without an index."""
+    """One file of frames. ``records`` is None if its end is unknown, ``checkpoints`` without an index."""
 
     file: str
     first: int
@@ -52,7 +52,7 @@ class WalSlotRow:
 
 @dataclass(frozen=True, slots=True)
 class TornPiece:
-    """A torn tail that was cut off a file and kept."""
+    """A torn tail that was cut off a file and set aside."""
 
     file: str
     size: int
@@ -60,7 +60,7 @@ class TornPiece:
 
 @dataclass(slots=True)
 class WalFolder:
-    """A log on the disk. None means not known."""
+    """A log on the disk. None means unknown."""
 
     folder: str
     log_id: str | None
@@ -68,22 +68,22 @@ class WalFolder:
     next: int | None
     term: int | None
     published: bool
-    """Whether the end is what its writer published; otherwise it was found in the last file."""
+    """Whether the end was published by the writer; otherwise it was found in the last file."""
     state: str
-    """``closed``, ``open``, ``died`` (its process did), ``crashed`` (the machine did) or ``unknown``."""
+    """``closed``, ``open``, ``died`` (the process did), ``crashed`` (the machine did) or ``unknown``."""
     holder: str | None
-    """Who opened it last for writing."""
+    """The process that last opened it for writing."""
     mark: dict[str, Any] | None
     files: list[FileRow] = field(default_factory=list)
     slots: list[WalSlotRow] = field(default_factory=list)
     torn: list[TornPiece] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """What could not be read, and why."""
+    """Files that could not be read, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameRow:
-    """One frame, or bytes that are none (then ``problem`` says why, and only ``byte`` and ``size`` are known)."""
+    """One frame, or bytes that are no frame: then ``problem`` says why, and only ``byte`` and ``size`` are known."""
 
     file: str
     byte: int
@@ -102,7 +102,7 @@ class FrameRow:
 
 
 def inspect_wal(folder: str, *, disk: Disk = DISK, clock: Clock = CLOCK) -> WalFolder:
-    """Everything but the frames. ``NotALog`` if no file is of a log."""
+    """Everything except the frames. ``NotALog`` if the folder has no file of a log."""
     rows = disk.scan(folder)
     firsts = firsts_in(rows)
     problems: list[str] = []
@@ -113,7 +113,9 @@ def inspect_wal(folder: str, *, disk: Disk = DISK, clock: Clock = CLOCK) -> WalF
             raise
         log_id = None
         problems.append(str(error))
-    kept = None if log_id is None else _readable(problems, lambda: read_kept(folder, log_id, disk=disk, clock=clock))
+    kept = (
+        None if log_id is None else _readable(problems, lambda: read_slots_file(folder, log_id, disk=disk, clock=clock))
+    )
     mark = None if log_id is None else read_mark(folder, log_id, disk=disk, looks=LOOKS)
     holder = read_holder(folder, disk=disk) or None
     state = _state(mark, holder)
@@ -122,7 +124,7 @@ def inspect_wal(folder: str, *, disk: Disk = DISK, clock: Clock = CLOCK) -> WalF
     if mark is not None and published:
         end, term = mark.next, mark.term
     elif log_id is not None:
-        assumed = kept or Kept(log_id, firsts[0] if firsts else 0)
+        assumed = kept or SlotsFile(log_id, firsts[0] if firsts else 0)
         found = _readable(problems, lambda: examine_files(folder, assumed, disk=disk))
         if found is not None:
             end, term = max(assumed.start, found.place.next), found.place.term
@@ -144,7 +146,7 @@ def inspect_wal(folder: str, *, disk: Disk = DISK, clock: Clock = CLOCK) -> WalF
 
 
 def _readable(problems: list[str], read: Callable[[], T]) -> T | None:
-    """What ``read`` returns; None if it is damaged, and then the error is added to ``problems``."""
+    """The result of ``read``; None if it is damaged, and then the error is added to ``problems``."""
     try:
         return read()
     except (CorruptData, UnsupportedVersion) as error:
@@ -162,11 +164,11 @@ def _state(mark: Mark | None, holder: str | None) -> str:
     found = _HOLDER.fullmatch(holder or "")
     if found is not None and found[2] == platform.node():
         try:
-            os.kill(int(found[1]), 0)  # asks only whether it is there
+            os.kill(int(found[1]), 0)  # only checks that the process exists
         except ProcessLookupError:
             return "died"
         except OSError:
-            pass  # it is there, and somebody else's
+            pass  # it exists, and belongs to another user
     return "open"
 
 
@@ -186,7 +188,7 @@ def _files(
         yield FileRow(data_name(first), first, sizes[data_name(first)], records, checkpoints)
 
 
-def _slots(kept: Kept) -> list[WalSlotRow]:
+def _slots(kept: SlotsFile) -> list[WalSlotRow]:
     listed = sorted((slot for slot in kept.slots if not slot.dropped), key=lambda slot: slot.name)
     reasons = [None if slot.invalid is None else str(slot.invalid.reason) for slot in listed]
     return [
@@ -196,7 +198,7 @@ def _slots(kept: Kept) -> list[WalSlotRow]:
 
 
 def frames(found: WalFolder, *, disk: Disk = DISK) -> Iterator[FrameRow]:
-    """Every frame of every file, in order, each byte of it checked."""
+    """Every frame of every file, in order, fully checked."""
     salt = salt_of(_NOBODY if found.log_id is None else UUID(found.log_id))
     for file in found.files:
         path = f"{found.folder}/{file.file}"

@@ -19,7 +19,7 @@ from strandline.log.wal.read.watermark import Published, View
 from strandline.log.wal.recover.repair import create_if_absent, drop_below, repair
 from strandline.log.wal.recover.rewind import finish_rewind
 from strandline.log.wal.recover.scan_tail import Examined, examine
-from strandline.log.wal.recover.verify import Told, WalVerification, verify
+from strandline.log.wal.recover.verify import OnProgress, WalVerification, verify
 from strandline.log.wal.slots import WalSlots
 from strandline.log.wal.write.committer import GroupCommitter
 from strandline.log.wal.write.groups import CommitGroup, Item, WalHandle, check_numbers, encoded, encoded_copy, value_of
@@ -48,9 +48,9 @@ PENDING_BYTES: Final = 64 << 20
 class WalLog(WalReading, Closing):
     """A log whose appends are durable when their handle says so. Satisfies :class:`~strandline.log.contract.Log`.
 
-    All appends that arrive while a sync runs share the next one. Nothing can be read before it is durable; only
-    :meth:`ahead` gives it to who asks. After a failed write or sync every append raises until the log is opened again;
-    what was durable can still be read.
+    All appends that arrive while a sync runs share the next one. Nothing can be read before it is durable, except with
+    :meth:`ahead`. After a failed write or sync every append raises until the log is opened again;
+    durable records can still be read.
 
     Safe in threads; one process has it open at a time, others read it with
     :class:`~strandline.log.wal.read.reading.WalReader`.
@@ -64,13 +64,13 @@ class WalLog(WalReading, Closing):
         self._steady = SteadyTime(clock, folder)
         self._durable = settings.durable
         self._held = contextlib.ExitStack()
-        advice = "write it in that process alone, and read it here with a WalReader of its own"
+        advice = "write it in the parent only, and read it here with a WalReader of its own"
         self._origin = Origin(f"The log in {folder}", advice=advice)
-        self._closed = self._told = False
+        self._closed = self._has_closed = False
         self._unclosed: Exception | None = None
-        """What kept the log from being let go of in good order."""
+        """The error of closing."""
         self._trimming = threading.Lock()
-        """Held by who removes files or lets the log begin elsewhere, and to close it: it is over for good then."""
+        """Protects the removal of files, the start offset, and closing, which is final."""
         self._tail = Tail(settings.tail_bytes)
         place = found.place
         index = IndexWriter(folder, place.first, found.index, found.indexed, disk=disk)
@@ -79,7 +79,7 @@ class WalLog(WalReading, Closing):
                 index.saw(writer, state)
             index.passed(frame)
         self._journal = Journal(folder, found, index, self._catalog.add, settings)
-        if found.kept.start > place.next:  # it was told to begin elsewhere, and had no time to
+        if found.kept.start > place.next:  # the start was moved, but not applied before a crash
             self._journal.begin_file(found.kept.start)
         mark = Mark(found.log_id, found.kept.start, place.next, place.first, place.term, settings.boot)
         self._published = Published.open(folder, mark, disk=disk)
@@ -94,7 +94,7 @@ class WalLog(WalReading, Closing):
             clock=clock,
         )
         self._unsynced: list[Held] = []
-        """Frames that are written, and not known to be durable."""
+        """Frames that are written, but not known to be durable."""
         self._committer = GroupCommitter(
             folder,
             write=self._write,
@@ -121,18 +121,18 @@ class WalLog(WalReading, Closing):
         chance: Chance = CHANCE,
         boot: UUID | None = None,
     ) -> WalLog:
-        """Open the log in this folder for writing, and create it if there is none and ``create`` says so.
+        """Open the log in this folder for writing, and create it if there is none and ``create`` is set.
 
-        Reads the last file only, from its index's last checkpoint on. What a crash has left above the durable mark is
-        cut, and kept beside it. ``CorruptData``, with file and byte, for damage at or below the mark and
-        ``UnsupportedVersion`` for what a newer version wrote: nothing was changed then. ``Fenced``, naming the holder,
+        Reads the last file only, from its index's last checkpoint on. A torn tail above the durable mark is
+        cut, and set aside. ``CorruptData``, with file and byte, for damage at or below the mark and
+        ``UnsupportedVersion`` for data of a newer version: nothing was changed then. ``Fenced``, naming the holder,
         while another process has it open. ``WrongKind`` in the folder of something else, such
         as a node, and where it would begin beside a spool.
 
-        A file is followed by a new one when it has ``roll_bytes``; ``tail_bytes`` of the newest records stay in
+        A new file begins after ``roll_bytes``; ``tail_bytes`` of the newest records stay in
         memory for readers; appends wait while ``pending_bytes`` are queued. Without ``background`` no thread is
-        started, and whoever waits for a handle commits. ``durable`` is told each new durable end before anybody else,
-        by who commits; it must not raise.
+        started, and a thread that waits for a handle commits. ``durable`` is called first with each new durable end,
+        by the committing thread; it must not raise.
         """
         folder = as_folder(folder)
         (check_new if create else check_missing)(folder, FolderKind.WAL, disk=disk)
@@ -145,7 +145,7 @@ class WalLog(WalReading, Closing):
             finish_rewind(folder, disk=disk, clock=clock)
             found = examine(folder, disk=disk, clock=clock)
             if not create:
-                sync_name(folder, disk=disk)  # whoever put the log there may have died before
+                sync_name(folder, disk=disk)  # its creator may have died before that sync
             repair(folder, found, disk=disk)
             here = boot_id() if boot is None else boot
             settings = WalSettings(
@@ -173,9 +173,9 @@ class WalLog(WalReading, Closing):
         term: int | None = None,
         timestamp: int | None = None,
     ) -> WalHandle:
-        """The same; unnumbered if no writer is given, at an explicit place, term and time if they are.
+        """The same; unnumbered without a writer, and optionally at an explicit offset, term and time.
 
-        ``expect`` is the offset that the batch must get, ``timestamp`` (milliseconds) when it was first written.
+        ``expect`` is the offset that the batch must get, ``timestamp`` (milliseconds) the time of its first write.
         ``InvalidInput`` for more than 256 MiB, ``ExpectationFailed`` if another offset follows, ``Fenced`` for a term
         below the log's: nothing was appended.
         """
@@ -186,10 +186,10 @@ class WalLog(WalReading, Closing):
         return self._committer.add_batch(content, writer=append, expect=expect, term=term, timestamp=timestamp)
 
     def append_copy(self, batch: LogBatch) -> WalHandle:
-        """Append a batch that another log of this identity has, as it is there: offset, term, time, writer and number.
+        """Append a copy of a batch of another log of this identity, with its offset, term, time, writer and number.
 
-        What the other log has judged is not judged again: neither the records, nor whether the number follows. Raises
-        as :meth:`append_batch` does where it does not fit this log.
+        Neither its records nor its number are checked again. Raises as :meth:`append_batch` does if it does not fit
+        this log.
         """
         content = encoded_copy(batch.batches, batch.pages)
         self._begin_at(batch.first)
@@ -216,11 +216,11 @@ class WalLog(WalReading, Closing):
 
     @property
     def add_value(self) -> Callable[[bytes], tuple[CommitGroup, int]]:
-        """The same in its plainest form, for who appends a great many: gives the group to wait for, and the offset."""
+        """The same without options, for many values: returns the group to wait for, and the offset."""
         return self._committer.add
 
     def _begin_at(self, offset: int) -> None:
-        """Let a log that never held a record begin where its first one asks to be."""
+        """Let a log that never held a record begin at the offset of its first one."""
         if not offset or self._committer.next > 0:
             return
         with self._trimming, self._committer.exclusively():
@@ -230,11 +230,11 @@ class WalLog(WalReading, Closing):
             try:
                 self.slots.retain(offset, beyond_slots=True)
                 self._journal.begin_file(offset)
-                # Not before: who opens the log after a kill takes the published end for one that files reach.
+                # Not before: after a crash, opening relies on files up to the published end.
                 self._published.retain(offset)
                 self._published.advance(upto=offset, active=offset, term=self._journal.place.term)
                 self._published.write()
-                self._committer.go_on_at(offset)
+                self._committer.continue_at(offset)
             except BaseException as error:
                 self._committer.fail(error)
                 raise
@@ -243,7 +243,7 @@ class WalLog(WalReading, Closing):
     def _write(self, items: Sequence[Item]) -> Written:
         written = self._journal.write(items)
         self._unsynced = written.held
-        # Before the sync: who is woken by this runs beside it.
+        # Before the sync: the woken threads run during it.
         self._published.wrote(written.held[-1].next)
         return written
 
@@ -253,7 +253,7 @@ class WalLog(WalReading, Closing):
         if self._durable is not None:
             self._durable(held[-1].next)
         self._journal.settle(written)
-        # First the frames, then the end: who sees the end finds the frames.
+        # First the frames, then the end: a reader that sees the end finds the frames.
         self._tail.add(held)
         place = self._journal.place
         self._published.advance(upto=place.next, active=place.first, term=place.term)
@@ -262,21 +262,21 @@ class WalLog(WalReading, Closing):
         BATCHES_WRITTEN.inc(len(held))
         ENTRIES_WRITTEN.inc(held[-1].next - held[0].first)
         BYTES_WRITTEN.inc(sum(frame.size for frame, _ in held))
-        # Last: it needs no interpreter, and so who waits for the new end goes on meanwhile.
+        # Last: it needs no interpreter lock, so that waiting threads continue meanwhile.
         self._published.write()
 
     @property
     def term(self) -> int:
-        """The term that appends carry unless they say another; it never goes down."""
+        """The term of appends without an explicit one; it never decreases."""
         return self._committer.term
 
     @property
     def failed(self) -> bool:
-        """Whether a write failed, so that nothing more is appended until it is opened again."""
+        """Whether a write failed: nothing more is appended until it is opened again."""
         return self._committer.failed
 
     def view(self) -> View:
-        """What is durable and retained now."""
+        """The durable, retained range now."""
         return self._published.view
 
     def _frames(self, since: int, end: int) -> Iterator[Held]:
@@ -296,8 +296,8 @@ class WalLog(WalReading, Closing):
     def newest(self, since: int, size: int) -> list[LogBatch]:
         """The next few durable batches from the one with an offset on, up to ``size`` bytes, while they are in memory.
 
-        What :meth:`plan` and their spans give, in a fraction of the time: for who follows the log closely. Where it
-        gives nothing, they tell why.
+        The same batches as by :meth:`plan`, in a fraction of the time: for readers close to the end. Where it
+        returns nothing, :meth:`plan` says why.
         """
         bounds = self.bounds()
         if since < bounds.first:
@@ -305,49 +305,50 @@ class WalLog(WalReading, Closing):
         return some_batches((held for held in self._tail.some(since) if held.first < bounds.next), size)
 
     def ahead(self, since: int, size: int) -> list[LogBatch]:
-        """The next few batches, if the first that is being synced is at ``since``: they may get lost.
+        """The next few batches, if the first one being synced is at ``since``: they may get lost.
 
-        For who sends them on to where nothing is done with them before they are durable here.
+        For senders whose receivers do not use them before they are durable here.
         """
         frames = self._unsynced
         return some_batches(frames, size) if frames and frames[0].first == since else []
 
     def wait(self, past: Cursor, timeout: float) -> bool:
-        """Block until something past the cursor is durable (True) or the time is over (False); does not poll."""
+        """Block until a record past the cursor is durable (True), or until the timeout (False); does not poll."""
         return self._published.wait(past.next, timeout)
 
     def wait_past(self, durable: int, timeout: float, *, written: int | None = None) -> bool:
-        """The same for an offset; or until more than ``written`` is at least being synced, if that is given."""
+        """The same for an offset; with ``written`` also until more than that is being synced."""
         return self._published.wait(durable, timeout, written=written)
 
     def enforce(self, limits: SlotLimits) -> list[SlotState]:
         """Durably invalidate the slots that break a limit; returns them. Drops those that expired. Logs each.
 
-        A slot is idle since it was last seen, or since the log was opened. Idle time is counted on the monotonic
-        clock: jumps of the wall clock do not matter, and it stands still while the machine sleeps.
+        A slot is idle since its last heartbeat, or since the log was opened. Idle time is counted on the monotonic
+        clock: jumps of the wall clock do not matter, and it stops while the machine sleeps.
         """
         return self.slots.enforce(limits, self.bytes_behind)
 
-    def verify(self, told: Told | None = None) -> WalVerification:
-        """Read every byte of the log and say what is wrong with it, beside whatever else goes on; changes nothing."""
-        return verify(self.folder, disk=self.disk, clock=self.clock, told=told)
+    def verify(self, told: OnProgress | None = None) -> WalVerification:
+        """Read every byte of the log and report all damage, concurrently with other calls; changes nothing."""
+        return verify(self.folder, disk=self.disk, clock=self.clock, on_progress=told)
 
     def trim(self, upto: int | str | Retention, *, beyond_slots: bool = False, limits: SlotLimits = NO_LIMITS) -> int:
-        """Durably delete everything below an offset, or what a policy does not keep; returns where it begins now.
+        """Durably delete everything below an offset, or what a policy does not retain; returns the new first offset.
 
-        Nothing goes that a valid slot needs. Slots that break a limit are invalidated first; with ``beyond_slots``
-        those that need more are, too. Whole files go; what is left of the first one that stays cannot be read any more.
-        Runs beside appends and reads, and costs little when there is nothing to delete.
+        Nothing is deleted that a valid slot needs. Slots that break a limit are invalidated first; with
+        ``beyond_slots`` those that need more are, too. Whole files are deleted; records below the offset in the first
+        remaining file cannot be read any more. Runs concurrently with appends and reads, and costs little when there is
+        nothing to delete.
         """
         wanted = upto if isinstance(upto, int) else as_retention(upto)
         self.enforce(limits)
         if not isinstance(wanted, int):
-            wanted = self._kept_from(wanted, self.slots.trim_floor(), self._steady.now())
+            wanted = self._retention_start(wanted, self.slots.trim_floor(), self._steady.now())
         with self._trimming:
             self.slots.check_open()
-            self._journal.check_in_place()  # what is there instead is not this log's to trim
+            self._journal.check_in_place()  # must not trim another log at this path
             start = self.slots.retain(min(wanted, self.bounds().next), beyond_slots=beyond_slots)
-            # Readers are told before anything is removed: what they then miss has expired, and is not lost.
+            # Readers see the new start before files are removed: missing records have expired, and are not lost.
             self._published.retain(start)
             with self._committer.exclusively():
                 self._leave_behind(start)
@@ -355,7 +356,7 @@ class WalLog(WalReading, Closing):
             return start
 
     def _leave_behind(self, start: int) -> None:
-        """Begin a new file if nothing is left in the one being written, so that it can go, too."""
+        """Begin a new file if the current one has no retained records, so that it can be deleted, too."""
         place = self._journal.place
         if place.next > start or place.first == start or self._committer.failed:
             return
@@ -372,11 +373,11 @@ class WalLog(WalReading, Closing):
         self._catalog.forget(drop_below(self.folder, firsts, start, disk=self.disk))
 
     def close(self) -> None:
-        """Make everything durable that was appended, and let go of the log; closing twice is fine.
+        """Make all appends durable, and release the log. Idempotent.
 
-        Waits for a trim that is under way. Whatever would change the log later is ``LogClosed``, and changes nothing;
-        what was durable can still be read. Raises what kept it from being durable, unless somebody was told, and lets
-        go all the same. If it is interrupted while the log's thread writes, that thread lets go when it has written.
+        Waits for a running trim. Later changes raise ``LogClosed``; durable records can still be read. Raises what kept
+        appends from being durable, unless a handle raised it, and releases the log anyway. If it is interrupted while
+        the log's thread writes, that thread releases the log afterwards.
         """
         try:
             self._committer.close(self._is_closed)
@@ -386,24 +387,24 @@ class WalLog(WalReading, Closing):
             raise
         self._end(clean=True)
         with self._trimming:
-            told, self._told = self._told, True
-        if told:
+            had_returned, self._has_closed = self._has_closed, True
+        if had_returned:
             return
         if self._unclosed is not None:
             raise self._unclosed
-        self._committer.raise_untold()
+        self._committer.raise_unseen()
 
     def _end(self, *, clean: bool = True) -> None:
-        """Let go of the log, once. Called by its thread when it ends, since no signal interrupts that one."""
+        """Release the log, once. Called by its thread when it ends, since no signal interrupts that one."""
         with self._trimming:
             if self._closed:
                 return
             try:
-                self._let_go(clean=clean and not self._committer.failed)
-            except Exception as error:  # noqa: BLE001 - who closes it is told
+                self._release(clean=clean and not self._committer.failed)
+            except Exception as error:  # noqa: BLE001 - raised by close()
                 self._unclosed = error
 
-    def _let_go(self, *, clean: bool) -> None:
+    def _release(self, *, clean: bool) -> None:
         with self._held, contextlib.ExitStack() as closing:
             self._closed = True
             closing.callback(self._published.close, clean=clean)
@@ -419,10 +420,10 @@ class WalLog(WalReading, Closing):
         return self._origin.refusal()
 
     def _after_fork(self) -> None:
-        """In a child: change and keep nothing that is the parent's, and wait for nothing that only others can do."""
+        """In a forked child: change nothing of the parent's, and wait for no other thread."""
         self._closed = True
         self._trimming = threading.Lock()
-        with self._held:  # only this process's part of the lock
+        with self._held:  # closes this process's descriptor only
             self._committer.after_fork(self._is_elsewhere)
             self.slots.after_fork(self._is_elsewhere)
             self._tail.after_fork()

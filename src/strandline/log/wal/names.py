@@ -25,7 +25,7 @@ TORN: Final = ".torn"
 NEW: Final = ".new"
 
 LEAD: Final = 1
-"""The flag of the frame that a file begins with, which holds no records."""
+"""Flag of the first frame of a file, which holds no records."""
 
 _DATA = re.compile(r"([0-9]{20})\.log")
 
@@ -41,7 +41,7 @@ def index_name(first: int) -> str:
 
 
 def torn_name(first: int, at: int, number: int) -> str:
-    """What was cut off it from a byte on, for the ``number``-th time."""
+    """The torn tail that was cut off it at a byte, for the ``number``-th time."""
     return f"{first:020d}.{at}.{number}{TORN}"
 
 
@@ -53,19 +53,19 @@ def firsts_in(rows: Iterable[FolderRow]) -> list[int]:
 def salt_of(log_id: UUID) -> int:
     """A mark of the log in the flags of its frames.
 
-    Somebody may store a frame of another log as a value. When the bytes around it are damaged, it must not be taken
-    for one that tells how far this log is durable.
+    A user may store a frame of another log as a value. When the bytes around it are damaged, it must not count as a
+    frame of this log, which would move the durable end.
     """
     return crc32c(log_id.bytes) << 1 & 0xFFFE
 
 
 def hold_lock(held: contextlib.ExitStack, folder: str, *, disk: Disk) -> None:
-    """Become the one process that writes, or say who is; a process that died does not count."""
+    """Become the only writing process, or raise its name; a process that died does not count."""
     path = f"{folder}/{LOCK}"
     try:
         is_mine = held.enter_context(disk.try_locked(path))
     except NotFound:
-        return  # there is no such folder, and so no log: what follows says so
+        return  # there is no such folder: the caller raises NotALog
     if not is_mine:
         holder = read_holder(folder, disk=disk) or "another process"
         raise Fenced(
@@ -79,7 +79,7 @@ def hold_lock(held: contextlib.ExitStack, folder: str, *, disk: Disk) -> None:
 
 
 def read_holder(folder: str, *, disk: Disk) -> str:
-    """Who had the lock last, dead or alive; empty if nobody has said so. Does not touch the lock."""
+    """The last holder of the lock, dead or alive; empty if unknown. Does not touch the lock."""
     try:
         return disk.read(f"{folder}/{LOCK}").decode(errors="replace").strip()
     except NotFound:

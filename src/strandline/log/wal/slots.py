@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, final
 
-from strandline.formats.wal.folder import Kept, encode_kept
+from strandline.formats.wal.folder import SlotsFile, encode_slots_file
 from strandline.log import slots as rules
 from strandline.log.slot_table import SlotTable
 from strandline.log.slots import invalidate, judge
@@ -24,24 +24,24 @@ from strandline.storage.metrics import INVALIDATIONS
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-def write_kept(folder: str, kept: Kept, *, disk: Disk) -> None:
+def write_slots_file(folder: str, kept: SlotsFile, *, disk: Disk) -> None:
     """Durably replace ``slots.json``."""
-    replace_file(disk, f"{folder}/{KEPT}", encode_kept(kept), temporary=f"{folder}/{KEPT}{NEW}")
+    replace_file(disk, f"{folder}/{KEPT}", encode_slots_file(kept), temporary=f"{folder}/{KEPT}{NEW}")
 
 
 @bound_to_process(close=(), keep=("log_id", "after_fork"))
 @final
 class WalSlots(SlotTable):
-    """Slots that are written before anything is answered that must not be lost. Safe in threads.
+    """Slots that are durable before a change is answered. Safe in threads.
 
-    Positions are written lazily: with the next change that cannot wait, before the log forgets anything, and when it is
-    closed. After a crash a slot may stand further back than it stood: then more is kept than is needed, never less.
+    Positions are written lazily: with the next change that cannot wait, before a trim, and on closing. After a crash a
+    slot may be at an earlier position: then more is retained than needed, never less.
     """
 
     def __init__(
         self,
         folder: str,
-        kept: Kept,
+        kept: SlotsFile,
         bounds: Callable[[], Bounds],
         cursor_at: Callable[[int], Cursor],
         check_in_place: Callable[[], None],
@@ -50,9 +50,9 @@ class WalSlots(SlotTable):
         disk: Disk,
         clock: Clock,
     ) -> None:
-        """The slots that were found beside the log, whose ``bounds`` and cursors they are compared with.
+        """The stored slots of a log, whose ``bounds`` and cursors they are compared with.
 
-        ``check_in_place`` raises before anything is written where the log is no more.
+        ``check_in_place`` raises before a write if the log was moved or replaced.
         """
         super().__init__(kept.log_id, kept.slots, bounds, origin=origin, clock=clock)
         self._folder = folder
@@ -62,23 +62,23 @@ class WalSlots(SlotTable):
         self._disk = disk
         self._dirty = False
         self._opened = clock.monotonic()
-        self._heard: dict[str, float] = {}
-        """When each was last seen, on a clock that never jumps; not before the log was opened."""
+        self._heartbeats: dict[str, float] = {}
+        """Time of each slot's last heartbeat, on the monotonic clock; not before the log was opened."""
         self._refusal: Callable[[], Exception] | None = None
-        """Why nothing may be changed any more."""
+        """Returns the error of later changes, once closed."""
 
     def _retained(self) -> Bounds:
-        """What a slot may be put on: readers may not have been told yet of what was just decided to go."""
+        """The offsets at which a slot may be: readers may not see the latest trim yet."""
         bounds = self._bounds()
         return Bounds(max(bounds.first, self._start), bounds.next)
 
     def trim_floor(self) -> int | None:
-        """How far the log may forget."""
+        """The offset up to which the log may be trimmed."""
         with self._lock:
             return rules.trim_floor(self.proven())
 
     def proven(self) -> list[SlotState]:
-        """The slots by what they prove: a restored log may have a cold tier that is not of its own history."""
+        """The slots without a tierer's position that belongs to another history: the log may have been restored."""
         with self._lock:
             return rules.proven(self._slots.values(), self._copied())
 
@@ -90,13 +90,13 @@ class WalSlots(SlotTable):
         )
 
     def _idle_seconds(self, name: str) -> float:
-        """For how many seconds a slot's holder was not seen, as far as could be seen since the log was opened."""
-        return self._clock.monotonic() - self._heard.get(name, self._opened)
+        """Seconds since a slot's last heartbeat, or since the log was opened."""
+        return self._clock.monotonic() - self._heartbeats.get(name, self._opened)
 
     def enforce(self, limits: SlotLimits, bytes_behind: Callable[[int], int]) -> list[SlotState]:
         """Durably drop expired slots and invalidate those that break a limit; logs each, returns the invalidated.
 
-        ``bytes_behind`` gives the bytes stored from a position on. A slot that moves meanwhile is left alone.
+        ``bytes_behind`` returns the bytes stored from a position on. A slot that moves meanwhile is not changed.
         """
         for state in self._expire():
             _LOGGER.warning(
@@ -119,14 +119,14 @@ class WalSlots(SlotTable):
             why = None if state.invalid is None else state.invalid.reason
             INVALIDATIONS.labels(str(why)).inc()
             _LOGGER.warning(
-                "Slot %r of %s was invalidated (%s) at offset %d, with %d bytes behind it: what it needs may be gone. "
-                "Bootstrap its consumer again and reset the slot.",
+                "Slot %r of %s was invalidated (%s) at offset %d, with %d bytes behind it: records that it needs may "
+                "be deleted. Bootstrap its consumer again and reset the slot.",
                 state.name, self._folder, why, state.position, behind[state.name],
             )  # fmt: skip
         return invalidated
 
     def _expire(self) -> list[SlotState]:
-        """Durably drop the slots that expire, and whose consumers were not seen for their whole time; returns them."""
+        """Durably drop expired slots without a heartbeat for their whole time; returns them."""
         with self._changing():
             gone = [
                 state
@@ -141,13 +141,13 @@ class WalSlots(SlotTable):
             return gone
 
     def invalidate(self, name: str, reason: InvalidReason) -> SlotState:
-        """Durably take a slot's pin away, with a reason."""
+        """Durably invalidate a slot, with a reason."""
         with self._changing():
             before = self.get(name)
             return self._store(invalidate(before, before, reason, self._clock.now()))
 
     def _invalidate_judged(self, judged: Sequence[tuple[SlotState, InvalidReason]]) -> list[SlotState]:
-        """Durably take the pins of slots that are still as they were judged, all at once; returns those."""
+        """Durably invalidate slots that are unchanged since they were judged, all at once; returns those."""
         with self._changing():
             now, slots = self._clock.now(), dict(self._slots)
             for state, reason in judged:
@@ -158,9 +158,9 @@ class WalSlots(SlotTable):
             return changed
 
     def retain(self, start: int, *, beyond_slots: bool) -> int:
-        """Durably let the log begin at ``start``, with all positions; returns where it begins now.
+        """Durably set the log's start, with all positions; returns the new start.
 
-        Never above what slots allow, unless told so: then those that needed more are invalidated with the
+        Never above the slots' floor, unless ``beyond_slots``: then the slots that needed more are invalidated with the
         same write.
         """
         with self._changing():
@@ -182,18 +182,18 @@ class WalSlots(SlotTable):
             return self._start
 
     def check_open(self) -> None:
-        """Raise why nothing may be changed any more, if that is so."""
+        """Raise the error of later changes, once closed."""
         if self._refusal is not None:
             raise self._refusal()
 
     def close(self, refusal: Callable[[], Exception]) -> None:
-        """Write the positions that were only noted, and refuse every later change; nothing comes between the two."""
+        """Write the noted positions, and refuse every later change, atomically."""
         with self._lock:
             self._refusal = refusal
             self._flush()
 
     def after_fork(self, refusal: Callable[[], Exception]) -> None:
-        """In a child, where the lock may be held by nobody: let nobody wait for it who is being refused."""
+        """In a forked child, where no thread may release the lock: callers must get the refusal without waiting."""
         self._lock = threading.RLock()
         self._refusal = refusal
 
@@ -203,8 +203,8 @@ class WalSlots(SlotTable):
             self.check_open()  # with the lock: closing does not come between
             yield
 
-    def _hear(self, name: str) -> None:
-        self._heard[name] = self._clock.monotonic()
+    def _mark_alive(self, name: str) -> None:
+        self._heartbeats[name] = self._clock.monotonic()
 
     def _flush(self) -> None:
         if self._dirty:
@@ -220,8 +220,8 @@ class WalSlots(SlotTable):
         return state
 
     def _write(self, start: int, slots: dict[str, SlotState]) -> None:
-        """Durably replace the file; only then does anyone see what is in it."""
+        """Durably replace the file, and then publish its content."""
         self._check_in_place()
-        self._dirty = True  # until it is known to be written: an error leaves either
-        write_kept(self._folder, Kept(self.log_id, start, tuple(slots.values())), disk=self._disk)
+        self._dirty = True  # until the write succeeded: after an error either state may be stored
+        write_slots_file(self._folder, SlotsFile(self.log_id, start, tuple(slots.values())), disk=self._disk)
         self._start, self._slots, self._dirty = start, dict(slots), False

@@ -1,4 +1,4 @@
-"""Copy of a write-ahead log at one moment, and verification of such a copy. Sealing is done elsewhere."""
+"""Copy of a write-ahead log at one moment, and verification of such a copy. Callers seal it."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from strandline.storage.disk import DISK, Disk
 KIND_VERSION: Final = FORMAT_VERSION
 
 _STROKE: Final = 8 << 20
-"""How many bytes are copied at a time."""
+"""Bytes copied at a time."""
 _NO_BOOT: Final = UUID(int=0)
 
 __all__ = ["KIND", "KIND_VERSION", "fill", "verify"]
 
 
 class _End(NamedTuple):
-    """Where a copy ends: in the last of its files, at which of its bytes, and in which term."""
+    """End of a copy: its last file, the byte in it, and the term."""
 
     next: int
     firsts: list[int]
-    """The first offsets of the files up to there."""
+    """First offsets of the files up to there."""
     size: int
     term: int
 
@@ -50,15 +50,15 @@ class _End(NamedTuple):
 
 
 def fill(log: WalLog | WalReader, folder: str, *, upto: Cursor | None = None, disk: Disk | None = None) -> Cursor:
-    """Write all that is durable at one moment into an empty folder, as a log of its own; returns the cursor behind it.
+    """Copy all durable records at one moment into an empty folder, as a log of its own; returns the cursor after them.
 
-    The copy is a write-ahead log with the same identity, that remembers the same writers, and has no slots. Appends,
-    new files and trims may go on: what is trimmed meanwhile may be missing at its beginning, and only there. ``upto``
-    is an end that the log once had (:meth:`~strandline.log.wal.log.WalLog.end`), for a copy that holds nothing behind
-    it: ``CursorExpired`` if the log has trimmed that, ``Diverged`` if it was never there.
+    The copy is a write-ahead log with the same identity and writers, but without slots. Appends,
+    new files and trims may continue: records trimmed meanwhile may be missing at its beginning, and only there.
+    ``upto`` is an end that the log once had (:meth:`~strandline.log.wal.log.WalLog.end`), for a copy without later
+    records: ``CursorExpired`` if the log has trimmed that, ``Diverged`` if it was never there.
 
-    Every file is synced; the folder is not. It is on the log's disk unless another is given. ``NotFound`` if it is not
-    there, ``AlreadyExists`` unless it is empty.
+    Every file is synced; the folder is not. It is on the log's disk unless another is given. ``NotFound`` if the folder
+    does not exist, ``AlreadyExists`` unless it is empty.
     """
     disk = log.disk if disk is None else disk
     _check_destination(log, folder, disk)
@@ -66,7 +66,7 @@ def fill(log: WalLog | WalReader, folder: str, *, upto: Cursor | None = None, di
         raise AlreadyExists(f"{folder} is not empty: name an empty folder for a copy of the log in {log.folder}.")
     copy = _WalCopy(log, folder, disk)
     while (cursor := copy.attempt(upto)) is None:
-        copy.clear()  # all that this was to hold was trimmed meanwhile
+        copy.clear()  # everything was trimmed meanwhile
     return cursor
 
 
@@ -85,7 +85,7 @@ class _WalCopy:
     _copied: list[int] = field(default_factory=list)
 
     def attempt(self, upto: Cursor | None) -> Cursor | None:
-        """Copy the log up to its end of now, or up to ``upto``; None if everything below that was trimmed meanwhile."""
+        """Copy the log up to its current end, or up to ``upto``; None if everything below was trimmed meanwhile."""
         view = self._log.view()
         end = None
         while end is None:
@@ -100,7 +100,7 @@ class _WalCopy:
             try:
                 self._copy_file(first, end.size if first == end.first else None)
             except NotFound:
-                # It was trimmed: what was copied before it goes, too, and what comes behind it is there still.
+                # It was trimmed: copies of earlier files are removed, too, and later files still exist.
                 start = self._after_trim(start).bounds.first
                 if start >= end.next:
                     return None
@@ -111,10 +111,10 @@ class _WalCopy:
         return Cursor(self._log.log_id, end.next, end.term)
 
     def _after_trim(self, start: int) -> View:
-        """The log as it is now that a file was missing; ``NotFound`` if nobody has trimmed it."""
+        """The log after a file was found missing; ``NotFound`` if it was not trimmed."""
         view = self._log.view()
         if view.bounds.first == start:
-            _check_destination(self._log, self._folder, self._disk)  # it may have been that one
+            _check_destination(self._log, self._folder, self._disk)  # the missing folder may be the destination
             raise NotFound(f"{self._log.folder} lacks a file that it should have: see 'strandline wal verify'.")
         return view
 
@@ -136,7 +136,7 @@ class _WalCopy:
             firsts = [first for first in firsts if first <= frame.first]
             end = _End(following, firsts, frame.position + frame.size, frame.term)
         else:
-            # Nothing is retained: all that has to be kept is what a file begins with, which knows writers and term.
+            # Nothing is retained: only the first frame of a file is copied, which has writers and term.
             end = self._lead_end(catalog, [first for first in firsts if first <= following], following)
         if upto is not None and upto.term not in (0, end.term):
             raise Diverged(f"{upto} is of another term than the log has there ({end.term}): ask for the log's end.")
@@ -154,12 +154,12 @@ class _WalCopy:
         return _End(following, firsts, size, term)
 
     def _copy_file(self, first: int, size: int | None) -> None:
-        """Copy a file and its index; only so many bytes, and no index, of one that is still written."""
+        """Copy a file and its index; of the active file only so many bytes, and no index."""
         source, target = f"{self._log.folder}/{data_name(first)}", f"{self._folder}/{data_name(first)}"
         self._copied.append(first)
         if size is None:
             self._disk.copy(source, target)
-            # Without it the copy is no less right: it can be made again.
+            # The copy is valid without it: it can be rebuilt.
             with contextlib.suppress(NotFound):
                 self._disk.copy(f"{self._log.folder}/{index_name(first)}", f"{self._folder}/{index_name(first)}")
             return
@@ -175,7 +175,7 @@ class _WalCopy:
             file.sync()
 
     def _drop_below(self, start: int) -> None:
-        """Remove the copies of files that hold nothing from ``start`` on."""
+        """Remove the copies of files without records from ``start`` on."""
         for first, following in pairwise(self._copied):
             if following <= start:
                 self._remove(first)
@@ -207,15 +207,15 @@ def _expired(upto: Cursor, start: int) -> CursorExpired:
 
 
 def verify(folder: str, *, disk: Disk = DISK, clock: Clock = CLOCK) -> Cursor:
-    """Read every byte of such a copy, and return the cursor that it holds; changes nothing.
+    """Read every byte of a copy, and return its cursor; changes nothing.
 
-    ``CorruptData``, naming the first place, for any damage, and for anything behind its end.
+    ``CorruptData``, naming the first place, for any damage, and for anything after its end.
     """
     try:
         found = look_through(folder, disk=disk, clock=clock)
     except NotALog as error:
         raise CorruptData(f"There is no copy of a log in {folder}: {error}") from error
-    # What opening a log would put right must not be in a copy: it was made whole.
+    # A copy needs no crash recovery: it was made whole.
     wrong = [
         finding
         for finding in found.findings
@@ -225,5 +225,5 @@ def verify(folder: str, *, disk: Disk = DISK, clock: Clock = CLOCK) -> Cursor:
         raise CorruptData(wrong[0].message)
     mark = None if found.log_id is None else read_mark(folder, found.log_id, disk=disk)
     if mark is None or not mark.clean or Bounds(mark.start, mark.next) != found.bounds:
-        raise CorruptData(f"The copy of a log in {folder} does not hold what it says ({mark}): make it again.")
+        raise CorruptData(f"The copy of a log in {folder} does not match its mark ({mark}): make it again.")
     return Cursor(mark.log_id, mark.next, mark.term)

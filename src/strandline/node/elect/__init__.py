@@ -1,1 +1,1 @@
-"""Elections: who may lead, and the votes of a quorum."""
+"""Elections: which node may lead, and the votes of a quorum."""

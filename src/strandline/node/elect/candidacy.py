@@ -41,9 +41,9 @@ class Candidacy:
         if more:
             best = max(more, key=log_rank)
             raise NotReady(
-                f"{mine.name} led last, and {best.name} has more (everything below {best.durable}, against "
+                f"{mine.name} led last, but {best.name} has more records (everything below {best.durable}, against "
                 f"{mine.durable}): the folder of {mine.name} was restored from an older copy, or its disk has lost "
-                f"records. Promote {best.name}, and {mine.name} follows it."
+                f"records. Promote {best.name}; {mine.name} then follows it."
             )
 
     def check(self, mine: ElectionReport, *, force: bool) -> None:

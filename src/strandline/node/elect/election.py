@@ -12,7 +12,7 @@ from strandline.node.messages import ElectionReport
 def own_term(name: str, others: Iterable[str], seen: int) -> int:
     """The next term above ``seen`` that only this node uses, where no lease assigns terms.
 
-    Two nodes that are promoted at once never share a term, if they know the same names: the lower one is fenced.
+    Two nodes that are promoted at once never share a term if they know the same names: the lower term is fenced.
 
     >>> [own_term(name, "abc", 4) for name in "abc"]
     [6, 7, 5]
@@ -23,10 +23,10 @@ def own_term(name: str, others: Iterable[str], seen: int) -> int:
 
 
 def covers(policy: CommitPolicy, *, primary: str, peers: Sequence[Peer], heard: Collection[str]) -> bool:
-    """Whether every set of nodes that could commit a record includes one that was heard.
+    """Whether every set of nodes that could commit a record includes one that answered.
 
     Then the best of them has everything committed. ``primary`` and ``peers`` are the last known primary and its
-    replicas; a quorum goes by its voters alone, whoever led meanwhile.
+    replicas; a quorum depends on its voters alone, whichever node led meanwhile.
     """
     match policy:
         case Quorum(voters):
@@ -63,36 +63,38 @@ def objection(  # noqa: PLR0911 - each is a reason of its own
 ) -> str | None:
     """Why a node must not lead in ``mine.term``, or None.
 
-    It has a copy of the log. ``force`` ignores nodes that were not heard, and accepts a copy that has diverged from the
+    It has a copy of the log. ``force`` ignores nodes that did not answer, and accepts a copy that has diverged from the
     primary's, or that was never acknowledged to one.
     """
     if mine.unhealthy is not None and not force:
-        return f"it is {mine.unhealthy}: deal with that first, or force it if its copy is the right one"
+        return f"it is {mine.unhealthy}: repair that first, or force it if its copy is the right one"
     if mine.adopted == 0 and not force:
-        # Nobody has counted this copy for anything, so that it may lack anything.
+        # No primary has counted this copy, so it may lack committed records.
         return (
-            "its copy of the log was never acknowledged to a primary, so that it may lack what was committed: let it "
-            "follow one first, or force it, which loses what only other nodes have"
+            "its copy of the log was never acknowledged to a primary, so it may lack committed records: let it "
+            "follow one first, or force it, which loses the records that only other nodes have"
         )
     later = next((report for report in others if report.term > mine.term), None)
     if later is not None:
-        return f"{later.name} has seen term {later.term}: somebody else is becoming the primary"
+        return f"{later.name} has seen term {later.term}: another node is becoming the primary"
     better = max((report for report in others if log_rank(report) > log_rank(mine)), key=log_rank, default=None)
     if better is not None:
         return (
-            f"{better.name} has more (up to {better.durable} in term {better.adopted}, against {mine.durable} in term "
-            f"{mine.adopted}): promote {better.name}"
+            f"{better.name} has more records (up to {better.durable} in term {better.adopted}, against {mine.durable} "
+            f"in term {mine.adopted}): promote {better.name}"
         )
     known = max(report.committed for report in (mine, *others))
     if mine.durable < known:
-        return f"it has everything below {mine.durable}, and what is below {known} was committed: promote another one"
-    # A node that lost its data may have had committed records: it does not count as heard.
+        return (
+            f"it has everything below {mine.durable}, but everything below {known} was committed: promote another node"
+        )
+    # A node that lost its data may have had committed records: it does not count as an answer.
     heard = {report.name for report in (mine, *others) if report.adopted > 0}
     if force or covers(policy, primary=primary, peers=peers, heard=heard):
         return None
     if isinstance(policy, Local):
         return (
-            f"the policy is local, and {primary or 'the former primary'} was not heard: what only that has would be "
-            "lost. Force it if that may be"
+            f"the policy is local, and {primary or 'the former primary'} did not answer: records that only it has "
+            "would be lost. Force it to accept that"
         )
-    return f"with only {', '.join(sorted(heard))} heard, something that {policy} had committed may be missing here"
+    return f"only {', '.join(sorted(heard))} answered: a record that {policy} had committed may be missing here"

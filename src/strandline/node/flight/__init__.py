@@ -1,1 +1,1 @@
-"""Nodes over Arrow Flight: the server around a node, and its replicas' and clients' side of it."""
+"""Nodes over Arrow Flight: the server of a node, and the clients of its replicas and applications."""

@@ -1,4 +1,4 @@
-"""The small calls of a node: a name, a JSON object in, and an answer in one or more pieces."""
+"""Actions of a node: a name, a JSON object as the request, and an answer in one or more pieces."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Action:
 
 
 def act(served: NodeService, session: Session, name: str, body: bytes) -> list[bytes]:
-    """Run an action; ``InvalidInput`` for an unknown one or unknown fields, ``Fenced`` for a caller that may not."""
+    """Run an action; ``InvalidInput`` for an unknown action or unknown fields, ``Fenced`` without the role for it."""
     action = ACTIONS.get(name)
     if action is None:
-        raise InvalidInput(f"There is no action {name[:40]!r}; a node knows {', '.join(ACTIONS)}.")
+        raise InvalidInput(f"There is no action {name[:40]!r}; the actions are {', '.join(ACTIONS)}.")
     return action.do(served, session, Fields.parse(body or b"{}", f"The action {name!r}"))
 
 
@@ -40,7 +40,7 @@ def _register(served: NodeService, session: Session, fields: Fields) -> list[byt
 
 def _unregister(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "keep_slot")
-    caller = session.leaver(fields.name("name"), fields.natural("term"))
+    caller = session.leaving_replica(fields.name("name"), fields.natural("term"))
     served.primary.unregister(caller, keep_slot=fields.flag("keep_slot"))
     return []
 
@@ -67,7 +67,7 @@ def _topology(served: NodeService, session: Session, fields: Fields) -> list[byt
     session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
     caller = Caller(fields.name("name") if "name" in fields else "", fields.maybe_natural("term") or 0)
     if session.grant is not None and not session.grant.may(Role.REPLICA):
-        caller = Caller(session.grant.name)  # no client tells a primary that there is a higher term
+        caller = Caller(session.grant.name)  # a client cannot report a higher term
     return [write_record(served.primary.topology(caller))]
 
 
@@ -107,11 +107,11 @@ ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
     {
         "register": Action("Register a replica.", _register),
         "unregister": Action("Unregister a replica.", _unregister),
-        "resume": Action("How a replica goes on from its position.", _resume),
+        "resume": Action("How a replica resumes from its position.", _resume),
         "begin-snapshot": Action("Seal a snapshot for a replica that has to bootstrap.", _begin_snapshot),
-        "end-snapshot": Action("A replica has bootstrapped.", _end_snapshot),
+        "end-snapshot": Action("End a bootstrap: the replica's copy is complete.", _end_snapshot),
         "topology": Action("The replicas of the log with their offsets.", _topology),
-        "report": Action("What this node has; it refuses lower terms than the caller's from then.", _report),
+        "report": Action("The state of this node's copy; from then on it refuses terms below the caller's.", _report),
         "bounds": Action("The first and the next offset that readers see.", _bounds),
         "status": Action("Role, position and health of this node.", _status),
         "promote": Action("Become the primary.", _promote),

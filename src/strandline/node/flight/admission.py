@@ -21,29 +21,29 @@ _STREAMED: Final = ("DoPut", "DoExchange")
 
 @final
 class Admission:
-    """Admits calls with known credentials, where those are required, and below the limits."""
+    """Admits calls below the limits, and with valid credentials where those are required."""
 
     def __init__(self, security: ServerSecurity, limits: ServerLimits, *, clock: Clock) -> None:
-        """Admits nobody yet."""
+        """No call runs yet."""
         self.limiter = CallLimiter(limits, clock=clock)
         self._security = security
         self.limits = limits
-        kept = limits.receive_bytes // 4
-        self._received = MemoryBudget("messages", limits.receive_bytes - kept, limits.receive_bytes // 2)
-        self._received_kept = MemoryBudget("messages of replicas and administrators", kept, kept // 2)
+        reserved = limits.receive_bytes // 4
+        self._received = MemoryBudget("messages", limits.receive_bytes - reserved, limits.receive_bytes // 2)
+        self._reserved_for_replicas = MemoryBudget("messages of replicas and administrators", reserved, reserved // 2)
         self.reports = MemoryBudget("reports", limits.receive_bytes, limits.feeds_each * limits.message_bytes)
 
     @contextlib.contextmanager
     def enter(self, call: GrpcCall) -> Iterator[AdmittedCall]:
-        """Admit a call for the block. No message of it is received before."""
+        """Admit a call for the block. None of its messages is received before."""
         grant = self._grant(call)
-        # Without credentials, small calls may take the reserved places: they arrive whole.
+        # Without credentials, small calls may take the reserved places: they arrive in one message.
         is_reserved = call.method not in _STREAMED if grant is None else grant.may(Role.REPLICA, Role.ADMIN)
         name = None if grant is None else grant.name
         place = self.limiter.enter(name, is_reserved=is_reserved, end=call.end)
         try:
             yield AdmittedCall(
-                self, call, Session(grant), place, self._received_kept if is_reserved else self._received
+                self, call, Session(grant), place, self._reserved_for_replicas if is_reserved else self._received
             )
         finally:
             self.limiter.leave(place)
@@ -59,7 +59,7 @@ class Admission:
         if self._security.client_roots is not None:
             identity = call.identity
             if identity is None:
-                raise Unauthenticated("The call comes without a certificate that names its caller.")
+                raise Unauthenticated("The call has no client certificate that names its caller.")
             return self._security.grant_of(identity)
         return None
 
@@ -71,7 +71,7 @@ class AdmittedCall:
     def __init__(
         self, admission: Admission, call: GrpcCall, session: Session, place: ActiveCall, received: MemoryBudget
     ) -> None:
-        """No message was received yet; ``received`` is the memory budget for its messages."""
+        """``received`` is the memory budget for its messages."""
         self.session = session
         self.who = place.who or call.address
         self._admission = admission
@@ -82,14 +82,14 @@ class AdmittedCall:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether its caller still waits."""
+        """Whether the caller still waits."""
         return self._call.is_wanted
 
     def first(self) -> bytes:
         """The first message, which every call has."""
         message = self.receive()
         if message is None:
-            raise InvalidInput("The call ended without its message.")
+            raise InvalidInput("The call ended without a message.")
         return message
 
     def named(self, asked: str | None = None) -> None:
@@ -106,7 +106,7 @@ class AdmittedCall:
             return self._call.receive()
 
     def receive_report(self) -> bytes | None:
-        """The next message, which may come at any time: :meth:`reporting` has reserved its memory."""
+        """The next message, which may arrive at any time: :meth:`reporting` has reserved its memory."""
         return self._call.receive(is_limited=False)
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""An append over the wire: a command, and Arrow batches that become one batch of the log."""
+"""An append over Flight: a command, and Arrow batches that become one batch of the log."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def write_command(command: AppendCommand) -> bytes:
 
 
 def read_command(data: bytes | None, limits: ServerLimits) -> AppendCommand:
-    """The command in these bytes, with defaults for what is missing; ``InvalidInput`` if it cannot be read."""
+    """Decode a command, with defaults for missing fields; ``InvalidInput`` if it cannot be read."""
     fields = Fields.parse(data or b"{}", "The command of an append").only("writer", "number", "policy", "timeout")
     if ("writer" in fields) != ("number" in fields):
-        raise fields.refused("a writer needs a number, and a number a writer")
+        raise fields.refused("it needs both a writer and a number, or neither")
     append = (WriterId(fields.uuid("writer")), fields.natural("number")) if "writer" in fields else None
     timeout = fields.seconds("timeout") if "timeout" in fields else _USUAL_TIMEOUT
     if timeout > limits.append_seconds:
@@ -99,7 +99,7 @@ def collect(
         data = read_flight_data(message)
         if data.header:
             if pieces:
-                raise InvalidInput("A batch came between the pieces of another.")
+                raise InvalidInput("A batch arrived between the pieces of another.")
             taken, batch = 0, read_batch(arrow_message(data.header, data.body), schema, limits.append_bytes)
         elif data.metadata:
             count(len(data.metadata))
@@ -141,7 +141,7 @@ def _messages(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch | bytes]:
 
 
 def check_types(schema: pa.Schema) -> None:
-    """Refuse types whose values may be larger than the message: dictionaries, run-end encodings and views."""
+    """Refuse types whose values may be larger than their message: dictionaries, run-end encodings and views."""
     if len(schema) > len(RECORD_SCHEMA):
         raise InvalidInput(f"An append of {len(schema)} columns has more than a record: send {RECORD_SCHEMA.names}.")
     for column in schema:

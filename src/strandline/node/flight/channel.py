@@ -1,4 +1,4 @@
-"""A connection to a node: every call has a deadline, and raises what the node raised."""
+"""A connection to a node: every call has a deadline, and re-raises the node's error."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Channel:
     ) -> None:
         """For the node at ``grpc://host:port`` or ``grpc+tls://host:port``."""
         url, security = as_address(url), security or ClientSecurity()
-        refuse_credentials(url, "show a token (--token FILE, ClientSecurity(token=…)) or a certificate")
+        refuse_credentials(url, "send a token (--token FILE, ClientSecurity(token=…)) or a certificate")
         place = split_address(url)
         if place.scheme not in _SCHEMES or not place.hostname or not _has_port(place):
             raise InvalidInput(f"{url!r} is no address of a node: use grpc://host:port or grpc+tls://host:port.")
         if timeout <= 0:
-            raise InvalidInput(f"A timeout of {timeout} s would never let an answer come.")
+            raise InvalidInput(f"A timeout of {timeout} s is too short for any answer.")
         check_calling(place.hostname, security, encrypted=place.scheme == "grpc+tls")
         self.url = url
         self.timeout = timeout
@@ -64,8 +64,11 @@ class Channel:
             override_hostname=security.hostname,
             generic_options=[
                 ("grpc.max_receive_message_length", message_bytes),
-                ("grpc.compression_enabled_algorithms_bitset", 1),  # none: an answer is not unpacked from a few bytes
-                # Its own connection, which closing closes; and a node that is back is found within a second.
+                (
+                    "grpc.compression_enabled_algorithms_bitset",
+                    1,
+                ),  # none: a small answer must not unpack into a large one
+                # A connection of its own, closed with the channel; a restarted node is found within a second.
                 ("grpc.use_local_subchannel_pool", 1),
                 ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS[0]),
                 ("grpc.min_reconnect_backoff_ms", _RECONNECT_MS[1]),

@@ -1,4 +1,4 @@
-"""Errors over Flight: how a node's error leaves it, and how its callers raise it again as what the node raised."""
+"""Errors over Flight: how a node sends an error, and how its callers raise it again as the same class."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from strandline.formats.node.wire import cut, decode_error, encode_error
 _LOGGER: Final = logging.getLogger(__name__)
 
 _TOO_LARGE: Final = "SERVER: Received message larger than max"
-"""gRPC's words for a message that is longer than the other end accepts."""
+"""gRPC's text for a message that is longer than the receiver accepts."""
 
 _UNREACHED: Final = (fl.FlightUnavailableError, fl.FlightTimedOutError, fl.FlightCancelledError, fl.FlightInternalError)
 
 
 @contextlib.contextmanager
 def asking(url: str, what: str) -> Iterator[None]:
-    """Raise errors of Flight as what the node raised.
+    """Raise errors of Flight as the node's own errors.
 
     ``TransientStorageError`` if no answer came: the call may have been executed. ``CorruptData`` for an answer that
     cannot be read.
@@ -44,7 +44,7 @@ def asking(url: str, what: str) -> Iterator[None]:
 
 
 def arrived(error: Exception, url: str, what: str) -> StrandlineError:
-    """The error of ours that an error of Flight stands for."""
+    """The error of this package for an error of Flight."""
     known = decode_error(getattr(error, "extra_info", None))
     if known is not None:
         return known
@@ -53,12 +53,12 @@ def arrived(error: Exception, url: str, what: str) -> StrandlineError:
         kind = InvalidInput if _TOO_LARGE in why else Fenced
         return kind(f"{url} refused {what}: {why}.")
     if isinstance(error, _UNREACHED):
-        return TransientStorageError(f"{url} did not answer {what}: {why}. Whether it was done is not known.")
+        return TransientStorageError(f"{url} did not answer {what}: {why}. The call may have been executed.")
     if isinstance(error, pa.ArrowNotImplementedError):
-        return InvalidInput(f"{url} cannot do {what}: it is no node of this kind, or of another version.")
+        return InvalidInput(f"{url} cannot do {what}: it is not a Strandline node, or one of another version.")
     if isinstance(error, fl.FlightError):
         return StorageError(f"{url} failed to do {what}: {why}.")
-    return CorruptData(f"What {url} answered to {what} is damaged: {why}.")
+    return CorruptData(f"The answer of {url} to {what} is damaged: {why}.")
 
 
 def first_line(error: BaseException) -> str:
@@ -67,11 +67,11 @@ def first_line(error: BaseException) -> str:
     return lines[0][:300].rstrip(".") if lines else type(error).__name__
 
 
-# --- on their way out ------------------------------------------------------------------------------------------
+# --- sending errors --------------------------------------------------------------------------------------------
 
 
 class Unauthenticated(Exception):
-    """The caller has shown no known credentials."""
+    """The caller has sent no valid credentials."""
 
 
 class Code(StrEnum):
@@ -104,7 +104,7 @@ _IO_ERROR: Final = "5"
 
 
 def leaving(error: StrandlineError, code: Code | None = None) -> Refusal:
-    """The refusal for an error: its status tells any client whether to retry, its trailers hold the error."""
+    """The refusal for an error. Any client sees by the status whether to retry; the trailers hold the error."""
     if code is None:
         code = Code.UNKNOWN
         if isinstance(error, Fenced):
@@ -131,12 +131,12 @@ def refusal_of(error: Exception, what: str) -> Refusal:
     if isinstance(error, StrandlineError):
         return leaving(error)
     if isinstance(error, (pa.ArrowException, MemoryError)):
-        # Arrow cannot read what the caller sent; data of the node's own is checked before.
-        return leaving(InvalidInput(f"{what} cannot be done with what was sent: {first_line(error)}."))
+        # Arrow cannot read the caller's data; the node's own data is checked before.
+        return leaving(InvalidInput(f"{what} failed, because Arrow cannot read the request: {first_line(error)}."))
     _LOGGER.error("%s failed", what, exc_info=error)
     return leaving(StorageError(f"{what} failed on the node ({type(error).__name__}): its log says more."))
 
 
 def stopping() -> NotReady:
-    """The error that ends streams while the node is being closed."""
+    """The error that ends streams while the node closes."""
     return NotReady("The node is stopping: connect again, or ask another one.")

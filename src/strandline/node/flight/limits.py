@@ -15,7 +15,7 @@ from strandline.errors import InvalidInput, Overloaded
 from strandline.storage.clock import CLOCK, Clock
 
 _FIRST_WORD: Final = 0.5
-"""Seconds for which a call without a message is not ended in favour of another one."""
+"""Seconds during which a call without a message is not ended to make room for another one."""
 
 _ARENAS: Final = 2
 _ARENAS_OPTION: Final = -8
@@ -35,13 +35,13 @@ class ServerLimits:
     feeds_each: int = 8
     """Streams of log batches for one replica."""
     message_bytes: int = 8 << 20
-    """One message: a larger one is refused by its length. Clients send larger values in pieces."""
+    """Largest message; a larger one is refused by its length. Clients send larger values in pieces."""
     append_bytes: int = 256 << 20
     """Size of all Arrow batches of one append."""
     append_batches: int = 4096
     """Number of batches, and of messages, of one append."""
     append_seconds: float = 600.0
-    """Longest time until an append has arrived, and longest wait for its policy that it may ask for."""
+    """Longest time for an append to arrive, and longest wait for its policy."""
     memory_bytes: int = 384 << 20
     """Memory of all running appends."""
     memory_bytes_each: int = 256 << 20
@@ -49,7 +49,7 @@ class ServerLimits:
     reading_bytes: int = 256 << 20
     """Memory for records that were read from the log and are being sent to readers; the same again for replicas.
 
-    Sending takes up to three times as much: as it was read, as a message, and in gRPC's buffers.
+    Sending takes up to three times as much: the records, the message, and gRPC's buffers.
     """
     reading_bytes_each: int = 128 << 20
     """The same per caller; a single batch of the log may be larger."""
@@ -86,9 +86,9 @@ class ActiveCall:
     end: Callable[[], None]
     """Ends the call."""
     is_reserved: bool
-    """Whether it may take one of the reserved places."""
+    """Whether it may use one of the reserved places."""
     is_silent: bool = True
-    """Whether no message of it has come yet."""
+    """Whether none of its messages has arrived yet."""
 
 
 class CallLimiter:
@@ -102,7 +102,7 @@ class CallLimiter:
         self._idle = 0
         self._in: set[ActiveCall] = set()
         self._ordinary = 0
-        """Calls that may not take a reserved place."""
+        """Calls outside the reserved places."""
         self._each: Counter[str] = Counter()
         self._feeds: Counter[str] = Counter()
 
@@ -160,7 +160,7 @@ class CallLimiter:
         with self._lock:
             place.is_silent = False
             if place not in self._in:
-                raise Overloaded("The call took too long to say what it is about, and its place was given to another.")
+                raise Overloaded("The call sent no message in time, and its place was given to another call.")
             if place.who is not None:
                 return
             self._check_each(who)
@@ -216,7 +216,7 @@ class CallLimiter:
             return oldest
         if is_crowded:
             raise Overloaded(
-                "The node waits for the first message of so many calls that it takes no more of them: ask again a "
+                "Too many calls have sent no message yet, and the node accepts no more of them: ask again a "
                 "little later."
             )
         return None
@@ -224,8 +224,8 @@ class CallLimiter:
     def _check_ordinary(self) -> None:
         if self._ordinary >= self._limits.ordinary_calls:
             raise Overloaded(
-                f"The node is busy with {self._ordinary} calls and streams of clients, and keeps the rest for replicas "
-                "and administrators: ask again a little later, or ask another node."
+                f"The node is busy with {self._ordinary} calls and streams of clients, and reserves the rest for "
+                "replicas and administrators: ask again a little later, or ask another node."
             )
 
     def _check_each(self, who: str) -> None:
@@ -277,7 +277,7 @@ class MemoryBudget:
     def waited_for(self, who: str, size: int, patience: float) -> Iterator[None]:
         """Hold ``size`` bytes during the block, waiting until they are free; ``Overloaded`` after ``patience`` seconds.
 
-        While nobody holds anything, any size is granted.
+        While no caller holds any memory, every size is granted.
         """
         with self._room:
             if not self._room.wait_for(lambda: self._fits(who, size) or not self._all, patience):
@@ -303,8 +303,8 @@ class MemoryBudget:
 
     def _full(self, who: str, size: int) -> Overloaded:
         return Overloaded(
-            f"The node has no room for {size:,} more bytes of {self._what}: {who} has {self._each[who]:,} and all "
-            f"callers have {self._all:,} under way. Try again when they are done."
+            f"The node has no memory for {size:,} more bytes of {self._what}: {who} holds {self._each[who]:,} and all "
+            f"callers hold {self._all:,}. Try again when they are done."
         )
 
 

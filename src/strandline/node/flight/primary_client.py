@@ -53,7 +53,7 @@ T = TypeVar("T")
 class FlightUpstream(Closing):
     """Another node over Flight. Satisfies :class:`~strandline.node.messages.Upstream`. Safe in threads.
 
-    Connects when it is first used. Every call ends within ``timeout`` seconds, but for sealing a snapshot.
+    Connects on first use. Every call ends within ``timeout`` seconds, except sealing a snapshot.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class FlightUpstream(Closing):
     ) -> None:
         """For the node at ``grpc://host:port`` or ``grpc+tls://host:port``.
 
-        A feed receives up to ``queue_bytes`` ahead, and is taken for lost when nothing came for ``timeout`` seconds.
+        A feed receives up to ``queue_bytes`` ahead. After ``timeout`` seconds without a message it counts as lost.
         """
         self._channel = Channel(url, security=security, timeout=timeout)
         self._snapshot_timeout = snapshot_timeout
@@ -150,21 +150,22 @@ class FlightUpstream(Closing):
         return SnapshotOffer(answer(offer, url).name("name"), manifest)
 
     def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[Chunk]:
-        """A file of a snapshot from a byte on. The caller, who stores the bytes, checks their checksums."""
+        """A file of a snapshot from a byte on. The caller stores the bytes, and checks their checksums."""
         timeout = self._channel.timeout + _FETCHED / _SLOWEST
         while True:
             ticket = FileTicket(caller.name, caller.term, snapshot, path, offset, _FETCHED)
-            came = 0
+            received = 0
             for chunk in self._chunks(encode_ticket(ticket), timeout):
-                if chunk.offset != offset + came:
+                if chunk.offset != offset + received:
                     raise CorruptData(
-                        f"{self._channel.url} sent byte {chunk.offset} of {path!r} where {offset + came} was expected."
+                        f"{self._channel.url} sent byte {chunk.offset} of {path!r} where {offset + received} was "
+                        "expected."
                     )
-                came += len(chunk.data)
+                received += len(chunk.data)
                 yield chunk
-            if came < _FETCHED:
+            if received < _FETCHED:
                 return
-            offset += came
+            offset += received
 
     def _chunks(self, ticket: bytes, timeout: float) -> Iterator[Chunk]:
         url = self._channel.url
@@ -193,11 +194,11 @@ class FlightUpstream(Closing):
         return self._answer("topology", caller).record(Topology)
 
     def report(self, caller: Caller) -> ElectionReport:
-        """What this node has, in either role."""
+        """The report of this node for an election, in either role."""
         return self._answer("report", caller).record(ElectionReport)
 
     def close(self) -> None:
-        """Close the connection. Idempotent. Whoever opened a feed closes it."""
+        """Close the connection. Idempotent. Feeds stay open: their openers close them."""
         reports = self._reports
         if reports is not None:
             reports.cancel()  # the thread that waits for an answer holds the lock
@@ -207,9 +208,9 @@ class FlightUpstream(Closing):
 
 
 class _AckStream:
-    """A stream of acknowledgements, and of the answers to those that ask for one.
+    """A stream of acknowledgements, and of the answers that they request.
 
-    The deadline is that of the whole stream. It is used for the first half of that time only, so that each
+    The deadline is that of the whole stream. It is used for the first half of that time only, so each
     acknowledgement has at least half of the channel's timeout to be answered.
     """
 
@@ -238,7 +239,7 @@ class _AckStream:
         try:
             self._writer.write_metadata(pa.py_buffer(encode_advance(report)))
         except pa.ArrowException as error:
-            self._next()  # raises why the node ended the stream, if it said so
+            self._next()  # raises the error with which the node ended the stream
             raise arrived(error, self._url, _WHAT) from error
 
     def _next(self) -> Any:

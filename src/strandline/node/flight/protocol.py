@@ -30,7 +30,7 @@ LARGEST_REQUEST: Final = 2 * LARGEST_JSON
 """Larger requests are refused unread: their fields may take a hundred times as much memory."""
 
 _MOST_FIELDS: Final = 64
-"""Most fields of a message: finding each takes time."""
+"""Limit on the fields of a message: each takes time to find."""
 
 Piece = bytes | memoryview
 
@@ -45,7 +45,7 @@ class FlightData(NamedTuple):
 
 
 def read_flight_data(message: bytes) -> FlightData:
-    """Take a message apart without copying it; ``InvalidInput`` for what is none.
+    """Split a message into its fields without copying; ``InvalidInput`` if it is not a Flight message.
 
     >>> read_flight_data(write_flight_data(b"", metadata=b"note")).metadata.tobytes()
     b'note'
@@ -56,13 +56,13 @@ def read_flight_data(message: bytes) -> FlightData:
     while at < len(message):
         count += 1
         if count > _MOST_FIELDS:
-            raise InvalidInput(f"What was sent is no message of Flight: it has more than {_MOST_FIELDS} fields.")
+            raise InvalidInput(f"The message is no Flight message: it has more than {_MOST_FIELDS} fields.")
         key, at = _read_varint(message, at)
         kind = key & 7
         if kind == _BYTES:
             size, at = _read_varint(message, at)
             if size > len(message) - at:
-                raise InvalidInput("What was sent is no message of Flight: it ends within a field.")
+                raise InvalidInput("The message is no Flight message: it ends within a field.")
             found[key >> 3] = view[at : at + size]
             at += size
         elif kind == _VARINT:
@@ -70,21 +70,19 @@ def read_flight_data(message: bytes) -> FlightData:
         elif kind in (_FIXED64, _FIXED32):
             at += 8 if kind == _FIXED64 else 4
         else:
-            raise InvalidInput("What was sent is no message of Flight: it has a field of no known kind.")
+            raise InvalidInput("The message is no Flight message: it has a field of no known kind.")
     return FlightData(*(found.get(number, b"") for number in (_DESCRIPTOR, _HEADER, _METADATA, _BODY)))
 
 
 def check_request(request: Piece) -> bytes:
     """The bytes of a request: of an action, a ticket or a descriptor; ``InvalidInput`` if they are too many."""
     if len(request) > LARGEST_REQUEST:
-        raise InvalidInput(
-            f"A request of {len(request):,} bytes is larger than the {LARGEST_REQUEST:,} that one may have."
-        )
+        raise InvalidInput(f"A request of {len(request):,} bytes is larger than the limit of {LARGEST_REQUEST:,}.")
     return bytes(request)
 
 
 def write_flight_data(message: Piece | pa.Buffer, *, metadata: bytes = b"") -> bytes:
-    """An Arrow message as ``serialize`` gives it, which may be empty, with its metadata."""
+    """An Arrow message, which may be empty, with its metadata."""
     parts: list[Piece] = [_key(_METADATA), _varint(len(metadata)), metadata] if metadata else []
     if len(message):
         view = memoryview(message).cast("B")
@@ -113,22 +111,22 @@ def arrow_message(header: Piece, body: Piece) -> pa.Buffer:
 
 
 def read_batch(message: pa.Buffer, schema: pa.Schema, largest: int) -> pa.RecordBatch:
-    """The record batch of an Arrow message, which nobody has validated yet.
+    """The record batch of an Arrow message, not validated yet.
 
     ``InvalidInput`` for any other message, for a compressed one, and for one that announces more records than
-    ``largest`` bytes hold: all of it judged by its header, before Arrow unpacks anything.
+    ``largest`` bytes hold. Only the header is read for that: Arrow unpacks nothing before.
     """
     try:
         found = _read_message(message)
         if found.type != "record batch":
-            raise InvalidInput(f"A {found.type} message came among the records: send plain record batches.")
+            raise InvalidInput(f"A {found.type} message arrived among the records: send plain record batches.")
         rows, is_compressed = announced(found, "An Arrow batch")
         if is_compressed:
-            raise InvalidInput("An Arrow batch is compressed, which a node does not unpack: send it as it is.")
+            raise InvalidInput("An Arrow batch is compressed, which a node does not accept: send it uncompressed.")
         if rows * RECORD_BYTES > largest:
             raise InvalidInput(
-                f"An Arrow batch announces {rows:,} records, which take more than the {largest:,} bytes that one may "
-                "have: send it in several, which are one append together."
+                f"An Arrow batch announces {rows:,} records, which take more than the limit of {largest:,} bytes: "
+                "send it in several batches of the same append."
             )
         return pa.ipc.read_record_batch(found, schema)
     except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError, struct.error, CorruptData) as error:
@@ -139,10 +137,10 @@ def read_schema_message(message: pa.Buffer) -> pa.Schema:
     """The schema of an Arrow message; ``InvalidInput`` for any other."""
     try:
         found = _read_message(message)
-        if found.type != "schema":  # Arrow takes any message for one, and ends the process
-            raise InvalidInput(f"A message of type {found.type!r} came where the schema belongs.")
+        if found.type != "schema":  # Arrow reads any message as a schema, and crashes the process
+            raise InvalidInput(f"A message of type {found.type!r} arrived in place of the schema.")
         schema = pa.ipc.read_schema(found)
-        for column in schema:  # ValueError for names that are no text, which nobody may meet later
+        for column in schema:  # ValueError now, not later, for names that are not text
             repr((column.name, str(column.type)))
         return schema  # noqa: TRY300 - the errors are those of reading it
     except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
@@ -156,7 +154,7 @@ def _read_message(message: pa.Buffer) -> pa.Message:
 
 def unreadable(error: Exception) -> InvalidInput:
     """The error for bytes from outside that Arrow cannot read."""
-    return InvalidInput(f"What was sent cannot be read: {first_line(error)}.")
+    return InvalidInput(f"The request cannot be read: {first_line(error)}.")
 
 
 def _key(number: int) -> bytes:
@@ -181,4 +179,4 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & _SEVEN_BITS) << 7 * index
         if byte <= _SEVEN_BITS:
             return value, at + index + 1
-    raise InvalidInput("What was sent is no message of Flight: a number in it does not end.")
+    raise InvalidInput("The message is no Flight message: a number in it does not end.")

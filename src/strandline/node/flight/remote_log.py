@@ -36,7 +36,7 @@ from strandline.storage.fork_check import Origin, bound_to_process
 @final
 @checked
 class RemoteLog(Closing):
-    """A log on a node: append to it on its primary, and read it anywhere up to what is committed. Safe in threads."""
+    """A log on a node: append on its primary, read on any node up to the commit watermark. Safe in threads."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class RemoteLog(Closing):
     ) -> Commit:
         """Append a batch, whole or not at all, and wait up to ``timeout`` seconds for its policy.
 
-        The same writer and number again is a no-op. ``TransientStorageError`` if no answer came: the records may be
-        appended or not, and only a numbered append can be repeated without doubt.
+        The same writer and number again is a no-op. ``TransientStorageError`` if no answer arrived: the records may be
+        appended or not, and only a numbered append can safely be repeated.
         """
         url = self.url
         table = pa.Table.from_batches([records]) if isinstance(records, pa.RecordBatch) else records
@@ -79,7 +79,7 @@ class RemoteLog(Closing):
         with asking(url, "an append"):
             data = self._channel.put(command, as_messages(table), table.schema, timeout + self._channel.timeout)
         if data is None:
-            raise TransientStorageError(f"{url} did not answer an append: whether it was done is not known.")
+            raise TransientStorageError(f"{url} did not answer an append: the records may be appended or not.")
         return read_commit(answer(data, url))
 
     def read(
@@ -92,7 +92,7 @@ class RemoteLog(Closing):
     ) -> Iterator[pa.RecordBatch]:
         """Batches with offsets from a cursor (or the beginning) up to the watermark; with ``follow``, without an end.
 
-        Raises as the node does, ``TransientStorageError`` if the connection broke: go on behind the last offset.
+        Raises the node's errors, and ``TransientStorageError`` if the connection broke: resume behind the last offset.
         """
         url = self.url
         schema = read_schema(columns)
@@ -145,11 +145,11 @@ class RemoteLog(Closing):
         return self._ask("status").record(NodeStatus)
 
     def rebootstrap(self) -> None:
-        """Let this node, a replica, rebuild its copy of the log."""
+        """Tell this node, a replica, to rebuild its copy of the log."""
         self._channel.call("rebootstrap", {})
 
     def unregister(self, replica: str, *, keep_slot: bool = False) -> None:
-        """Let this node, the primary, unregister a replica; an unknown one is fine."""
+        """Tell this node, the primary, to unregister a replica; an unknown one is fine."""
         self._channel.call("unregister", {"name": replica, "term": 0, "keep_slot": keep_slot})
 
     def close(self) -> None:

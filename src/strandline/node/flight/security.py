@@ -1,4 +1,4 @@
-"""Authentication and authorisation: certificates, tokens and roles, and where a node may listen without them."""
+"""Authentication and authorisation: certificates, tokens, roles, and on which addresses a node may listen."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Role(StrEnum):
     """What a caller may do."""
 
     REPLICA = "replica"
-    """Follow the log and acknowledge, as itself alone; ask other nodes for their report."""
+    """Follow the log and acknowledge under its own name; ask other nodes for their election report."""
     CLIENT = "client"
     """Read up to the watermark, append, and look at the topology."""
     ADMIN = "admin"
-    """What a client may; promote; unregister any replica; have one build its copy again."""
+    """Everything that a client may; promote; unregister any replica; order a replica to bootstrap again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +47,17 @@ class Grant:
 
 
 _USUAL: Final = frozenset({Role.CLIENT})
-"""Roles of a certificate that is not named: no term and no acknowledgement is accepted from it."""
+"""Roles of a certificate without an entry: no term and no acknowledgement is accepted from it."""
 
 
 class Tokens:
-    """Tokens and the grant of each. Only hashes are held, and neither is ever shown or logged."""
+    """Tokens and the grant of each. Only hashes are stored; neither is ever printed or logged."""
 
     def __init__(self, grants: Iterable[tuple[bytes, Grant]]) -> None:
         """Pairs of a token's SHA-256 and its grant."""
         self._grants = tuple(grants)
         if len({digest for digest, _ in self._grants}) < len(self._grants):
-            raise InvalidInput("A token is given twice: each stands for one name.")
+            raise InvalidInput("A token is given twice: each belongs to one name.")
 
     def __repr__(self) -> str:
         return f"Tokens(of {sorted({grant.name for _, grant in self._grants})})"
@@ -77,7 +77,7 @@ class Tokens:
             try:
                 grants.append(_grant(words))
             except ValueError as error:
-                # Never the line itself, and never the cause: there is a token in them.
+                # Neither the line nor its cause is shown: both contain a token.
                 raise InvalidInput(f"Line {number} of {where} is no grant: {error}.") from None
         return cls(grants)
 
@@ -91,7 +91,7 @@ class Tokens:
         return cls.parse(text, path)
 
     def find(self, headers: Mapping[str, list[str]]) -> Grant | None:
-        """The grant of the token in these headers; takes as long for an unknown token as for a known one."""
+        """The grant of the token in these headers. Unknown tokens take as long as known ones."""
         values = headers.get(HEADER, [])
         scheme, _, token = (values[0] if len(values) == 1 else "").partition(" ")
         digest = hashlib.sha256(token.strip().encode(errors="replace")).digest()
@@ -165,11 +165,11 @@ class ServerSecurity:
             raise InvalidInput("TLS needs both a certificate and its key.")
         if self.identities and (self.client_roots is None or self.tokens is not None):
             raise InvalidInput(
-                "Identities name certificates, which are looked at only with client_roots and without tokens: with "
-                "tokens it is they that give the roles."
+                "Identities name certificates, which are checked only with client_roots and without tokens: with "
+                "tokens, the tokens give the roles."
             )
         if self.client_roots is not None and self.certificate is None:
-            raise InvalidInput("Clients can show certificates only over TLS: give the node a certificate and a key.")
+            raise InvalidInput("Clients can send certificates only over TLS: give the node a certificate and a key.")
 
     @classmethod
     def load(
@@ -244,35 +244,35 @@ def _read(path: str | None, disk: Disk) -> bytes | None:
 
 
 def check_listening(host: str, security: ServerSecurity, *, insecure: bool) -> None:
-    """Refuse to listen for other machines without authentication and encryption."""
+    """Refuse to listen on an address for other machines without authentication and encryption."""
     if insecure or is_loopback(host):
         return
     if not security.knows_callers:
-        missing = "everybody could read, append and promote: give it tokens or client_roots"
+        missing = "anybody could read, append and promote: give it tokens or client_roots"
     elif not security.is_encrypted:
-        missing = "tokens would travel for everybody to read: give it a certificate and a key"
+        missing = "tokens would be sent in plain text: give it a certificate and a key"
     else:
         return
     raise InvalidInput(
-        f"A node on {host} can be reached by other machines, and {missing}; or listen on 127.0.0.1, or say "
+        f"A node on {host} can be reached by other machines, and {missing}; or listen on 127.0.0.1, or set "
         "insecure=True."
     )
 
 
 def check_calling(host: str, security: ClientSecurity, *, encrypted: bool) -> None:
-    """Refuse to send a token over a plain connection, or to accept certificates that it would not check."""
+    """Refuse to send a token over a plain connection, and certificates that a plain connection would ignore."""
     if encrypted:
         return
     if security.roots is not None or security.certificate is not None:
         raise InvalidInput(f"Certificates are used over TLS only: call {host} as grpc+tls://.")
     if security.token is not None and not (security.insecure or is_loopback(host)):
         raise InvalidInput(
-            f"The token would travel to {host} for everybody to read: call it as grpc+tls://, or say insecure=True."
+            f"The token would be sent to {host} in plain text: call it as grpc+tls://, or set insecure=True."
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine only."""
+    """Whether a host is the loopback interface."""
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -298,7 +298,7 @@ class Session:
         self.need(Role.REPLICA)
         return self._itself(name, term)
 
-    def leaver(self, name: str, term: int) -> Caller:
+    def leaving_replica(self, name: str, term: int) -> Caller:
         """The replica to unregister, named by itself or by an administrator."""
         self.need(Role.REPLICA, Role.ADMIN)
         if self.grant is not None and not self.grant.may(Role.REPLICA):

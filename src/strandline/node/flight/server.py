@@ -1,4 +1,4 @@
-"""A node behind an Arrow Flight server."""
+"""The Arrow Flight server of a node."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class FlightNode(Closing):
     ) -> None:
         """Start serving; port 0 takes a free one. ``InvalidInput`` for an address that is not safe to listen on.
 
-        ``StorageError`` if the port is taken, or the certificate is none.
+        ``StorageError`` if the port is taken, or the certificate is invalid.
         """
         security = security or ServerSecurity()
         check_listening(host, security, insecure=insecure)
@@ -187,8 +187,8 @@ class _Service:
                     self._refuse_when_stopping()
                     yield from answer(admitted)
             except CallCancelled:
-                return  # nobody hears the answer
-            except Exception as error:  # noqa: BLE001 - goes to the caller as what it is
+                return  # the caller is gone
+            except Exception as error:  # noqa: BLE001 - sent to the caller
                 call.refuse(refusal_of(error, what))
 
         return serve
@@ -245,7 +245,7 @@ class _Service:
         first = bounds.first if ticket.since is None else ticket.since.next
         end = bounds.next if ticket.upto is None else ticket.upto
         records = -1 if ticket.follow else max(0, end - first)
-        # No location means: where this was asked.
+        # No location means: at this server.
         endpoint = fl.FlightEndpoint(encode_ticket(ticket), [])
         info = fl.FlightInfo(read_schema(ticket.columns), descriptor, [endpoint], records, -1)
         data: bytes = info.serialize()
@@ -275,7 +275,7 @@ class _Service:
                         yield write_flight_data(chunk.serialize())
             case FeedTicket() | ReportTicket():
                 admitted.named()
-                raise InvalidInput("This ticket is for an exchange: it is not to be had as a stream.")
+                raise InvalidInput("This ticket is for an exchange: open it with DoExchange.")
 
     # --- streams in --------------------------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class _Service:
         yield write_put_result(write_commit(commit))
 
     def _in_time(self, receive: Callable[[], bytes | None]) -> Callable[[], bytes | None]:
-        """The same with a deadline: an endless append would hold its memory for ever."""
+        """The same with a deadline: an endless append would hold its memory forever."""
         longest = self._limits.append_seconds
         end = self._clock.monotonic() + longest
 
@@ -312,10 +312,10 @@ class _Service:
                 yield from self._feed(admitted, asked)
             case ReportTicket(name):
                 admitted.named(name)
-                yield from self._hear(admitted, name)
+                yield from self._receive_acks(admitted, name)
             case _:
                 admitted.named()
-                raise InvalidInput("This ticket is for a stream: ask for that.")
+                raise InvalidInput("This ticket is for a stream: open it with DoGet.")
 
     def _feed(self, admitted: AdmittedCall, asked: FeedTicket) -> Iterator[bytes]:
         """Log batches for a replica."""
@@ -331,7 +331,7 @@ class _Service:
                 for message, note in parts:
                     yield write_flight_data(b"" if message is None else message, metadata=note)
 
-    def _hear(self, admitted: AdmittedCall, name: str) -> Iterator[bytes]:
+    def _receive_acks(self, admitted: AdmittedCall, name: str) -> Iterator[bytes]:
         """Acknowledgements of one replica over one stream: separate calls cost twice as much."""
         where = f"replica {name!r}"
         admitted.session.replica(name, 0)  # before it takes memory that is reserved for replicas
@@ -376,5 +376,5 @@ def _asked_for(descriptor: Any) -> ReadTicket:
     """The ticket in a descriptor's command; the whole log without one."""
     ticket = decode_ticket(descriptor.command or b"")
     if not isinstance(ticket, ReadTicket):
-        raise NotReady("Only what readers may read is described.")
+        raise NotReady("Only tickets of readers have a description.")
     return ticket

@@ -1,4 +1,4 @@
-"""The receiving end of a stream: a thread that receives ahead of its reader, and checks each message."""
+"""The receiving end of a stream: a thread receives ahead of the reader, and checks each message."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class Assembler:
         self._pages: list[Parts] = []
         self._rows = self._size = 0
 
-    def hear(self, note: Note) -> None:
-        """Check a note that came without records."""
+    def check_note(self, note: Note) -> None:
+        """Check a note that arrived without records."""
         if not note.flags & Flag.HEARTBEAT or self._parts:
-            raise self._damaged("a note came without its records, or a heartbeat among the parts of a batch")
+            raise self._damaged("a note arrived without its records, or a heartbeat among the parts of a batch")
 
     def add(self, part: pa.RecordBatch, note: Note, page: Parts) -> LogBatch | None:
         """Add a part, of which ``page`` is the encoding; returns the log batch if this was its last part."""
         if note.flags & (Flag.HEARTBEAT | Flag.READ) or not part.num_rows:
-            raise self._damaged("a part of a batch holds no records, or not those of a log")
+            raise self._damaged("a part of a batch holds no records, or not the columns of a log")
         if self._note is None:
             self._begin(note)
         elif _same(self._note) != _same(note):
@@ -77,7 +77,7 @@ class Assembler:
         fits = note.first <= self._since < after if self._next is None else note.first == self._next
         if not fits:
             expected = self._since if self._next is None else self._next
-            raise self._damaged(f"offsets {note.first} to {after - 1} came where {expected} was expected")
+            raise self._damaged(f"offsets {note.first} to {after - 1} arrived where {expected} was expected")
         self._note = note
 
     def _finish(self, note: Note) -> LogBatch:
@@ -88,11 +88,11 @@ class Assembler:
         return batch
 
     def _damaged(self, why: str) -> CorruptData:
-        return CorruptData(f"The stream of {self._url} is damaged: {why}. Nothing of it was kept: connect again.")
+        return CorruptData(f"The stream of {self._url} is damaged: {why}. The batch was discarded: connect again.")
 
 
 def size_of(batch: pa.RecordBatch) -> int:
-    """Memory of a received batch, in a tenth of the time that ``nbytes`` takes."""
+    """Memory of a received batch; ten times faster than ``nbytes``."""
     size: int = batch.get_total_buffer_size()
     return size
 
@@ -115,7 +115,7 @@ def check_records(batch: pa.RecordBatch, url: str) -> None:
 
 
 class Receiver(Generic[T]):
-    """Receives in its own thread, up to about ``QUEUE_BYTES`` ahead of the thread that takes. Any thread closes it."""
+    """Receives in its own thread, up to about ``QUEUE_BYTES`` ahead of the taking thread. Any thread closes it."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Receiver(Generic[T]):
     ) -> None:
         """Read the stream that ``begin`` opens; ``accept`` turns each chunk into an item and its size.
 
-        After ``silence`` seconds without a message the connection counts as lost.
+        After ``silence`` seconds without a message, the connection counts as lost.
         """
         self._begin = begin
         self._accept = accept
@@ -148,7 +148,7 @@ class Receiver(Generic[T]):
         self._room = threading.Condition()
         self._crowded = False
         """Whether the receiving thread waits for room."""
-        self._heard = clock.monotonic()
+        self._last_message = clock.monotonic()
         self._ended: BaseException | None = None
         self._done = False
         self._closed = False
@@ -174,11 +174,11 @@ class Receiver(Generic[T]):
             self._end(error)
         except pa.ArrowException as error:
             self._end(arrived(error, self._url, self._what))
-        except BaseException as error:  # noqa: BLE001 - raised where somebody hears of it
+        except BaseException as error:  # noqa: BLE001 - raised by the next take
             self._end(error)
 
     def _put(self, item: tuple[T, int] | None) -> bool:
-        self._heard = self._clock.monotonic()
+        self._last_message = self._clock.monotonic()
         if item is not None:
             if not self._has_room(item[1]):
                 self._wait_for_room(item[1])
@@ -188,14 +188,14 @@ class Receiver(Generic[T]):
 
     def _has_room(self, size: int) -> bool:
         ahead = self._received - self._taken
-        return not ahead or ahead + size <= self._limit  # at least one item, of any size
+        return not ahead or ahead + size <= self._limit  # one item of any size always fits
 
     def _wait_for_room(self, size: int) -> None:
         with self._room:
             self._crowded = True
             self._room.wait_for(lambda: self._closed or self._has_room(size))
             self._crowded = False
-        self._heard = self._clock.monotonic()
+        self._last_message = self._clock.monotonic()
 
     def _end(self, error: BaseException | None) -> None:
         self._ended, self._done = error, True
@@ -223,9 +223,9 @@ class Receiver(Generic[T]):
         elif self._done:
             if self._ended is not None and self._is_over():
                 raise self._ended
-        elif self._clock.monotonic() - self._heard >= self._silence:
+        elif self._clock.monotonic() - self._last_message >= self._silence:
             raise TransientStorageError(
-                f"{self._url} has sent nothing for {self._silence:g} s, not even that it is there: connect again."
+                f"{self._url} has sent nothing for {self._silence:g} s, not even a heartbeat: connect again."
             )
         return taken
 
@@ -234,7 +234,7 @@ class Receiver(Generic[T]):
         if self._left is not None or not self._queue.empty() or self._done or self._closed:
             return self._next()
         now = self._clock.monotonic()
-        turn = min(now + timeout, self._heard + self._silence) - now
+        turn = min(now + timeout, self._last_message + self._silence) - now
         if turn <= 0:
             return None
         try:
@@ -244,7 +244,7 @@ class Receiver(Generic[T]):
         return self._next() if item is None else item
 
     def _next(self) -> tuple[T, int] | None:
-        """The next item that was received already."""
+        """The next item that was already received."""
         item, self._left = self._left, None
         while item is None and not self._queue.empty():  # only one thread takes
             item = self._queue.get_nowait()
@@ -278,9 +278,9 @@ class RemoteFeed(Receiver[LogBatch]):
     def __init__(
         self, begin: Callable[[], AbstractContextManager[Any]], since: int, *, url: str, silence: float, **more: Any
     ) -> None:
-        """The batches from the one that holds the offset ``since`` on, out of the stream that ``begin`` opens.
+        """The batches from the one that holds the offset ``since`` on; ``begin`` opens the stream.
 
-        ``more`` are the clock, and how many bytes are received ahead.
+        ``more``: the clock, and how many bytes are received ahead.
         """
         self._url = url
         self._heartbeat: Heartbeat | None = None
@@ -290,7 +290,9 @@ class RemoteFeed(Receiver[LogBatch]):
         def opened() -> Iterator[Any]:
             with begin() as reader:
                 if not reader.schema.equals(RECORD_SCHEMA):
-                    raise CorruptData(f"{url} streams {str(reader.schema.names)[:200]}, which are no records.")
+                    raise CorruptData(
+                        f"{url} streams {str(reader.schema.names)[:200]}, which are not the columns of records."
+                    )
                 yield reader
 
         super().__init__(opened, self._assemble, url=url, what="the stream of records", silence=silence, **more)
@@ -298,7 +300,7 @@ class RemoteFeed(Receiver[LogBatch]):
     def _assemble(self, chunk: Any) -> tuple[LogBatch, int] | None:
         if chunk.data is None:
             note, batch = _note_of(chunk, self._url), None
-            self._assembler.hear(note)
+            self._assembler.check_note(note)
         else:
             part = admit_batch(chunk.data, f"A part of the stream of {self._url}")
             # Encoded once, for the checksum and for the local log.
@@ -314,7 +316,7 @@ class RemoteFeed(Receiver[LogBatch]):
         return self._heartbeat
 
     def wait(self, timeout: float) -> int:
-        """0: received batches are in memory, and bounded there."""
+        """0: the received batches are in memory, where their size is limited."""
         return 0
 
     def take(self, timeout: float, *, most: int = TAKE_BYTES) -> list[LogBatch]:
@@ -326,18 +328,18 @@ class RemoteFeed(Receiver[LogBatch]):
 
 
 def read_part(chunk: Any, url: str) -> tuple[pa.RecordBatch, Note]:
-    """The records of a chunk and its note; ``CorruptData`` if they were changed on the way."""
+    """The records of a chunk and its note; ``CorruptData`` if the checksum of the records does not match."""
     part = admit_batch(chunk.data, f"A part of the stream of {url}")
     return part, _checked_note(chunk, url, part, None)
 
 
 def _checked_note(chunk: Any, url: str, part: pa.RecordBatch, page: Parts | None) -> Note:
-    """The checked note of a chunk; ``page`` is the encoding of its records, if that is known."""
+    """The checked note of a chunk; ``page`` is the encoding of its records, if known."""
     note = _note_of(chunk, url)
     if part.num_rows:
         content = content_checksum(part) if page is None else page_checksum(page)
         if content != note.content:
-            raise CorruptData(f"Records that {url} sent did not arrive as they were: connect again.")
+            raise CorruptData(f"Records that {url} sent do not match their checksum: connect again.")
     return note
 
 

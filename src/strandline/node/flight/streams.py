@@ -25,7 +25,7 @@ TURN: Final = 0.2
 """Seconds between two checks whether a stream is still wanted."""
 
 SOON: Final = 0.005
-"""The same, at first, while replicas wait to hear that the sent batches are committed."""
+"""The first interval while replicas wait to learn that the sent batches are committed."""
 
 _PLANNED: Final = Limit(batches=64, bytes=32 << 20)
 
@@ -111,7 +111,7 @@ def _fetched(log: CommittedLog, span: Any, cursor: Cursor, columns: Sequence[str
     try:
         found: list[pa.RecordBatch] = span.fetch(columns)
     except NotFound:
-        log.plan(cursor, Limit(batches=1))  # raises if it was trimmed since it was planned
+        log.plan(cursor, Limit(batches=1))  # raises if the span was trimmed after it was planned
         raise
     return found
 
@@ -128,40 +128,40 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 def feeding(
     primary: PrimaryApi, ticket: FeedTicket, caller: Caller, live: Live, timer: HeartbeatTimer, hold: Hold
 ) -> Generator[Part | Word, None, None]:
-    """Log batches without an end, and heartbeats: while there are no batches, and whenever the heartbeat has changed.
+    """Log batches without an end, and heartbeats: when there are no batches, and whenever the heartbeat has changed.
 
     Memory for a batch is reserved before it is read, and held until it was sent.
     """
     with contextlib.closing(primary.feed(caller, ticket.since)) as feed:
-        told: Heartbeat | None = None
+        last_heartbeat: Heartbeat | None = None
         turn = TURN
         while live():
             size = feed.wait(turn)
             with hold(size) if size else contextlib.nullcontext():
                 batches = feed.take(turn)
                 for batch in batches:
-                    told = feed.heartbeat
-                    for part, note in parts(batch, told):
-                        # Batches that all feeds share in memory are copied by each that sends them.
+                    last_heartbeat = feed.heartbeat
+                    for part, note in parts(batch, last_heartbeat):
+                        # Feeds share batches in memory; each copies them to send them.
                         with contextlib.nullcontext() if size else hold(len(part)):
                             yield part, note
             heartbeat = feed.heartbeat
-            is_news = heartbeat is not None and (heartbeat != told or (timer.is_due() and not batches))
+            is_news = heartbeat is not None and (heartbeat != last_heartbeat or (timer.is_due() and not batches))
             if heartbeat is not None and is_news:
-                told = heartbeat
+                last_heartbeat = heartbeat
                 yield None, encode_note(Note(Flag.HEARTBEAT, 0, 0, 0, 0, None, heartbeat))
             if batches or is_news:
                 timer.sent()
-            turn = next_turn(turn, told, is_news=bool(batches) or is_news)
+            turn = next_turn(turn, last_heartbeat, is_news=bool(batches) or is_news)
 
 
-def next_turn(turn: float, told: Heartbeat | None, *, is_news: bool) -> float:
-    """How long to wait for more: briefly while the last heartbeat had records that are not committed yet.
+def next_turn(turn: float, last_heartbeat: Heartbeat | None, *, is_news: bool) -> float:
+    """Seconds to wait for more batches: briefly while the last heartbeat had records that are not committed yet.
 
-    The acknowledgement that commits them may come at any moment, and readers of the replica wait for it. The wait
+    The acknowledgement that commits them may arrive at any moment, and readers of the replica wait for it. The wait
     doubles each time.
     """
-    if told is None or told.committed >= told.durable:
+    if last_heartbeat is None or last_heartbeat.committed >= last_heartbeat.durable:
         return TURN
     return SOON if is_news else min(TURN, 2 * turn)
 
@@ -183,14 +183,14 @@ def parts(batch: LogBatch, heartbeat: Heartbeat | None) -> Generator[Part, None,
 
 
 def _message(batch: pa.RecordBatch, page: Parts | None = None) -> memoryview:
-    """A batch as an Arrow message: the page that it was read from if that is contiguous, else newly encoded."""
+    """A batch as an Arrow message: the page that it was read from if that is contiguous, else a new encoding."""
     return memoryview(page[0] if page is not None and len(page) == 1 else batch.serialize()).cast("B")
 
 
 def pieces(
     primary: PrimaryApi, ticket: FileTicket, caller: Caller, live: Live
 ) -> Generator[pa.RecordBatch, None, None]:
-    """A piece of a snapshot's file; ends before the file does once ``limit`` bytes were sent."""
+    """A piece of a snapshot's file: at most ``limit`` bytes."""
     left = ticket.limit
     chunks = primary.chunks(caller, ticket.snapshot, ticket.path, ticket.offset)
     with contextlib.ExitStack() as closing:

@@ -33,7 +33,7 @@ _IDENTITY_ONLY: Final = 1
 """The set of accepted compression algorithms: none."""
 
 _MESSAGE_SLACK: Final = 64 << 10
-"""Bytes that a message may have beside its content."""
+"""Bytes that a message may have besides its content."""
 
 _STREAMS: Final = 128
 """Calls per connection; further ones wait at the client."""
@@ -51,17 +51,17 @@ _SPARE: Final = 30.0
 
 
 def _grpc() -> Any:
-    """The library; quiet unless ``GRPC_VERBOSITY`` is set: whoever sends it nonsense would fill the node's log."""
+    """The library, quiet unless ``GRPC_VERBOSITY`` is set: malformed requests would fill the node's log."""
     if "grpc" in sys.modules and sys.modules["grpc"] is not None:
         return sys.modules["grpc"]
-    is_said = _VERBOSITY in os.environ
+    is_configured = _VERBOSITY in os.environ
     os.environ.setdefault(_VERBOSITY, "NONE")
     try:
         import grpc
     except ImportError as error:
         raise MissingExtra("Serving a node needs the extra 'server': pip install 'strandline[server]'.") from error
     finally:
-        if not is_said:
+        if not is_configured:
             del os.environ[_VERBOSITY]
     return grpc
 
@@ -72,7 +72,7 @@ class CallCancelled(Exception):
 
 @final
 class GrpcCall:
-    """One call: its headers, its messages, and since when it keeps the node waiting. For one thread but ``end``."""
+    """One call: its headers, its messages, and how long the node has waited for it. For one thread, except ``end``."""
 
     def __init__(self, method: str, requests: Iterator[bytes], context: Any, clock: Clock) -> None:
         """A call of this method that has just begun; nothing of it was received yet."""
@@ -113,9 +113,9 @@ class GrpcCall:
         return bool(self._context.is_active())
 
     def receive(self, *, is_limited: bool = True) -> bytes | None:
-        """The next message, or None if there are no more; ``CallCancelled`` if the caller is.
+        """The next message, or None at the end; ``CallCancelled`` if the caller cancelled.
 
-        One that may come at any time is not ``is_limited``: the call is not ended for taking long.
+        Without ``is_limited`` the message may come at any time: the call is not ended for taking long.
         """
         with self.waiting() if is_limited else contextlib.nullcontext():
             try:
@@ -142,7 +142,7 @@ class GrpcCall:
 
     def end(self) -> None:
         """End the call, from any thread; a thread that waits for its caller gets ``CallCancelled``."""
-        with contextlib.suppress(Exception):  # it may have ended by itself, in whatever way
+        with contextlib.suppress(Exception):  # it may have ended already
             self._context.cancel()
 
     def refuse(self, refusal: Refusal) -> None:
@@ -171,7 +171,7 @@ class GrpcServer:
         limits: ServerLimits,
         clock: Clock,
     ) -> None:
-        """Begin to listen at every address of a host, at a free port for 0; ``StorageError`` if that cannot be done."""
+        """Listen at every address of a host, at a free port for 0; ``StorageError`` if that fails."""
         grpc = _grpc()
         self._limits = limits
         self._clock = clock
@@ -193,8 +193,8 @@ class GrpcServer:
                     self.port = self._server.add_secure_port(place, credentials)
         except (RuntimeError, ValueError) as error:
             raise StorageError(
-                f"Nothing can be served at {host}:{port} ({str(error)[:200]}): another program has that port, or the "
-                "certificate and its key do not fit, or it is no address of this machine."
+                f"The node cannot listen at {host}:{port} ({str(error)[:200]}): another program has that port, or the "
+                "certificate does not match its key, or it is not an address of this machine."
             ) from error
         self._server.start()
 
@@ -205,7 +205,7 @@ class GrpcServer:
             try:
                 with contextlib.closing(serve(call)) as messages:
                     for message in messages:
-                        with call.waiting():  # until it is asked for the next, since this one is sent
+                        with call.waiting():  # sending counts as waiting, until the next message is requested
                             yield message
             finally:
                 self._calls.discard(call)
@@ -221,7 +221,7 @@ class GrpcServer:
                 call.end()
 
     def stop(self, grace: float) -> threading.Event:
-        """Take no more calls, and end those that are left after ``grace`` seconds; tells when all have ended."""
+        """Accept no more calls, and end the running ones after ``grace`` seconds. Returns an event for that."""
         if self._stopped is None:
             self._stopped = self._server.stop(grace)
         return self._stopped
@@ -239,7 +239,7 @@ def _options(limits: ServerLimits) -> list[tuple[str, int]]:
         ("grpc.max_allowed_incoming_connections", limits.connections),
         ("grpc.server_handshake_timeout_ms", int(limits.silent_seconds * 1000)),
         ("grpc.max_connection_idle_ms", int(limits.connection_idle_seconds * 1000)),
-        # A window that grows with what is sent would be taken before anybody knows by whom.
+        # A window that grows with the traffic would take memory before the caller is authenticated.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.keepalive_time_ms", _PING_SECONDS[0] * 1000),
         ("grpc.keepalive_timeout_ms", _PING_SECONDS[1] * 1000),
@@ -247,7 +247,7 @@ def _options(limits: ServerLimits) -> list[tuple[str, int]]:
 
 
 def _addresses(host: str) -> list[str]:
-    """The addresses of a name that this machine has: gRPC is content with one of them, and others may have the rest.
+    """The addresses of a host that this machine has. gRPC accepts if one of them works; this checks each of them.
 
     >>> _addresses("127.0.0.1"), _addresses("[::1]")
     (['127.0.0.1'], ['[::1]'])
@@ -259,7 +259,7 @@ def _addresses(host: str) -> list[str]:
     with contextlib.suppress(OSError):
         for family, kind, _, _, (name, *_) in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
             with contextlib.suppress(OSError), socket.socket(family, kind) as tried:
-                tried.bind((name, 0))  # a name may have addresses of a family that this machine has not
+                tried.bind((name, 0))  # the machine may lack the address family, such as IPv6
                 found.append(f"[{name}]" if family == socket.AF_INET6 else str(name))
     return list(dict.fromkeys(found)) or [host]
 
@@ -273,7 +273,7 @@ def _credentials(security: ServerSecurity) -> Any:
 
 
 def parse_peer(peer: str) -> str:
-    """Address and port of a caller; one of IPv4 is told as such, also where both kinds are listened on.
+    """Address and port of a caller; IPv4 addresses that are mapped into IPv6 are unmapped.
 
     >>> parse_peer("ipv4:127.0.0.1:7"), parse_peer("ipv6:%5B::ffff:10.0.0.1%5D:7"), parse_peer("ipv6:[::1]:7")
     ('127.0.0.1:7', '10.0.0.1:7', '::1:7')
@@ -283,7 +283,7 @@ def parse_peer(peer: str) -> str:
 
 
 def watch(owner: object, look: Callable[[Any], None]) -> threading.Event:
-    """Call ``look`` with ``owner`` a few times a second, until the returned event is set or the owner is gone."""
+    """Call ``look`` with ``owner`` a few times a second, until the returned event is set or the owner is collected."""
     stop, watched = threading.Event(), weakref.ref(owner)
 
     def run() -> None:
@@ -294,7 +294,7 @@ def watch(owner: object, look: Callable[[Any], None]) -> threading.Event:
             try:
                 look(found)
             except Exception:
-                _LOGGER.exception("Looking for calls that keep a node waiting failed, and goes on.")
+                _LOGGER.exception("The check for calls that keep the node waiting failed; it is repeated.")
             del found
 
     threading.Thread(target=run, name="strandline-flight-watch", daemon=True).start()
@@ -302,15 +302,15 @@ def watch(owner: object, look: Callable[[Any], None]) -> threading.Event:
 
 
 class _DaemonThreads(Executor):
-    """Runs calls in up to so many threads, none of which keeps the process from its end; more of them wait."""
+    """Runs calls in up to so many daemon threads, which do not delay the end of the process; further calls wait."""
 
     def __init__(self, most: int) -> None:
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._lock = threading.Lock()
         self._left = most
-        """Threads that may still be begun."""
+        """Threads that may still be started."""
         self._spare = 0
-        """Threads that wait for a job, less those whose job is in the queue."""
+        """Idle threads, less the queued jobs."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -333,10 +333,10 @@ class _DaemonThreads(Executor):
                         self._spare -= 1
                         self._left += 1
                         return
-                continue  # a job has just been put for it
+                continue  # a job was queued just now
             try:
                 future.set_result(job())
-            except BaseException as error:  # noqa: BLE001 - whoever asked for it is told
+            except BaseException as error:  # noqa: BLE001 - raised by the future
                 future.set_exception(error)
             del future, job
             with self._lock:

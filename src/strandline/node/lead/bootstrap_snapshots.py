@@ -1,4 +1,4 @@
-"""Bootstrap snapshots: a sealed copy of the log for each replica that bootstraps, kept until it is done."""
+"""Bootstrap snapshots: a sealed copy of the log for each bootstrapping replica, kept until it is done."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class BootstrapSnapshots:
     """Sealed snapshots by replica. A slot of its own pins the log from before the snapshot until the bootstrap is done.
 
     The records behind the snapshot are therefore still retained once it is copied, however long that takes. The
-    replica's own slot stays as it is, perhaps invalid, until the bootstrap is complete. If the replica does not come
-    back, the pin expires, and the snapshot is removed with it.
+    replica's own slot stays as it is, perhaps invalid, until the bootstrap is complete. If the replica does not return,
+    the pin expires, and the snapshot is removed with it.
     """
 
     def __init__(self, node_folder: NodeFolder, log: WalLog, exports: Mapping[str, Export]) -> None:
-        """Keep snapshots in the node's folder; ``exports`` takes one of each kind."""
+        """Keep snapshots in the node's folder; ``exports`` maps each kind to the function that seals it."""
         self._node_folder = node_folder
         self._log = log
         self._exports = exports
@@ -99,8 +99,8 @@ class BootstrapSnapshots:
         count = sum(slot.name != replica + BOOTSTRAP_SUFFIX for slot in others)
         if count >= MOST_SNAPSHOTS:
             raise Overloaded(
-                f"{count} replicas bootstrap at this moment, and this primary keeps no more snapshots than that: try "
-                "again when one of them is done. One that does not come back is given up after "
+                f"{count} replicas are bootstrapping, which is the limit of snapshots on this primary: try "
+                "again when one of them is done. A replica that does not return is given up after "
                 f"{PIN_SECONDS / 60:g} minutes, or when it is unregistered."
             )
 
@@ -120,7 +120,7 @@ class BootstrapSnapshots:
         """A file of the replica's snapshot from a byte on, in chunks with checksums."""
         kept = self._snapshots.get(replica)
         if kept is None or _name(kept) != name:
-            raise NotFound(f"The snapshot {name!r} of replica {replica!r} is not kept here: begin another one.")
+            raise NotFound(f"The snapshot {name!r} of replica {replica!r} has expired: begin another one.")
         if all(file.path != path for file in kept.files) or offset < 0:
             raise NotFound(f"The snapshot {name!r} has no file {path!r}: its manifest lists what it has.")
         while data := self._node_folder.disk.read(f"{kept.folder}/{DATA}/{path}", offset, CHUNK_BYTES):

@@ -23,7 +23,9 @@ from strandline.storage.metrics import COMMITS
 
 _TICKETS = itertools.count()
 _COUNTS = {kind: COMMITS.labels(kind.__name__) for kind in (Reached, TimedOut, NotRequired)}
-_DOUBT = "the records are durable here and nobody knows whether they survive; append them again by writer and number"
+_DOUBT = (
+    "the records are durable here, but may be lost in a failover; append them again with the same writer and number"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +96,7 @@ class Commits:
             return queue.raise_to(found)
 
     def raise_to(self, policy: CommitPolicy, upto: int) -> None:
-        """Raise a watermark to what was committed in earlier terms."""
+        """Raise a watermark to that of earlier terms."""
         with self._lock:
             self._queue_of(policy).raise_to(upto)
 
@@ -125,7 +127,7 @@ class Commits:
     def remove(self, waiter: CommitWaiter) -> None:
         """Remove a waiter. Idempotent."""
         if waiter.done:
-            return  # waking it removed it from the queue
+            return  # it was removed from the queue when it was woken
         with self._lock:
             queue = waiter.queue.waiters
             queue[:] = [row for row in queue if row[2] is not waiter]
@@ -151,7 +153,7 @@ class Commits:
                 waiter.wake(done=True)
 
     def give_up(self) -> None:
-        """Wake all waiters, and let none wait from now on: the leadership has ended."""
+        """Wake all waiters, and accept no new ones: the leadership has ended."""
         with self._lock:
             self._ended = True
             waiting = [row[2] for queue in self._queues.values() for row in queue.waiters]
@@ -176,7 +178,7 @@ class CommitHandle:
     _term_start: int
     """All records from here on are of the current term."""
     _is_alone: bool
-    """Durable on the primary satisfies the policy, without any acknowledgement."""
+    """Whether the policy needs nothing but durability on the primary."""
 
     def done(self) -> bool:
         """Whether :meth:`result` would not block."""
@@ -192,8 +194,8 @@ class CommitHandle:
             deadline = self._clock.monotonic() + timeout
             if self._handle.first is None or not self._handle.is_driven or self._is_alone:
                 self._handle.result()
-            # Replicas only get what is durable here, so their acknowledgements are enough to wait for. A thread that
-            # woke up in between would only slow down those that send.
+            # Replicas receive only durable batches, so their acknowledgements are enough to wait for. A wake-up in
+            # between would slow down the sending threads.
             outcome = self._wait(deadline, timeout)
         receipt = self._handle.result()
         self._leadership.check(_DOUBT)
@@ -202,12 +204,12 @@ class CommitHandle:
 
     def _upto(self) -> int:
         first = self._handle.first
-        # A repeated append whose offset is unknown is below the end.
+        # A repeated append without a known offset is below the end.
         return self._log.bounds().next if first is None else first + self._handle.count
 
     def _bookmark(self) -> Cursor:
         upto = self._upto()
-        # Only a repeated append can be of an earlier term; finding that out may cost a read.
+        # Only a repeated append can be of an earlier term; its term may cost a read.
         term = self._leadership.term if upto > self._term_start else self._log.term_at(upto - 1) or 0
         return Cursor(self._log.log_id, upto, term)
 

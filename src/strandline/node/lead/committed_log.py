@@ -31,12 +31,12 @@ class ReadableLog(NamedTuple):
 class CommittedLog(LogReading):
     """The reading half of a node's log. It ends at the commit watermark, and outlives changes of role and copy.
 
-    A stream need not begin again when the node is promoted or bootstraps. A reader that has been further, on a primary
-    that was ahead, waits; it is not told that it diverged.
+    A stream continues when the node is promoted or bootstraps. A reader that was ahead on another primary waits, and
+    gets no ``Diverged``.
     """
 
     def __init__(self, source: Callable[[], ReadableLog]) -> None:
-        """``source`` gives the copy and the watermark as of now; its ``NotReady`` is raised by every call."""
+        """``source`` returns the current copy and watermark; every call raises its ``NotReady``."""
         self._source = source
 
     @property
@@ -64,7 +64,7 @@ class CommittedLog(LogReading):
     def position_of(self, start: Start) -> int:
         """The offset at which a new consumer begins; neither ``now`` nor a time is past the end that readers see.
 
-        What is not committed may yet be replaced by records of other times.
+        Records that are not committed may yet be replaced by others with other timestamps.
         """
         source = self._source()
         end = source.bounds().next
@@ -74,7 +74,7 @@ class CommittedLog(LogReading):
         return min(found, end) if isinstance(start, datetime) else found
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[WalSpan]:
-        """The spans to fetch after a cursor; raises as the log does."""
+        """The spans to fetch after a cursor; raises the errors of the log."""
         source = self._source()
         end = source.bounds().next
         upto = end if limit.upto is None else min(end, limit.upto)

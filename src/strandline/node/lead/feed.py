@@ -1,4 +1,4 @@
-"""Feed of a primary's log to one replica: batches in order, as they were written."""
+"""Feed of a primary's log to one replica: its batches in order, unchanged."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LogFeed:
         *,
         is_awaited: Callable[[], bool] = lambda: False,
     ) -> None:
-        """From ``since`` on; ``sent`` takes each position, ``is_awaited`` tells whether a commit waits for replicas."""
+        """From ``since`` on. ``sent`` is called with each position; ``is_awaited`` says whether a commit waits."""
         self._log = log
         self._at = since
         self._now = heartbeat
@@ -50,7 +50,7 @@ class LogFeed:
         self._heartbeat = heartbeat()
         self._is_ours = False
         self._found: _Found | None = None
-        """What the last wait found, until it is taken."""
+        """The result of the last wait, until it is taken."""
         self._closed = False
 
     @property
@@ -92,7 +92,7 @@ class LogFeed:
                 return _Found()
             if self._is_awaited() and (batches := log.ahead(at, TAKEN_BYTES)):
                 return _Found(batches)
-        # Batches sent ahead become durable before more are sent ahead; without a waiting commit none are.
+        # Batches sent ahead must become durable before the next are sent ahead; without a waiting commit none are.
         log.wait_past(min(at, durable), timeout)
         return self._next()
 
@@ -100,7 +100,7 @@ class LogFeed:
         """The durable batches that were not taken yet."""
         if self._log.bounds().next <= self._at.next:
             return _Found()
-        # A position that this feed reached by itself is in the log, and need not be checked against it.
+        # The feed reached this position itself, so it need not be checked against the log.
         newest = self._log.newest(self._at.next, TAKEN_BYTES) if self._is_ours else []
         return _Found(newest) if newest else _Found(spans=self._log.plan(self._at, _TAKEN))
 

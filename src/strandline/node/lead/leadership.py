@@ -32,11 +32,11 @@ class Leadership:
         return self._ended is None and (self._lease is None or (self._lease.held() and self._lease.epoch == self.term))
 
     def check(self, what: str) -> None:
-        """``Fenced`` unless this node leads now; ``what`` says what became of the write."""
+        """``Fenced`` unless this node leads now; ``what`` describes what happened to the write."""
         if self._ended is not None:
-            raise Fenced(f"This node is not the primary any more ({self._ended}): {what}. Ask the new primary.")
+            raise Fenced(f"This node is not the primary any more ({self._ended}): {what}. Call the new primary.")
         if not self.is_held:
             raise Fenced(
                 f"This node's lease of term {self.term} has run out, so that another node may be the primary: {what}. "
-                "Find the primary, and ask there."
+                "Find the primary, and call it."
             )

@@ -1,7 +1,7 @@
 """Commit policies and flow control: which replicas an append waits for, as pure functions over values.
 
-A policy comes down to one number, its *watermark*: everything below it satisfies the policy. A write at an offset is
-committed when the watermark has passed it, and readers that follow a policy see up to there.
+A policy is evaluated to one number, its *watermark*: everything below it satisfies the policy. A write at an offset is
+committed when the watermark has passed it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class AckN:
-    """So many replicas have it durably; the primary does not count."""
+    """So many replicas have it durably, not counting the primary."""
 
     count: int
 
@@ -91,7 +91,7 @@ CommitPolicy: TypeAlias = Local | AckN | Quorum | Regions | Every
 
 
 class ReplicaPosition(NamedTuple):
-    """How far a replica is: everything below ``durable`` is stored there; None before its first acknowledgement."""
+    """Position of a replica: everything below ``durable`` is stored there; None before its first acknowledgement."""
 
     name: str
     durable: int | None = None
@@ -99,7 +99,7 @@ class ReplicaPosition(NamedTuple):
 
 
 class DurableOffsets(NamedTuple):
-    """Who is how far, as a policy sees it."""
+    """Durable offsets of the primary and its replicas, the input of a policy."""
 
     primary: str
     durable: int
@@ -126,7 +126,7 @@ def watermark(policy: CommitPolicy, offsets: DurableOffsets) -> int:
 
 
 def is_met_alone(policy: CommitPolicy, primary: str) -> bool:
-    """Whether everything that is durable on the primary satisfies the policy, so that nobody else is waited for."""
+    """Whether the policy is satisfied as soon as a record is durable on the primary."""
     match policy:
         case Local():
             return True
@@ -155,8 +155,8 @@ def _in_region(offsets: DurableOffsets, region: str, count: int) -> int:
 def check_possible(policy: CommitPolicy, offsets: DurableOffsets) -> None:
     """Refuse a policy that the registered replicas cannot satisfy, before anything is written.
 
-    ``InvalidInput``; but ``NotReady`` where voters are missing that are configured, and have yet to register. Replicas
-    count whether they are connected or not: a policy that only waits may yet be reached.
+    ``InvalidInput``, or ``NotReady`` if configured voters have not registered yet. Unreachable replicas count too: a
+    policy that only waits may yet be satisfied.
     """
     match policy:
         case AckN(count) if len(offsets.replicas) < count:
@@ -170,10 +170,10 @@ def check_possible(policy: CommitPolicy, offsets: DurableOffsets) -> None:
                 )
             known = {offsets.primary, *(replica.name for replica in offsets.replicas)} & voters
             if len(known) < policy.majority:
-                # Voters are configured, and come: above all behind a primary that has just taken over.
+                # Voters are configured, and will register: a primary that has just taken over waits for them.
                 raise NotReady(
-                    f"{policy} needs {policy.majority} voters, and only {len(known)} of them are known here yet: "
-                    "nothing was written. Try again when the others have registered."
+                    f"{policy} needs {policy.majority} voters, and only {len(known)} of them have registered yet: "
+                    "nothing was written. Try again when more have registered."
                 )
         case Regions(counts):
             for region, count in counts:
@@ -188,7 +188,7 @@ def check_possible(policy: CommitPolicy, offsets: DurableOffsets) -> None:
 
 
 def strengthened(policy: CommitPolicy, asked: CommitPolicy) -> CommitPolicy:
-    """What holds for a request: the node's policy and, besides, what it asks for. Asking for less changes nothing."""
+    """The policy for a request: the node's own and the requested one. A weaker request changes nothing."""
     match policy, asked:
         case (Local(), _):
             return asked
@@ -204,7 +204,7 @@ _SHAPE: Final = re.compile(r"(local|ack_n|quorum|regions)(?:\(([^()]*)\))?")
 
 @checked
 def parse_policy(text: str) -> CommitPolicy:
-    """The policy that a configuration names; anything else is ``InvalidInput``.
+    """Parse a policy; ``InvalidInput`` for an unknown one.
 
     >>> parse_policy("ack_n(2)"), str(parse_policy("regions(eu=1, us=2)"))
     (AckN(count=2), 'regions(eu=1,us=2)')
@@ -237,7 +237,7 @@ def parse_policy(text: str) -> CommitPolicy:
 
 
 def as_policy(asked: str | CommitPolicy | None) -> CommitPolicy | None:
-    """A policy that a call asks for, given as a text or as a value."""
+    """The policy of a call, given as text or as a value."""
     return parse_policy(asked) if isinstance(asked, str) else asked
 
 
@@ -271,20 +271,20 @@ class FlowLimits:
 
     @property
     def is_on(self) -> bool:
-        """Whether anybody is ever slowed or refused."""
+        """Whether writers are ever slowed or refused."""
         return bool(self.slow_at or self.refuse_at)
 
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """Write, after so many seconds."""
+    """Write, after a delay in seconds."""
 
     after: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Do not write: a replica is so many records behind."""
+    """Refuse the write: a replica is so many records behind."""
 
     lag: int
 
@@ -295,7 +295,7 @@ NO_FLOW_LIMITS = FlowLimits()
 
 
 def admit(lag: int, limits: FlowLimits) -> Flow:
-    """What happens to a write while the slowest healthy replica is ``lag`` records behind.
+    """The flow decision for a write while the slowest healthy replica is ``lag`` records behind.
 
     >>> limits = FlowLimits(slow_at=100, refuse_at=300, longest=0.1)
     >>> admit(99, limits), admit(200, limits), admit(300, limits)
@@ -305,6 +305,6 @@ def admit(lag: int, limits: FlowLimits) -> Flow:
         return Refuse(lag)
     if not limits.slow_at or lag <= limits.slow_at:
         return Proceed()
-    # Without a limit to refuse at, the longest wait is reached at twice the soft one.
+    # Without a hard limit, the longest delay is reached at twice the soft limit.
     span = (limits.refuse_at or 2 * limits.slow_at) - limits.slow_at
     return Proceed(limits.longest * min(1.0, (lag - limits.slow_at) / max(1, span)))

@@ -68,9 +68,9 @@ class PrimaryRole:
         exports: Mapping[str, Export],
         settled: bool = False,
     ) -> None:
-        """Lead the log from its end on; the caller has made sure that nothing committed is missing.
+        """Lead the log from its end on; the caller has checked that no committed record is missing.
 
-        ``settled`` if nothing above the stored watermark can have been acknowledged before.
+        ``settled``: nothing above the stored watermark can have been acknowledged before.
         """
         self.log = log
         self.leadership = leadership
@@ -135,7 +135,7 @@ class PrimaryRole:
         try:
             handle = self.log.append_batch(records, writer=writer, number=number, term=self.term)
         except LogClosed:
-            self.leadership.check("nothing was written")  # it stepped down in between
+            self.leadership.check("nothing was written")  # the node stepped down in between
             raise
         alone = is_met_alone(asked, self.name)
         return CommitHandle(
@@ -191,7 +191,7 @@ class PrimaryRole:
         """Whether the watermark covers everything that any primary of the log ever acknowledged or showed.
 
         Until then readers would see less than before. This node has everything that was committed before its term, but
-        does not know how far that goes until its policy is satisfied for all of it.
+        learns up to which offset only when its policy is satisfied for all of it.
         """
         if not self._knows:
             self._knows = self.committed >= self.term_start
@@ -201,9 +201,9 @@ class PrimaryRole:
         """The log up to the commit watermark; ``NotReady`` until that is known."""
         if not self.knows_committed:
             raise NotReady(
-                f"{self.name} does not know yet whether everything below offset {self.term_start}, which may have been "
-                f"read before it was restarted or promoted, is committed: ask again when its replicas have told that "
-                f"{self.policy} is satisfied. If they are lost for good, start it with a policy that is."
+                f"{self.name} was restarted or promoted, and does not know yet whether everything below offset "
+                f"{self.term_start} is committed: ask again when its replicas have acknowledged it under "
+                f"{self.policy}. If they are lost for good, start it with another policy."
             )
         if self._is_alone:
             return ReadableLog(self.log, self._durable, self._wait_durable)
@@ -255,8 +255,8 @@ class PrimaryRole:
                 REBOOTSTRAPS.labels(str(cause)).inc()
                 self.replicas.bootstraps(name)
             case PartialResync(resumed):
-                self.replicas.goes_on(name, resumed.next)
-                # A snapshot that is still kept must not be its next one: the replica may have acknowledged more since.
+                self.replicas.resume_at(name, resumed.next)
+                # An existing snapshot must not be reused: the replica may have acknowledged more since.
                 self._bootstrap_snapshots.end(name)
                 PARTIAL_RESYNCS.inc()
         return mode
@@ -266,7 +266,7 @@ class PrimaryRole:
         slot, bounds = self.replicas.slot(name), self.log.bounds()
         is_mine = since is not None and since.log_id == self.log.log_id
         if since is not None and is_mine and (slot is None or slot.invalid is None) and since.next >= bounds.first:
-            # Since ``led_since`` only this node led: a replica has the records of those terms from here.
+            # Since ``led_since`` only this node led: replicas have the records of those terms from here.
             parting = agreement(since, self.log, bounds, term=self._node_folder.state.led_since or self.term)
             if parting is not None:
                 nothing_left = parting.upto <= bounds.first and bounds.first > 0
@@ -287,20 +287,20 @@ class PrimaryRole:
         )
 
     def acknowledge(self, caller: Caller, progress: ReplicaProgress) -> Acknowledgement:
-        """Take a replica's acknowledgement: it counts and advances the slot, unless the slot is invalid."""
+        """Handle a replica's acknowledgement: it counts and advances the slot, unless the slot is invalid."""
         refused = self.acknowledge_nowait(caller, progress)
         if refused is None:
             refused = self.replicas.move_slot(caller.name)
         return Acknowledgement(self.heartbeat(), refused)
 
     def acknowledge_nowait(self, caller: Caller, progress: ReplicaProgress) -> str | None:
-        """The same without an answer, except for why it did not count; the slot is advanced later."""
+        """The same without an answer; returns the reason if it was rejected. The slot is advanced later."""
         self._check_term(caller)
         name = caller.name
         if caller.term != self.term:
             raise Fenced(
-                f"Replica {name!r} reports in term {caller.term}, and this primary leads in term {self.term}: what it "
-                "has may be another log. It has to register again."
+                f"Replica {name!r} acknowledges in term {caller.term}, but this primary leads in term {self.term}: its "
+                "records may differ. It has to register again."
             )
         refused = self.replicas.acknowledge(name, progress)
         self._commits.moved()
@@ -358,7 +358,7 @@ class PrimaryRole:
 
     @property
     def registry(self) -> ReplicaRegistry:
-        """All replicas, as a value, with what was sent to each."""
+        """All replicas, as a value, with the offset sent to each."""
         return self.replicas.with_sent()
 
     # --- maintenance -------------------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ class PrimaryRole:
 
     def _check_term(self, caller: Caller) -> None:
         if caller.term > self.term:
-            self._node_folder.hear_term(caller.term, caller.name)
+            self._node_folder.adopt_term(caller.term, caller.name)
             self.step_down(f"{caller.name} has seen term {caller.term}")
         self.leadership.check("nothing was done")
 

@@ -42,9 +42,9 @@ class ReplicaState(NamedTuple):
     durable: int | None = None
     apply_errors: int = 0
     divergences: int = 0
-    """Both are the highest that it has reported."""
+    """Both are the highest that it has acknowledged."""
     bootstrapping: bool = False
-    """Whether it bootstraps, and serves no reads after a bookmark."""
+    """Whether it is bootstrapping, and serves no reads after a bookmark."""
     healthy: bool = True
 
 
@@ -59,7 +59,7 @@ class ReplicaProgress:
 
     def __post_init__(self) -> None:
         if not 0 <= self.durable <= self.applied:
-            raise InvalidInput(f"A replica cannot have made {self.durable} durable and applied {self.applied}.")
+            raise InvalidInput(f"A replica cannot have applied {self.applied} when only {self.durable} is durable.")
 
 
 class ReplicaRegistry(NamedTuple):
@@ -89,7 +89,7 @@ class ReplicaRegistry(NamedTuple):
 
     @property
     def lag(self) -> int:
-        """Lag of the slowest replica behind what was sent to the fastest; without an acknowledgement it is at 0."""
+        """Lag of the slowest replica behind the fastest one's sent offset. One without acknowledgement is at 0."""
         known = self.replicas.values()
         return max((each.sent for each in known), default=0) - min((each.applied or 0 for each in known), default=0)
 
@@ -102,9 +102,9 @@ class ReplicaRegistry(NamedTuple):
 def register(
     registry: ReplicaRegistry, name: str, *, region: str | None, now: int, divergences: int = 0
 ) -> ReplicaRegistry:
-    """The registry with this replica; one that comes back keeps its progress, and is no change of the topology.
+    """The registry with this replica; a replica that returns keeps its progress, and is no change of the topology.
 
-    ``divergences`` are those that a new one is known to have reported before.
+    ``divergences``: how many a new replica is known to have reported before.
     """
     known = registry.replicas.get(check_replica_name(name))
     if known is None:
@@ -114,7 +114,7 @@ def register(
 
 
 def unregister(registry: ReplicaRegistry, name: str) -> ReplicaRegistry:
-    """The registry without this replica; one that is not known changes nothing."""
+    """The registry without this replica; an unknown one changes nothing."""
     if check_replica_name(name) not in registry.replicas:
         return registry
     left = {known: each for known, each in registry.replicas.items() if known != name}
@@ -122,7 +122,7 @@ def unregister(registry: ReplicaRegistry, name: str) -> ReplicaRegistry:
 
 
 def sent_upto(registry: ReplicaRegistry, name: str, offset: int) -> ReplicaRegistry:
-    """Everything below this offset was sent to a replica; never back."""
+    """The registry after everything below this offset was sent to a replica; never decreases."""
     known = registry.replica(name)
     return _with(registry, [known._replace(sent=max(known.sent, offset))], is_change=False)
 
@@ -130,14 +130,14 @@ def sent_upto(registry: ReplicaRegistry, name: str, offset: int) -> ReplicaRegis
 def acknowledged(
     registry: ReplicaRegistry, name: str, progress: ReplicaProgress, *, end: int, now: int
 ) -> ReplicaRegistry:
-    """The registry after a replica reported; positions and counts only go forward.
+    """The registry after an acknowledgement; positions and counts never decrease.
 
-    ``NotFound`` for one that is not registered, ``Diverged`` for one that has more than the log: both change nothing.
+    ``NotFound`` for an unregistered replica, ``Diverged`` for one that has more than the log: neither changes anything.
     """
     known = registry.replica(name)
     if progress.applied > end:
         raise Diverged(
-            f"Replica {name!r} says that it has applied all below {progress.applied}, and the log ends at {end}: "
+            f"Replica {name!r} acknowledges everything below {progress.applied}, but the log ends at {end}: "
             "it has records that this log never had, and has to bootstrap again."
         )
     after = ReplicaState(
@@ -157,7 +157,7 @@ def acknowledged(
 
 
 def resumed(registry: ReplicaRegistry, name: str, at: int) -> ReplicaRegistry:
-    """The registry with a replica that goes on at this offset: it has no more than that, whatever it had before."""
+    """The registry after a replica resumed at this offset: it has no more than that, whatever it had before."""
     known = registry.replica(name)
     applied, durable = (None if had is None else min(had, at) for had in (known.applied, known.durable))
     after = known._replace(sent=min(known.sent, at), applied=applied, durable=durable, bootstrapping=False)
@@ -165,7 +165,7 @@ def resumed(registry: ReplicaRegistry, name: str, at: int) -> ReplicaRegistry:
 
 
 def counted(registry: ReplicaRegistry, name: str, progress: ReplicaProgress, *, now: int) -> ReplicaRegistry:
-    """The registry after a replica reported whose position does not count: only what it has found does."""
+    """The registry after an acknowledgement whose position does not count, only its divergences and errors."""
     known = registry.replica(name)
     after = known._replace(
         last_seen=max(known.last_seen, now),
@@ -177,9 +177,9 @@ def counted(registry: ReplicaRegistry, name: str, progress: ReplicaProgress, *, 
 
 
 def bootstrapping(registry: ReplicaRegistry, name: str, *, flag: bool) -> ReplicaRegistry:
-    """The registry with a replica that begins to build its state again, or has done so.
+    """The registry with a replica that begins or ends a bootstrap.
 
-    One that begins has nothing any more, whatever it had: it counts again with its next acknowledgement.
+    A replica that begins has nothing any more: it counts again with its next acknowledgement.
     """
     known = registry.replica(name)
     after = known._replace(bootstrapping=flag)
@@ -189,7 +189,7 @@ def bootstrapping(registry: ReplicaRegistry, name: str, *, flag: bool) -> Replic
 
 
 def judge_health(registry: ReplicaRegistry, *, poll_seconds: float, now: int) -> ReplicaRegistry:
-    """The registry after a look at who was silent for too long; all who are found so at once are one change."""
+    """The registry with the silent replicas marked as unhealthy; all of them together are one change."""
     patience = int(max(SILENT_SECONDS, SILENT_POLLS * poll_seconds) * SECOND)
     silent = [each for each in registry.replicas.values() if each.healthy and now - each.last_seen > patience]
     return _with(registry, [each._replace(healthy=False) for each in silent], is_change=bool(silent))
@@ -215,12 +215,12 @@ class Replicas:
     def __init__(
         self, log: WalLog, peers: Iterable[Peer], changed: Callable[[ReplicaRegistry], object], *, clock: Clock
     ) -> None:
-        """Begin with the stored peers, with a slot each; ``changed`` takes the registry when it has to be stored."""
+        """Begin with the stored peers and a slot for each; ``changed`` is called when a registry must be stored."""
         self._log = log
         self._changed = changed
         self._clock = clock
         self._lock = threading.Lock()
-        """Held to change the registry, and to move slots."""
+        """Protects the registry and the slots."""
         self.now = ReplicaRegistry()
         """The registry as of now, without the latest sent offsets."""
         self._sent: dict[str, int] = {}
@@ -255,13 +255,13 @@ class Replicas:
     def register(self, name: str, *, region: str | None, at: int) -> int | None:
         """Register a replica, and pin the log for a new one; returns its slot's position, or None if that is invalid.
 
-        ``Overloaded`` for a new one above the limit: invented names pin the log, too.
+        ``Overloaded`` for a new one above the limit: invented names would pin the log, too.
         """
         with self._lock:
             if name not in self.now.replicas and len(self.now.replicas) >= MOST_REPLICAS:
                 raise Overloaded(
-                    f"{len(self.now.replicas)} replicas are registered, and a primary keeps the log for no more than "
-                    f"that: {name!r} was not added. Let the administrator unregister those that are gone."
+                    f"{len(self.now.replicas)} replicas are registered, which is the limit of a primary: {name!r} was "
+                    "not added. Let the administrator unregister those that are gone."
                 )
             state = self.slot(name)
             if state is None:
@@ -292,7 +292,7 @@ class Replicas:
         self._sent[name] = upto
 
     def acknowledge(self, name: str, progress: ReplicaProgress) -> str | None:
-        """Take an acknowledgement; returns why it was rejected, or None."""
+        """Handle an acknowledgement; returns why it was rejected, or None."""
         end = self._log.bounds().next
         with self._lock:
             before = self.now
@@ -300,13 +300,13 @@ class Replicas:
             pins = self._claimed(name).state().pins
             self.now = after if pins else counted(before, name, progress, now=self.time())
             if self.now.replica(name).divergences > before.replica(name).divergences:
-                self._changed(self.now)  # must survive this primary
+                self._changed(self.now)  # the next primary needs it
             if not pins:
                 return self._move_slot(name)  # returns the reason
             self._acknowledged[name] = progress.durable
         return None
 
-    def goes_on(self, name: str, at: int) -> None:
+    def resume_at(self, name: str, at: int) -> None:
         """A replica resumes at ``at``: its slot pins that, which may be behind what it had acknowledged."""
         with self._lock:
             self._acknowledged.pop(name, None)
@@ -316,14 +316,14 @@ class Replicas:
             had = self.now.replica(name).durable
             if had is not None and had > at:
                 _LOGGER.warning(
-                    "Replica %s had acknowledged everything below %d, and goes on at %d: its folder was restored from "
-                    "an older copy, or its disk has lost records. It counts for what it has now.", name, had, at,
+                    "Replica %s had acknowledged everything below %d, but resumes at %d: its folder was restored from "
+                    "an older copy, or its disk has lost records. Only what it has now counts.", name, had, at,
                 )  # fmt: skip
             self._sent.pop(name, None)
             self.now = resumed(self.now, name, at)
 
     def bootstraps(self, name: str) -> None:
-        """A replica begins to bootstrap: what it was sent and has acknowledged does not count any more."""
+        """A replica begins to bootstrap: its sent and acknowledged offsets do not count any more."""
         with self._lock:
             self._sent.pop(name, None)
             self._acknowledged.pop(name, None)
@@ -338,14 +338,15 @@ class Replicas:
     # --- slots --------------------------------------------------------------------------------------------------
 
     def move_slot(self, name: str) -> str | None:
-        """Advance a slot to what its replica has acknowledged; returns why that is impossible, or None."""
+        """Advance a slot to the acknowledged offset of its replica; returns why that is impossible, or None."""
         with self._lock:
             return self._move_slot(name)
 
     def move_slots(self) -> None:
         """The same for all replicas, before the slot limits are applied."""
         for name in list(self._acknowledged):
-            with contextlib.suppress(Fenced, NotFound):  # of another holder, or dropped: its replica hears of it
+            # Held by another, or dropped: the next acknowledgement is rejected.
+            with contextlib.suppress(Fenced, NotFound):
                 self.move_slot(name)
 
     def _move_slot(self, name: str) -> str | None:

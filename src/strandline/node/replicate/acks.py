@@ -26,8 +26,8 @@ class AckSender:
     _progress: Callable[[int], ReplicaProgress]
     """Builds the acknowledgement of a durable end, before it is sent."""
     _end: Callable[[], int]
-    _heard: Callable[[int], object]
-    """Takes the watermark of each answer."""
+    _on_watermark: Callable[[int], object]
+    """Called with the watermark of each answer."""
     _poll_seconds: float
     _clock: Clock
     _upstream: Upstream | None = None
@@ -48,10 +48,10 @@ class AckSender:
         self._upstream = None
 
     def durable(self, upto: int) -> None:
-        """Acknowledge what has just become durable, before anything else is done with it: an append may wait for it.
+        """Acknowledge a new durable end at once: an append may wait for it.
 
-        Asks for no answer, which would double the cost on both sides. A rejection arrives with the next answer, one
-        heartbeat interval later at most. Raises nothing: the next call does.
+        Requests no answer, which would double the cost on both sides. A rejection arrives with the next answer, at most
+        one heartbeat interval later. Raises nothing: the next call does.
         """
         upstream = self._upstream
         if upstream is None or self._clock.monotonic() - self._answered >= self._poll_seconds:
@@ -64,7 +64,7 @@ class AckSender:
             self._unsent = error
 
     def advance(self, to: Cursor) -> None:
-        """Acknowledge what is durable, unless :meth:`durable` did; raises if that was rejected, or may be."""
+        """Acknowledge what is durable, unless :meth:`durable` did; raises if an acknowledgement was rejected."""
         if self._unsent is not None or self._acknowledged != to.next:
             self._acknowledge(to.next)
 
@@ -81,7 +81,7 @@ class AckSender:
         progress = self._progress(upto)
         answer = self._upstream.acknowledge(self._caller(), progress)
         self._answered, self._acknowledged = self._clock.monotonic(), progress.durable
-        self._heard(answer.heartbeat.committed)
+        self._on_watermark(answer.heartbeat.committed)
         _check(answer.refused)
 
 

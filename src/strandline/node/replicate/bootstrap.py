@@ -20,7 +20,7 @@ from strandline.storage.clock import boot_id
 from strandline.storage.disk import below, exists, replace_file
 
 _SYNC_BYTES: Final = 8 << 20
-"""A file is synced after so many bytes: a crash of the machine may damage at most these, which are fetched again."""
+"""A file is synced after so many bytes: a machine crash may damage at most these, which are fetched again."""
 _BOOT: Final = "BOOT"
 """Holds the boot id of the machine that wrote the partial snapshot."""
 
@@ -28,7 +28,7 @@ _BOOT: Final = "BOOT"
 def bootstrap(upstream: Upstream, caller: Caller, node_folder: NodeFolder, *, boot: UUID | None = None) -> Cursor:
     """Replace this node's copy by a snapshot of the primary's log; returns the snapshot's cursor.
 
-    The caller opens the new copy, and then tells the primary that the bootstrap is complete.
+    The caller opens the new copy, and then ends the bootstrap on the primary.
 
     After any interruption the node has its old copy or the new one, whole. Calling it again resumes, to the byte unless
     the machine went down meanwhile (``boot`` identifies its run). ``CorruptData`` if a chunk does not match its
@@ -113,8 +113,8 @@ def _fetch_file(
             for chunk in upstream.chunks(caller, name, file.path, size):
                 if crc32c(chunk.data) != chunk.checksum or chunk.offset != size or size + len(chunk.data) > file.size:
                     raise CorruptData(
-                        f"A piece of {file.path} of snapshot {name} did not arrive as it was sent, at byte {size}: it "
-                        "was not kept, and is asked for again."
+                        f"A piece of {file.path} of snapshot {name} does not match its checksum, at byte {size}: it "
+                        "was discarded, and is fetched again."
                     )
                 with _distrust_on_failure(folder, node_folder):
                     out.write([chunk.data])
@@ -124,7 +124,9 @@ def _fetch_file(
                         out.sync()
                         unsynced = 0
         if size != file.size:
-            raise CorruptData(f"{file.path} of snapshot {name} ended at byte {size} of {file.size}: it is asked again.")
+            raise CorruptData(
+                f"{file.path} of snapshot {name} ended at byte {size} of {file.size}: it is fetched again."
+            )
         with _distrust_on_failure(folder, node_folder):
             out.sync()
     finally:
@@ -133,7 +135,7 @@ def _fetch_file(
 
 @contextlib.contextmanager
 def _distrust_on_failure(folder: str, node_folder: NodeFolder) -> Iterator[None]:
-    """If a write or a sync fails, distrust everything since the last sync."""
+    """If a write or a sync fails, distrust all bytes since the last sync."""
     try:
         yield
     except BaseException:

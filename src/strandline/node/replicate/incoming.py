@@ -1,4 +1,4 @@
-"""What a replica may apply: the common prefix of its copy and the primary's log, and checks of incoming batches."""
+"""Incoming batches of a replica: finds the common prefix of its copy and the primary's log, and checks each batch."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def agreement(since: Cursor, terms: Terms, bounds: Bounds, *, term: int) -> Rewi
     """Where a replica at ``since`` diverges from the log of the only primary since ``term``; None if nowhere.
 
     Each term had one primary, which wrote in one order: two logs whose records at an offset are of the same term are
-    equal up to there. ``Diverged`` if the replica has a record of the primary's own terms that the primary lacks: no
-    failover explains that.
+    equal up to there. ``Diverged`` if the replica has a record of the primary's own terms that the primary lacks: a
+    failover cannot cause that.
     """
     if since.next <= bounds.next:
         if not since.term or terms.term_at(since.next - 1) == since.term:
@@ -44,9 +44,9 @@ def agreement(since: Cursor, terms: Terms, bounds: Bounds, *, term: int) -> Rewi
         upto = bounds.next
     if since.term >= term:
         raise Diverged(
-            f"The replica is at {since.next} in term {since.term}, and has a record there that the primary, which has "
-            f"led alone since term {term}, does not have: one of their disks lost or gained records, or the primary's "
-            "folder was restored from an older copy. Promote the replica by force, or let it bootstrap again."
+            f"The replica has a record before {since.next} in term {since.term} that the primary, which has led alone "
+            f"since term {term}, does not have: one of their disks lost or gained records, or the primary's folder "
+            "was restored from an older copy. Promote the replica by force, or let it bootstrap again."
         )
     upto = max(bounds.first, min(upto, terms.end_of_term(since.term)))
     return Rewind(upto, terms.term_at(upto - 1) or 0)
@@ -60,7 +60,7 @@ def stepped_back(since: Cursor, answer: Rewind, terms: Terms, bounds: Bounds) ->
     upto = min(answer.upto, terms.end_of_term(answer.term))
     if upto >= since.next:
         raise Diverged(
-            f"The primary asks to go back to {answer.upto} in term {answer.term}, and this replica is at {since.next} "
+            f"The primary asks to rewind to {answer.upto} in term {answer.term}, but this replica is at {since.next} "
             "in that term: it has to bootstrap again."
         )
     if upto < bounds.first or (upto == bounds.first and bounds.first > 0):
@@ -72,12 +72,12 @@ def stepped_back(since: Cursor, answer: Rewind, terms: Terms, bounds: Bounds) ->
 
 
 class Verdict(Enum):
-    """What to do with an incoming batch."""
+    """Decision about an incoming batch."""
 
-    SKIP = "older than what is compared"
-    COMPARE = "ends with the record before: equal, or diverged"
+    SKIP = "older than the record to compare"
+    COMPARE = "ends with the last local record: equal, or diverged"
     APPLY = "next"
-    COMPARE_AND_APPLY = "holds the record before, and the next"
+    COMPARE_AND_APPLY = "holds the last local record, and the next one"
 
 
 def judge(batch: LogBatch, at: Cursor, heartbeat: Heartbeat, *, seen: int) -> Verdict:
@@ -88,7 +88,7 @@ def judge(batch: LogBatch, at: Cursor, heartbeat: Heartbeat, *, seen: int) -> Ve
     """
     if heartbeat.term < seen:
         raise Fenced(
-            f"A primary of term {heartbeat.term} sends records, and this replica has seen term {seen}: nothing of it "
+            f"A primary of term {heartbeat.term} sends records, but this replica has seen term {seen}: nothing "
             "was applied. Follow the primary of that term."
         )
     if batch.term > heartbeat.term:
@@ -104,8 +104,8 @@ def judge(batch: LogBatch, at: Cursor, heartbeat: Heartbeat, *, seen: int) -> Ve
         return Verdict.SKIP
     if batch.next > at.next and batch.term < at.term:
         raise Fenced(
-            f"Records of term {batch.term} arrived behind records of term {at.term}, which a primary that was replaced "
-            "has written: nothing of it was applied."
+            f"Records of term {batch.term} arrived after records of term {at.term}: a replaced primary has written "
+            "them, and nothing was applied."
         )
     if batch.first == at.next:
         return Verdict.APPLY
@@ -113,16 +113,16 @@ def judge(batch: LogBatch, at: Cursor, heartbeat: Heartbeat, *, seen: int) -> Ve
 
 
 def diverged(at: Cursor) -> Diverged:
-    """The error for a record whose content differs from the primary's."""
+    """The error for a record that differs from the primary's."""
     return Diverged(
-        f"The record before offset {at.next} is another one on the primary than here, in the same place: nothing was "
+        f"The record before offset {at.next} differs between the primary and this replica: nothing was "
         "applied. Find out which of the two is right, and let the other bootstrap again."
     )
 
 
 @final
 class IncomingBatches:
-    """A feed as a follower reads it: checked batches that continue the sink's position.
+    """A feed for the follower: checked batches that continue the sink's position.
 
     Satisfies :class:`~strandline.followers.run.Arriving`.
     """
@@ -130,13 +130,13 @@ class IncomingBatches:
     def __init__(
         self, log_id: UUID, feed: ReplicationFeed, seen: Callable[[], int], compare: Callable[[LogBatch, Cursor], bool]
     ) -> None:
-        """``compare`` tells whether the local record before a position equals the one in a batch."""
+        """``compare`` says whether the local record before a position equals the one in a batch."""
         self._log_id = log_id
         self._feed = feed
         self._seen = seen
         self._compare = compare
         self._received: Sequence[LogBatch] = ()
-        """Received batches that were not returned yet: they came during a wait, or are not durable on the primary."""
+        """Received batches that were not returned yet: received during a wait, or not durable on the primary yet."""
 
     @property
     def log_id(self) -> UUID:
@@ -158,7 +158,7 @@ class IncomingBatches:
             verdict = judge(batch, at, heartbeat, seen=seen)
             if verdict is Verdict.SKIP:
                 continue
-            # Only the sink's own record can differ: batches received together come from one log.
+            # Only the last local record can differ: batches received together come from one log.
             if verdict is not Verdict.APPLY and at == since and not self._compare(batch, at):
                 raise diverged(at)
             if verdict is not Verdict.COMPARE:
@@ -174,8 +174,8 @@ class IncomingBatches:
         self._received = arrived[count:]
         if len(self._received) > 1 and sum(batch.size for batch in self._received) > AHEAD_BYTES:
             raise CorruptData(
-                f"A primary whose disk has everything below {heartbeat.durable} has sent all below {arrived[-1].next}, "
-                "and that is too much to be kept: nothing of it was applied. Connect again."
+                f"A primary with everything below {heartbeat.durable} durable has sent everything below "
+                f"{arrived[-1].next}: that exceeds the buffer, and nothing was applied. Connect again."
             )
         return arrived[:count]
 
@@ -185,7 +185,7 @@ class IncomingBatches:
         if not self._received:
             self._received = self._feed.take(timeout)
         if self._received and not self._can_apply():
-            # The heartbeat that says it is durable on the primary is on its way.
+            # The heartbeat with the durable end is on its way.
             self._received = [*self._received, *self._feed.take(timeout)]
         return self._can_apply()
 

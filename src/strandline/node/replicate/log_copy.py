@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from strandline.compat.spool.migrate import folder_of
 from strandline.errors import Diverged, Fenced, Gap, InvalidInput, StorageError, Unsupported
-from strandline.formats.wal.folder import Kept
+from strandline.formats.wal.folder import SlotsFile
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.recover.rewind import rewind
-from strandline.log.wal.slots import write_kept
+from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.snapshot import KIND, KIND_VERSION, fill, verify
 from strandline.log.wal.write.groups import WalHandle
 from strandline.model.cursor import Bounds, Cursor, Limit
@@ -61,8 +61,8 @@ def create_log(node_folder: NodeFolder, lease: Lease | None) -> None:
 def take_over_log(node_folder: NodeFolder, source: str, lease: Lease | None) -> None:
     """Begin the log of a node that has none with a copy of a write-ahead log: its records, terms, writers and slots.
 
-    The log keeps its identity, so that cursors of it stay valid, and the original stays as it is. After a crash the
-    node has all of it, or nothing and can begin again. ``Fenced`` while somebody has the original open for writing,
+    The log keeps its identity, so its cursors stay valid. The original is not changed. After a crash the
+    node has all of it, or nothing and can begin again. ``Fenced`` while the original is open for writing,
     ``Unsupported`` if it has a cold tier.
     """
     _refuse_second(node_folder, lease)
@@ -70,18 +70,18 @@ def take_over_log(node_folder: NodeFolder, source: str, lease: Lease | None) -> 
     folder = folder_of(source, migrate=False, disk=disk, clock=node_folder.clock, chance=node_folder.chance)
     if exists(f"{folder}/{COLD_FILE}", disk=disk):
         raise Unsupported(
-            f"The write-ahead log in {folder} has a cold tier ({COLD_FILE}), which the log of a primary and its "
-            "replicas cannot have yet: what only segments have would be out of reach. Nothing was changed."
+            f"The write-ahead log in {folder} has a cold tier ({COLD_FILE}), which a replicated log cannot have yet: "
+            "records that only its segments hold could not be read. Nothing was changed."
         )
     generation = node_folder.next_generation()
     copy = node_folder.data(generation)
     with _open_log(node_folder, folder) as log:
         disk.make_folders(copy)
         fill(log, copy)
-        write_kept(copy, Kept(log.log_id, log.bounds().first, tuple(log.slots.list())), disk=disk)
+        write_slots_file(copy, SlotsFile(log.log_id, log.bounds().first, tuple(log.slots.list())), disk=disk)
         disk.sync_folder(copy)
         disk.sync_folder(node_folder.folder)
-        # Its terms count as led here: the node goes on in a later one or, without a lease, in the same.
+        # Its terms count as led here: the node continues in a later term or, without a lease, in the same.
         node_folder.remember(generation=generation, seen=log.term, adopted=log.term, led=log.term)
 
 
@@ -101,7 +101,7 @@ def export_log(log: WalLog, folder: str, *, node_folder: NodeFolder) -> Snapshot
         folder,
         kind=KIND,
         kind_version=KIND_VERSION,
-        cursor=None,  # known once the files are copied: the log goes on meanwhile
+        cursor=None,  # known after the copy: appends continue meanwhile
         fill=lambda data: _fill(log, data),
         verify=lambda data: verify(data, disk=node_folder.disk),
         disk=node_folder.disk,
@@ -116,7 +116,7 @@ def _fill(log: WalLog, folder: str) -> None:
 
 @final
 class LogCopy:
-    """The copy as a :class:`~strandline.model.sink.BatchSink`: what it took is durable, in the same batches."""
+    """The copy as a :class:`~strandline.model.sink.BatchSink`: taken batches are durable, and unchanged."""
 
     def __init__(self, node_folder: NodeFolder, *, background: bool) -> None:
         """Open the current copy of the node."""
@@ -165,12 +165,12 @@ class LogCopy:
         del upto
         at = self.log.bounds().next
         if since.next > at:
-            raise Gap(f"Records from offset {since.next} on were to be applied, and this replica is at {at}.")
+            raise Gap(f"Records from offset {since.next} on should be applied, but this replica is at {at}.")
         with self._lock:
             seen = self._node_folder.state.seen
             if self.term < seen:
                 raise Fenced(
-                    f"This replica has seen term {seen}, and follows a primary of term {self.term}: nothing was "
+                    f"This replica has seen term {seen}, but follows a primary of term {self.term}: nothing was "
                     "applied."
                 )
             handle: WalHandle | None = None
@@ -182,14 +182,14 @@ class LogCopy:
                 handle.result()
 
     def drop_slots(self) -> None:
-        """Drop the slots of those who followed this node while it led: the new primary has slots for them."""
+        """Drop the slots of the replicas of this node's leadership: the new primary has slots for them."""
         for slot in self.log.slots.list():
             self.log.slots.drop(slot.name)
 
     def fence(self, term: int, who: str) -> None:
         """Durably adopt a higher term; once this returns, no batch of a lower one is appended."""
         with self._lock:
-            self._node_folder.hear_term(term, who)
+            self._node_folder.adopt_term(term, who)
 
     # --- comparing ---------------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class LogCopy:
         self.log = self._open()
 
     def lead(self) -> WalLog:
-        """Reopen the log as that of a primary."""
+        """Reopen the log for a primary."""
         self._leads = True
         self.log.close()
         self.log = self._open()
@@ -252,6 +252,6 @@ class LogCopy:
 
 
 def behind(batch: LogBatch, at: int) -> LogBatch:
-    """The part of a batch from an offset on, without the writer's number, which is that of the whole."""
+    """The part of a batch from an offset on, without the writer's number, which belongs to the whole batch."""
     table = pa.Table.from_batches(batch.batches, RECORD_SCHEMA).slice(at - batch.first)
     return LogBatch(at, batch.term, batch.timestamp, None, tuple(table.to_batches()))

@@ -81,7 +81,8 @@ class ReplicaRole:
     ) -> None:
         """``connect`` reaches the primary: ``NotReady`` if none is known.
 
-        ``committed`` is the watermark known so far, ``knows_committed`` whether it covers all that this node has shown.
+        ``committed`` is the last known watermark, ``knows_committed`` whether it covers everything that this node has
+        shown.
         """
         self.copy = copy
         self._node_folder = node_folder
@@ -102,17 +103,17 @@ class ReplicaRole:
         self._apply_errors = 0
         self._reported = 0
         """How many of its divergences were reported to a primary since the node was started."""
-        self._heard = self._committed = committed
-        """The highest watermark of a primary, and the one up to which the own records are known to match it."""
+        self._primary_committed = self._committed = committed
+        """The primary's highest watermark, and the one up to which the local records are known to match."""
         self.knows_committed = knows_committed
         """Whether the watermark covers everything that this node has shown; until then it serves no reads."""
         self._compared: int | None = None
-        """The offset of the last record while it has yet to be compared with the primary's."""
+        """The offset of the last record until it is compared with the primary's."""
         self._acks = AckSender(
             self._caller, self._progress, self._end, self._raise_watermark, self._poll_seconds, self._clock
         )
         self._checkpointed = self._clock.monotonic()
-        """When the watermark was last stored: after a restart readers see no less."""
+        """When the watermark was last stored: after a restart, readers see no less."""
         self._fresh: float | None = None
         """When it last had everything that was durable on the primary."""
         self._moved = threading.Condition()
@@ -226,7 +227,7 @@ class ReplicaRole:
         # The last record is requested again, where both retain it: if it differs, the logs have diverged.
         overlap = since.next - 1 if since.next > max(copy.bounds().first, topology.first) else since.next
         self._compared = None if overlap == since.next else overlap
-        # Not before: only now is a tail that the primary never had truncated.
+        # Not before: a tail that the primary never had is truncated only now.
         self._raise_watermark(topology.committed)
         self._learn_committed(topology.committed, topology.term_start)
         # Bootstrap snapshots of this node's own leadership are stale: their replicas may have acknowledged more since.
@@ -261,7 +262,7 @@ class ReplicaRole:
             self._node_folder.remember(settled=False)
 
     def _learn_committed(self, committed: int, term_start: int) -> None:
-        """A watermark past the start of its term covers everything ever committed, so all that this node has shown."""
+        """A watermark past the start of its term covers everything ever committed, and so all records shown here."""
         if committed >= term_start and self._compared is None:
             self.knows_committed = True
 
@@ -279,7 +280,7 @@ class ReplicaRole:
                     _LOGGER.warning("Replica %s builds its copy of the log (%s).", self._node_folder.state.name, cause)
                     since, is_built = self._bootstrap(upstream), True
                 case FullRebootstrap(cause):
-                    raise NotReady(f"The primary wants the copy built again that was just built ({cause}).")
+                    raise NotReady(f"The primary requests a second bootstrap right after the first ({cause}).")
                 case answer:
                     raise CorruptData(f"A primary answered {answer} to a replica at {since}.")
         if since.next < self.copy.bounds().next:
@@ -291,8 +292,9 @@ class ReplicaRole:
             return
         if to < self._committed:
             raise Diverged(
-                f"The primary parts from this replica at offset {to}, and everything below {self._committed} was "
-                "committed: nothing was discarded. One of the two must not be here."
+                f"The primary's log diverges from this replica's at offset {to}, but everything below "
+                f"{self._committed} was committed: nothing was discarded. One of the two nodes belongs to another "
+                "log, or lost records."
             )
         end = self.copy.bounds().next
         aside = self.copy.rewind(to)
@@ -305,20 +307,20 @@ class ReplicaRole:
         self.condition = Condition.BOOTSTRAPPING
         cursor = bootstrap(upstream, self._caller(), self._node_folder)
         former = self.copy
-        # From here on this is the copy, whatever happens next. Readers of the old one go on with it: it is removed only
+        # The new copy is current from here on. Readers of the old one may finish: it is removed only
         # at the next bootstrap.
         built = LogCopy(self._node_folder, background=self._background)
         with self._moved:
-            # Every record is the primary's: the highest watermark heard of holds here from this moment on.
+            # Every record is the primary's: the highest known watermark applies here from now on.
             self._mark_unsettled()
-            self.copy, self._committed = built, max(self._committed, self._heard)
+            self.copy, self._committed = built, max(self._committed, self._primary_committed)
             self._moved.notify_all()
         if former is not None:
             former.close()
         self._node_folder.sweep(keep=None if former is None else former.generation)
         self._asked = False
         upstream.end_snapshot(self._caller(), cursor)
-        return self.copy.end()  # not the snapshot's cursor: its term may be that of a record which is not retained
+        return self.copy.end()  # not the snapshot's cursor: its term may belong to a record that is not retained
 
     # --- terms and heartbeats ----------------------------------------------------------------------------------
 
@@ -329,17 +331,17 @@ class ReplicaRole:
         seen = self._node_folder.state.seen
         if term < seen:
             raise Fenced(
-                f"A primary of term {term} answers, and this replica has seen term {seen}: it is not followed. Point "
+                f"A primary of term {term} answers, but this replica has seen term {seen}: it is not followed. Point "
                 "this replica to the primary of that term."
             )
         if term > seen:
-            self._node_folder.hear_term(term, "The primary")
+            self._node_folder.adopt_term(term, "The primary")
 
     def _update_topology(self, topology: Topology) -> None:
         peers = tuple(Peer(member.name, member.region, member.divergences) for member in topology.members)
         self._node_folder.remember(peers=peers, policy=topology.policy, primary=topology.primary)
         self._epoch = topology.epoch
-        self._heard = max(self._heard, topology.committed)
+        self._primary_committed = max(self._primary_committed, topology.committed)
 
     def _adopt(self, term: int, start: int, durable: int) -> None:
         """Store, before anything is acknowledged, that this copy has everything from before the primary's term."""
@@ -376,10 +378,10 @@ class ReplicaRole:
             self.copy.log.trim(min(upstream.topology(self._caller()).first, self.committed))
 
     def _progress(self, durable: int) -> ReplicaProgress:
-        """The acknowledgement of a durable end; stores first that the copy adopts the primary's term, if it does."""
+        """The acknowledgement of a durable end; stores first whether the copy adopts the primary's term."""
         heartbeat = None if self._feed is None else self._feed.heartbeat
         if self._compared is not None:
-            durable = 0  # if the last record differs, others may too: the primary's folder may be an older copy
+            durable = 0  # not compared yet: if the last record differs, others may too
         elif heartbeat is not None and heartbeat.term == self._term:
             self._adopt(heartbeat.term, heartbeat.term_start, durable)
         return ReplicaProgress(durable, durable, self._apply_errors, self._node_folder.state.divergences)
@@ -401,8 +403,8 @@ class ReplicaRole:
 
     @property
     def highest_committed(self) -> int:
-        """The highest watermark that it has heard of; the copy may be shorter."""
-        return max(self._heard, self._committed)
+        """The highest watermark that it knows of; the copy may be shorter."""
+        return max(self._primary_committed, self._committed)
 
     def readable(
         self, *, after: Cursor | None = None, max_staleness: float | None = None, timeout: float = 1.0
@@ -417,9 +419,9 @@ class ReplicaRole:
             raise NotReady("This replica has no copy of the log yet: it has to bootstrap first. Ask another node.")
         if not self.knows_committed:
             raise NotReady(
-                f"This replica does not know yet how much of its copy is committed: it was not closed in good order, "
-                f"and may have shown more than the {self.committed} records of which it knows. Ask again when it "
-                "follows a primary, or ask another node."
+                f"This replica does not know yet how much of its copy is committed: it was not closed cleanly, "
+                f"and may have shown more than the {self.committed} records that it knows to be committed. Ask again "
+                "when it follows a primary, or ask another node."
             )
         if after is not None:
             self._wait(lambda: self.committed >= after.next, timeout, f"offset {after.next - 1} is not here yet")
@@ -442,7 +444,7 @@ class ReplicaRole:
 
     def _wait(self, is_so: Callable[[], bool], timeout: float, why: str) -> None:
         if self.condition is Condition.BOOTSTRAPPING:
-            raise NotReady("This replica builds its copy again, and serves no reads that ask for more than it has.")
+            raise NotReady("This replica builds its copy again, and cannot serve a read that has to wait.")
         with self._moved:
             if not self._moved.wait_for(is_so, timeout):
                 raise NotReady(f"The wait of {timeout:g} s is over, and {why}: ask again, or ask the primary.")

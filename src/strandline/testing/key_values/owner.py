@@ -17,10 +17,10 @@ from strandline.model.keyed import EVERYTHING, Prefix, Scope, Update, Updates
 from strandline.model.records import Op
 
 SOON = 120.0
-"""Real seconds that nothing here should come near."""
+"""Real seconds as a generous time limit."""
 
 KEYS: Final = (b"node.1", b"node.10", b"node.1.x", b"nope", b"other", b"route.a", b"node", b"a.b.c")
-"""Keys that every backend can hold, in and out of each of the scopes below."""
+"""Keys that every backend accepts, in and out of each of the scopes below."""
 
 SCOPES: Final = {
     "everything": EVERYTHING,
@@ -34,11 +34,11 @@ IN_EVERY_SCOPE: Final = b"node.1"
 
 in_every_scope = pytest.mark.parametrize("scope", [pytest.param(scope, id=name) for name, scope in SCOPES.items()])
 STRANGE: Final = (b"\x00\xff", b"a b", b"x.*", b">", b".lead", b"trail.", b"two..dots", "ü".encode(), b"new\r\nline")
-"""Keys that only a backend of arbitrary bytes can hold."""
+"""Keys that only a backend of arbitrary bytes accepts."""
 
 
 class Collected:
-    """What a subscription has given so far, checked for all that must hold of every subscription."""
+    """What a subscription has returned so far, checked against the rules of every subscription."""
 
     def __init__(self, subscription: KeyValueSubscription) -> None:
         """Nothing yet."""
@@ -50,7 +50,7 @@ class Collected:
         self.upto: Cursor | None = None
 
     def take(self, most: int = 256, timeout: float = SOON) -> bool:
-        """Take once; whether something came."""
+        """Take once; whether something was returned."""
         given = self.subscription.take(most, timeout)
         match given:
             case None:
@@ -98,21 +98,21 @@ class Collected:
         return self.until(lambda: self.listed is not None, most)
 
     def until_key(self, key: bytes, value: bytes | None, most: int = 256) -> Collected:
-        """Take until this change is given."""
+        """Take until this change is returned."""
         return self.until(lambda: any(row.key == key and row.value == value for row in self.rows), most)
 
     def since_listed(self) -> list[Update]:
-        """What came after the initial values."""
+        """The changes after the initial values."""
         return self.rows[self.listed_after :]
 
     def at(self) -> Cursor:
-        """The cursor behind all that was given."""
+        """The cursor after everything returned."""
         assert self.upto is not None
         return self.upto
 
 
 def fold(rows: Iterable[Update], state: dict[bytes, bytes] | None = None) -> dict[bytes, bytes]:
-    """What these changes make of a state."""
+    """The state after these changes."""
     state = {} if state is None else state
     for row in rows:
         if row.value is None:
@@ -128,7 +128,7 @@ def brief(rows: Iterable[Update]) -> list[tuple[bytes, bytes | None]]:
 
 
 def current(kv: KeyValueReader) -> dict[bytes, bytes]:
-    """Everything that is present."""
+    """All present keys and values."""
     return {entry.key: entry.value for entry in kv.scan()}
 
 
@@ -138,7 +138,7 @@ def fill(kv: KeyValueWriter, value: bytes = b"1", keys: Iterable[bytes] = KEYS) 
 
 
 def churn(kv: KeyValueWriter, count: int, name: str = "churn") -> list[Update]:
-    """Put fresh keys, in turn within and without each scope; returns the changes in their order."""
+    """Put fresh keys, alternately in and out of each scope; returns the changes in order."""
     made = []
     for number in range(count):
         for stem in (b"node.1", b"other", b"route.a", b"nope", b"a.b.c"):
@@ -149,41 +149,41 @@ def churn(kv: KeyValueWriter, count: int, name: str = "churn") -> list[Update]:
 
 
 class KeyValueOwner(ABC):
-    """What the contract leaves to a key-value store's owner."""
+    """Operations that the contract leaves to a key-value store's owner."""
 
     any_bytes: ClassVar[bool] = True
     """Whether every byte string is a key; if not, those of :data:`STRANGE` are refused as ``InvalidInput``."""
 
     rounds: ClassVar[int] = 200
-    """How many changes the long histories make; fewer where each costs a round trip."""
+    """Number of changes of the long histories; fewer where each costs a round trip."""
 
     @abstractmethod
     def recreate(self, kv: KeyValue) -> KeyValue:
-        """Remove the key-value store with all it holds and make an empty one of the same name; returns that."""
+        """Remove the key-value store with its content, and create an empty one of the same name; returns that."""
 
     @abstractmethod
     def expire(self, kv: KeyValue) -> None:
-        """Have retention drop every change that is older than the current value of any key.
+        """Let retention drop every change that is older than the current value of any key.
 
-        What is current stays where the backend can drop the one without the other.
+        Current values stay if the backend can drop one without the other.
         """
 
     @abstractmethod
     def overrun(self, kv: KeyValue, subscription: KeyValueSubscription) -> list[Update]:
-        """Make changes with :func:`churn`, and have retention drop some before the subscription is given them.
+        """Make changes with :func:`churn`, and let retention drop some before the subscription gets them.
 
-        Returns the changes that were made, in their order. The last of them is still retained.
+        Returns the changes in order. The last of them is still retained.
         """
 
     def evict(self, kv: KeyValue, key: bytes) -> bool:
-        """Remove a key as a limit would, without telling; False if the backend never does."""
+        """Evict a key as a limit would, without an event; False if the backend never does."""
         return False
 
     def failing_listings(self, kv: KeyValue) -> AbstractContextManager[object] | None:
-        """While entered, no listing can be read to its end; None if nothing could keep one from it."""
+        """While entered, no listing can be completed; None if that is impossible."""
         return None
 
     def cursor(self, kv: KeyValue, scope: Scope = EVERYTHING) -> Cursor:
-        """The key-value store's end, as a full watch tells it."""
+        """The key-value store's end, from a full watch."""
         with kv.watch(scope) as subscription:
             return Collected(subscription).until_listed().at()

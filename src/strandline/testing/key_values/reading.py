@@ -55,7 +55,7 @@ class KeyValueReadContract(KeyValueOwner):
         assert kv.get(b"node.1") == b"up"
         assert kv.entry(b"node.1") == Entry(b"node.1", b"up", version)
 
-    def test_text_stands_for_its_bytes(self, kv: KeyValue) -> None:
+    def test_text_means_its_bytes(self, kv: KeyValue) -> None:
         version = kv.put("node.1", b"up")
         assert kv.get("node.1") == kv.get(b"node.1") == b"up"
         assert kv.entry("node.1") == Entry(b"node.1", b"up", version)
@@ -90,7 +90,7 @@ class KeyValueReadContract(KeyValueOwner):
         assert list(kv.scan()) == [Entry(b"a", b"1", version)]
 
     @pytest.mark.parametrize("value", ["text", None, 7, [b"1"]], ids=["text", "None", "a number", "a list"])
-    def test_a_value_that_is_not_bytes_is_refused_and_no_watcher_hears_of_it(self, kv: KeyValue, value: Any) -> None:
+    def test_a_value_that_is_not_bytes_is_refused_and_no_watcher_gets_it(self, kv: KeyValue, value: Any) -> None:
         version = kv.put("a", b"1")
         calls: list[Callable[[], object]] = [
             lambda: kv.put("a", value),
@@ -187,7 +187,7 @@ class KeyValueReadContract(KeyValueOwner):
         ):
             with pytest.raises(InvalidInput):
                 refused()
-        # It cannot be there, and asking is no mistake.
+        # It cannot be present, and a read is no mistake.
         assert kv.get(key) is None
         assert kv.entry(key) is None
         assert kv.keys() == []
@@ -247,7 +247,7 @@ class KeyValueReadContract(KeyValueOwner):
         version = kv.create(b"node.1", b"3")
         assert kv.entry(b"node.1") == Entry(b"node.1", b"3", version)
 
-    def test_of_many_who_create_one_key_exactly_one_wins(self, kv: KeyValue) -> None:
+    def test_of_many_creators_of_one_key_exactly_one_wins(self, kv: KeyValue) -> None:
         for attempt in range(5):
             won: list[bytes] = []
 
@@ -305,7 +305,7 @@ class KeyValueReadContract(KeyValueOwner):
                     kv.delete_with_version(b"node.1", expected)
         assert kv.entry(b"node.1") is None
 
-    def test_of_many_who_update_one_version_exactly_one_wins(self, kv: KeyValue) -> None:
+    def test_of_many_updates_of_one_version_exactly_one_wins(self, kv: KeyValue) -> None:
         version = kv.put(b"node.1", b"0")
         won: list[bytes] = []
 
@@ -339,7 +339,7 @@ class KeyValueReadContract(KeyValueOwner):
     # --- listing --------------------------------------------------------------------------------------------
 
     @in_every_scope
-    def test_a_listing_tells_the_live_keys_in_scope(self, kv: KeyValue, scope: Scope) -> None:
+    def test_a_listing_has_the_live_keys_in_scope(self, kv: KeyValue, scope: Scope) -> None:
         fill(kv)
         kv.delete(b"node.10")
         kv.delete(b"other")

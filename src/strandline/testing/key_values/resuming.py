@@ -218,7 +218,7 @@ class ResumingContract(KeyValueOwner):
             self.check_gap(kv, taken, scope)
 
     def check_gap(self, kv: KeyValue, taken: Collected, scope: Scope) -> None:
-        """Overrun the watch: it gives what it has, in order and without a hole, and then nothing but ``Gap``."""
+        """Overrun the watch: it returns what it has, in order and without a gap, and then only ``Gap``."""
         before = len(taken.rows)
         made = [change for change in self.overrun(kv, taken.subscription) if change.key in scope]
         with pytest.raises(Gap):
@@ -235,7 +235,7 @@ class ResumingContract(KeyValueOwner):
     # --- all of it together ---------------------------------------------------------------------------------
 
     @in_every_scope
-    def test_whatever_is_written_and_however_often_it_resumes_a_fold_stays_in_step(
+    def test_a_folded_state_equals_the_source_whatever_is_written_and_however_often_it_resumes(
         self, kv: KeyValue, scope: Scope
     ) -> None:
         chance = random.Random(repr(scope))
@@ -268,7 +268,7 @@ class ResumingContract(KeyValueOwner):
                             taken.take(chance.choice((1, 5, 256)), 0.02)
                             cursor, rows = taken.upto or cursor, taken.rows
                 except (CursorExpired, Gap):
-                    # Where each key keeps one value, a burst over all of them cannot be told from lost changes.
+                    # Where each key keeps one value, a burst over all of them looks like lost changes.
                     rows = []
                     state.clear()
                     cursor = None
@@ -285,7 +285,7 @@ class ResumingContract(KeyValueOwner):
             done.set()
             follower.join(SOON)
         assert not follower.is_alive()
-        # It may have looked once too early: one more watch brings what is left.
+        # The last read may have been too early: one more watch returns the rest.
         if state.get(IN_EVERY_SCOPE) != b"last":
             with kv.watch_from(scope, cursor) as subscription:
                 fold(Collected(subscription).until_key(IN_EVERY_SCOPE, b"last").rows, state)

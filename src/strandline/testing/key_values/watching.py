@@ -104,14 +104,14 @@ class WatchingContract(KeyValueOwner):
             taken.until_key(b"node.1.x", b"last")
         whole = [(Op.PUT, b"1"), (Op.PUT, b""), (Op.DELETE, None), (Op.PUT, b"3"), (Op.DELETE, None), (Op.PUT, b"last")]
         given = [(row.op, row.value) for row in taken.rows]
-        # Superseded values may be missing, as in a key-value store that keeps one value per key.
+        # Superseded values may be missing, if the store keeps one value per key.
         rest = iter(whole)
         assert all(change in rest for change in given)
         assert given[-2:] == whole[-2:]
         versions = {b"1": one, b"": two, b"3": three}
         assert all(row.version == versions.get(row.value, row.version) for row in taken.rows if row.value is not None)
 
-    def test_a_watcher_is_told_of_a_removal_as_it_happens(self, kv: KeyValue) -> None:
+    def test_a_watcher_gets_a_removal_as_it_happens(self, kv: KeyValue) -> None:
         with kv.watch() as subscription:
             taken = Collected(subscription).until_listed()
             for change, op in ((kv.delete, Op.DELETE), (kv.purge, Op.PURGE)):
@@ -151,7 +151,7 @@ class WatchingContract(KeyValueOwner):
         fill(kv)
         with kv.watch(scope) as subscription:
             taken = Collected(subscription).until_listed()
-            # A word about the cursor may still come, and then nothing.
+            # A cursor update may still arrive, and then nothing.
             assert [taken.take(timeout=timeout) for timeout in (0, 0.01, 0, 0.01, 0)][-1] is False
             assert taken.since_listed() == []
 

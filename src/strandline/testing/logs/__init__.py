@@ -12,7 +12,7 @@ class LogContract(AppendingContract, LogReadContract, SlotContract):
     """Every sentence of :class:`~strandline.log.contract.Log`, as a test.
 
     A subclass named ``Test...`` defines the fixture ``log``, an empty log for each test, and the two methods of
-    :class:`~strandline.testing.slots.LogOwner`, which do what the contract leaves to the log's owner.
+    :class:`~strandline.testing.slots.LogOwner`, which the contract leaves to the log's owner.
     """
 
 

@@ -19,10 +19,10 @@ from strandline.testing.stores import together
 
 
 class AppendingContract:
-    """Appending, once per number and on condition, and the handles of it."""
+    """Appends, once per number and conditionally, and their handles."""
 
     appends: ClassVar[int] = 60
-    """How many batches each of several threads appends; fewer where each costs a disk's fsync."""
+    """Number of batches of each of several threads; fewer where each costs an fsync."""
 
     # --- appending ------------------------------------------------------------------------------------------
 

@@ -14,11 +14,11 @@ from strandline.model.records import READ_SCHEMA, Op, record_batch
 from strandline.testing.slots import append
 
 SOON = 120.0
-"""Real seconds that nothing here should come near."""
+"""Real seconds as a generous time limit."""
 
 
 def records(*values: bytes | None) -> pa.RecordBatch:
-    """A batch of puts with these values and nothing else that matters."""
+    """A batch of puts with these values."""
     count = len(values)
     return record_batch(timestamps=range(count), ops=[Op.PUT] * count, keys=[None] * count, values=values)
 
@@ -29,14 +29,14 @@ def writer_named(number: int) -> WriterId:
 
 
 def fetched(spans: Sequence[Span], columns: Sequence[str] | None = None) -> pa.Table:
-    """Everything in these spans, as one table."""
+    """All records of these spans, as one table."""
     batches = [batch for span in spans for batch in span.fetch(columns)]
     schema = READ_SCHEMA if columns is None else pa.schema([READ_SCHEMA.field(name) for name in columns])
     return pa.Table.from_batches(batches, schema)
 
 
 def content(log: Log, since: Cursor | None = None, limit: Limit = NO_LIMIT) -> list[tuple[int, bytes | None]]:
-    """Offset and value of everything that a plan gives."""
+    """Offset and value of every record of a plan."""
     table = fetched(log.plan(log.start() if since is None else since, limit))
     return list(zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True))
 

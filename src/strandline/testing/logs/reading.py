@@ -27,9 +27,9 @@ class LogReadContract(LogOwner):
     """Planning, fetching, waiting, and cursors that cannot be served."""
 
     picklable: ClassVar[bool] = True
-    """Whether spans can be read in another process; if not, sending one there says why."""
+    """Whether spans can be read in another process; if not, pickling one raises why."""
     fingerprinted: ClassVar[bool] = True
-    """Whether the log can tell each of its batches from others at its place; a segment holds records of many."""
+    """Whether the log has fingerprints of its batches; a segment holds records of many."""
 
     # --- planning -------------------------------------------------------------------------------------------
 
@@ -43,7 +43,7 @@ class LogReadContract(LogOwner):
         return log
 
     def ranges(self, spans: Sequence[Span]) -> list[tuple[int, int]]:
-        """What each span covers."""
+        """The offsets of each span."""
         return [(span.first, span.next) for span in spans]
 
     def test_a_plan_covers_everything_after_the_cursor_without_a_hole(self, filled: Log) -> None:

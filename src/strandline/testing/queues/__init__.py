@@ -1,4 +1,4 @@
-"""Contract suite for queues: inherit the class, give it a place, and run it with ``pytest``."""
+"""Contract suite for queues: inherit the class, give it a queue, and run it with ``pytest``."""
 
 from strandline.testing.queues.contract import QueueContract
 from strandline.testing.queues.places import QueuePlace

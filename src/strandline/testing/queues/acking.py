@@ -13,7 +13,7 @@ from strandline.testing.queues.places import QueueFixtures, QueuePlace, at_once,
 
 
 class AckingContract(QueueFixtures):
-    """Everything that moves the acknowledged position, or must not."""
+    """Calls that move the acknowledged position, or must not."""
 
     # --- ack ------------------------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ class AckingContract(QueueFixtures):
             "flush": consumer.flush,
             "close": consumer.close,
         }
-        # The write lands, or not, and then the store is down: nobody can tell which.
+        # The write lands, or not, and then the store is down: the outcome is unknown.
         if landed:
             line.hook(_down_behind_a_write(line))
         else:
@@ -245,7 +245,7 @@ class AckingContract(QueueFixtures):
         holder = five.open()
         with pytest.raises(CursorExpired):
             five.open(last_acked=1)
-        assert values(holder) == [[b"3"], [b"4"]]  # and nobody was fenced
+        assert values(holder) == [[b"3"], [b"4"]]  # no consumer was fenced
         assert five.open(last_acked=2).next_to_ack == 3
 
     def test_a_negative_last_acked_is_refused(self, five: QueuePlace) -> None:
@@ -266,7 +266,7 @@ class AckingContract(QueueFixtures):
 
 
 def _down_behind_a_write(line: FaultyStore) -> Callable[[Call], None]:
-    """Turn the store down at the first call behind a conditional write, also if a line below has lost its answer."""
+    """Take the store down at the first call after a conditional write, also if its answer was lost."""
     writes: list[int] = []
 
     def hook(call: Call) -> None:

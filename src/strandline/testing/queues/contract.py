@@ -19,7 +19,7 @@ from strandline.testing.queues.reading import QueueReadContract
 
 
 class QueueContract(QueueReadContract, AckingContract, PoisonContract):
-    """Every sentence about the queue face, as a test.
+    """Every sentence about the queue API, as a test.
 
     A subclass named ``Test...`` defines the fixture ``place``, an empty queue.
     """
@@ -47,7 +47,7 @@ class QueueContract(QueueReadContract, AckingContract, PoisonContract):
         ],
         ids=["next_batch", "next_descriptors", "between", "batches", "durable ack", "ack_through", "flush", "close"],
     )
-    def test_a_fenced_consumer_is_told_so_and_changes_nothing(
+    def test_a_fenced_consumer_gets_fenced_and_changes_nothing(
         self, five: QueuePlace, call: Callable[[Consumer], object]
     ) -> None:
         old = five.open(ack_every=2)
@@ -63,7 +63,7 @@ class QueueContract(QueueReadContract, AckingContract, PoisonContract):
         new.flush()
         assert first_to_come(five) == 1
 
-    def test_a_fenced_consumer_that_has_nothing_to_flush_is_told_so_by_flush(self, five: QueuePlace) -> None:
+    def test_a_fenced_consumer_that_has_nothing_to_flush_gets_fenced_from_flush(self, five: QueuePlace) -> None:
         old = five.open()
         five.open()
         with pytest.raises(Fenced):

@@ -15,17 +15,17 @@ from strandline.testing.faulty import Call, FaultyStore
 
 
 class QueuePlace(ABC):
-    """A place where a queue is, and what tests need of its owner."""
+    """The location of a queue, and operations of its owner for tests."""
 
     store: ObjectStore
-    """What it is stored in."""
+    """The store of the queue."""
 
     letters: str
-    """Below this path dead letters are kept."""
+    """Path prefix of dead letters."""
 
     @abstractmethod
     def queue(self, store: ObjectStore | None = None) -> Queue:
-        """The queue as one more process sees it, over ``store`` if that is given: another line to the same place."""
+        """The queue as one more process sees it, through ``store`` if given: another connection to the same queue."""
 
     @abstractmethod
     def produce(self, *entries: bytes, metadata: bytes = b"") -> None:
@@ -33,10 +33,10 @@ class QueuePlace(ABC):
 
     @abstractmethod
     def forget(self, count: int) -> None:
-        """Let all have acknowledged the first batches long ago, so that they are no longer listed."""
+        """Make the first batches unlisted, as if they were acknowledged long ago."""
 
     def open(self, store: ObjectStore | None = None, **options: Any) -> Consumer:
-        """A consumer; nothing is collected behind a test's back."""
+        """A consumer without background collection."""
         return Consumer(self.queue(store), **{"trim_every": None, **options})
 
 
@@ -46,7 +46,7 @@ def first_to_come(place: QueuePlace) -> int:
 
 
 def values(consumer: Consumer) -> list[list[bytes | None]]:
-    """What is left, read one by one."""
+    """The remaining batches, read one by one."""
     found = []
     while (batch := consumer.next_batch()) is not None:
         found.append(batch.values)
@@ -54,7 +54,7 @@ def values(consumer: Consumer) -> list[list[bytes | None]]:
 
 
 def at_once(line: FaultyStore, path: str, then: Callable[[], object], *, stage: str = "after") -> None:
-    """Do something once, when the next conditional write of this object is about to be done or was just done."""
+    """Call ``then`` once, before or after the next conditional write of this object."""
     left = [then]
 
     def callback(call: Call) -> None:
@@ -65,13 +65,13 @@ def at_once(line: FaultyStore, path: str, then: Callable[[], object], *, stage: 
 
 
 class QueueFixtures:
-    """What the parts of the contract share; a subclass defines the fixture ``place``, an empty queue."""
+    """Shared parts of the contract; a subclass defines the fixture ``place``, an empty queue."""
 
     picklable: ClassVar[bool] = True
     """Whether batches can be read in another process."""
 
     lossy: ClassVar[bool] = False
-    """Whether the place's own store loses answers, so that a lost race may go unheard."""
+    """Whether the queue's own store loses answers, so that a lost race may go unnoticed."""
 
     @pytest.fixture
     def five(self, place: QueuePlace) -> QueuePlace:
@@ -83,9 +83,9 @@ class QueueFixtures:
 
     @pytest.fixture
     def line(self, five: QueuePlace) -> FaultyStore:
-        """A line to the five batches that a test may cut."""
+        """A connection to the five batches that a test may cut."""
         return FaultyStore(five.store)
 
     def locations(self, place: QueuePlace) -> list[str]:
-        """Where the batches are that are listed now; whoever consumes them is fenced by looking."""
+        """The locations of the listed batches; fences their consumer."""
         return [descriptor.location for descriptor in place.open().next_descriptors(99)]

@@ -23,12 +23,12 @@ from strandline.testing.queues.places import QueueFixtures, QueuePlace, first_to
 
 
 class PoisonContract(QueueFixtures):
-    """Poison raises and leaves the cursor, or is set aside and counted."""
+    """An unreadable batch raises and leaves the cursor, or is set aside and counted."""
 
     # --- poison ---------------------------------------------------------------------------------------------
 
     def damage(self, place: QueuePlace, path: str) -> bytes:
-        """Cut a batch's object short; returns what it was."""
+        """Truncate a batch's object; returns its former bytes."""
         whole = bytes(place.store.get(path).data)
         place.store.put(path, whole[:-3])
         return whole
@@ -39,7 +39,7 @@ class PoisonContract(QueueFixtures):
         return [json.loads(bytes(place.store.get(name).data)) for name in names]
 
     def read_all(self, consumer: Consumer, *, way: str) -> list[int]:
-        """The sequences that are left."""
+        """The remaining sequences."""
         if way == "batches":
             return [batch.sequence for batch in consumer.batches()]
         found = []
@@ -90,7 +90,7 @@ class PoisonContract(QueueFixtures):
             path = letter["descriptor"]["location"]
             assert path in letter["reason"]
             assert bytes(five.store.get(letter["bytes"]).data) == bytes(five.store.get(path).data)
-        # What was set aside counts as acknowledged in its turn, also if it is the first or the last.
+        # A batch that was set aside counts as acknowledged in its turn, also the first or the last.
         for number in good:
             consumer.ack(number)
         consumer.flush()
@@ -161,14 +161,14 @@ class PoisonContract(QueueFixtures):
             if call.path == path and call.stage == "before":
                 line.unhook()
                 five.open()
-                five.store.delete(path)  # as if someone newer were past it, and it had been collected
+                five.store.delete(path)  # as if a newer consumer had passed it, and it was collected
 
         line.hook(take_over)
         with pytest.raises(Fenced):
             old.next_batch()
         assert (old.dead_letters, self.kept(five)) == (0, [])
 
-    def test_who_fetches_by_descriptors_can_set_poison_aside(self, five: QueuePlace) -> None:
+    def test_a_caller_that_fetches_by_descriptors_can_dead_letter_a_batch(self, five: QueuePlace) -> None:
         self.damage(five, self.locations(five)[1])
         consumer = five.open(dead_letter_limit=1)
         descriptors = consumer.next_descriptors(3)

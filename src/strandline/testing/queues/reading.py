@@ -19,11 +19,11 @@ from strandline.testing.faulty import Call, FaultyStore
 from strandline.testing.queues.places import QueueFixtures, QueuePlace, first_to_come, values
 
 _SOON = 120.0
-"""Real seconds that nothing here should come near."""
+"""Real seconds as a generous time limit."""
 
 
 class _ProducingClock(ManualClock):
-    """A clock on which a batch is produced while somebody sleeps for the ``after``-th time."""
+    """A clock on which a batch is produced during the ``after``-th sleep."""
 
     def __init__(self, place: QueuePlace, *, after: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class _ProducingClock(ManualClock):
 
 
 class QueueReadContract(QueueFixtures):
-    """Everything that moves the read cursor, or must not."""
+    """Calls that move the read cursor, or must not."""
 
     # --- next_batch -----------------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ class QueueReadContract(QueueFixtures):
         assert batch.values == [b"late"]
         assert clock.sleeps == 3
 
-    def test_next_batch_waits_no_longer_than_it_was_told(self, place: QueuePlace) -> None:
+    def test_next_batch_waits_no_longer_than_its_timeout(self, place: QueuePlace) -> None:
         clock = ManualClock()
         consumer = place.open(clock=clock)
         began = clock.monotonic()
@@ -208,7 +208,7 @@ class QueueReadContract(QueueFixtures):
         assert [found.sequence for found in consumer.descriptors_between(3, 9)] == [3, 4]
         assert consumer.descriptors_between(5, 9) == []
         assert (consumer.next_to_read, consumer.next_to_ack) == (2, 0)
-        with pytest.raises(OutOfOrderAck):  # replaying is not handing out
+        with pytest.raises(OutOfOrderAck):  # a replay is no delivery
             consumer.ack_through(3)
         for first, last in ((-1, 2), (3, 2)):
             with pytest.raises(InvalidInput):
@@ -296,7 +296,7 @@ class QueueReadContract(QueueFixtures):
         assert (consumer.next_to_read, consumer.next_to_ack) == (2, 1)
 
     def locations_seen(self, consumer: Consumer) -> list[str]:
-        """Where the batches are, as this consumer sees it."""
+        """The locations of the batches, from this consumer."""
         return [found.location for found in consumer.descriptors_between(0, 4)]
 
     def test_threads_that_read_at_once_are_given_each_batch_once(self, five: QueuePlace) -> None:

@@ -1,7 +1,7 @@
 """A simulated disk that loses unsynced data in a crash, and drivers that crash it at every operation.
 
-:class:`SimulatedDisk` knows what was synced; :class:`CrashMode` says what a crash keeps of the rest;
-:func:`crash_everywhere` and its kin stop a workload at each of its disk operations and check what is found.
+:class:`SimulatedDisk` tracks what was synced; :class:`CrashMode` says what a crash keeps of the rest;
+:func:`crash_everywhere` and similar functions stop a workload at each of its disk operations and check the result.
 """
 
 from strandline.testing.simdisk.choices import Choices, Drawn, every

@@ -10,7 +10,7 @@ R = TypeVar("R")
 
 
 class Choices(Protocol):
-    """Decides, one question after another."""
+    """A source of decisions."""
 
     def pick(self, count: int) -> int:
         """A number from 0 to below ``count``, which is at least 1."""
@@ -24,12 +24,12 @@ class Drawn:
         self._random = random.Random(seed)
 
     def pick(self, count: int) -> int:
-        """Any of them."""
+        """Any of them, at random."""
         return self._random.randrange(count) if count > 1 else 0
 
 
 class _Scripted:
-    """Choices as a script says, and the first of each behind its end; remembers how many there were."""
+    """Scripted choices, then the first of each; counts them."""
 
     def __init__(self, script: Sequence[int]) -> None:
         self._script = script
@@ -42,7 +42,7 @@ class _Scripted:
 
 
 def every(run: Callable[[Choices], R]) -> Iterator[R]:
-    """What ``run`` returns, once for each way in which its choices can go; it must ask the same for the same answers.
+    """The results of ``run`` for all combinations of its choices; it must be deterministic.
 
     >>> list(every(lambda choices: (choices.pick(2), choices.pick(3))))
     [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]

@@ -1,4 +1,4 @@
-"""A simulated disk: in memory; a crash loses what was not synced, as a power cut does."""
+"""A simulated in-memory disk: a crash loses unsynced data, as a power failure does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strandline.errors import NotFound, StorageError
 from strandline.storage.disk import AppendFile, FolderRow
 from strandline.testing.faulty import Crash
 from strandline.testing.simdisk.choices import Choices, Drawn
-from strandline.testing.simdisk.nodes import CrashMode, File, Folder, crash_below, told_apart, walk
+from strandline.testing.simdisk.nodes import CrashMode, File, Folder, crash_below, observable_state, walk
 from strandline.testing.simdisk.tree import Tree, clean
 
 R = TypeVar("R")
@@ -33,11 +33,11 @@ MOMENTS: Final[dict[SimulatedAction, tuple[Moment, ...]]] = {
     "remove_folder": ("half", "after"),
     "make_folders": ("unsynced", "after"),
 }
-"""The moments of a call that differ from before it, if there are more than after it."""
+"""The moments of a call that have different effects from before it, if there are more than after it."""
 
 
 class SimulatedCall(NamedTuple):
-    """One thing that was asked of the disk and may change what is on it."""
+    """One call that may change the disk."""
 
     action: SimulatedAction
     path: str
@@ -48,12 +48,12 @@ class SimulatedDisk:
 
     A file's bytes are durable when they were synced, a name when its folder was. :meth:`crash` keeps those, and of the
     rest what its mode says; of bytes that were rewritten and not synced, the old ones or the new. A file whose sync
-    failed keeps bytes that can be read and that no later sync makes durable, though it says so, as on Linux: only
-    rewriting them does, or cutting them off and writing them again. A folder whose sync failed can be synced again.
+    failed keeps bytes that can be read but that no later sync makes durable, although it succeeds, as on Linux: only
+    rewriting them does, or truncating them and writing them again. A folder whose sync failed can be synced again.
 
     Every call that changes something is counted in :attr:`calls`; :meth:`interrupt` makes one of them fail, and
-    :meth:`stop` ends it all there. With a ``capacity``, a write for which there is no room is ``DiskFull``, and what
-    fits of it is there.
+    :meth:`stop` stops the machine there. With a ``capacity``, a write without room is ``DiskFull``, and the part
+    that fits is written.
 
     >>> disk = SimulatedDisk()
     >>> disk.make_folders("/data")
@@ -70,11 +70,11 @@ class SimulatedDisk:
     def __init__(self, seed: int = 0, *, capacity: int | None = None) -> None:
         """Begin empty; the seed decides what crashes keep where they have a choice."""
         self.calls: list[SimulatedCall] = []
-        """What was asked so far, and may have changed something, in order."""
+        """The calls so far that may have changed something, in order."""
         self.stopped = False
         """Whether the machine has stopped: nothing can be read or done until the crash."""
         self.restarts = 0
-        """How often the machine has lost its power; a process that ends by itself does not count."""
+        """Number of power failures; a process that ends by itself does not count."""
         self._choices: Choices = Drawn(seed)
         self._mutex = threading.RLock()
         self._tree = Tree(capacity)
@@ -83,11 +83,11 @@ class SimulatedDisk:
         self._stops: int | None = None
         self._life = 0
 
-    # --- the hand of the test ----------------------------------------------------------------------------------
+    # --- for tests ---------------------------------------------------------------------------------------------
 
     @property
     def capacity(self) -> int | None:
-        """How many bytes all files may have together; None for any number. Set it to make room."""
+        """Capacity of all files together in bytes; None for unlimited. Set it to make room."""
         return self._tree.capacity
 
     @capacity.setter
@@ -95,9 +95,9 @@ class SimulatedDisk:
         self._tree.capacity = size
 
     def crash(self, mode: CrashMode = CrashMode.SCRAPS, choices: Choices | None = None) -> None:
-        """Lose power, or only the process: what was not synced is kept as the mode says, and by these choices.
+        """Lose power, or only the process: unsynced data is kept according to the mode and these choices.
 
-        Open files are dead, locks are free, and what was arranged with :meth:`interrupt` is off.
+        Open files become invalid, locks are released, and plans of :meth:`interrupt` are cancelled.
         """
         with self._mutex:
             crash_below(self._tree.root, mode, choices or self._choices)
@@ -108,26 +108,26 @@ class SimulatedDisk:
             self._stops, self.stopped = None, False
 
     def kill(self) -> None:
-        """End the process that uses the disk: its open files are dead and its locks free, what it wrote is kept."""
+        """End the process that uses the disk: its open files become invalid and its locks free, its writes are kept."""
         self.crash(CrashMode.KILL)
 
     def interrupt(self, number: int, error: BaseException, *, moment: Moment = "before") -> None:
         """Raise this from call ``number`` (counted from 0, as in :attr:`calls`), once.
 
-        ``before`` anything is done; when ``half`` of it is (of the bytes, or of what is in a folder to be removed);
+        ``before`` anything is done; when ``half`` of it is (of the bytes, or of the entries of a folder to be removed);
         when all is done and still ``unsynced``, if the call syncs by itself; or ``after`` all of it. A
-        ``StorageError`` of a sync is a failed sync at each of them, and leaves no half of a file that was to be
+        ``StorageError`` of a sync is a failed sync at each of them, and leaves no half of a file that was being
         created.
         """
         self._interruptions[number] = (error, moment)
 
     def stop(self, number: int, *, moment: Moment = "before") -> None:
-        """Let the machine stop at call ``number``: that one and all that follow, reads too, raise ``Crash``."""
+        """Stop the machine at call ``number``: that one and all later ones, reads too, raise ``Crash``."""
         self.interrupt(number, Crash(f"stopped at call {number}"), moment=moment)
         self._stops = number
 
     def fork(self, seed: int = 0) -> SimulatedDisk:
-        """Another disk with the same on it, synced or not; without locks, calls or plans, and nobody has it open."""
+        """A copy of the disk, with its synced and unsynced data; without locks, calls, plans and open files."""
         with self._mutex:
             twin = SimulatedDisk(seed)
             twin._tree = copy.deepcopy(self._tree)
@@ -135,41 +135,41 @@ class SimulatedDisk:
             return twin
 
     def files(self) -> dict[str, bytes]:
-        """Every file with its bytes, as they can be read now."""
+        """Every file with its current bytes."""
         with self._mutex:
             return {path: bytes(node.data) for path, node in walk(self._tree.root) if isinstance(node, File)}
 
     def folders(self) -> list[str]:
-        """Every folder, as it can be seen now."""
+        """Every current folder."""
         with self._mutex:
             return [path for path, node in walk(self._tree.root) if isinstance(node, Folder)]
 
     def fingerprint(self) -> bytes:
-        """Equal for two disks if nobody could tell them apart: by what is shown, what is synced, and what is lost."""
+        """Equal for two disks that cannot be distinguished: by their content, synced state, and lost writes."""
         with self._mutex:
-            return hashlib.sha256(repr(told_apart(self._tree.root)).encode()).digest()
+            return hashlib.sha256(repr(observable_state(self._tree.root)).encode()).digest()
 
     def durable(self) -> dict[str, bytes]:
-        """Every file that no crash can take away, with its bytes as they were last synced.
+        """Every file that no crash can remove, with its bytes as last synced.
 
-        Of those a crash can only take what was cut off or rewritten since.
+        A crash can only lose bytes of them that were truncated or rewritten since.
         """
         with self._mutex:
             return {path: node.synced for path, node in walk(self._tree.root, durable=True) if isinstance(node, File)}
 
     def unsynced(self) -> list[str]:
-        """The paths of the files and folders that something was done to since they were synced."""
+        """The paths of the files and folders that were changed since they were synced."""
         with self._mutex:
             nodes = [("/", self._tree.root), *walk(self._tree.root)]
             return [path for path, node in nodes if (not node.is_synced if isinstance(node, File) else node.pending)]
 
     @property
     def refused(self) -> int:
-        """How many writes found no room."""
+        """Number of writes without room."""
         return self._tree.refused
 
     def damage(self, path: str, at: int, data: bytes) -> None:
-        """Overwrite bytes of a file, durably, as a bad disk does."""
+        """Overwrite bytes of a file, durably, as a faulty disk does."""
         with self._mutex:
             self._tree.file(path).overwrite(at, data)
 
@@ -187,7 +187,7 @@ class SimulatedDisk:
             return len(self._tree.file(path).data)
 
     def write_new(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
-        """Create, write and sync a file; what could not be written whole is removed again."""
+        """Create, write and sync a file; removed again if that fails."""
         self._make("write_new", path, lambda: b"".join(parts))
 
     def copy(self, source: str, target: str) -> None:
@@ -204,13 +204,13 @@ class SimulatedDisk:
         return self._call("open_append", path, find)
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder with all that is in it, one after another; absent is fine."""
+        """Remove a folder with its content, one entry after another; absent is fine."""
         tree = self._tree
         half = partial(tree.remove_folder, path, whole=False)
         self._call("remove_folder", path, partial(tree.remove_folder, path), half=half)
 
     def rename(self, source: str, target: str) -> None:
-        """Atomically move a file over whatever is at ``target``, or a folder to where nothing or an empty one is."""
+        """Atomically move a file, replacing ``target``, or a folder to an absent or empty ``target``."""
         self._call("rename", target, partial(self._tree.rename, source, target))
 
     def link(self, source: str, target: str) -> None:
@@ -222,7 +222,7 @@ class SimulatedDisk:
         self._call("remove", path, partial(self._tree.remove, path))
 
     def sync_file(self, path: str) -> None:
-        """Make a file's content durable, whoever wrote it."""
+        """Make a file's content durable, whichever process wrote it."""
         with self._alive():
             file = self._tree.file(path)
             self._call("sync_file", path, file.sync, failed=file.fail_to_sync)
@@ -237,7 +237,7 @@ class SimulatedDisk:
         self._call("make_folders", path, partial(self._tree.make_folders, path), unsynced=unsynced)
 
     def scan(self, path: str) -> list[FolderRow]:
-        """What is in the folder, by name; ``[]`` if there is none."""
+        """The entries of the folder, by name; ``[]`` if there is none."""
         with self._alive():
             folder = self._tree.find(path)
             inside = dict(folder.names) if isinstance(folder, Folder) else {}
@@ -260,7 +260,7 @@ class SimulatedDisk:
 
     @contextlib.contextmanager
     def try_locked(self, path: str) -> Iterator[bool]:
-        """Hold an exclusive lock if it is free, and say whether it was."""
+        """Hold an exclusive lock if it is free; whether it was."""
         lock = self._lock(path)
         held = lock.acquire(blocking=False)
         try:
@@ -297,7 +297,7 @@ class SimulatedDisk:
             if isinstance(error, StorageError):
                 failed()
             if isinstance(error, StorageError) and action in ("write_new", "copy") and moment != "after":
-                pass  # who lives on removes what is not whole
+                pass  # a surviving process removes the incomplete file
             elif moment == "half":
                 half()
             elif moment == "unsynced":

@@ -19,26 +19,26 @@ from strandline.testing.simdisk.nodes import POWER, CrashMode
 N = TypeVar("N")
 
 Workload: TypeAlias = Callable[[SimulatedDisk, list[N]], None]
-"""Opens what is on the disk, goes on from where that stands to its own end, and notes what it was promised.
+"""Opens the data on the disk, continues its work to its end, and notes what was acknowledged.
 
-It need not close what it opened, but must end the threads that it started. An empty disk is where it begins.
+It need not close what it opened, but must end its threads. It begins on an empty disk.
 """
 Check: TypeAlias = Callable[[SimulatedDisk, list[N]], None]
-"""Opens what is on the disk and raises unless all that was noted holds; it may note what it has read itself."""
+"""Opens the data on the disk and raises unless all notes hold; it may add notes of what it has read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """How far an exploration went; all of it was as it should be."""
+    """Extent of an exploration; all checks passed."""
 
     states: int
-    """So many different states of disk and notes were opened, checked, gone on from, crashed and checked again."""
+    """Number of different states of disk and notes that were checked, continued, crashed and checked again."""
     stops: int
-    """So many times the workload was stopped or disturbed, or came to its end."""
+    """Number of times the workload was stopped or disturbed, or ended."""
     crashes: int
-    """So many crashes were tried; those that left the same, with the same notes, are one state."""
+    """Number of crashes; those with the same disk and notes are one state."""
     fingerprint: str
-    """Of every state in its order: equal exactly if two explorations went the same way."""
+    """Digest of all states in order: equal for two identical explorations."""
 
     def __str__(self) -> str:
         return f"{self.states} states explored, left by {self.crashes} crashes at {self.stops} stops"
@@ -56,12 +56,12 @@ def crash_everywhere(
 ) -> Explored:
     """Stop the workload at every disk operation (before, half-way, after), and at its end, and crash in every mode.
 
-    What is found is checked; then the power fails at once, and it is checked again: what was shown must not go away.
-    Then the workload goes on to its end, the disk crashes in the same mode, and it is checked a last time.
+    The state is checked; then the power fails at once, and it is checked again: what was shown must not be lost.
+    Then the workload continues to its end, the disk crashes in the same mode, and it is checked a last time.
 
     Where a mode leaves a choice, all are tried if they are at most ``limit``, else one for each seed. With ``again``,
     the workload is stopped and crashed a second time at each of so many first operations after each crash, which is
-    where repairs happen. What ``check`` or the workload raises carries a note that tells where it was. ``every`` other
+    where repairs happen. An error of ``check`` or the workload has a note with its place. ``every`` other
     than 1 takes a sample: only one of so many operations.
     """
     explorer = _Explorer(workload, check, modes, seeds, limit, every)
@@ -81,11 +81,11 @@ def fail_everywhere(
 ) -> Explored:
     """Let every disk operation fail once, with a ``StorageError`` (before, half-way, after), and crash at the end.
 
-    The workload may try again or give up, by letting the error through. With ``then`` it is also stopped before each
-    of so many operations behind the one that failed. A sync that fails loses what it should have
-    written, and the next one says that all is well. Only crashes of the machine are tried unless others are named: a
-    process that dies with what was lost still readable leaves the next one no way to know of it, and only one that
-    rewrites what it finds, before it trusts it, can cope. ``every`` other than 1 takes a sample of the operations.
+    The workload may retry, or give up by raising the error. With ``then`` it is also stopped before each
+    of so many operations after the failed one. A failed sync loses its
+    writes, and the next one succeeds. Only machine crashes are tried by default: if a
+    process dies while lost writes are still readable, the next one cannot know, and only one that
+    rewrites what it finds before it trusts it is safe. ``every`` other than 1 takes a sample of the operations.
     """
     explorer = _Explorer(workload, check, modes, seeds, limit, every)
     explorer.fail_everywhere(then)
@@ -103,7 +103,7 @@ def fill_everywhere(
 ) -> Explored:
     """Let the disk fill at every ``step`` bytes, and then crash; it has room again only after the first check.
 
-    The workload may give up, and the first check too, by letting ``DiskFull`` through.
+    The workload may give up, and the first check too, by raising ``DiskFull``.
     """
     explorer = _Explorer(workload, check, modes, seeds, limit)
     explorer.fill_everywhere(step)
@@ -113,7 +113,7 @@ def fill_everywhere(
 def damage_everywhere(workload: Workload[N], check: Check[N], *, step: int, piece: bytes) -> Explored:
     """Put the piece over durable bytes of each file at every ``step`` bytes, after the workload's end, and check.
 
-    The check has to allow that what is damaged is refused.
+    The check must accept that damaged data is refused.
     """
     explorer = _Explorer(workload, check, (), (), 0)
     explorer.damage_everywhere(step, piece)
@@ -136,23 +136,23 @@ class _Explorer(Generic[N]):
     def explored(self) -> Explored:
         return Explored(len(self.seen), self.stops, self.crashes, self.digest.hexdigest())
 
-    # --- what goes wrong ---------------------------------------------------------------------------------------
+    # --- faults ------------------------------------------------------------------------------------------------
 
     def stop_everywhere(self, start: SimulatedDisk, notes: list[N], where: str, *, again: int, reach: int = -1) -> None:
         number = 0
         while number != reach:
             moments: list[Moment] = ["before"]
             for moment in moments:
-                disk, told = start.fork(), copy.deepcopy(notes)
+                disk, noted = start.fork(), copy.deepcopy(notes)
                 disk.stop(number, moment=moment)
                 with _blamed(f"{where}running towards call {number}"), contextlib.suppress(Crash):
-                    self._run(disk, told)
+                    self._run(disk, noted)
                 if not disk.stopped:
-                    self._crash(disk, told, f"{where}at the end", again=again)
+                    self._crash(disk, noted, f"{where}at the end", again=again)
                     return
                 if moment == "before":
                     moments += _later(disk.calls[number])
-                self._crash(disk, told, f"{where}{_told(disk, number, moment)}", again=again)
+                self._crash(disk, noted, f"{where}{_describe(disk, number, moment)}", again=again)
             number += self.every if reach < 0 else 1
 
     def fail_everywhere(self, then: int) -> None:
@@ -164,72 +164,72 @@ class _Explorer(Generic[N]):
                 if disk is None:
                     return
                 if moment == "before" and disk.calls[number].action not in ("sync", "sync_file"):
-                    moments += _later(disk.calls[number])  # a sync fails in one way only
+                    moments += _later(disk.calls[number])  # a sync has only one kind of failure
                 for ahead in range(1, then + 1):
                     self._fail(number, moment, ahead)
             number += self.every
 
     def _fail(self, number: int, moment: Moment, ahead: int | None) -> SimulatedDisk | None:
         """Let a call fail, stop so many calls later or at the end, and crash; None if there is no such call."""
-        disk, told = SimulatedDisk(), list[N]()
+        disk, notes = SimulatedDisk(), list[N]()
         if ahead is not None:
             disk.stop(number + ahead)
         disk.interrupt(number, StorageError(f"call {number} fails"), moment=moment)
         with _blamed(f"call {number} failed"), contextlib.suppress(StorageError, Crash):
-            self._run(disk, told)
+            self._run(disk, notes)
         if len(disk.calls) <= number + (ahead or 0):
             return None
-        later = "" if ahead is None else f", {_told(disk, number + ahead, 'before')}"
-        self._crash(disk, told, f"{_told(disk, number, moment)} failed{later}")
+        later = "" if ahead is None else f", {_describe(disk, number + ahead, 'before')}"
+        self._crash(disk, notes, f"{_describe(disk, number, moment)} failed{later}")
         return disk
 
     def fill_everywhere(self, step: int) -> None:
         capacity = 0
         while True:
-            disk, told = SimulatedDisk(capacity=capacity), list[N]()
+            disk, notes = SimulatedDisk(capacity=capacity), list[N]()
             with _blamed(f"with room for {capacity} bytes"), contextlib.suppress(DiskFull):
-                self.workload(disk, told)
-            self._crash(disk, told, f"with room for {capacity} bytes")
+                self.workload(disk, notes)
+            self._crash(disk, notes, f"with room for {capacity} bytes")
             if not disk.refused:
                 return
             capacity += step
 
     def damage_everywhere(self, step: int, piece: bytes) -> None:
-        disk, told = SimulatedDisk(), list[N]()
-        self.workload(disk, told)
+        disk, notes = SimulatedDisk(), list[N]()
+        self.workload(disk, notes)
         for path, data in disk.durable().items():
             if path not in disk.files():
-                continue  # removed, but not yet durably so
+                continue  # removed, but not yet durably
             for at in range(0, len(data), step):
                 found = disk.fork()
                 found.damage(path, at, piece)
-                if self._is_new(found, told):
+                if self._is_new(found, notes):
                     with _blamed(f"{path} is damaged at byte {at}"):
-                        self.check(found, copy.deepcopy(told))
+                        self.check(found, copy.deepcopy(notes))
         self.stops += 1
 
-    def _run(self, disk: SimulatedDisk, told: list[N]) -> None:
+    def _run(self, disk: SimulatedDisk, notes: list[N]) -> None:
         try:
-            self.workload(disk, told)
+            self.workload(disk, notes)
         except Exception:
-            # What died may say so in its own words, and other threads of it may be told of an error.
+            # The dead workload may raise its own error, and its other threads may, too.
             if not disk.stopped:
                 raise
 
-    # --- what is left ------------------------------------------------------------------------------------------
+    # --- crashes -----------------------------------------------------------------------------------------------
 
-    def _crash(self, disk: SimulatedDisk, told: list[N], where: str, *, again: int = 0) -> None:
-        """Try every crash from here, and follow each that leaves something of its own."""
+    def _crash(self, disk: SimulatedDisk, notes: list[N], where: str, *, again: int = 0) -> None:
+        """Try every crash from here, and follow each that leaves a new state."""
         self.stops += 1
         for mode in self.modes if disk.unsynced() else self.modes[:1]:
             for found in self._survivors(disk, mode, where):
                 self.crashes += 1
-                if not self._is_new(found, told, again):
+                if not self._is_new(found, notes, again):
                     continue
                 if again:
-                    self.stop_everywhere(found, told, f"{where}, {mode.value}; then ", again=0, reach=again)
+                    self.stop_everywhere(found, notes, f"{where}, {mode.value}; then ", again=0, reach=again)
                 with _blamed(f"{where}, {mode.value}"):
-                    self._follow(found, copy.deepcopy(told), mode, where)
+                    self._follow(found, copy.deepcopy(notes), mode, where)
 
     def _survivors(self, disk: SimulatedDisk, mode: CrashMode, where: str) -> Iterator[SimulatedDisk]:
         def crashed(choices: Choices) -> SimulatedDisk:
@@ -245,20 +245,20 @@ class _Explorer(Generic[N]):
         for seed in self.seeds:
             yield crashed(Drawn(f"{seed} {mode.value} {where}"))
 
-    def _follow(self, disk: SimulatedDisk, told: list[N], mode: CrashMode, where: str) -> None:
+    def _follow(self, disk: SimulatedDisk, notes: list[N], mode: CrashMode, where: str) -> None:
         with contextlib.suppress(DiskFull) if disk.capacity is not None else contextlib.nullcontext():
-            self.check(disk, told)
+            self.check(disk, notes)
         disk.crash(CrashMode.NOTHING)
         disk.capacity = None
-        self.check(disk, told)
+        self.check(disk, notes)
         disk.kill()
-        self.workload(disk, told)
+        self.workload(disk, notes)
         disk.crash(CrashMode.NOTHING if mode is CrashMode.KILL else mode, Drawn(where))
-        self.check(disk, told)
+        self.check(disk, notes)
 
-    def _is_new(self, disk: SimulatedDisk, told: list[N], again: int = 0) -> bool:
-        """Whether this state, with these notes, was not followed as far before: what follows would be the same."""
-        key = hashlib.sha256(disk.fingerprint() + repr(told).encode()).digest()
+    def _is_new(self, disk: SimulatedDisk, notes: list[N], again: int = 0) -> bool:
+        """Whether this state, with these notes, was not followed as far before: the result would be the same."""
+        key = hashlib.sha256(disk.fingerprint() + repr(notes).encode()).digest()
         if self.seen.get(key, -1) >= again:
             return False
         self.seen[key] = again
@@ -267,11 +267,11 @@ class _Explorer(Generic[N]):
 
 
 def _later(call: SimulatedCall) -> tuple[Moment, ...]:
-    """The moments of a call that leave something else than it was before."""
+    """The moments of a call that leave another state than before it."""
     return MOMENTS.get(call.action, ("after",))
 
 
-def _told(disk: SimulatedDisk, number: int, moment: Moment) -> str:
+def _describe(disk: SimulatedDisk, number: int, moment: Moment) -> str:
     return f"{moment} call {number} ({disk.calls[number].action} {disk.calls[number].path})"
 
 

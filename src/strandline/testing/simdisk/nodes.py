@@ -14,21 +14,21 @@ _LUCK: Final = (0, 5, 9, 10)
 
 
 class CrashMode(Enum):
-    """What a crash keeps of the bytes and names that were not synced. What was synced, it always keeps."""
+    """What a crash keeps of unsynced bytes and names. Synced ones are always kept."""
 
     KILL = "kill"
-    """Only the process dies: all is still to be read, and none of it is any more durable than it was."""
+    """Only the process dies: everything can still be read, but is no more durable than before."""
     NOTHING = "nothing"
     """None of it."""
     PREFIX = "prefix"
     """Of each file the first few writes, rewrites and cuts, each of them whole; of a folder the first few changes."""
     TORN_512 = "torn at 512"
-    """The same, and of the next write what comes before a multiple of 512; the rest is what it was before: missing, or
-    zeros, or the bytes that were to be rewritten."""
+    """The same, and of the next write the part before a multiple of 512; the rest is unchanged: missing, or
+    zeros, or the old bytes."""
     TORN_4096 = "torn at 4096"
     """The same with multiples of 4096."""
     SECTORS = "sectors"
-    """Of each sector of 512 bytes any version that it ever had, whatever is kept of its neighbours, so that a later
+    """Of each sector of 512 bytes any version that it ever had, independently of its neighbours, so that a later
     write may survive an earlier one; of a file's size any that it had; and any of the changes of names."""
     PAGES = "pages"
     """The same with pages of 4096."""
@@ -54,49 +54,49 @@ class _Cut(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class File:
-    """A file's bytes as they can be read, as they were last synced, and what was done to the disk's own since.
+    """A file's bytes as they can be read, as they were last synced, and the steps since.
 
-    What is read is what was synced with the steps since put upon it, but for what a failed sync has lost: that is in
-    ``data`` and in no step, so that no later sync writes it until it is written again.
+    The readable bytes are the synced ones plus the steps, except for writes that a failed sync has lost: those are in
+    ``data`` but in no step, so that no later sync writes them until they are written again.
     """
 
     modified: int = 0
     data: bytearray = field(default_factory=bytearray)
     synced: bytes = b""
-    """What a crash finds if nothing was done since."""
+    """What a crash leaves without later steps."""
     pending: list[_Write | _Cut] = field(default_factory=list)
-    """What was done since; a write that was lost is here with the bytes that it left as they were."""
+    """The steps since; a lost write is here with the bytes that it left unchanged."""
 
     @property
     def is_synced(self) -> bool:
-        """Whether nothing was done to it since, and nothing that can be read is lost."""
+        """Whether there are no steps since, and no readable byte is lost."""
         return not self.pending and self.data == self.synced
 
     def write(self, data: bytes) -> None:
-        """Add bytes at the end."""
+        """Append bytes."""
         self.rewrite(len(self.data), data)
 
     def rewrite(self, at: int, data: bytes) -> None:
-        """Put bytes over what is there, and behind its end."""
+        """Overwrite bytes, also past the end."""
         if data:
             step = _Write(at, data)
             self.pending.append(step)
             _take(self.data, step)
 
     def cut(self, size: int) -> None:
-        """Shorten it, or make it longer with zeros."""
+        """Truncate it, or extend it with zeros."""
         if size != len(self.data):
             step = _Cut(size)
             self.pending.append(step)
             _take(self.data, step)
 
     def sync(self) -> None:
-        """Make everything durable, but for what an earlier sync has lost: that says nothing, and is what it was."""
+        """Make everything durable, except for writes that an earlier sync has lost, without an error."""
         *_, self.synced = self._stages()
         self.pending.clear()
 
     def fail_to_sync(self) -> None:
-        """Lose what was written since the last sync, and go on showing it: the disk has what was there before it."""
+        """Lose the writes since the last sync, but keep showing them: the disk has the former bytes."""
         disk, left = bytearray(self.synced), list[_Write | _Cut]()
         for step in self.pending:
             if isinstance(step, _Write):
@@ -108,7 +108,7 @@ class File:
         self.pending = left
 
     def overwrite(self, at: int, data: bytes) -> None:
-        """Change bytes that are there already, durable ones durably."""
+        """Change existing bytes, durable ones durably."""
         kept = bytearray(self.synced)
         for found in (self.data, kept):
             _spoil(found, at, data)
@@ -120,7 +120,7 @@ class File:
                 self.pending[number] = _Write(step.at, bytes(part))
 
     def crash(self, mode: CrashMode, choices: Choices) -> None:
-        """Become what is found after a crash; all of that is durable, since it was read from the disk."""
+        """Become the state after a crash; all of it is durable."""
         if mode is CrashMode.KILL:
             return
         if self.pending and mode is not CrashMode.NOTHING:
@@ -149,7 +149,7 @@ class File:
         return list(dict.fromkeys(found))
 
     def _stages(self) -> Iterator[bytes]:
-        """What the disk had when the file was last synced, and would have after each step since."""
+        """The disk's bytes when the file was last synced, and after each step since."""
         disk = bytearray(self.synced)
         yield bytes(disk)
         for step in self.pending:
@@ -165,7 +165,7 @@ def _take(data: bytearray, step: _Write | _Cut) -> None:
 
 
 def _spoil(data: bytearray, at: int, piece: bytes) -> None:
-    """Put over the bytes that are there what falls on them."""
+    """Overwrite the existing bytes of a range."""
     piece = piece[: max(0, len(data) - at)]
     data[at : at + len(piece)] = piece
 
@@ -208,22 +208,22 @@ def _scraps(stages: list[bytes], choices: Choices) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Folder:
-    """The names in a folder as they can be seen, as they were last synced, and what was changed since."""
+    """The visible names in a folder, the synced ones, and the changes since."""
 
     names: dict[str, Node] = field(default_factory=dict)
     durable: dict[str, Node] = field(default_factory=dict)
     stamps: dict[str, int] = field(default_factory=dict)
-    """Which change made each durable name what it is, so that none is undone by one that came before it."""
+    """The change that set each durable name, so that an earlier one does not undo it."""
     pending: list[Change] = field(default_factory=list)
 
     def sync(self) -> None:
-        """Make all that was done to its names durable."""
+        """Make all changes of its names durable."""
         for change in self.pending:
             change.keep()
         self.pending.clear()
 
     def crash(self, mode: CrashMode, choices: Choices) -> None:
-        """Keep of the changes what the mode says; :meth:`settle` shows it."""
+        """Keep the changes that the mode allows; :meth:`settle` shows them."""
         changes = self.pending
         if mode in (CrashMode.PREFIX, *_TEARS):
             changes = changes[: choices.pick(len(changes) + 1)]
@@ -235,7 +235,7 @@ class Folder:
             change.keep()
 
     def settle(self) -> None:
-        """Show what is durable, and nothing else."""
+        """Show the durable names only."""
         self.names = dict(self.durable)
         self.pending.clear()
         self.stamps.clear()
@@ -245,7 +245,7 @@ Node: TypeAlias = File | Folder
 
 
 class Step(NamedTuple):
-    """One name in one folder: what it names from now on, None if it is gone."""
+    """One name in one folder, and its new target; None if it is removed."""
 
     folder: Folder
     name: str
@@ -254,18 +254,18 @@ class Step(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Change:
-    """Steps that are seen together, and kept together if at all."""
+    """Steps that become visible and durable together."""
 
     number: int
     steps: tuple[Step, ...]
 
     def show(self) -> None:
-        """Let readers see it."""
+        """Make it visible."""
         for folder, name, node in self.steps:
             _set(folder.names, name, node)
 
     def keep(self) -> None:
-        """Make it durable, unless what came later is already."""
+        """Make it durable, unless a later change is already."""
         for folder, name, node in self.steps:
             if folder.stamps.get(name, -1) < self.number:
                 folder.stamps[name] = self.number
@@ -280,15 +280,15 @@ def _set(names: dict[str, Node], name: str, node: Node | None) -> None:
 
 
 def walk(folder: Folder, path: str = "", *, durable: bool = False) -> Iterator[tuple[str, Node]]:
-    """Everything below a folder with its path, in the order of the names; a folder comes before what is in it."""
+    """Everything below a folder with its path, in name order; a folder comes before its content."""
     for name, node in sorted((folder.durable if durable else folder.names).items(), key=lambda item: item[0]):
         yield f"{path}/{name}", node
         if isinstance(node, Folder):
             yield from walk(node, f"{path}/{name}", durable=durable)
 
 
-def told_apart(root: Folder) -> list[object]:
-    """All by which a reader, a sync or a crash could tell this from another; its ``repr`` is stable."""
+def observable_state(root: Folder) -> list[object]:
+    """Everything by which a reader, a sync or a crash could distinguish this tree; its ``repr`` is stable."""
     found: list[object] = []
     for durable in (False, True):
         for path, node in [("", root), *walk(root, durable=durable)]:
@@ -301,7 +301,7 @@ def told_apart(root: Folder) -> list[object]:
 
 
 def crash_below(root: Folder, mode: CrashMode, choices: Choices) -> None:
-    """Leave of everything below what a crash in this mode leaves."""
+    """Apply a crash in this mode to everything below."""
     if mode is CrashMode.KILL:
         return
     seen = [root, *(node for durable in (True, False) for _, node in walk(root, durable=durable))]
@@ -315,4 +315,4 @@ def crash_below(root: Folder, mode: CrashMode, choices: Choices) -> None:
         file.crash(mode, choices)
 
 
-__all__ = ["POWER", "Change", "CrashMode", "File", "Folder", "Node", "Step", "crash_below", "told_apart", "walk"]
+__all__ = ["POWER", "Change", "CrashMode", "File", "Folder", "Node", "Step", "crash_below", "observable_state", "walk"]

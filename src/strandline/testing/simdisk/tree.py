@@ -10,7 +10,7 @@ from strandline.testing.simdisk.nodes import Change, File, Folder, Node, Step, w
 
 
 class Tree:
-    """Names that lead to files and folders; every change of them is seen at once and durable when it is synced.
+    """Names of files and folders; every change is visible at once, and durable when it is synced.
 
     Not locked. Paths are POSIX paths; relative ones begin at the root.
     """
@@ -20,13 +20,13 @@ class Tree:
         self.root = Folder()
         self.capacity = capacity
         self.refused = 0
-        """How many writes found no room."""
+        """Number of writes without room."""
         self._changes = 0
 
     # --- finding -----------------------------------------------------------------------------------------------
 
     def find(self, path: str) -> Node | None:
-        """What is there, None if nothing."""
+        """The node at a path, or None."""
         node: Node | None = self.root
         for name in clean(path).split("/"):
             if name:
@@ -48,24 +48,24 @@ class Tree:
         return node
 
     def place(self, path: str) -> tuple[Folder, str]:
-        """The folder that a path is in, and its name there."""
+        """The parent folder of a path, and its name there."""
         above, name = posixpath.split(clean(path))
         return self.folder(above), name
 
     def files(self) -> list[File]:
-        """Every file that has a name, once."""
+        """Every file with a name, once."""
         return list({id(node): node for _, node in walk(self.root) if isinstance(node, File)}.values())
 
     # --- changing ----------------------------------------------------------------------------------------------
 
     def create(self, path: str) -> File:
-        """An empty file where nothing was."""
+        """Create an empty file at an absent path."""
         file = File(modified=self._changes + 1)
         self.link(file, path)
         return file
 
     def link(self, file: File, path: str) -> None:
-        """Give a file a name where nothing was."""
+        """Give a file a name at an absent path."""
         folder, name = self.place(path)
         if name in folder.names:
             raise AlreadyExists(f"{path} exists already.")
@@ -76,7 +76,7 @@ class Tree:
         self.rewrite(file, path, len(file.data), data)
 
     def rewrite(self, file: File, path: str, at: int, data: bytes) -> None:
-        """Put bytes over a file's own and behind its end; only those take room, and as many as fit are there."""
+        """Overwrite bytes, also past the end; only the latter take room, and as many as fit are written."""
         size = len(file.data)
         if not 0 <= at <= size:
             raise InvalidInput(f"{path} has {size} bytes: it cannot be rewritten from byte {at} on.")
@@ -100,7 +100,7 @@ class Tree:
         return DiskFull(f"No room to write {path}; nothing was acknowledged: make room and try again.")
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file over whatever is there, or a folder to where nothing or an empty one is."""
+        """Move a file, replacing the target, or a folder to an absent or empty target."""
         old, name = self.place(source)
         node = old.names.get(name)
         if node is None:
@@ -113,7 +113,7 @@ class Tree:
             return
         change = self._change(Step(old, name, None), Step(new, called, node))
         if new is not old and isinstance(node, File):
-            # A crash may leave a file under both of its names, but never under none.
+            # A crash may leave a file under both of its names, but never under neither.
             new.pending[-1] = Change(change.number, (Step(new, called, node),))
 
     def remove(self, path: str) -> None:
@@ -122,7 +122,7 @@ class Tree:
             self._change(Step(*self.place(path), None))
 
     def remove_folder(self, path: str, *, whole: bool = True) -> None:
-        """Remove a folder and all that is in it, one after another, or the first half of that; absent is fine."""
+        """Remove a folder with its content, one entry after another, or the first half of it; absent is fine."""
         node = self.find(path)
         if isinstance(node, Folder):
             steps = [*_removals(node), Step(*self.place(path), None)]
@@ -137,7 +137,7 @@ class Tree:
             at = f"{at}/{name}"
             found = folder.names.get(name)
             if isinstance(found, File):
-                raise StorageError(f"{at} is in the way: a folder is needed there, and it is a file.")
+                raise StorageError(f"{at} is a file, but a folder is needed there.")
             if found is None:
                 found = Folder()
                 change = self._change(Step(folder, name, found))
@@ -147,7 +147,7 @@ class Tree:
             folder = found
 
     def lock_file(self, path: str) -> None:
-        """See to it that there is a file to be locked; its name is durable at once, since nobody looks for it."""
+        """Create a lock file if needed; its name is durable at once, since it does not matter."""
         if self.find(path) is None:
             folder, name = self.place(path)
             folder.names[name] = folder.durable[name] = File()
@@ -162,7 +162,7 @@ class Tree:
 
 
 def clean(path: str) -> str:
-    """The path from the root, without detours."""
+    """The normalised path from the root."""
     return posixpath.normpath(posixpath.join("/", path))
 
 

@@ -32,7 +32,7 @@ class Copier:
 
     ledger: Ledger
     target: int
-    """About how many bytes a segment has."""
+    """Target size of a segment in bytes."""
     clock: Clock
     chance: Chance
 

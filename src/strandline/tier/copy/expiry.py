@@ -30,7 +30,7 @@ class Expiry:
     name: str
     """The tierer's own slot, which pins nothing here."""
     announced: ColdCell | None
-    """Gets the announcements of expiry before slots are read; whoever creates slots reads them."""
+    """Gets the announcements of expiry before slots are read; creators of slots read them."""
     clock: Clock
     steady: SteadyTime
 
@@ -44,7 +44,7 @@ class Expiry:
             return self.ledger.remove_all(wanted, "expired")
         if not wanted and not self.announced.is_undecided():
             return []
-        # Whoever creates a slot in the cold tier sees this announcement, or the next read sees the slot.
+        # The creator of a slot in the cold tier sees this announcement, or the next read sees the slot.
         number = self.announced.announce(wanted[-1].end + 1 if wanted else 0)
         gone = self._expired(hot)[: len(wanted)]
         self.log.slots.flush()
@@ -91,6 +91,6 @@ class Expiry:
                 raise Fenced("Another tierer has announced since what it removes: this one must stop.")
         if is_needed:
             raise InvalidInput(
-                f"A slot needs offset {pinned}, and the log itself begins at {hot}: nothing was removed. Let its "
-                "consumer go on, drop the slot, or remove the cold tier by force."
+                f"A slot needs offset {pinned}, but the log itself begins at {hot}: nothing was removed. Let its "
+                "consumer continue, drop the slot, or remove the cold tier by force."
             )

@@ -105,8 +105,8 @@ def plan_cuts(segments: Sequence[SegmentMetadata], history: TermHistory, partiti
         if not _covers(agreeing, at, history.bounds.first):
             raise Gap(
                 f"The log of {partition} begins behind a record of term {history.term_at(at)}, which its cold tier has "
-                f"in term {segment.term_at(at)}: what the log had there was deleted before it was copied. Restore the "
-                "log, or go on in a new one."
+                f"in term {segment.term_at(at)}: the log's records there were deleted before they were copied. "
+                "Restore the log, or continue in a new one."
             )
         cuts.append(SegmentCut(segment, at, _covers(agreeing, segment.start, at)))
     return cuts
@@ -120,14 +120,15 @@ def _check_older(segment: SegmentMetadata, at: int, history: TermHistory, partit
         return
     if at >= history.next:
         raise NotReady(
-            f"The log of {partition} ends at {history.next}, and its cold tier has offset {at} in term {term}: the log "
-            "was restored from an older copy, or cut back. Restore a newer copy; or go on in a later term; or remove "
-            f"what is only in segments with 'strandline tier truncate --to {history.next}'. Nothing was changed."
+            f"The log of {partition} ends at {history.next}, but its cold tier has offset {at} in term {term}: the log "
+            "was restored from an older copy, or truncated. Restore a newer copy; or continue in a later term; or "
+            f"remove the records that are only in segments with 'strandline tier truncate --to {history.next}'. "
+            "Nothing was changed."
         )
     raise Diverged(
         f"The log of {partition} has offset {at} in term {history.term_at(at)} and ends in term {history.last_term}, "
-        f"and its cold tier has term {term} there: the log was replaced by another one, or was restored from a copy "
-        "of an older one. Tier the later one, or let this one go on in a later term. Nothing was changed."
+        f"but its cold tier has term {term} there: the log was replaced by another one, or was restored from a copy "
+        "of an older one. Tier the later one, or let this one continue in a later term. Nothing was changed."
     )
 
 

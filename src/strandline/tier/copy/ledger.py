@@ -110,7 +110,7 @@ class Ledger:
         return replace(segment, broker=self.broker, event_timestamp=now, state=state)
 
     def publish_deletion(self, state: PartitionDeleteState) -> None:
-        """Tell how far the partition's deletion is."""
+        """Publish the state of the partition's deletion."""
         self.registry.put_partition_delete(
             PartitionDelete(partition=self.partition, broker=self.broker, event_timestamp=self._now(), state=state)
         )

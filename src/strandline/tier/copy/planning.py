@@ -40,8 +40,8 @@ def next_start(tiered: int | None, position: int, bounds: Bounds, partition: Top
     start = position if tiered is None else tiered
     if start < bounds.first:
         raise Gap(
-            f"The cold tier of {partition} ends at {start} and the log begins at {bounds.first}: what is between was "
-            "deleted before it was copied. Restore the log, or go on in a new one."
+            f"The cold tier of {partition} ends at {start} but the log begins at {bounds.first}: the records between "
+            "were deleted before they were copied. Restore the log, or continue in a new one."
         )
     return start
 
@@ -50,7 +50,7 @@ def check_follows(tiered: int | None, segment: SegmentMetadata) -> None:
     """``Gap`` if a segment does not start at the end of the cold tier: it would leave a gap or an overlap."""
     if tiered is not None and tiered != segment.start:
         raise Gap(
-            f"Segment {segment.segment} begins at {segment.start} and the cold tier ends at {tiered}: somebody else "
+            f"Segment {segment.segment} begins at {segment.start} but the cold tier ends at {tiered}: another tierer "
             "copies, too; the segment was given up."
         )
 
@@ -174,7 +174,7 @@ def written_time(
 
 
 def first_fall(times: Sequence[int]) -> int:
-    """How many of these times stand before the first that is earlier than the one before it.
+    """Number of times before the first one that is earlier than its predecessor.
 
     >>> first_fall([1, 1, 5, 2, 3])
     3
@@ -185,8 +185,8 @@ def first_fall(times: Sequence[int]) -> int:
 def first_since(time: int, latest: int, count: int, listed: Callable[[int], int]) -> int:
     """The first of ``count`` segments that was written up to a time or later; ``count`` if there is none.
 
-    ``listed`` gives when the last batch of each was listed. A time after ``latest`` is from a wrong clock: such a
-    segment counts as written when the next one was that is not. The others are in order.
+    ``listed`` returns when the last batch of each was listed. A time after ``latest`` is from a wrong clock: such a
+    segment counts as written when the next one with a plausible time was. Plausible times are in order.
 
     >>> first_since(5, 9, 4, [3, 99, 4, 6].__getitem__)
     3

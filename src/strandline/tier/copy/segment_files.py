@@ -106,9 +106,9 @@ def verify_segment(store: ObjectStore, segment: SegmentMetadata) -> SegmentFacts
         if end == seal.size:
             kept.append(data)
         at = end
-    if checksum != seal.checksum or _goes_on(store, path, seal.size):
+    if checksum != seal.checksum or _is_longer(store, path, seal.size):
         raise CorruptData(
-            f"{where} is damaged: it is not the {seal.size} bytes that were written there. Restore the object, or "
+            f"{where} is damaged: its {seal.size} bytes do not match their checksum. Restore the object, or "
             "remove the segment."
         )
     tail, _ = decode_tail(kept[0], where, before=seal.size - seal.tail)
@@ -125,7 +125,7 @@ def examine_segment(store: ObjectStore, path: str, size: int) -> SegmentFacts:
     length = min(size, _GUESSED_TAIL)
     while len(end) < length:  # with many groups the tail is longer than guessed
         if length > size:
-            raise CorruptData(f"{where} is damaged: its footer is longer than itself. Restore the object.")
+            raise CorruptData(f"{where} is damaged: its footer is longer than the object. Restore the object.")
         end = _whole(store, path, size - length, length, "it was listed with more")
         length = tail_size(end, where)
     tail, before = decode_tail(memoryview(end)[len(end) - length :], where, before=size - length)
@@ -161,7 +161,7 @@ def seal_of(segment: SegmentMetadata) -> Seal:
 
 def _agreeing(facts: SegmentFacts, segment: SegmentMetadata, where: str) -> SegmentFacts:
     partition = segment.segment.partition
-    told = SegmentFacts(
+    published = SegmentFacts(
         log_id=partition.topic_id,
         partition=partition.partition,
         segment=segment.segment.id,
@@ -170,12 +170,12 @@ def _agreeing(facts: SegmentFacts, segment: SegmentMetadata, where: str) -> Segm
         terms=segment.terms,
         max_timestamp=segment.max_timestamp,
     )
-    if facts != told:
-        raise CorruptData(f"{where} says that it holds {facts}, and its events tell {told}: restore the object.")
+    if facts != published:
+        raise CorruptData(f"{where} holds {facts}, but its events say {published}: restore the object.")
     return facts
 
 
-def _goes_on(store: ObjectStore, path: str, size: int) -> bool:
+def _is_longer(store: ObjectStore, path: str, size: int) -> bool:
     try:
         store.get_range(path, size, 1)
     except InvalidInput:

@@ -314,7 +314,7 @@ class Tierer:
         self._delete_partition()
 
     def _delete_partition(self) -> bool:
-        """Go on with the partition's deletion, if it was asked for, and pin nothing any more; whether it was."""
+        """Continue the partition's deletion, if one was requested, and drop the slot; whether it was."""
         if not self._ledger.delete_partition():
             return False
         self._slot = None

@@ -61,7 +61,7 @@ class Truncation:
         if not bounds.first <= to <= bounds.next:
             raise InvalidInput(
                 f"The cold tier cannot be truncated to offset {to}: the log itself has {bounds.first} up to "
-                f"{bounds.next}, and what comes behind has to be copied from there. Nothing was changed."
+                f"{bounds.next}, and later records have to be copied from there. Nothing was changed."
             )
         before = [segment for segment in segments if segment.start < to]
         diverged_at = (
@@ -119,8 +119,8 @@ class Truncation:
         """The error for a divergence within a term."""
         return Diverged(
             f"The log of {self.ledger.partition} has another record at offset {diverged_at} than its cold tier, in "
-            "the same term: it was restored from an older copy and went on. Restore a newer copy; or, if the log is to "
-            f"stay as it is, remove the other records with 'strandline tier truncate --to {diverged_at}'."
+            "the same term: it was restored from an older copy and appended to. Restore a newer copy; or, if the log "
+            f"should stay as it is, remove the other records with 'strandline tier truncate --to {diverged_at}'."
         )
 
     def _is_same(self, segment: SegmentMetadata, offset: int) -> bool:

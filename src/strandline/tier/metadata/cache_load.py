@@ -64,7 +64,7 @@ def load(tables: Mapping[str, pa.Table]) -> CacheContent:
         raise CorruptData(f"{_BROKEN}: {str(error)[:200]} {_ADVICE}") from error
 
 
-_BROKEN: Final = "A snapshot of segments tells what cannot be"
+_BROKEN: Final = "A snapshot of segments is impossible"
 _ADVICE: Final = "Replay the events instead."
 
 
@@ -98,14 +98,16 @@ def _partitions(table: pa.Table) -> tuple[list[TopicPartition], list[PartitionDe
     for row in table.to_pylist():
         partition = TopicPartition(row["name"], UUID(bytes=row["topic_id"]), row["partition"])
         partitions.append(partition)
-        told = row["deletion_broker"], row["deletion_timestamp"]
+        recorded = row["deletion_broker"], row["deletion_timestamp"]
         if row["deletion_state"] is None:
-            _require(told == (None, None), f"{partition} has half of a deletion")
+            _require(recorded == (None, None), f"{partition} has half of a deletion")
             deletions.append(None)
             continue
-        _require(None not in told, f"{partition} has half of a deletion")
+        _require(None not in recorded, f"{partition} has half of a deletion")
         state = PartitionDeleteState(row["deletion_state"])
-        deletions.append(PartitionDelete(partition=partition, broker=told[0], event_timestamp=told[1], state=state))
+        deletions.append(
+            PartitionDelete(partition=partition, broker=recorded[0], event_timestamp=recorded[1], state=state)
+        )
     ranks = [sort_key(partition) for partition in partitions]
     _require(all(before < after for before, after in pairwise(ranks)), "partitions are out of order")
     return partitions, deletions
@@ -152,9 +154,9 @@ def _segments(
     columns.no_transaction_index = _numbers("b", column["no_transaction_index"].cast(pa.int8()))
     columns.load_custom(column["custom_metadata"])
     ids = big_endian(_numbers("q", column["id"], 16))
-    told = ("start", "end", "max_timestamp", "event_timestamp", "broker", "size")
+    recorded = ("start", "end", "max_timestamp", "event_timestamp", "broker", "size")
     columns.fixed = _side_by_side(
-        [ids[0::2], ids[1::2], *(_numbers("q", column[name].cast(pa.int64())) for name in told)]
+        [ids[0::2], ids[1::2], *(_numbers("q", column[name].cast(pa.int64())) for name in recorded)]
     )
     return CacheContent(
         columns=columns, **rest, **_stretches(columns, column, highest), **_ids(columns, column["by_id"])
@@ -195,21 +197,21 @@ def _stretches(columns: Columns, column: dict[str, pa.Array], highest: tuple[pa.
     for other in lists[1:]:
         _require(pc.equal(counts, pc.list_value_length(other)), "a segment has more terms than starts of terms")
     _require(pc.greater(counts, 0), "a segment has no terms")
-    term, told, answers = (whole(other.flatten()) for other in lists)
-    _require(term.null_count + told.null_count + answers.null_count == 0, "a segment has a term that is null")
+    term, recorded, answers = (whole(other.flatten()) for other in lists)
+    _require(term.null_count + recorded.null_count + answers.null_count == 0, "a segment has a term that is null")
     row = pc.list_parent_indices(lists[0])
     same_row = pc.equal(*neighbours(row))
-    _check_terms(term, told, same_row)
+    _check_terms(term, recorded, same_row)
     columns.first = array("i", (0,))
     columns.first.extend(_numbers("i", pc.cumulative_sum(counts).cast(pa.int32())))
-    columns.term, columns.term_start = _numbers("i", term), _numbers("q", told)
+    columns.term, columns.term_start = _numbers("i", term), _numbers("q", recorded)
     columns.row_of = _numbers("i", row.cast(pa.int32()))
     columns.answers = _numbers("b", answers.cast(pa.int8()))
 
-    start = pc.max_element_wise(told, column["start"].take(row))
+    start = pc.max_element_wise(recorded, column["start"].take(row))
     end = column["end"].take(row)
     followed = pa.concat_arrays([same_row, pa.array([False] * min(len(row), 1), pa.bool_())])
-    following = pa.concat_arrays([told.slice(1), told.slice(max(len(told) - 1, 0))])
+    following = pa.concat_arrays([recorded.slice(1), recorded.slice(max(len(recorded) - 1, 0))])
     end = pc.if_else(followed, pc.min_element_wise(end, pc.subtract(following, 1)), end)
     finished = pc.equal(column["state"].take(row), _FINISHED)
     holds = pc.and_(finished, pc.less_equal(start, end))
@@ -242,9 +244,9 @@ def _stretches(columns: Columns, column: dict[str, pa.Array], highest: tuple[pa.
     }
 
 
-def _check_terms(term: pa.Array, told: pa.Array, same_row: pa.Array) -> None:
-    _require(pc.and_(pc.greater_equal(term, 0), pc.greater_equal(told, 0)), "a term is, or starts, below 0")
-    ascends = pc.and_(pc.less(*neighbours(term)), pc.less_equal(*neighbours(told)))
+def _check_terms(term: pa.Array, recorded: pa.Array, same_row: pa.Array) -> None:
+    _require(pc.and_(pc.greater_equal(term, 0), pc.greater_equal(recorded, 0)), "a term is, or starts, below 0")
+    ascends = pc.and_(pc.less(*neighbours(term)), pc.less_equal(*neighbours(recorded)))
     _require(pc.or_(pc.invert(same_row), ascends), "the terms of a segment are out of order")
 
 

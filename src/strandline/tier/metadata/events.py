@@ -132,7 +132,7 @@ class EventFollower:
     """Events in flight by their bytes: they are not decoded again."""
 
     def step(self, timeout: float) -> bool:
-        """Take and apply the next events, waiting up to ``timeout`` seconds. False if none came.
+        """Take and apply the next events, waiting up to ``timeout`` seconds. False if none arrived.
 
         Raises what the subscription raises, except for deleted events: their partition is restarted.
         """
@@ -182,7 +182,7 @@ class EventFollower:
         if done.gap:
             # Taken before the partition was restarted from an earlier position, or offsets are missing. Nothing
             # skips a gap: delivery restarts at the position.
-            _LOGGER.warning("Events of metadata partition %d came out of order and are taken again.", partition)
+            _LOGGER.warning("Events of metadata partition %d arrived out of order and are taken again.", partition)
             self.assigner.pause(partition)
             return False
         if newer is not None:
@@ -245,7 +245,7 @@ class EventPublisher:
             # Another topic than the one that was followed: the cache does not belong to it.
             why = f"{waiter.since} events are applied, and a new one is at {offsets[0]}"
             self.assigner.replay(waiter.partition, why)
-            again = "its topic was made anew and is replayed; publish the event again"
+            again = "its topic was created again and is replayed; publish the event again"
             raise not_ready(CatchingUp(waiter.partition, again))
         self.state.wake_at(waiter, offsets[-1] + 1)
         return offsets
@@ -257,7 +257,7 @@ class EventPublisher:
             raise waiter.error
         if not waiter.woken.is_set():
             raise CommitTimedOut(
-                f"Event {offsets[-1]} of metadata partition {waiter.partition} is published, and this node had not "
+                f"Event {offsets[-1]} of metadata partition {waiter.partition} is published, but this node had not "
                 f"applied it after {self.patience} s: look it up later, or publish the same again, which does no harm."
             )
 

@@ -87,8 +87,8 @@ def _refused(what: str, state: object, wanted: object, advice: str) -> InvalidIn
     return InvalidInput(f"{what} cannot go from {state or 'none'} to {wanted}: {advice}.")
 
 
-def _another(told: object, current: object) -> InvalidInput:
-    return InvalidInput(f"An event of {told} cannot change {current}: give each event to what it tells of.")
+def _another(named: object, current: object) -> InvalidInput:
+    return InvalidInput(f"An event of {named} cannot change {current}: apply each event to its own segment.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Removed:
 
     @classmethod
     def by(cls, event: SegmentUpdate) -> Removed:
-        """The trace that the event which removed the segment leaves."""
+        """The record of the event that removed the segment."""
         return cls(event.broker, event.event_timestamp, _digest(event.custom_metadata))
 
     def as_metadata(self, segment: SegmentId, custom: bytes | None) -> SegmentMetadata:

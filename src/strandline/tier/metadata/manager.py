@@ -201,7 +201,9 @@ class MetadataManager(Closing):
                 ) from error
             if end < waiter.since:
                 self._assigner.replay(number, f"{waiter.since} events are applied and there are only {end}")
-                raise not_ready(CatchingUp(number, "its topic was made anew and is replayed; ask again in a moment"))
+                raise not_ready(
+                    CatchingUp(number, "its topic was created again and is replayed; ask again in a moment")
+                )
             self._state.wake_at(waiter, end)
             self._wait(waiter, timeout)
             if waiter.error is not None:
@@ -292,7 +294,7 @@ class MetadataManager(Closing):
         self._publisher.publish(rows)
 
     def step(self) -> bool:
-        """One round without waiting: take, apply, retry, save if it is time. False if no event came.
+        """One round without waiting: take, apply, retry, save if it is time. False if no event arrived.
 
         For a manager without threads, used by one thread.
         """
@@ -352,7 +354,7 @@ class MetadataManager(Closing):
             try:
                 self._taken(_ROUND)
             except Exception:
-                _LOGGER.exception("Following segment events failed, and goes on.")
+                _LOGGER.exception("Following segment events failed; it is retried.")
                 self._clock.wait(self._closed, _ROUND)
 
     def _maintain(self) -> None:
@@ -360,7 +362,7 @@ class MetadataManager(Closing):
             try:
                 self._tick()
             except Exception:
-                _LOGGER.exception("A round of the metadata manager failed, and it goes on.")
+                _LOGGER.exception("A round of the metadata manager failed; the next one follows.")
 
     def close(self) -> None:
         """Stop following and take a last snapshot. Idempotent.

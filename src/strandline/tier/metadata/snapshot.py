@@ -163,6 +163,6 @@ def _encoded(table: pa.Table) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def _place(told: list[int]) -> slice:
-    start, length = map(natural, told)
+def _place(bounds: list[int]) -> slice:
+    start, length = map(natural, bounds)
     return slice(start, start + length)

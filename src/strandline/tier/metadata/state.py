@@ -55,8 +55,8 @@ def not_ready(readiness: Unassigned | CatchingUp) -> NotReady:
     match readiness:
         case Unassigned(partition):
             return NotReady(
-                f"Metadata partition {partition} is not assigned to this node, which is no answer: ask a node that "
-                "follows it, or try again when reconcile_assignment() has added it."
+                f"Metadata partition {partition} is not assigned to this node, so the answer is unknown: ask a node "
+                "that follows it, or try again when reconcile_assignment() has added it."
             )
         case CatchingUp(partition, why):
             return NotReady(f"Metadata partition {partition} is not ready: {why}.")
@@ -204,7 +204,7 @@ class MetadataState:
             self._fail(
                 self._waiters[partition],
                 lambda number: NotReady(
-                    f"Metadata partition {number} was taken from this node: whether the event was accepted is not "
+                    f"Metadata partition {number} was unassigned from this node: whether the event was accepted is not "
                     "known here. Try again on a node that follows it: an applied event is not applied twice."
                 ),
             )
@@ -347,8 +347,8 @@ class MetadataState:
                 self._fail(
                     waiters,
                     lambda number: OutcomeUnknown(
-                        f"The metadata manager was closed before metadata partition {number} had been applied so far: "
-                        "an event that was being published may be there. Look it up, or publish the same again."
+                        f"The metadata manager was closed before metadata partition {number} was applied up to its "
+                        "event: the event may be published. Look it up, or publish the same again."
                     ),
                 )
 

@@ -1,1 +1,1 @@
-"""Reading across tiers: segments for what the hot tier has deleted, without a gap."""
+"""Reading across tiers: segments for records that the hot tier has trimmed, without a gap."""

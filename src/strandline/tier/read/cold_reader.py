@@ -208,8 +208,8 @@ class ColdReader:
     def listed_since(self, time: int, hot: HotStart) -> int | None:
         """The first offset below the hot tier that was listed at ``time`` (microseconds) or later; None without any.
 
-        The hot tier begins with such a record. A record that says that it is from after now was listed by a clock that
-        was wrong: it counts as listed when the next one was that does not.
+        The hot tier begins with such a record. A record with a time after now was listed by a wrong clock: it counts as
+        listed when the next one with a plausible time was.
         """
         for left in reversed(range(_TRIES)):
             segments = self._readable(hot)
@@ -230,7 +230,7 @@ class ColdReader:
         for segment in segments[at:]:
             found = listed_since(self.store, segment, min(time, latest + 1))
             if found != segment.start:
-                unknown = None  # an earlier record stands between
+                unknown = None  # an earlier record is between
             if found is None:
                 continue
             unknown = found if unknown is None else unknown

@@ -49,7 +49,7 @@ class TieredLog(Closing):
 
     The records of both tiers are retained and read as one log, also while records move between the tiers. Consumers'
     slots pin the log in either tier; the tierer's slot pins the hot one. While the segments are not known, operations
-    that need them are ``NotReady``; the hot tier is served all the same.
+    that need them are ``NotReady``; the hot tier is served anyway.
 
     All other attributes are those of the hot log.
     """
@@ -262,7 +262,7 @@ def _opening() -> Iterator[None]:
     except StrandlineError as error:
         if not error.retryable:
             raise
-        raise NotReady(f"The events of the log's segments cannot be had; try again: {error}") from error
+        raise NotReady(f"The events of the log's segments cannot be read; try again: {error}") from error
 
 
 _STATE = "node.json"
@@ -287,7 +287,7 @@ def check_tierable(log: object) -> None:
     require(log, "tiered", *READING, slots=True)
     if isinstance(log, WalReader):
         raise Unsupported(
-            f"{log!r} was opened for reading, and tiering moves a slot: the process that writes the log tiers it."
+            f"{log!r} was opened for reading, but tiering moves a slot: run it in the process that writes the log."
         )
     check_own(log)
 

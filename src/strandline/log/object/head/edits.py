@@ -15,19 +15,19 @@ from strandline.model.head import ChunkRef, Cut, Entry, Head, MetadataRange, Pin
 from strandline.model.times import TOLERANCE
 
 CHUNK: Final = 64
-"""How many entries, or references, go into one chunk."""
+"""Number of entries, or references, in one chunk."""
 
 SPILL_AT: Final = 96
 """The head keeps at most this many entries, and as many references of each level, before the oldest spill."""
 
 
 class StaleUpload(StrandlineError):
-    """The object was uploaded so early that a collector may delete it: upload it again. Handled by the log itself."""
+    """The object was uploaded so early that a collector may delete it: upload it again. The log handles this itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchListing:
-    """An uploaded batch that asks to be listed.
+    """An uploaded batch to list.
 
     ``born`` is the log's next sequence when the writer took its id: an unknown writer that is younger than every
     forgotten one is certainly new.
@@ -47,12 +47,12 @@ class BatchListing:
 
 
 def bounds_of(head: Head) -> Bounds:
-    """What the log holds."""
+    """The offsets of the log."""
     return Bounds(head.floor, head.next_offset)
 
 
 def list_batches(head: Head, listings: Sequence[BatchListing], now: int) -> Head:
-    """The head with one writer's batches listed in order; those that are listed already are passed over."""
+    """The head with one writer's batches listed in order; batches that are listed already are skipped."""
     for listing in listings:
         head = _list_one(head, listing, now)
     return head
@@ -70,7 +70,7 @@ def _list_one(head: Head, new: BatchListing, now: int) -> Head:
             f"The append expected the log to end at {new.expect}, and it ends at {head.next_offset}; "
             "nothing was appended."
         )
-    listed = max(head.listed, now)  # listing time never goes back, so that seeking by time is a binary search
+    listed = max(head.listed, now)  # listing times never decrease: seeking by time is a binary search
     entry = Entry(
         sequence=head.next_sequence,
         location=new.location,
@@ -98,10 +98,10 @@ def _list_one(head: Head, new: BatchListing, now: int) -> Head:
 
 
 def set_back(head: Head, now: int) -> Head:
-    """The head without listing times ahead of ``now``: they become ``now``, and what is listed next follows from there.
+    """The head without listing times ahead of ``now``: they become ``now``, and later listings continue from there.
 
-    The times stay in order, so that seeking by time stays a search. Chunks do not change: whoever reads one takes no
-    later times from it than its reference says.
+    The times stay in order, so that seeking by time stays a search. Chunks do not change: readers limit their times to
+    that of the reference.
     """
     if head.listed <= now:
         return head
@@ -135,7 +135,7 @@ class Spill:
 
 
 def plan_spills(head: Head) -> list[Spill]:
-    """What has to be written as chunks so that the head stays small; usually nothing."""
+    """The items to write as chunks so that the head stays small; usually none."""
     spills = []
     while (spill := _next_spill(head)) is not None:
         spills.append(spill)
@@ -175,10 +175,10 @@ def _next_spill(head: Head) -> Spill | None:
 
 
 def apply_spills(head: Head, spills: Sequence[Spill]) -> Head:
-    """The head with its oldest items replaced by references, as far as they are still the ones that were written."""
+    """The head with its oldest items replaced by references, as far as they are unchanged since they were written."""
     for spill in spills:
         if spill.reference.generation < head.min_generation:
-            continue  # written before a collection, which may have deleted the chunk
+            continue  # the chunk was written before a collection, which may have deleted it
         count = len(spill.items)
         levels = list(head.levels)
         if spill.level == 0:
@@ -217,13 +217,13 @@ def _pinned(head: Head, name: str, position: int, retained_from: int | None) -> 
     check_position(position, bounds_of(head), retained_from)
     membership = head.membership + 1
     pending = head.slots.get(name)
-    # Another one may be resetting the slot as well: until one of them is done, both positions may be needed.
+    # Another process may reset the slot at the same time: until one of them is done, both positions may be needed.
     lowest = position if pending is None else min(position, pending.position)
     return replace(head, membership=membership, slots={**head.slots, name: Pin(lowest, membership)})
 
 
 def settle_slot(head: Head, name: str, mark: int) -> Head:
-    """The head in which a slot's own cell is what pins; unchanged if someone has pinned the slot again since."""
+    """The head in which the slot's own cell pins; unchanged if the slot was pinned again since."""
     pin = head.slots.get(name)
     if pin is None or pin.mark != mark:
         return head
@@ -231,7 +231,7 @@ def settle_slot(head: Head, name: str, mark: int) -> Head:
 
 
 def unlist_slot(head: Head, name: str) -> Head:
-    """The head without a slot, whose position pins nothing any more."""
+    """The head without a slot; its position pins nothing any more."""
     if name not in head.slots:
         return head
     slots = {known: pin for known, pin in head.slots.items() if known != name}
@@ -239,12 +239,12 @@ def unlist_slot(head: Head, name: str) -> Head:
 
 
 class Outdated(StrandlineError):
-    """The log changed in a way that matters since a trim was planned: plan it again. Handled by the collector."""
+    """The log changed since a trim was planned: plan it again. The collector handles this itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """A planned trim: what it cuts off, where that is written down, and which slots were asked."""
+    """A planned trim: what it removes, where that is recorded, and which slots were read."""
 
     cut: Cut
     location: str
@@ -253,7 +253,7 @@ class Trim:
 
 
 def plan_cut(head: Head, upto: int) -> Cut:
-    """What goes if a log is trimmed up to an offset, which must be the first of an entry, or the log's end."""
+    """What a trim up to an offset removes; the offset must be the first of an entry, or the log's end."""
     if not head.floor < upto <= head.next_offset:
         raise InvalidInput(f"Cannot trim up to {upto}: the log holds {head.floor} up to {head.next_offset}.")
     return Cut(
@@ -265,12 +265,12 @@ def plan_cut(head: Head, upto: int) -> Cut:
 
 
 def apply_trim(head: Head, trim: Trim, now: int) -> Head:
-    """The head with its floor moved; ``Outdated`` if slots came or were moved, or if it would forget an object."""
+    """The head with its floor moved; ``Outdated`` if slots were created or moved, or if an object would be lost."""
     cut = trim.cut
     if head.membership != trim.membership:
         raise Outdated("A slot was created, moved or dropped since the slots were read.")
     if cut.upto <= head.floor:
-        return head  # someone else trimmed as far, or further
+        return head  # another collector trimmed as far, or further
     if trim.generation < head.min_generation:
         raise StaleUpload(f"{trim.location} is of generation {trim.generation}, below {head.min_generation}.")
     if cut.since != head.floor or plan_cut(head, cut.upto) != cut:
@@ -285,7 +285,7 @@ def apply_trim(head: Head, trim: Trim, now: int) -> Head:
 
 
 def cut_size(cut: Cut) -> int:
-    """About how many bytes a cut lets go of: all of them, but for chunks of which it takes only a part."""
+    """About how many bytes a cut removes: all of them, except in chunks of which it removes only a part."""
     whole = sum(reference.size for _, reference in cut.chunks if reference.next <= cut.upto)
     return whole + sum(entry.size for entry in cut.entries)
 
@@ -293,8 +293,8 @@ def cut_size(cut: Cut) -> int:
 def begin_collection(head: Head, now: int, *, listed: int = 0) -> Head:
     """The head after which no object of an older generation can be listed any more.
 
-    Uploads that began since the last collection stay good; those that began before it have to be repeated.
-    A trim of a time ahead of ``now`` was made by a clock that was wrong: its grace period begins anew. Nothing is
+    Uploads that began since the last collection stay valid; older ones have to be repeated.
+    A trim with a time ahead of ``now`` was made by a wrong clock: its grace period starts again. Nothing is
     listed before ``listed`` from now on, whatever the clocks of producers say.
     """
     return replace(
@@ -308,12 +308,12 @@ def begin_collection(head: Head, now: int, *, listed: int = 0) -> Head:
 
 
 def is_due(collected: int, now: int, pause: float) -> bool:
-    """Whether a round may begin; one that seems to have begun in the future was begun by a clock that was wrong."""
+    """Whether a round may begin. A round that began in the future was begun by a wrong clock, and does not count."""
     return pause <= 0 or not -TOLERANCE <= now - collected < pause * SECOND
 
 
 def end_collection(head: Head, swept: int, done: frozenset[str]) -> Head:
-    """The head after the objects below generation ``swept`` were looked through and some cuts were deleted."""
+    """The head after the objects below generation ``swept`` were examined, and some cuts were deleted."""
     trimmed = tuple(gone for gone in head.trimmed if gone.location not in done)
     if trimmed == head.trimmed and swept <= head.swept_generation:
         return head

@@ -22,7 +22,7 @@ class HeadLog(LogReading, ABC, Generic[S]):
     """Finds batches in the head and its chunks. Safe in threads, if ``head`` is."""
 
     chunks: Chunks
-    """What reads the chunks of its listing."""
+    """Reads the chunks of the listing."""
 
     @abstractmethod
     def head(self) -> Head:
@@ -52,7 +52,7 @@ class HeadLog(LogReading, ABC, Generic[S]):
         return Cursor(self.log_id, offset, fingerprint=None if before is None else before.fingerprint)
 
     def position_of(self, start: Start) -> int:
-        """The offset at which a newcomer begins that asks for this; whether it is retained is not looked at."""
+        """The offset at which a new consumer with this start begins; does not check whether it is retained."""
         head = self.head()
 
         def listed_since(time: int) -> int | None:
@@ -62,7 +62,7 @@ class HeadLog(LogReading, ABC, Generic[S]):
         return rules.position_of(start, self.log_id, bounds_of(head), listed_since)
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[S]:
-        """What to fetch after a cursor; see :class:`~strandline.log.contract.Log`."""
+        """The spans to fetch after a cursor; see :class:`~strandline.log.contract.Log`."""
         head = self.head()
         rules.check_cursor(since, Cursor(self.log_id, 0), bounds_of(head))
         entries = entries_after(since, head.floor, lambda offset: entries_from(head, offset, self.chunks))

@@ -21,7 +21,7 @@ Listed = Sequence[tuple[int, ChunkRef]]
 
 
 def chunk_path(reference: ChunkRef, level: int) -> str:
-    """Where a chunk is. Its name follows from what it holds, so that two writers of the same chunk write the same."""
+    """The path of a chunk. Its name follows from its content: two writers of the same chunk write the same object."""
     sequences = f"{reference.first_sequence:020d}-{reference.next_sequence:020d}"
     return f"chunks/{reference.generation:016d}/{level:02d}-{sequences}.chunk"
 
@@ -37,7 +37,7 @@ class Chunks(Protocol):
 
 
 class StoredChunks:
-    """Chunks in a store. They never change, so what was read once is kept, up to a bound."""
+    """Chunks in a store. They never change, so they are cached, up to a limit."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -74,7 +74,7 @@ class StoredChunks:
 
 
 def _no_later(entry: Entry, reference: ChunkRef) -> Entry:
-    """An entry as its reference knows it: times ahead of the present were set back there, and not in the chunk."""
+    """An entry with the listing time that its reference allows: times in the future are corrected only there."""
     return entry if entry.listed <= reference.listed_last else replace(entry, listed=reference.listed_last)
 
 
@@ -86,7 +86,7 @@ def _within(child: ChunkRef, reference: ChunkRef) -> ChunkRef:
 
 
 class MissingChunk(CorruptData):
-    """A chunk that is still needed is gone."""
+    """A chunk that is still needed is missing."""
 
 
 def _keep(cache: dict[ChunkRef, K], reference: ChunkRef, found: K) -> None:
@@ -97,7 +97,7 @@ def _keep(cache: dict[ChunkRef, K], reference: ChunkRef, found: K) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """Something that grows along the log, of an entry and of the last entry below a reference."""
+    """A value that grows along the log: of an entry, and of the last entry below a reference."""
 
     entry: Callable[[Entry], int]
     reference: Callable[[ChunkRef], int]
@@ -114,7 +114,7 @@ def references_of(head: Head) -> list[tuple[int, ChunkRef]]:
 
 
 def entries_from(head: Head, offset: int, chunks: Chunks) -> Iterator[Entry]:
-    """The entries from the one that holds ``offset`` on, in order; chunks are read only as far as one goes."""
+    """The entries from the one that holds ``offset`` on, in order; chunks are read only when they are needed."""
     return _from(head, offset, _OFFSET, chunks)
 
 
@@ -164,7 +164,7 @@ def _size_from(references: tuple[ChunkRef, ...], level: int, offset: int, chunks
 
 
 def start_of_newest(head: Head, size: int, chunks: Chunks) -> int:
-    """The first offset of the newest entries that together take at most ``size`` bytes; searched like the rest."""
+    """The first offset of the newest entries that together take at most ``size`` bytes; a search, no scan."""
     start = head.next_offset
     for entry in reversed(head.tail):
         size -= entry.size
@@ -194,7 +194,7 @@ def _start_within(reference: ChunkRef, level: int, size: int, chunks: Chunks) ->
 def newest_first(references: Listed, entries: Iterable[Entry], since: int, chunks: Chunks) -> Iterator[Entry]:
     """The entries from offset ``since`` on, in ``entries`` and below ``references``, from the newest back.
 
-    What lies below ``since`` may be deleted already, and is not looked for.
+    Chunks below ``since`` may be deleted already, and are not read.
     """
     yield from (entry for entry in reversed(tuple(entries)) if entry.next > since)
     for level, reference in reversed(references):
@@ -232,8 +232,8 @@ class DeletedObject:
 def objects_of(cut: Cut, chunks: Chunks) -> Iterator[list[DeletedObject]]:
     """The objects that a cut took out of the listing, in groups, each to be deleted before the next.
 
-    A chunk comes after all that is found through it, so that who is interrupted finds the rest again; one that is
-    missing was dealt with before.
+    A chunk follows the objects that are found through it: after an interruption the rest is found again. A
+    missing chunk was handled before.
     """
     for level, reference in cut.chunks:
         yield from _cut_below(reference, level, cut, chunks)

@@ -20,11 +20,11 @@ from strandline.storage.store import ObjectInfo, ObjectStore
 
 _BATCH: Final = re.compile(r"batches/([0-9]{16})/([0-9a-f]{32})\.batch")
 _OLDER_WRITERS: Final = 1 << 16
-"""How many writers are remembered beyond those that the head would know; more than that ago, nothing is compared."""
+"""How many more writers than the head are remembered; older ones are not compared."""
 
 
 def check_head(head: Head) -> Iterator[str]:
-    """What is wrong with the head by itself."""
+    """Faults of the head by itself."""
     if head.floor > head.next_offset:
         yield f"the log begins at offset {head.floor}, behind its end at {head.next_offset}"
     if not head.swept_generation <= head.min_generation <= head.generation:
@@ -40,7 +40,7 @@ def check_head(head: Head) -> Iterator[str]:
 
 
 def check_chunk(reference: ChunkRef, items: Sequence[Entry] | Sequence[ChunkRef]) -> Iterator[str]:
-    """How a chunk differs from what its reference says."""
+    """Differences between a chunk and its reference."""
     if not items:
         yield "is empty"
         return
@@ -53,7 +53,7 @@ def check_chunk(reference: ChunkRef, items: Sequence[Entry] | Sequence[ChunkRef]
     }
     for what, (expected, found) in said.items():
         if expected != found:
-            yield f"has the {what} {found}, and is referred to with {expected}"
+            yield f"has the {what} {found}, but its reference says {expected}"
     for before, after in pairwise([item for item in items if isinstance(item, ChunkRef)]):
         if (before.next, before.next_sequence) != (after.first, after.first_sequence):
             yield f"refers to a chunk that ends at offset {before.next} and then to one that begins at {after.first}"
@@ -75,7 +75,7 @@ def _times(items: Sequence[Entry] | Sequence[ChunkRef]) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class ListingPosition:
-    """Where the listing has been followed to: what the next entry has to continue. ``sequence`` None: not known yet."""
+    """Position in the listing, which the next entry has to continue. ``sequence`` None: not known yet."""
 
     offset: int
     sequence: int | None = None
@@ -83,12 +83,12 @@ class ListingPosition:
     generation: int = 0
 
     def skip(self, reference: ChunkRef) -> None:
-        """Go on behind a chunk that cannot be read."""
+        """Continue behind a chunk that cannot be read."""
         self.offset, self.sequence = reference.next, reference.next_sequence
         self.listed = max(self.listed, reference.listed_last)
 
     def check(self, entry: Entry) -> Iterator[str]:
-        """What is wrong with an entry that comes next; then the place is behind it."""
+        """Faults of the next entry; then the position is behind it."""
         if entry.first > self.offset:
             yield f"offsets {self.offset} to {entry.first - 1} are in no batch"
         elif entry.first < self.offset:
@@ -100,7 +100,7 @@ class ListingPosition:
         if entry.listed < self.listed:
             yield f"the batch at offset {entry.first} was listed before the one that precedes it"
         if entry.oldest > entry.newest:
-            yield f"the batch at offset {entry.first} says that its oldest record is younger than its newest"
+            yield f"the batch at offset {entry.first} has an oldest record that is younger than its newest"
         starts = MetadataRanges.of(entry.metadata).starts
         if starts != tuple(sorted(starts)) or (starts and starts[-1] >= entry.count):
             yield f"the batch at offset {entry.first} has metadata for records that it does not hold"
@@ -116,37 +116,37 @@ class ListingPosition:
             # Only objects of the current generation and of the one before can be listed. The collector relies on it.
             yield (
                 f"the batch at offset {entry.first} is of generation {name[0]}, and one before it of "
-                f"{self.generation}: a collection may take it for garbage"
+                f"{self.generation}: a collection may delete it"
             )
         else:
             self.generation = max(self.generation, name[0])
 
 
 def batch_name(location: str) -> tuple[int, bytes] | None:
-    """The generation and the identifier in a batch object's name; None for a name that is not ours."""
+    """The generation and the identifier in a batch object's name; None for any other name."""
     name = _BATCH.fullmatch(location)
     return None if name is None else (int(name[1]), bytes.fromhex(name[2]))
 
 
 @dataclass(slots=True)
 class Writers:
-    """Each writer's last batch, as far back as the head itself would know it and for a while longer."""
+    """Each writer's last batch, as far back as the head remembers and a little longer."""
 
     recent: dict[WriterId, WriterState] = field(default_factory=dict)
     older: dict[WriterId, WriterState] = field(default_factory=dict)
 
     def check(self, entry: Entry) -> Iterator[tuple[Severity, str]]:
-        """What is wrong with the writer's number of an entry that comes next."""
+        """Faults in the writer's number of the next entry."""
         known = self.recent.pop(entry.writer, None)
         forgotten = self.older.pop(entry.writer, None)
         last = known or forgotten
         if last is not None and entry.number != last.number + 1:
             where = f"the batch at offset {entry.first}"
             if known is None and entry.number == 0:
-                yield Severity.NOTE, f"{where} begins writer {entry.writer} anew, whom the log had forgotten"
+                yield Severity.NOTE, f"{where} begins writer {entry.writer} again, which the log had forgotten"
             else:
                 what = f"{where} has number {entry.number} of writer {entry.writer}, whose last was {last.number}"
-                yield Severity.DAMAGE, f"{what}: something is listed twice, or is missing"
+                yield Severity.DAMAGE, f"{what}: a batch is listed twice, or is missing"
         self.recent[entry.writer] = WriterState(entry.number, entry.sequence, entry.first, entry.count, entry.listed)
         for memory, limit, next_one in ((self.recent, MAX_WRITERS, self.older), (self.older, _OLDER_WRITERS, None)):
             if len(memory) > limit:
@@ -156,32 +156,32 @@ class Writers:
                     next_one[silent] = state
 
     def compare(self, head: Head) -> Iterator[str]:
-        """How what the head remembers of writers differs from what was listed."""
+        """Differences between the writers in the head and those of the listed batches."""
         for writer, last in self.recent.items():
             known = head.writers.get(writer)
             if known is None and last.sequence >= head.writers_floor:
-                yield f"it does not know writer {writer}, who listed batch {last.number} at offset {last.first}"
+                yield f"it does not know writer {writer}, which listed batch {last.number} at offset {last.first}"
             elif known is not None and known != last:
                 yield (
-                    f"it remembers number {known.number} of writer {writer} as its last, and that is {last.number} at "
+                    f"it remembers number {known.number} as the last of writer {writer}, but that is {last.number} at "
                     f"offset {last.first}"
                 )
 
 
 def check_slot(state: SlotState, *, floor: int, end: int, pinned: bool) -> Iterator[tuple[Severity, str]]:
-    """What there is to say of a slot of a log from ``floor`` to ``end``; ``pinned``: it is being put elsewhere."""
+    """Faults of a slot of a log from ``floor`` to ``end``; ``pinned``: it is being moved."""
     if state.dropped:
         if state.expires is not None:
-            yield Severity.NOTE, "is of a hold that was being ended: the next collection finishes that"
+            yield Severity.NOTE, "belongs to a hold that is being released: the next collection finishes that"
         elif not pinned:
-            yield Severity.DAMAGE, "says that the slot was dropped, and the head names it: drop it again"
+            yield Severity.DAMAGE, "says that the slot was dropped, but the head names it: drop it again"
     elif state.position > end:
-        yield Severity.DAMAGE, f"stands at offset {state.position}, past the log's end at {end}: reset the slot"
+        yield Severity.DAMAGE, f"is at offset {state.position}, past the log's end at {end}: reset the slot"
     elif state.invalid is not None:
         what = f"is invalid ({state.invalid.reason}): bootstrap its consumer again and reset it, or drop it"
         yield Severity.NOTE, what
     elif state.position < floor:
-        what = f"needs offset {state.position}, which is gone: the log begins at {floor}. Bootstrap its consumer again"
+        what = f"needs offset {state.position}, but the log begins at {floor}. Bootstrap its consumer again"
         yield Severity.DAMAGE, what
 
 
@@ -198,13 +198,13 @@ class Names:
         return len(self.sizes)
 
     def add(self, name: bytes, size: int, sequence: int = -1) -> None:
-        """One more object."""
+        """Add an object."""
         self.names += name
         self.sizes.append(size)
         self.sequences.append(sequence)
 
     def columns(self) -> tuple[pa.Array, pa.Array, pa.Array]:
-        """Names, sizes and sequences for Arrow; nothing can be added any more."""
+        """Names, sizes and sequences for Arrow; no more can be added."""
         rows = len(self)
         return (
             pa.Array.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(self.names)]),
@@ -213,15 +213,15 @@ class Names:
         )
 
     def path(self, index: int) -> str:
-        """The whole name of one."""
+        """The path of one object."""
         return f"batches/{self.generation:016d}/{self.names[16 * index : 16 * index + 16].hex()}.batch"
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDifference:
-    """What does not fit in one generation.
+    """Differences between listing and store in one generation.
 
-    ``unlisted`` are paths of objects that no entry names. The others are sequences of entries: ``absent`` ones have no
+    ``unlisted`` are paths of objects without an entry. The others are sequences of entries: ``absent`` ones have no
     object, ``resized`` ones have another size than listed, ``doubled`` ones share their object with an earlier entry.
     """
 
@@ -233,7 +233,7 @@ class GenerationDifference:
 
 
 def compare(listed: Names, stored: Names) -> GenerationDifference:
-    """Hold what is listed against what is stored. Listed names with the sequence -1 need not be there."""
+    """Compare listed and stored objects. Listed names with the sequence -1 need not exist."""
     ours, sizes, sequences = listed.columns()
     theirs, stored_sizes, _ = stored.columns()
     needed = pc.greater_equal(sequences, 0)
@@ -270,7 +270,7 @@ class Inventory:
         self._ahead: ObjectInfo | None = None
 
     def add(self, location: str, size: int, sequence: int = -1) -> bool:
-        """Note an object that an entry names, or (-1) that is about to be deleted; False if it is no batch object."""
+        """Add an object that an entry names, or (-1) that is to be deleted; False if it is no batch object."""
         name = batch_name(location)
         if name is None:
             return False
@@ -282,12 +282,12 @@ class Inventory:
         return True
 
     def ended(self) -> Iterator[GenerationDifference]:
-        """The generations that no further entry can be of."""
+        """The generations that no further entry can belong to."""
         if self._listed and min(self._listed) < self._latest - 1:
             yield from self._below(self._latest - 1)
 
     def rest(self) -> Iterator[GenerationDifference]:
-        """All that are left."""
+        """The remaining generations."""
         yield from self._below(None)
 
     def _below(self, end: int | None) -> Iterator[GenerationDifference]:
@@ -297,13 +297,13 @@ class Inventory:
         yield from self._alone(end)
 
     def _alone(self, end: int | None) -> Iterator[GenerationDifference]:
-        """The generations below ``end`` of which entries are listed, and nothing is stored."""
+        """The generations below ``end`` with listed entries, but no stored object."""
         for generation in sorted(self._listed):
             if end is None or generation < end:
                 yield compare(self._listed.pop(generation), Names(generation))
 
     def _generations(self, end: int | None) -> Iterator[Names]:
-        """What is stored of each generation below ``end``, in order; the listing goes on from there the next time."""
+        """The stored objects of each generation below ``end``, in order; the listing continues there next time."""
         if self._stored is None:
             self._stored = self._store.list("batches/")
             self._ahead = next(self._stored, None)

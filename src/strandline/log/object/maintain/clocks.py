@@ -1,6 +1,6 @@
 """Clock checks of a collection: this machine's clock against the store's and against the log's listing times.
 
-One wrong clock delays what expires by time, and does no other harm; :mod:`strandline.model.times` has the rules.
+One wrong clock delays expiry by time, and does no other harm; :mod:`strandline.model.times` has the rules.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from strandline.storage.clock import Clock
 from strandline.storage.store import ObjectStore, has_own_clock, measure_skew
 
 NOTE: Final = "clock/note.json"
-"""Where a round writes what is in doubt, or nothing, so that the store says when that was."""
+"""Object in which a round stores its doubt, or nothing; the store's timestamp of it is the store's time."""
 
 PROBE: Final = "clock/dry-run"
-"""What a dry run writes and deletes, to see when the store says that it did."""
+"""Object that a dry run writes and deletes, to learn the store's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """What a round found of the clocks. ``ahead`` is by how many seconds listing times lie ahead of the present."""
+    """Clocks in one round. ``ahead``: seconds by which listing times are ahead of the present."""
 
     clock: Clock
     present: Present
@@ -37,7 +37,7 @@ class Clocks:
     """Whether those listing times are certainly wrong."""
 
     def now(self) -> int:
-        """The time that is written down and compared with what others wrote down. A round may take long."""
+        """The time to store and to compare with stored times. A round may take long."""
         return self.clock.now() + self.present.now - self.present.local
 
     def earliest(self) -> int:
@@ -51,28 +51,28 @@ class Clocks:
 
     @property
     def may_expire(self) -> bool:
-        """Whether what is old by the clock may go."""
+        """Whether records that are old by the clock may be deleted."""
         return may_expire(self.present, self.doubt)
 
     @property
     def keeps_time(self) -> bool:
-        """Whether two clocks show the same time, so that nothing that is listed from now on is from before."""
+        """Whether both clocks agree, so that nothing is listed with an earlier time from now on."""
         return self.present.is_witnessed and self.present.skew is not None and self.present.agrees
 
     def warnings(self) -> list[str]:
-        """What is wrong, by how much, and what comes of it: one sentence each."""
+        """What is wrong, by how much, and its effect: one sentence each."""
         said = []
         if self.skew:
             which = "ahead of" if self.skew > 0 else "behind"
             said.append(
-                f"This machine's clock is {spell(abs(self.skew))} {which} the store's: set whichever is wrong right. "
-                "What goes by age goes only when it is old by both clocks."
+                f"This machine's clock is {spell(abs(self.skew))} {which} the store's: set the wrong one right. "
+                "Records expire by age only when they are old by both clocks."
             )
         if self.ahead:
-            done = "they are set to the present" if self.may_set_back else (
-                "they stay until the store's clock agrees with this machine's"
+            done = "these times are set to the present" if self.may_set_back else (
+                "these times stay until the store's clock agrees with this machine's"
                 if self.present.is_witnessed
-                else "they are set to the present if this machine's clock says the same for a day"
+                else "these times are set to the present if this machine's clock agrees for a day"
             )  # fmt: skip
             said.append(
                 f"Batches are listed up to {spell(self.ahead)} ahead of the present, by a producer whose clock was "
@@ -81,16 +81,16 @@ class Clocks:
         if not self.may_expire:
             said.append(
                 "The last collection was more than two days ago, or this machine's clock was set ahead since. Nothing "
-                "goes by age until a collection a day from now says the same."
+                "expires by age until a collection a day from now confirms that."
             )
         return said
 
 
 def look_at_clocks(store: ObjectStore, head: Head, *, clock: Clock, dry_run: bool) -> Clocks:
-    """Hold the clocks against each other: two requests of a store that has a clock of its own.
+    """Compare the clocks: two requests to a store that has a clock of its own.
 
-    A dry run asks the store's clock, too, by an object of its own, and leaves nothing behind. One whose writing fails
-    knows nothing of that clock.
+    A dry run also reads the store's clock, by an object that it deletes again. If that write fails,
+    the store's clock is unknown.
     """
     skew, doubt = None, NO_DOUBT
     is_witnessed = has_own_clock(store.url)
@@ -128,7 +128,7 @@ def _read_note(store: ObjectStore) -> Doubt:
 
 
 def spell(seconds: float) -> str:
-    """A length of time in words.
+    """A duration in words.
 
     >>> spell(150), spell(86400 * 365)
     ('150 s', '365 days')

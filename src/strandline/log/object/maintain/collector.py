@@ -66,13 +66,13 @@ from strandline.storage import metrics
 from strandline.storage.store import ObjectInfo
 
 GRACE: Final = 600.0
-"""Seconds that trimmed objects are kept, for readers that had planned to read them."""
+"""Seconds that trimmed objects are kept, for readers that have planned to read them."""
 
 _LOGGER = logging.getLogger(__name__)
 
 _TRIES: Final = 16
 WORKERS: Final = 8
-"""How many objects are deleted at once."""
+"""Number of objects deleted in one request."""
 
 
 _NAME: Final = re.compile(r"(?:batches|trimmed|chunks)/([0-9]{16})/[0-9a-f-]{32,64}\.(?:batch|cut|chunk)")
@@ -83,9 +83,9 @@ _CHUNK: Final = re.compile(r"chunks/[0-9]{16}/([0-9]{2})-([0-9]{20})-[0-9]{20}\.
 class TrimResult:
     """Result of one collection, or of a dry run.
 
-    ``trimmed_bytes`` are about what was taken out of the listing now and goes after the grace period; ``waiting``
-    counts earlier trims whose time has not come. ``orphans`` were uploaded and never listed. ``clocks`` is what was
-    found of the clocks; None if nothing was done.
+    ``trimmed_bytes`` is about what was unlisted now and is deleted after the grace period; ``waiting``
+    counts earlier trims within their grace period. ``orphans`` were uploaded and never listed. ``clocks`` is the
+    result of the clock check; None if nothing was done.
     """
 
     floor: int = 0
@@ -120,9 +120,9 @@ class GarbageCollector:
         everything: bool = False,
         on_progress: Callable[[int], None] | None = None,
     ) -> TrimResult:
-        """One round: judge and trim, then delete. ``on_progress`` is told how many objects are deleted so far.
+        """One round: invalidate, trim, delete. ``on_progress`` is called with the number of objects deleted so far.
 
-        Nothing is done if a round began less than ``pause`` seconds ago. ``everything`` looks through all generations
+        Does nothing if a round began less than ``pause`` seconds ago. ``everything`` examines all generations
         again, not only those since the last round: for objects of uploads that arrived very late.
         """
         head, done = self.slots.read_head(), TrimResult(dry_run=dry_run)
@@ -139,7 +139,7 @@ class GarbageCollector:
         return self.slots.head.update(self.slots.op(), edit, role="collector")
 
     def _look_at_clocks(self, head: Head, done: TrimResult) -> Clocks:
-        """Find out what the time is, and set listing times back that are certainly ahead of it."""
+        """Determine the time, and set back listing times that are certainly ahead of it."""
         clocks = look_at_clocks(self.slots.store, head, clock=self.slots.clock, dry_run=done.dry_run)
         done.clocks = clocks
         for said in clocks.warnings():
@@ -159,7 +159,7 @@ class GarbageCollector:
             done.floor = head.floor
             floor = members.trim_floor()
             wanted = trim_to(self._policy_start(head, identity.retention, floor, clocks), floor)
-            if wanted <= head.floor:  # slots may stand below it, on what a cold tier has; nothing is listed there
+            if wanted <= head.floor:  # slots may be below it, in the cold tier
                 return
             upto = self._boundary(head, wanted)
             if upto <= head.floor or self._try_trim(head, members, upto, done, clocks):
@@ -193,22 +193,22 @@ class GarbageCollector:
         return True
 
     def _boundary(self, head: Head, offset: int) -> int:
-        """The offset, or where the batch that holds it begins: batches go as a whole."""
+        """The offset, or the first offset of the batch that holds it: batches are trimmed whole."""
         entry = next(entries_from(head, offset, self.slots.chunks), None)
         return head.next_offset if entry is None else entry.first
 
     def _watch_holders(self, limits: SlotLimits, done: TrimResult, now: int) -> None:
-        """Note since when slots stand still whose holders might be gone, and end the holds whose time is over."""
+        """Note since when slots have not moved whose holders might be gone, and end expired holds."""
         for state in self.slots.members(self.slots.read_head()).states:
             if has_expired(state, now):
                 if done.dry_run or self.slots.expire(state.name, now):
                     done.expired.append(state.name)
             elif state.name != TIER_SLOT and is_suspect(state, limits, now) and not done.dry_run:
-                with contextlib.suppress(NotFound):  # a hold that its reader has ended
+                with contextlib.suppress(NotFound):  # a hold that its reader has released
                     self.slots.cell(state.name).update(self.slots.op(), partial(suspect, judged=state, now=now))
 
     def _judged(self, head: Head, limits: SlotLimits, done: TrimResult, clocks: Clocks) -> Members:
-        """The slots that are left after those that break a limit were durably invalidated."""
+        """The remaining slots, after those that break a limit were durably invalidated."""
         members = self.slots.members(head)
         now, states = clocks.now(), []
         members = replace(members, states=self._proven(head, members.states))
@@ -221,14 +221,14 @@ class GarbageCollector:
                 judged = edit(state) if done.dry_run else self.slots.cell(state.name).update(self.slots.op(), edit)
                 if judged.invalid is not None:
                     done.invalidated.append(judged)
-                    self._tell(judged, behind, dry_run=done.dry_run)
+                    self._report_invalidation(judged, behind, dry_run=done.dry_run)
                 states.append(judged)
             elif not (done.dry_run and has_expired(state, now)):
                 states.append(state)
         return replace(members, states=states)
 
     def _proven(self, head: Head, states: list[SlotState]) -> list[SlotState]:
-        """The slots by what they prove: a restored log may have a cold tier that is not of its own history."""
+        """The slots without a tierer's position that belongs to another history: the log may have been restored."""
 
         def fingerprint_at(offset: int) -> int | None:
             before = next(entries_from(head, offset - 1, self.slots.chunks), None)
@@ -241,13 +241,13 @@ class GarbageCollector:
         """Whether the log has a cold tier, and its tierer's slot, which the head does not list, was never dropped."""
         return any(self.slots.store.list(COLD_FILE)) and not self.slots.was_dropped(TIER_SLOT)
 
-    def _tell(self, slot: SlotState, behind: int, *, dry_run: bool) -> None:
+    def _report_invalidation(self, slot: SlotState, behind: int, *, dry_run: bool) -> None:
         if slot.invalid is None or dry_run:
             return
         metrics.INVALIDATIONS.labels(str(slot.invalid.reason)).inc()
         _LOGGER.warning(
-            "Slot %r of %s was invalidated (%s) at offset %d, with %d bytes behind it: what it needs may be gone. "
-            "Bootstrap its consumer again and reset the slot.",
+            "Slot %r of %s was invalidated (%s) at offset %d, with %d bytes behind it: records that it needs may be "
+            "deleted. Bootstrap its consumer again and reset the slot.",
             slot.name,
             self.slots.store.url,
             slot.invalid.reason,
@@ -256,13 +256,13 @@ class GarbageCollector:
         )
 
     def _sweep(self, done: TrimResult, clocks: Clocks, *, everything: bool, on_progress: Callable[[int], None]) -> None:
-        """Delete what was never listed and can no longer be, and what was trimmed a grace period ago."""
+        """Delete objects that can never be listed, and objects that were trimmed a grace period ago."""
 
         def begin(head: Head) -> Head:
             now = clocks.now()
             return begin_collection(head, now, listed=now if clocks.keeps_time else 0)
 
-        # From here on nothing of an older generation can be listed: what is not listed now never will be.
+        # From here on nothing of an older generation can be listed: what is unlisted now stays unlisted.
         head = begin(self.slots.read_head()) if done.dry_run else self._edit(begin)
         low = 0 if everything else head.swept_generation
         cuts = self._cuts(head)
@@ -307,7 +307,7 @@ class GarbageCollector:
         listed = {gone.location for gone in head.trimmed}
         listed.update(self._recent(references_of(head), head.tail, head.floor, low))
         for cut in known:
-            # A cut whose deletion was interrupted has lost its oldest chunks, and so the batches below those.
+            # A cut with an interrupted deletion has lost its oldest chunks, and so the batches below those.
             with contextlib.suppress(MissingChunk):
                 listed.update(self._recent(cut.chunks, cut.entries, cut.since, low))
         for item in self._of_generations("batches", low, high):
@@ -316,7 +316,7 @@ class GarbageCollector:
         for item in self._of_generations("trimmed", low, high):
             if item.path not in listed:
                 yield item
-        if low == 0:  # everything is looked through: also for what readers left that died while ending a hold
+        if low == 0:  # a full round also finds holds of readers that died
             yield from self._ended_holds(head)
         roots = [references_of(head), *(cut.chunks for cut in known)]
         for item in self._of_generations("chunks", low, high):
@@ -333,7 +333,7 @@ class GarbageCollector:
         """The listed objects of generation ``low`` and above.
 
         While one generation is current, only objects of it and of the one before can be listed. So an entry that is
-        two generations older than ``low`` was listed before ``low`` was current, and so was all before it.
+        two generations older than ``low`` was listed before ``low`` was current, and so were all entries before it.
         """
         for entry in newest_first(references, entries, since, self.slots.chunks):
             generation = _generation(entry.location)
@@ -347,7 +347,7 @@ class GarbageCollector:
         try:
             return name is None or is_listed(path, int(name[1]), int(name[2]), root, self.slots.chunks)
         except MissingChunk:
-            return True  # what is not known is not garbage
+            return True  # unknown is not garbage
 
     def _of_generations(self, folder: str, low: int, high: int) -> Iterator[ObjectInfo]:
         """The objects of generations ``low`` up to ``high``; names sort by generation."""
@@ -379,6 +379,6 @@ class GarbageCollector:
 
 
 def _generation(path: str) -> int | None:
-    """The generation in an object's name; None for a name that is not ours, whose object we never delete."""
+    """The generation in an object's name; None for other names, whose objects are never deleted."""
     name = _NAME.fullmatch(path)
     return None if name is None else int(name[1])

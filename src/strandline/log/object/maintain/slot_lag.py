@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from strandline.log.object.head.index import Chunks, bytes_from, entries_from, entries_listed_since, start_of_newest
 from strandline.log.slots import floor as lowest
-from strandline.log.slots import kept_from, pending_positions, put_at, trim_floor, trim_to
+from strandline.log.slots import pending_positions, put_at, retention_start, trim_floor, trim_to
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.head import Head
 from strandline.model.retention import Retention, SlotLimits, SlotState
@@ -19,9 +19,9 @@ class SlotLag:
     """Lag of one slot.
 
     ``seconds_behind`` is the age of the oldest batch that it has not passed. ``retained`` are the bytes that the next
-    collection would let go of if this slot alone were up to date. ``bytes_left`` and ``seconds_left`` are what is left
-    of its limits (None: no such limit, or it pins nothing; below zero: the next collection invalidates it), and
-    ``expires_in`` what is left of a hold's time. ``pending`` is a position that it is being put to.
+    collection would delete if this slot alone were up to date. ``bytes_left`` and ``seconds_left`` are the distance to
+    its limits (None: no such limit, or it pins nothing; below zero: the next collection invalidates it), and
+    ``expires_in`` the remaining time of a hold. ``pending`` is the position of an unfinished move.
     """
 
     state: SlotState
@@ -82,9 +82,9 @@ def trim_end(
     now: int,
     up_to_date: AbstractSet[str] = frozenset(),
 ) -> int:
-    """How far the next collection may trim, if the slots of these names had nothing left to read.
+    """The offset up to which the next collection may trim, if the slots of these names were up to date.
 
-    The batch that holds the offset stays, and slots that break a limit by then are counted as they are now.
+    The batch that holds the offset stays; slots that will break a limit by then count as they are now.
     """
     moved = [put_at(state, head.next_offset) if state.name in up_to_date else state for state in states]
     pins = [pin for name, pin in head.slots.items() if name not in up_to_date]
@@ -93,7 +93,7 @@ def trim_end(
 
 
 def policy_start(head: Head, retention: Retention, floor: int | None, chunks: Chunks, now: int) -> int:
-    """From where on a policy keeps a log whose slots' floor is this; a batch that begins below may still hold it."""
+    """The first offset that a policy retains, given the slots' floor; a batch that begins below may hold it."""
 
     def listed_since(time: int) -> int | None:
         entry = next(entries_listed_since(head, time, chunks), None)
@@ -103,7 +103,7 @@ def policy_start(head: Head, retention: Retention, floor: int | None, chunks: Ch
         return start_of_newest(head, size, chunks)
 
     bounds = Bounds(head.floor, head.next_offset)
-    return kept_from(retention, bounds, floor, written_since=listed_since, newest=newest, now=now)
+    return retention_start(retention, bounds, floor, written_since=listed_since, newest=newest, now=now)
 
 
 def _seconds(microseconds: int) -> float:

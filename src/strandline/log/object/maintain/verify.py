@@ -51,13 +51,13 @@ _HOLD: Final = "hold-"
 class ObjectLogVerifier:
     """One verification of an object log. Changes nothing; the log may be used meanwhile, by collectors too.
 
-    ``quick`` looks only whether each batch object is there and has its size, by a listing; otherwise all of them are
-    read, ``workers`` at a time, and checked whole.
+    ``quick`` only checks by a listing that each batch object exists and has its size; otherwise all of them are
+    read, ``workers`` at a time, and checked.
     """
 
     def __init__(self, log: ObjectLog, *, quick: bool = False, workers: int = 8) -> None:
         self.examined = Counter(batches=0, records=0, bytes=0, chunks=0, slots=0, trims=0)
-        """What was examined so far. ``trims`` are those whose objects are still to be deleted."""
+        """Counts of examined objects. ``trims`` are those whose objects are still to be deleted."""
         self._log = log
         self._store = log.store
         self._quick = quick
@@ -69,7 +69,7 @@ class ObjectLogVerifier:
         self._holes = False
 
     def expected(self) -> int:
-        """About how many batches there are to look at. ``CorruptData`` if the head cannot be read."""
+        """About how many batches there are. ``CorruptData`` if the head cannot be read."""
         head = self._head
         first = [reference.first_sequence for _, reference in references_of(head)]
         return head.next_sequence - min([*first, *(entry.sequence for entry in head.tail)], default=head.next_sequence)
@@ -112,7 +112,7 @@ class ObjectLogVerifier:
 
     @property
     def _head(self) -> Head:
-        """The head as it was when this began."""
+        """The head as it was at the start of the verification."""
         if self._began is None:
             self._began = self._log.head()
         return self._began
@@ -131,30 +131,30 @@ class ObjectLogVerifier:
         return Finding(severity, kind, where, f"{self._store.url}/{where} {what}.")
 
     def _cuts(self, head: Head) -> Iterator[Cut]:
-        """The trims whose objects are still to be deleted: each begins where the last ended, up to the floor."""
+        """The trims whose objects are still to be deleted: each begins where the one before ended, up to the floor."""
         upto: int | None = None
         for gone in head.trimmed:
             try:
                 cut = decode_cut(self._store.get(gone.location).data, f"{self._store.url}/{gone.location}")
             except NotFound:
-                upto = None  # a collector has done it, and died or is about to say so
+                upto = None  # a collector has finished it, but not recorded that yet
                 continue
             except CorruptData as error:
                 self._damaged(FindingKind.TRIM, gone.location, error)
                 self._holes, upto = True, None
                 continue
             if upto not in (None, cut.since) or cut.since >= cut.upto:
-                what = f"trims from offset {cut.since} to {cut.upto}, and the trim before it ended at {upto}"
+                what = f"trims from offset {cut.since} to {cut.upto}, but the trim before it ended at {upto}"
                 self._add(Severity.DAMAGE, FindingKind.TRIM, gone.location, what)
             upto = cut.upto
             self.examined["trims"] += 1
             yield cut
         if upto not in (None, head.floor):
-            what = f"names trims up to offset {upto}, and says that the log begins at {head.floor}"
+            what = f"has trims up to offset {upto}, but the log begins at {head.floor}"
             self._add(Severity.DAMAGE, FindingKind.TRIM, "head", what)
 
     def _take_trimmed(self, cuts: Sequence[Cut], stock: Inventory) -> None:
-        """Take note of the objects that trims are about to delete: they may be there or not."""
+        """Note the objects that trims will delete: they may exist or not."""
         for cut in cuts:
             try:
                 for gone in chain.from_iterable(objects_of(cut, self._log.chunks)):
@@ -165,7 +165,7 @@ class ObjectLogVerifier:
                 self._holes = True
 
     def _entries(self, head: Head) -> Iterator[Entry]:
-        """Every entry from the floor on, with its place checked; what is wrong waits to be said."""
+        """Every entry from the floor on, with its position checked; findings are queued."""
         place = ListingPosition(head.floor)
         for entry in self._walk(head, place):
             for problem in place.check(entry):
@@ -174,7 +174,7 @@ class ObjectLogVerifier:
                 self._add(severity, FindingKind.WRITER, entry.location, f"is listed, and {problem}")
             yield entry
         if (place.offset, place.sequence) not in ((head.next_offset, head.next_sequence), (head.next_offset, None)):
-            what = f"ends at offset {head.next_offset}, sequence {head.next_sequence}, and lists up to offset"
+            what = f"ends at offset {head.next_offset}, sequence {head.next_sequence}, but lists up to offset"
             self._add(Severity.DAMAGE, FindingKind.LISTING, "head", f"{what} {place.offset}, sequence {place.sequence}")
         if not self._holes:
             for problem in self._writers.compare(head):
@@ -187,17 +187,17 @@ class ObjectLogVerifier:
 
     def _below(self, reference: ChunkRef, level: int, floor: int, place: ListingPosition) -> Iterator[Entry]:
         if reference.next <= floor:
-            return  # trimmed; what is above it stays for the others in it
+            return  # trimmed
         path = chunk_path(reference, level)
         self._chunks.add(path)
         items: Sequence[Entry] | Sequence[ChunkRef]
         try:
             items = self._log.chunks.references(reference, level) if level else self._log.chunks.entries(reference)
         except CorruptData as error:
-            if self._log.head().floor < reference.next:  # else it was trimmed since this began
+            if self._log.head().floor < reference.next:  # else it was trimmed meanwhile
                 self._damaged(FindingKind.CHUNK, path, error)
             self._holes = True
-            self._writers = Writers()  # whoever wrote in it has gone on
+            self._writers = Writers()  # its writers' numbers are unknown now
             place.skip(reference)
             return
         self.examined["chunks"] += 1
@@ -216,9 +216,7 @@ class ObjectLogVerifier:
         checks = (_BatchCheck(ObjectSpan(self._store, entry, entry.first, entry.next)) for entry in entries)
         for check, _ in fetch_in_order(checks, workers=self._workers):
             entry = check.span.entry
-            if (
-                check.problem is not None and self._log.head().floor < entry.next
-            ):  # else it was trimmed since this began
+            if check.problem is not None and self._log.head().floor < entry.next:  # else it was trimmed meanwhile
                 self._damaged(FindingKind.BATCH, entry.location, check.problem)
             yield entry
 
@@ -229,7 +227,7 @@ class ObjectLogVerifier:
             what = f"is listed a second time, for offsets {entry.first} to {entry.next - 1}"
             yield self._finding(Severity.DAMAGE, FindingKind.LISTING, entry.location, what)
         if not self._quick or not (compared.absent or compared.resized):
-            return  # without quick all of them have been read
+            return  # without quick, all objects were read
         floor = self._log.head().floor
         for sequences, what in ((compared.absent, "is missing"), (compared.resized, "has another size than listed")):
             for entry in map(self._entry, sequences):
@@ -241,7 +239,7 @@ class ObjectLogVerifier:
         return next(entries_from_sequence(self._head, sequence, self._log.chunks))
 
     def _listed_since(self, paths: list[str]) -> list[str]:
-        """Those of some batch objects that were listed after this began."""
+        """Those of some batch objects that were listed during the verification."""
         began = self._head.next_sequence
         known = {entry.location for entry in entries_from_sequence(self._log.head(), began, self._log.chunks)}
         return [path for path in paths if path in known]
@@ -249,26 +247,26 @@ class ObjectLogVerifier:
     def _unlisted(
         self, paths: list[str], generation: int, used_since: Callable[[list[str]], list[str]]
     ) -> Iterator[Finding]:
-        """Objects that nothing named when this began, all of one generation."""
+        """Objects of one generation that nothing named at the start of the verification."""
         head = self._head
         if generation > head.generation or self._holes or not paths:
-            return  # newer than this look; or they may be listed where the listing cannot be read
+            return  # newer than the head that was read; or listed in an unreadable part of the listing
         if generation < head.min_generation:
-            what = "was never listed and never can be: the next collection deletes it"
+            what = "was never listed and can never be: the next collection deletes it"
             if generation < head.swept_generation:
-                what = "was never listed and came after its generation was swept: 'gc --everything' deletes it"
+                what = "was never listed and arrived after its generation was swept: 'gc --everything' deletes it"
             for path in paths:
                 yield self._finding(Severity.WASTE, FindingKind.ORPHAN, path, what)
             return
         which = "next collection" if generation < head.generation else "collection after the next"
         what = f"is not listed: its upload is under way, or was given up; then the {which} deletes it"
-        used = frozenset(used_since(paths))  # asked only now that all of them have been seen
+        used = frozenset(used_since(paths))  # read last, after all objects were listed
         for path in paths:
             if path not in used:
                 yield self._finding(Severity.NOTE, FindingKind.ORPHAN, path, what)
 
     def _others(self, head: Head) -> Iterator[Finding]:
-        """Chunks and trims that nothing refers to, dead letters, and what is not ours."""
+        """Chunks and trims without a reference, dead letters, and foreign objects."""
         trims = {gone.location for gone in head.trimmed}
         unknown: dict[int, list[str]] = {}
         for folder, pattern, known in (("chunks/", _CHUNK, self._chunks), ("trimmed/", _CUT, trims)):
@@ -282,14 +280,14 @@ class ObjectLogVerifier:
             yield from self._unlisted(paths, generation, self._referred_since)
         letters = sum(item.path.endswith(".json") for item in self._store.list("dead-letter/"))
         if letters:
-            what = f"holds {letters} batches that consumers could not read and have set aside: look at them"
+            what = f"holds {letters} unreadable batches that consumers have set aside: examine them"
             yield self._finding(Severity.NOTE, FindingKind.DEAD_LETTER, "dead-letter", what)
         if self._holes:
-            what = "has parts that cannot be read: objects that nothing lists were not looked for"
+            what = "has parts that cannot be read: unlisted objects were not searched for"
             yield self._finding(Severity.NOTE, FindingKind.ORPHAN, "head", what)
 
     def _referred_since(self, paths: list[str]) -> list[str]:
-        """Those of some chunks and trims that the head names now, itself or through other chunks."""
+        """Those of some chunks and trims that the head names now, directly or through other chunks."""
         head = self._log.head()
         references, trims = references_of(head), {gone.location for gone in head.trimmed}
 
@@ -300,13 +298,13 @@ class ObjectLogVerifier:
             try:
                 return is_listed(path, int(chunk[2]), int(chunk[3]), references, self._log.chunks)
             except MissingChunk:
-                return True  # trimmed since; what is not known is not garbage
+                return True  # trimmed since; unknown is not garbage
 
         return [path for path in paths if is_used(path)]
 
     def _stranger(self, path: str) -> Finding:
         return self._finding(
-            Severity.NOTE, FindingKind.STRANGER, path, "is not the log's: no collection ever deletes it"
+            Severity.NOTE, FindingKind.STRANGER, path, "does not belong to the log: no collection ever deletes it"
         )
 
     def _slots(self, head: Head) -> Iterator[Finding]:
@@ -314,7 +312,7 @@ class ObjectLogVerifier:
         for name, pin in sorted(head.slots.items()):
             self.examined["slots"] += 1
             if pin is not None and not first <= pin.position <= head.next_offset:
-                what = f"pins offset {pin.position} for slot {name!r}, outside of the log"
+                what = f"pins offset {pin.position} for slot {name!r}, outside the log"
                 yield self._finding(Severity.DAMAGE, FindingKind.SLOT, "head", what)
             yield from self._slot(name, pinned=pin is not None)
         for item in self._store.list("slots/"):
@@ -322,7 +320,7 @@ class ObjectLogVerifier:
             if known is None:
                 yield self._stranger(item.path)
             elif known[1].startswith(_HOLD) and known[1] not in head.slots and known[1] not in self._log.head().slots:
-                what = "was left by a reader's hold that has ended; it pins nothing: delete it if you like"
+                what = "is left of a hold that was released; it pins nothing and may be deleted"
                 yield self._finding(Severity.WASTE, FindingKind.SLOT, item.path, what)
 
     def _slot(self, name: str, *, pinned: bool) -> Iterator[Finding]:
@@ -330,14 +328,14 @@ class ObjectLogVerifier:
         try:
             state = SlotCodec(name).decode(self._store.get(path).data, f"{self._store.url}/{path}").value
         except NotFound:
-            if not pinned and name in self._log.head().slots:  # else it is being created, or was dropped since
+            if not pinned and name in self._log.head().slots:  # else it is being created, or was dropped meanwhile
                 what = "is missing although the head names the slot: restore the object"
                 yield self._finding(Severity.DAMAGE, FindingKind.SLOT, path, what)
             return
         except CorruptData as error:
             yield Finding(Severity.DAMAGE, FindingKind.SLOT, path, str(error))
             return
-        # The floor as it was before the slot was read, and the end and the membership as they are after.
+        # The floor was read before the slot, the end and the membership after it.
         after = self._log.head()
         if name in after.slots:
             first = _first_needed(self._head)
@@ -346,13 +344,13 @@ class ObjectLogVerifier:
 
 
 def _first_needed(head: Head) -> int:
-    """Below what a slot cannot stand: what the log itself has forgotten may be in its cold tier."""
+    """The lowest valid position of a slot: records below the log's start may be in its cold tier."""
     return 0 if TIER_SLOT in head.slots else head.floor
 
 
 @dataclass(slots=True)
 class _BatchCheck:
-    """One batch to be fetched and checked, in a thread of the pool; what it holds is let go of at once."""
+    """One batch to fetch and check in a thread of the pool; its records are freed at once."""
 
     span: ObjectSpan
     problem: str | None = None
@@ -363,7 +361,7 @@ class _BatchCheck:
         return self.span.size
 
     def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
-        """Check the object whole; keeps what is wrong and returns nothing."""
+        """Check the whole object; stores the problem and returns nothing."""
         entry = self.span.entry
         try:
             batches = self.span.fetch(columns)

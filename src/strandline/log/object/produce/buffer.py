@@ -34,20 +34,20 @@ from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin, call_in_child
 
 MAX_METADATA: Final = 1 << 14
-"""A batch is closed when it carries so much metadata, which is kept in the head; no single piece may be larger."""
+"""A batch is closed when it has so much metadata, which is stored in the head; no single piece may be larger."""
 
 _LAG: Final = 4
-"""How many pages may queue up while another thread turns one into Arrow, before appenders wait for it."""
+"""How many pages may queue up during an encoding before appenders wait for it."""
 
 _NEVER: Final = 1 << 62
-"""A ticket that nobody takes."""
+"""A ticket for no record."""
 
 CLOSED: Final = "The producer is closed; nothing was appended. Open a new one."
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When batches are closed, how many are uploaded at a time, and when appenders have to wait."""
+    """When batches are closed, how many are uploaded at a time, and when appenders wait."""
 
     batch_bytes: int = 64 << 20
     linger: float = 0.1
@@ -74,17 +74,17 @@ class Failure:
     final: bool
 
     def held_back(self) -> ProducerFailed:
-        """The error of everything after the failed batch."""
-        told = "open a new producer to go on" if self.final else "call retry(), or close it and open a new producer"
+        """The error for everything after the failed batch."""
+        advice = "open a new producer to go on" if self.final else "call retry(), or close it and open a new producer"
         error = ProducerFailed(
-            f"Batch {self.number} of writer {self.writer} failed ({self.reason}), and nothing may be listed before it: "
-            f"{told}."
+            f"Batch {self.number} of writer {self.writer} failed ({self.reason}), and no later one may be listed "
+            f"before it: {advice}."
         )
         error.writer, error.number, error.__cause__ = self.writer, self.number, self.reason
         return error
 
     def sign(self) -> None:
-        """Let the reason itself, which the failed batch's own handles raise, say which batch it was."""
+        """Add to the reason, which the failed batch's own handles raise, which batch it was."""
         note = f"Batch {self.number} of writer {self.writer} was not listed for this reason."
         if note not in getattr(self.reason, "__notes__", ()):
             self.reason.add_note(note)
@@ -103,11 +103,11 @@ class _Open:
 class Buffer:
     """Queues records and fills batches, in the order of the calls, across threads.
 
-    Queueing a record needs no lock: ``Producer.append`` does it with what is public here. All else is done under
-    ``lock``.
+    Queueing a record needs no lock: ``Producer.append`` does it with the public attributes. Everything else is done
+    under ``lock``.
 
-    Once ``refusing`` is set nothing more is taken in: it is set before the last drain, so that a record that was queued
-    by someone who did not see it is in that drain, and whoever sees it takes his record back (:meth:`take_back`).
+    ``refusing`` is set before the last drain. A record that was queued without seeing it is in that drain; a thread
+    that sees it takes its record back (:meth:`take_back`).
     """
 
     def __init__(
@@ -118,11 +118,9 @@ class Buffer:
         self.now_ns: Callable[[], int] = clock.now_ns
         self.full = False
         self.refusing = False
-        self.unnoticed = True  # nobody has said yet that there is a first record
+        self.unnoticed = True  # the first record was not noticed yet
         self.page_mask = FIRST_PAGE - 1
-        self.queued = (
-            0  # bytes of queued calls; threads that add at once may lose some: it only tells when to fill pages
-        )
+        self.queued = 0  # bytes of queued calls, approximate under contention: decides when to fill pages
         self._queue = RowQueue()
         self.rows = self._queue.rows
         self.next_ticket = self._queue.next_ticket
@@ -142,14 +140,14 @@ class Buffer:
         self._open: _Open | None = None
         self._first_at: float | None = None
         self._drained_at = 0.0
-        self._overdue = False  # a page's worth is queued, and its appender found the lock taken
+        self._overdue = False  # a page's worth is queued, but its appender found the lock taken
         self._shut = False  # after the last drain
         self._writer = writer
         self._origin = Origin(f"The producer with the writer id {writer}")
         call_in_child(self, Buffer._after_fork)
 
     def queue_large(self, row: Row) -> int:
-        """Queue one record and put it in a page at once: several in one could be more than a batch may hold."""
+        """Queue one record and put it in a page at once: several of them in a page could exceed a batch."""
         with self.lock:
             self._check_usable()
             ticket = self.next_ticket()
@@ -160,7 +158,7 @@ class Buffer:
     def place_whole(
         self, batches: list[pa.RecordBatch], metadata: MetadataRange | None, expect: int | None
     ) -> tuple[Outcome, int, int]:
-        """Put record batches in one batch; returns its outcome, and from where to where they are in it."""
+        """Put record batches in one batch; returns its outcome, and their first and last index in it."""
         size = sum(batch.nbytes for batch in batches)
         with self.lock:
             self._wait_while_full()
@@ -184,15 +182,15 @@ class Buffer:
         return placed
 
     def notice(self) -> None:
-        """Remember when the batch's first record came, and tell who closes it in time."""
-        # In this order, and reversed where a batch is closed: whatever the threads do, "noticed" implies a time.
+        """Record the arrival of the batch's first record, and wake the thread that closes batches in time."""
+        # In this order, and reversed where a batch is closed: in any interleaving "noticed" implies a time.
         self.unnoticed = False
         if self._first_at is None:
             self._first_at = self._clock.monotonic()
         self.wake.set()
 
     def take_back(self, ticket: int) -> None:
-        """Take back what was queued too late, and raise; what is in a batch stays there, and this just returns."""
+        """Take back a record that was queued too late, and raise; if it is in a batch already, just return."""
         with self.lock:
             refusal = self.refusal()
             if refusal is None or not self._queue.withdraw(ticket):
@@ -200,7 +198,7 @@ class Buffer:
         raise refusal
 
     def wait_for_room(self) -> None:
-        """Block while too much is held, or raise ``BufferFull``, or why nothing is taken in any more."""
+        """Block while the budget is exceeded; raises ``BufferFull``, or the reason why nothing is accepted any more."""
         with self.lock:
             self._wait_while_full()
             self._check_usable()
@@ -215,7 +213,7 @@ class Buffer:
             self.room.wait()
 
     def refusal(self) -> ProducerFailed | ProducerClosed | UsedAcrossFork | None:
-        """Why nothing is taken in any more, if so."""
+        """Why nothing is accepted any more, or None."""
         if not self._origin.is_here:
             return self._origin.refusal()
         if self.closed is not None:
@@ -236,7 +234,7 @@ class Buffer:
 
     def fill_pages(self) -> None:
         """Put a page's worth in a batch. Takes the lock itself."""
-        # One thread at a time works; the others go on queueing, and wait only when they are far ahead of it.
+        # One thread at a time encodes; the others continue to queue, and wait only when they are far ahead.
         far_ahead = len(self.rows) >= _LAG * (self.page_mask + 1) or self.queued >= _LAG * PAGE_BYTES
         if self.lock.acquire(blocking=far_ahead):
             try:
@@ -248,7 +246,7 @@ class Buffer:
             self.wake.set()
 
     def drain(self) -> None:
-        """Put everything that has a ticket now in batches."""
+        """Put all records that have a ticket now in batches."""
         began = self._clock.monotonic()
         if self.rows and not self._shut:
             self.queued = 0
@@ -264,13 +262,13 @@ class Buffer:
         try:
             rows, holes = self._queue.take(start, stop)
             if not rows:
-                self._close_era(after, Outcome(), 0, holes)  # of nobody: all of these tickets are holes
+                self._close_era(after, Outcome(), 0, holes)  # no records: all of these tickets are holes
             elif has_calls(rows):
                 self._place_calls(rows, holes, stop, after)
             else:
                 self._close_era(after, *self._place_page(page_of(cast("list[Row]", rows)), len(rows)), holes)
         except BaseException as error:
-            # Out of memory, say: these records are in no batch, so that nothing after them may be either.
+            # Out of memory, for example: these records are in no batch, so later ones may not be either.
             outcome = Outcome()
             outcome.set_exception(error)
             self.refusing = True
@@ -281,7 +279,7 @@ class Buffer:
             raise
 
     def _place_calls(self, rows: list[Row | Call], holes: list[int], stop: int, after: int) -> None:
-        """Put rows among which are calls in batches, each of them closed when it carries enough metadata."""
+        """Put rows with calls among them in batches; a batch is closed when it has enough metadata."""
         tickets: Sequence[int] = range(self.era.start, stop)
         if holes:
             tickets = sorted(frozenset(tickets).difference(holes))
@@ -322,16 +320,16 @@ class Buffer:
         group = _Open(self._new_draft()) if self._open is None else self._open
         before = group.draft.size
         start = group.draft.add(batches)
-        self._open = group  # only now: an empty batch is never handed on
+        self._open = group  # only now: an empty batch is never passed on
         self.account(group.draft.size - before)
         return group, start
 
     def account(self, size: int) -> None:
-        """Count so many bytes more, or fewer, as held."""
+        """Add to the bytes held; negative to subtract."""
         self.buffered += size
         self.full = self.refusing or self.buffered >= self._limits.budget
         if self.full:
-            self.wake.set()  # nothing may wait for its time to pass while appenders wait for room
+            self.wake.set()  # no linger while appenders wait for room
         else:
             self.room.notify_all()
 
@@ -347,8 +345,8 @@ class Buffer:
         first, self._first_at = self._first_at, None
         self.unnoticed = True
         if self.rows:
-            # Who queued these may have found "noticed", and told nobody. They came after the last drain, and after the
-            # first record of the batch that is closed here.
+            # Their appenders may have found "noticed", and woken no thread. The records arrived after the last drain
+            # and after the first record of this batch.
             self._first_at = self._clock.monotonic() if first is None else max(first, self._drained_at)
             self.unnoticed = False
             self.wake.set()
@@ -356,14 +354,14 @@ class Buffer:
             self._outbox.put(group.draft, group.outcome, expect)
 
     def until_due(self) -> float | None:
-        """In how many seconds the batch has to be closed; None if there is none. Needs no lock."""
+        """Seconds until the batch must be closed; None if there is none. Needs no lock."""
         first = self._first_at
         return None if first is None else max(0.0, first + self._limits.linger - self._clock.monotonic())
 
     def seal_if_due(self) -> None:
-        """Close the batch if its time has come, or if appenders wait for room."""
+        """Close the batch if its linger time is over, or if appenders wait for room."""
         if self._shut:
-            self._first_at = None  # of a record that is being taken back
+            self._first_at = None  # that record is being taken back
             return
         if self._overdue:
             self._overdue = False
@@ -376,21 +374,21 @@ class Buffer:
             self.seal()
 
     def finish(self) -> None:
-        """Put everything in batches, close the last one, and take in nothing more."""
-        self.refusing = True  # first: what was queued by someone who did not see it is in the last drain
+        """Put everything in batches, close the last one, and accept nothing more."""
+        self.refusing = True  # first: records queued without seeing it are in the last drain
         while self.rows and not self._shut:
             try:
                 self.drain()
-            except BaseException:  # noqa: BLE001, S112 - those who wait are told, and each turn makes some rows fewer
+            except BaseException:  # noqa: BLE001, S112 - the handles raise it, and each round removes some rows
                 continue
             break
         self.seal()
         self._shut = True
-        self.full = True  # so that appenders look for room, and are told before they queue anything
+        self.full = True  # so that appenders check for room, and raise before they queue anything
         self.room.notify_all()
 
     def _after_fork(self) -> None:
-        """In a child, which has the queue and none of the threads: take in nothing, and answer who has a handle."""
+        """In a forked child, which has the queue but no threads: accept nothing, and fail the handles."""
         self.lock = threading.Lock()
         self.room = threading.Condition(self.lock)
         self.refusing = self.full = self._shut = True
@@ -401,9 +399,9 @@ class Buffer:
         era.close(_NEVER, lost, 0, [], self.era)
 
     def resume(self) -> None:
-        """Go on after a failure."""
+        """Continue after a failure."""
         self.failure = None
         self._shut = False
         self.refusing = False
         self.account(0)
-        self.seal()  # there is no batch; but someone may have queued a record meanwhile, and it has to be noticed
+        self.seal()  # no batch is open, but a record may be queued, and must be noticed

@@ -23,27 +23,27 @@ _DROPPED: Final = "The producer was dropped without closing it, before this was 
 class ListingPace:
     """Pause between listings while other writers list, too: about as long as a listing takes.
 
-    One who lists again at once always knows the head, and wins every race; the others have to read it first, and would
-    never get in. What becomes ready meanwhile is listed together, so that resting costs no throughput.
+    A writer that lists again at once knows the head and wins every race; the others have to read it first, and would
+    never succeed. Batches that become ready meanwhile are listed together, so the pause costs no throughput.
     """
 
     def __init__(self) -> None:
         self._shortest = _LONGEST_REST
 
     def rest(self, took: float, *, crowded: bool) -> float:
-        """Seconds to rest after a listing that took so many."""
-        self._shortest = min(took, 1.1 * self._shortest)  # the store may have become slower for good
+        """Seconds to pause after a listing that took so many."""
+        self._shortest = min(took, 1.1 * self._shortest)  # the store may have become slower
         return min(took, 2 * self._shortest, _LONGEST_REST) if crowded else 0.0
 
 
 class ProducerThreads:
-    """Closes batches when their time has come, lists them in order, and fails or keeps them when one fails.
+    """Closes batches in time, lists them in order, and fails or keeps them when one fails.
 
-    It knows nothing of the producer, which is the caller's to hold: its threads must not keep that one alive.
+    It has no reference to the producer: its threads must not keep an abandoned producer alive.
     """
 
     def __init__(self, buffer: Buffer, outbox: Outbox, *, writer: UUID, clock: Clock, ready: Bell) -> None:
-        """``ready`` rings when there may be something to list."""
+        """``ready`` is set when there may be something to list."""
         self._buffer = buffer
         self._outbox = outbox
         self._writer = writer
@@ -52,7 +52,7 @@ class ProducerThreads:
         self._dropped = False
         self._last: Outcome | None = None
         self._is_closing = False
-        """Whether closing was begun and it is not known yet that everything is listed; ``_last`` is the last of it."""
+        """Whether closing has begun and not everything is listed yet; ``_last`` is the last outcome."""
         self._pace = ListingPace()
         self._rested_at = 0.0
         self._hurry = Bell()
@@ -77,7 +77,7 @@ class ProducerThreads:
         _wait_for(last, timeout)
 
     def retry(self, timeout: float | None) -> list[Receipt]:
-        """Send what was kept again, go on, and block until it is listed."""
+        """Send the kept batches again, continue, and block until they are listed."""
         buffer = self._buffer
         with buffer.lock:
             if buffer.closed is not None:
@@ -90,13 +90,13 @@ class ProducerThreads:
             buffer.resume()
         self._ready.set()
         if wait(outcomes, timeout).not_done:
-            raise TimeoutError("What was kept is not listed yet; it is still under way.")
+            raise TimeoutError("The kept batches are not listed yet; they are still being sent.")
         return [outcome.result() for outcome in outcomes]
 
     def close(self) -> None:
-        """List everything, then end the threads; raises what could not be listed, and forgets it.
+        """List everything, then end the threads; raises what could not be listed, and discards it.
 
-        If it is interrupted, that goes on, and closing again waits for it.
+        After an interruption it continues; closing again waits for it.
         """
         buffer = self._buffer
         with buffer.lock:
@@ -116,7 +116,7 @@ class ProducerThreads:
         except Exception:
             self._join()
             raise
-        # Not if it is interrupted: whoever wants to leave need not wait for the store.
+        # Not if it is interrupted: the caller need not wait for the store.
         self._join()
         if buffer.failure is not None:
             raise buffer.failure.held_back()
@@ -128,7 +128,7 @@ class ProducerThreads:
         self._outbox.join()
 
     def drop(self) -> None:
-        """Have everything fail that is not listed, and the threads end. Takes no lock: see :class:`Bell`."""
+        """Fail everything that is not listed, and end the threads. Takes no lock: see :class:`Bell`."""
         self._dropped = True
         self._buffer.refusing = True
         self._hurry.set()
@@ -144,7 +144,7 @@ class ProducerThreads:
             try:
                 with buffer.lock:
                     buffer.seal_if_due()
-            except BaseException:  # noqa: BLE001, S112 - those who wait were told by the buffer
+            except BaseException:  # noqa: BLE001, S112 - the buffer has failed the handles
                 continue
 
     # --- in order ----------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class ProducerThreads:
             self._ready.clear()
             try:
                 self._list_ready()
-            except BaseException as error:  # noqa: BLE001 - every reason must reach those who wait
+            except BaseException as error:  # noqa: BLE001 - every error must reach the handles
                 with self._buffer.lock:
                     self._hold_back(Failure(error, self._writer, self._outbox.number, final=True))
         self._outbox.close()
@@ -199,7 +199,7 @@ class ProducerThreads:
                 self._hold_back(Failure(delivery.failure, self._writer, self._outbox.number, final=False))
 
     def _hold_back(self, failure: Failure) -> None:
-        """Fail everything that is not listed, and keep it unless that is of no use. Under the lock."""
+        """Fail everything that is not listed, and keep it unless a retry is useless. Under the lock."""
         self._outbox.halt()
         self._buffer.finish()
         if self._buffer.failure is None or not self._buffer.failure.final:
@@ -235,4 +235,4 @@ def _wait_for(last: Future[Receipt] | None, timeout: float | None) -> None:
         if last is not None:
             last.result(timeout)
     except ExpectationFailed:
-        return  # said by its own handle; all before it are listed
+        return  # raised by its own handle; all before it are listed

@@ -14,16 +14,16 @@ from strandline.storage.fork_check import Origin, call_in_child
 
 
 class Outcome(Future[Receipt]):
-    """What becomes of some records together.
+    """The shared outcome of some records.
 
-    It cannot be cancelled: many wait for it, and one of them giving up must not touch the others. In a forked child,
-    where nobody would ever settle it, one that is not known yet is ``UsedAcrossFork``.
+    It cannot be cancelled: many callers wait for it. In a forked child, where no thread would ever settle it, an
+    unknown outcome raises ``UsedAcrossFork``.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()
-        self._origin = Origin("The producer of these records", advice="the parent is told what became of them")
+        self._origin = Origin("The producer of these records", advice="only the parent learns their outcome")
         call_in_child(self, Outcome._after_fork)
 
     def result(self, timeout: float | None = None) -> Receipt:
@@ -33,7 +33,7 @@ class Outcome(Future[Receipt]):
         return super().result(timeout)
 
     def _after_fork(self) -> None:
-        # Another thread may have held the lock, and those who are to be called are the parent's.
+        # Another thread may have held the lock, and the callbacks belong to the parent.
         self._condition = threading.Condition()
         self._done_callbacks: list[Callable[[Future[Receipt]], object]] = []
         self._waiters = []
@@ -42,12 +42,12 @@ class Outcome(Future[Receipt]):
 
 
 class _Placed:
-    """The handle of records whose place in a batch is known, or found when it is asked for."""
+    """The handle of records whose position in a batch is known, or found on request."""
 
     __slots__ = ()
 
     def _place(self) -> tuple[Outcome, int, int]:
-        """The outcome of their batch, the place of the first of them in it, and how many they are."""
+        """The outcome of their batch, the index of their first record in it, and their number."""
         raise NotImplementedError
 
     def result(self, timeout: float | None = None) -> Receipt:
@@ -62,7 +62,7 @@ class _Placed:
 
 
 class BatchHandle(_Placed, tuple[Outcome, int, int]):
-    """The handle of an append of many records: the batch's outcome, where they are in it, and how many."""
+    """The handle of an append of many records: the batch's outcome, their first index, and their number."""
 
     __slots__ = ()
 
@@ -75,12 +75,12 @@ class BatchHandle(_Placed, tuple[Outcome, int, int]):
 
 
 class Era:
-    """A run of consecutive tickets that were put in one batch together; open until that happens.
+    """Consecutive tickets that were put in one batch together; open until that happens.
 
-    A ticket stands for one record or, if it is among ``calls``, for all the entries of a call.
+    A ticket stands for one record or, if it is among ``calls``, for all entries of a call.
 
     Eras form a chain: a handle keeps the era that was open before it took its ticket, and finds its own from there.
-    What no handle points to any more goes away by itself.
+    Eras without a handle are garbage-collected.
     """
 
     __slots__ = ("base", "calls", "end", "following", "holes", "outcome", "place", "start", "widened")
@@ -98,33 +98,33 @@ class Era:
         self.following: Era | None = None
 
     def close(self, end: int, outcome: Outcome, base: int, holes: list[int], following: Era) -> None:
-        """Tickets below ``end``, but for ``holes``, are records of this outcome, counted from ``base``."""
+        """Tickets below ``end``, except ``holes``, are records of this outcome, counted from ``base``."""
         self.outcome = outcome
         self.base = base
         self.holes = holes
         self.following = following
-        self.end = end  # last: whoever sees it sees the rest
+        self.end = end  # last: a thread that sees it sees the rest
 
     def widen(self, calls: list[int], widened: list[int]) -> None:
-        """Tell the tickets that are calls, and by how many records all of them up to each are more; before closing."""
+        """Set which tickets are calls, and the cumulative number of extra records; before closing."""
         self.calls = calls
         self.widened = widened
 
     def index(self, ticket: int) -> int:
-        """The place of a ticket's first record within the batch."""
+        """The index of a ticket's first record within the batch."""
         index = self.base + ticket - self.start - bisect_left(self.holes, ticket)
         before = bisect_left(self.calls, ticket)
         return index + self.widened[before - 1] if before else index
 
     def found(self, ticket: int) -> Era | None:
-        """The era that the ticket is in, from this one on; None if it is still open."""
+        """The era of the ticket, from this one on; None if it is still open."""
         era: Era | None = self
         while era is not None and era.end is not None and ticket >= era.end:
             era = era.following
         return None if era is None or era.end is None else era
 
     def placed(self, ticket: int) -> tuple[Outcome, int]:
-        """The outcome of a ticket, and the place of its first record in that batch; puts it in one if need be."""
+        """The outcome of a ticket, and the index of its first record; puts it in a batch if needed."""
         while (era := self.found(ticket)) is None or era.outcome is None:
             self.place()
         return era.outcome, era.index(ticket)
@@ -136,9 +136,9 @@ class Era:
 
 
 class RecordHandle(_Placed, tuple[Era, int]):
-    """The handle of one record: an era from which to look for its batch, and its ticket.
+    """The handle of one record: an era from which to search its batch, and its ticket.
 
-    A tuple because one is made for every record, and nothing is made faster.
+    A tuple, because one is created for every record, and nothing is faster.
     """
 
     __slots__ = ()
@@ -154,15 +154,15 @@ class RecordHandle(_Placed, tuple[Era, int]):
 
 
 class ProduceHandle(_Placed, tuple[Era, int, int, int]):
-    """The handle of a ``produce`` call: as that of a record, and how many entries it has and when they came."""
+    """The handle of a ``produce`` call: like that of a record, with its number of entries and ingestion time."""
 
     __slots__ = ()
 
     @property
     def ingested(self) -> int:
-        """The call's ingestion time in microseconds, as its metadata has it."""
+        """The call's ingestion time in microseconds, as in its metadata."""
         nanoseconds = self[3]
-        return nanoseconds // 1000 if nanoseconds >= 0 else -(-nanoseconds // 1000)  # as Arrow divides
+        return nanoseconds // 1000 if nanoseconds >= 0 else -(-nanoseconds // 1000)  # rounds as Arrow does
 
     def done(self) -> bool:
         """Whether the outcome is known."""

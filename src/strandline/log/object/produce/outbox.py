@@ -19,10 +19,10 @@ from strandline.storage.clock import CLOCK
 
 
 class Bell(threading.Event):
-    """An event that one thread waits for and that may be set from anywhere, even by the garbage collector.
+    """An event that one thread waits for and any code may set, even the garbage collector.
 
-    The standard event takes a lock when it is set. The collector may run within that very lock, and the finalizer of a
-    producer, setting the event, would wait for itself. What this one is made of can be interrupted by itself.
+    The standard event takes a lock when it is set. If the collector ran within that lock, the finalizer of a
+    producer would deadlock by setting the event. This one is reentrant.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Bell(threading.Event):
             self._rung.put(None)
 
     def clear(self) -> None:
-        """Be silent again."""
+        """Reset it."""
         try:
             while True:
                 self._rung.get_nowait()
@@ -47,7 +47,7 @@ class Bell(threading.Event):
             return
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until it rings (True) or the time has passed (False)."""
+        """Block until it is set (True), or until the timeout (False)."""
         try:
             self._rung.get(timeout=timeout)
         except Empty:
@@ -58,7 +58,7 @@ class Bell(threading.Event):
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """A batch that was handed in: who waits for it, what it takes, and how far it has come."""
+    """A batch in the outbox: its outcome, its draft, and its upload."""
 
     outcome: Outcome
     size: int
@@ -70,15 +70,15 @@ class Sent:
     began: float = field(default_factory=CLOCK.monotonic)
 
     def done(self) -> bool:
-        """Whether its upload has ended, well or badly."""
+        """Whether its upload has ended, successfully or not."""
         return self.uploaded is not None and self.uploaded.done()
 
     def error(self) -> BaseException | None:
-        """Why its upload, which has ended, failed."""
+        """Why its finished upload failed, or None."""
         return None if self.uploaded is None else self.uploaded.exception()
 
     def ship(self, shipper: Shipper[Any, Any], uploaded: Future[Sealed[Any]]) -> None:
-        """Finish and upload it, unless that was called off. In a thread of its own: either may take long."""
+        """Seal and upload it, unless that was cancelled. In a thread of its own: either may take long."""
         if uploaded.done() or not uploaded.set_running_or_notify_cancel():
             return
         try:
@@ -86,15 +86,15 @@ class Sent:
                 self.sealed = shipper.seal(self.draft, number=self.number, expect=self.expect)
                 self.draft = None
             uploaded.set_result(shipper.upload(self.sealed))
-        except BaseException as error:  # noqa: BLE001 - whoever waits for it is told
+        except BaseException as error:  # noqa: BLE001 - raised by the future
             uploaded.set_exception(error)
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What became of some batches: the first of them are listed, and the next one failed, or none did.
+    """The result of a delivery: the first batches are listed, and the next one failed, or none did.
 
-    ``crowded`` if others list at the same time.
+    ``crowded``: other writers list at the same time.
     """
 
     receipts: list[Receipt]
@@ -103,13 +103,13 @@ class Delivery:
 
 
 class Outbox:
-    """One writer's batches in order. Its caller takes care that only one thread at a time uses it.
+    """One writer's batches in order. The caller ensures that only one thread at a time uses it.
 
-    Only :meth:`deliver` needs no such care, and blocks. A batch that expects an end of the log is under way alone: it
-    waits for those before it, and those behind it have no number yet, because theirs depends on what becomes of it.
+    Only :meth:`deliver` may run at the same time, and blocks. A batch that expects an end of the log is sent alone: it
+    waits for those before it, and those after it have no number yet, because theirs depends on its outcome.
 
-    Threads are started as they are needed, and are daemons: a hanging store must not keep the program from exiting,
-    which waits for the standard pool with everything that is queued in it.
+    Threads are started on demand, and are daemons: a hanging store must not keep the program from exiting. The standard
+    pool would wait for its whole queue at exit.
     """
 
     def __init__(self, shipper: Shipper[Any, Any], *, number: int, uploads: int, ready: Callable[[], None]) -> None:
@@ -130,7 +130,7 @@ class Outbox:
 
     @property
     def last(self) -> Outcome | None:
-        """The outcome of the newest batch that is under way."""
+        """The outcome of the newest batch in the outbox."""
         newest = self._waiting or self._sent
         return newest[-1].outcome if newest else None
 
@@ -140,7 +140,7 @@ class Outbox:
         return self._sent[0].number if self._sent else self._number
 
     def put(self, draft: Draft, outcome: Outcome, expect: int | None = None) -> None:
-        """Take a batch, and begin to upload it as soon as its number is known."""
+        """Accept a batch, and upload it as soon as its number is known."""
         self._waiting.append(Sent(outcome, draft.size, expect, draft))
         self._pump()
 
@@ -166,14 +166,14 @@ class Outbox:
         thread = threading.Thread(target=_work, args=work, name="strandline-upload", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # the machine gives no more: those that run will do it, if there are any
+        except RuntimeError as error:  # no more threads: the running ones do it, if there are any
             if not self._threads:
                 uploaded.set_exception(error)
         else:
             self._threads.append(thread)
 
     def uploaded(self) -> list[Sent]:
-        """The oldest batches, as far as their uploads have ended, well or badly."""
+        """The oldest batches whose uploads have ended, successfully or not."""
         return [] if self._halted else list(takewhile(Sent.done, self._sent))
 
     def deliver(self, batches: list[Sent]) -> Delivery:
@@ -185,7 +185,7 @@ class Outbox:
         try:
             receipts = self._shipper.enlist([sent.uploaded.result() for sent in good if sent.uploaded])
             return Delivery(receipts, failure, self._shipper.crowded)
-        except BaseException as error:  # noqa: BLE001 - every reason must reach those who wait
+        except BaseException as error:  # noqa: BLE001 - every error must reach the handles
             return Delivery([], error)
 
     def take(self) -> Sent:
@@ -195,7 +195,7 @@ class Outbox:
         return taken
 
     def take_refused(self, failure: BaseException | None) -> Sent | None:
-        """Remove the oldest batch if all that failed is its expectation: then its number is free again."""
+        """Remove the oldest batch if only its expectation failed: then its number is free again."""
         if not isinstance(failure, ExpectationFailed) or self._sent[0].expect is None:
             return None
         taken = self._sent.popleft()
@@ -204,17 +204,17 @@ class Outbox:
         return taken
 
     def halt(self) -> None:
-        """Keep everything, and begin nothing more until :meth:`resend`."""
+        """Keep everything, and start nothing more until :meth:`resend`."""
         self._halted = True
 
     def outcomes(self) -> list[Outcome]:
-        """Who waits, in order."""
+        """The outcomes of all batches, in order."""
         return [sent.outcome for sent in chain(self._sent, self._waiting)]
 
     def resend(self) -> list[Outcome]:
-        """Go on with what was kept, under the same numbers; returns its new outcomes, in order.
+        """Send the kept batches again, under the same numbers; returns their new outcomes, in order.
 
-        What was uploaded is not uploaded again: should its listing have landed, it is recognised.
+        Uploaded batches are not uploaded again: if their listing landed, it is recognised.
         """
         self._halted = False
         for sent in chain(self._sent, self._waiting):
@@ -226,7 +226,7 @@ class Outbox:
         return self.outcomes()
 
     def clear(self) -> None:
-        """Forget everything, and begin nothing more."""
+        """Discard everything, and start nothing more."""
         self._halted = True
         for sent in self._sent:
             if sent.uploaded is not None:
@@ -235,12 +235,12 @@ class Outbox:
         self._waiting.clear()
 
     def close(self) -> None:
-        """Let the threads end when nothing is left to upload; does not wait for them."""
+        """Let the threads end when all uploads are done; does not wait for them."""
         for _ in self._threads:
             self._queue.put(None)
 
     def join(self) -> None:
-        """Wait until they have ended."""
+        """Wait until the threads have ended."""
         for thread in self._threads:
             thread.join()
 
@@ -251,5 +251,5 @@ def _work(
     while (work := queue.get()) is not None:
         sent, uploaded = work
         sent.ship(shipper, uploaded)
-        del work, sent, uploaded  # what they hold must not live on until there is more to do
+        del work, sent, uploaded  # frees their memory while the thread waits
         idle.release()

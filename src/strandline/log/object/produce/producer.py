@@ -36,18 +36,18 @@ from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 
 _LARGE: Final = 1 << 14
-"""A value of this size is turned into Arrow at once, so that queued records stay a small part of the buffer."""
+"""A value of this size is encoded to Arrow at once, so that queued records stay a small part of the buffer."""
 
 _LARGE_CALL: Final = 1 << 16
-"""So many bytes of one call are, too; fewer wait for others to be turned into Arrow together with them."""
+"""A call of so many bytes is encoded at once, too; smaller ones wait to be encoded together with others."""
 
 _ENTRY: Final = 22
-"""What a value takes in Arrow, beside its bytes."""
+"""Bytes of a value in Arrow, besides its content."""
 
 _BYTES: Final = frozenset({bytes})
 
 _PUT: Final = int(Op.PUT)
-"""A plain number: with a member of the enumeration in it, no row would ever be left alone by the garbage collector."""
+"""A plain number: with an enumeration member in it, the garbage collector would track every row."""
 
 _TYPES: Final = "Keys and values are bytes or None: encode text first."
 
@@ -55,7 +55,7 @@ _TYPES: Final = "Keys and values are bytes or None: encode text first."
 @bound_to_process(own=("append", "produce"))
 @checked(own=("append", "produce"))
 class Producer(Closing):
-    """Appends records. A handle that resolves means: durable, and listed in the log, once.
+    """Appends records. When a handle resolves, its records are durable, and listed in the log once.
 
     Records of one producer are listed in the order of the calls, also over threads. A batch is closed at
     ``batch_bytes``, ``linger`` seconds after its first record, or by :meth:`flush`. Batches are uploaded side by side,
@@ -63,12 +63,12 @@ class Producer(Closing):
     appending blocks, or raises ``BufferFull`` if ``block`` is false.
 
     If a batch fails, its handles raise the reason, those of later records raise ``ProducerFailed``, and so does every
-    later call: nothing jumps the hole. What was appended is kept. Either :meth:`retry` sends it again, under the same
-    writer and numbers, or :meth:`close` gives it up, and a new producer with a new writer id goes on. Handles that have
-    failed stay so. A call that raised has appended nothing.
+    later call: no batch is skipped. The appended records are kept. Either :meth:`retry` sends them again, under the
+    same writer and numbers, or :meth:`close` discards them, and a new producer with a new writer id continues. Failed
+    handles stay failed. A call that raised has appended nothing.
 
     In asyncio: ``async with log.producer(block=False) as producer``, ``await handle``, and, when an append raises
-    ``BufferFull``, ``await producer.drained()`` before it is tried again.
+    ``BufferFull``, ``await producer.drained()`` before trying again.
 
     >>> import strandline as sl
     >>> log = sl.open("memory://doctest-producer", create=True)
@@ -94,7 +94,7 @@ class Producer(Closing):
         self._clock = clock
         self._buffer = Buffer(shipper, outbox, limits, writer=writer, clock=clock)
         self._committer = ProducerThreads(self._buffer, outbox, writer=writer, clock=clock, ready=ready)
-        # Its threads and its handles hold the parts, not the producer: so that one that nobody holds is noticed.
+        # Threads and handles refer to the parts, not to the producer, so that an abandoned producer is detected.
         self._dropped = weakref.finalize(self, _drop, self._committer, writer)
         self._origin = Origin(f"The producer with the writer id {writer}", self)
         call_in_child(self, Producer._after_fork)
@@ -102,7 +102,7 @@ class Producer(Closing):
     def _after_fork(self) -> None:
         self._dropped.detach()
 
-    def append(  # noqa: C901, PLR0912 - once per record: a call to a helper would cost a tenth of it
+    def append(  # noqa: C901, PLR0912 - called per record: a helper would cost 10 %
         self,
         *,
         key: bytes | None = None,
@@ -157,8 +157,8 @@ class Producer(Closing):
     def append_batch(self, batch: RecordSource, *, expect: int | None = None) -> BatchHandle:
         """Append a table of records, whole or not at all, never split over two batches.
 
-        With ``expect`` it is listed only if the log ends exactly there by then, with everything that this producer
-        was given before; else its handle raises ``ExpectationFailed``, the log is unchanged, and the producer goes on.
+        With ``expect`` it is listed only if the log ends exactly there by then, with all earlier appends of this
+        producer; else its handle raises ``ExpectationFailed``, the log is unchanged, and the producer continues.
         """
         batches = conform(batch, now=self._clock.now())
         if self._buffer.opaque:
@@ -175,14 +175,14 @@ class Producer(Closing):
         content: bytes | tuple[bytes, ...] | None = None
         if (type(values) is list or type(values) is tuple) and len(values) == 1:
             (content,) = values
-        # One value is what most calls have, and what is made for each call is what most of its time goes into.
+        # Most calls have one value, and object creation takes most of their time.
         if type(content) is bytes:
             op, total, size = ENTRY, 1, len(content) + _ENTRY
         else:
-            content = tuple(values)  # the caller may change what it has passed
+            content = tuple(values)  # a copy: the caller may change its list
             op, total, size = CALL, len(content), _size_of(content)
         if type(metadata) is not bytes or len(metadata) > MAX_METADATA:
-            raise InvalidInput(f"Metadata is bytes, and at most {MAX_METADATA:,} of them: it is kept in the head.")
+            raise InvalidInput(f"Metadata is at most {MAX_METADATA:,} bytes: it is stored in the head.")
         if expect is not None or size >= _LARGE_CALL:
             return self._produce_whole(as_tuple(content), metadata, expect)
         buffer = self._buffer
@@ -191,7 +191,7 @@ class Producer(Closing):
         era = buffer.era  # before the ticket: the call is in this era or a later one
         now_ns, next_ticket, store_row = buffer.now_ns, buffer.next_ticket, buffer.store_row
         now = now_ns()
-        call = (now, op, metadata, content, size)  # under one ticket, so that nothing can come between its values
+        call = (now, op, metadata, content, size)  # one ticket: nothing can get between its values
         ticket = next_ticket()
         while store_row(ticket, call) is not call:
             del buffer.rows[ticket]
@@ -214,7 +214,7 @@ class Producer(Closing):
         return ProduceHandle((placed_era(outcome, start), 0, stop - start, now * 1000))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Block until everything appended before this call is durable and listed; raises what failed."""
+        """Block until everything appended before this call is durable and listed; raises the first failure."""
         self._committer.flush(timeout)
 
     async def drained(self) -> None:
@@ -222,19 +222,19 @@ class Producer(Closing):
         await asyncio.to_thread(self.flush)
 
     def retry(self, timeout: float | None = None) -> list[Receipt]:
-        """Send what a failure left unlisted again, and go on; returns one receipt for each batch, in order.
+        """Send the batches that a failure left unlisted again, and continue; returns one receipt for each, in order.
 
-        Blocks until all of it is durable and listed. It has the same writer and numbers as before, so that a batch
-        that had landed after all is found and not doubled. If it fails again this raises what failed, and all is kept
-        as before: retry once more, or close. ``TimeoutError`` says that it is still under way. Without a failure there
-        is nothing to do. ``WriterExpired``, ``OutOfOrder`` and ``Diverged`` stay: close the producer and open another.
+        Blocks until all of them are durable and listed. They keep their writer and numbers, so that a batch
+        that had landed after all is recognised and not duplicated. If it fails again, this raises the reason, and all
+        is kept: retry once more, or close. ``TimeoutError``: they are still being sent. Without a failure it does
+        nothing. ``WriterExpired``, ``OutOfOrder`` and ``Diverged`` stay: close the producer and open another.
         """
         return self._committer.retry(timeout)
 
     def close(self) -> None:
-        """Flush, then stop. Raises what could not be made durable, and gives it up: flush first to be able to retry.
+        """Flush, then stop. Raises what could not be made durable, and discards it: flush first to be able to retry.
 
-        If it is interrupted, by Ctrl-C for example, the producer's threads go on; closing again waits for them.
+        If it is interrupted, by Ctrl-C for example, the producer's threads continue; closing again waits for them.
         """
         try:
             self._committer.close()
@@ -254,7 +254,7 @@ class Producer(Closing):
 
 
 def _size_of(values: tuple[bytes, ...]) -> int:
-    """About what the values of a call take in Arrow; refuses what are none."""
+    """Approximate size of a call's values in Arrow; ``InvalidInput`` if they are not bytes."""
     if not values:
         raise InvalidInput("produce needs at least one value.")
     if not _BYTES.issuperset(map(type, values)) and not all(isinstance(value, bytes) for value in values):
@@ -263,10 +263,10 @@ def _size_of(values: tuple[bytes, ...]) -> int:
 
 
 def _drop(committer: ProducerThreads, writer: WriterId) -> None:
-    # May run in any thread at any point, within the collector: no locks here.
+    # May run in any thread at any point, within the garbage collector: no locks here.
     committer.drop()
     warnings.warn(
-        f"The producer with writer id {writer} was never closed; what it had not listed yet is not in the log. "
+        f"The producer with writer id {writer} was never closed; its unlisted records are not in the log. "
         "Use 'with log.producer() as producer'.",
         ResourceWarning,
         stacklevel=2,

@@ -28,28 +28,28 @@ Call = tuple[int, int, bytes, bytes | tuple[bytes, ...], int]
 about their bytes."""
 
 CALL: Final = 255
-"""Stands where a row has its operation: a call, with its entries in a tuple."""
+"""In the place of the operation: a call, with its entries in a tuple."""
 
 ENTRY: Final = 254
-"""Stands there, too: a call with one entry, as it is. A tuple around it would be one more for the garbage collector."""
+"""In the place of the operation: a call with one entry, without a tuple, which the garbage collector would track."""
 
 _CALLS: Final = frozenset((CALL, ENTRY))
 _TIME, _OP, _METADATA, _CONTENT, _SIZE = (itemgetter(place) for place in range(5))
 
 SKIPPED: Final = cast("Row", ())
-"""Stands where a ticket was found without its row; false, unlike any row."""
+"""In the place of a row: its ticket was skipped; false, unlike any row."""
 
 _WITHDRAWN: Final = cast("Row", None)
-"""Stands where a row was taken back; false, too."""
+"""In the place of a row: it was taken back; false, too."""
 
 FIRST_PAGE: Final = 1 << 6
-"""So many records are turned into Arrow at a time before it is known how large they are."""
+"""Records encoded at a time before their size is known."""
 
 _PAGE: Final = 1 << 14
-"""At most so many are: rarely enough to be cheap."""
+"""Largest number of records encoded at a time."""
 
 PAGE_BYTES: Final = 2 << 20
-"""About so many bytes are: often enough to stay a small part of the buffer."""
+"""Bytes encoded at a time: small enough to stay a small part of the buffer."""
 
 ONLY_VALUES: Final = (
     "This log keeps values and nothing else: a record may have no key, no headers and no operation but put, and must "
@@ -62,9 +62,9 @@ _MAX_TIME: Final = ((1 << 63) - 1) // 1000
 class RowQueue:
     """Rows in the order of their tickets, queued from many threads without a lock.
 
-    Taking a ticket and storing a row under it are atomic in CPython. Between the two a thread may be held up: whoever
-    takes rows then marks the ticket as skipped, and the thread, which finds the mark, takes another ticket. Nobody
-    waits, nothing is lost, and a call that returned before another began has the lower ticket.
+    Taking a ticket and storing a row under it are atomic in CPython. A thread may pause between the two: the taking
+    thread then marks the ticket as skipped, and the paused thread, which finds the mark, takes another ticket. No
+    thread waits, no row is lost, and a call that returned before another began has the lower ticket.
     """
 
     __slots__ = ("next_ticket", "rows")
@@ -74,7 +74,7 @@ class RowQueue:
         self.rows: dict[int, Row | Call] = {}
 
     def take(self, start: int, stop: int) -> tuple[list[Row | Call], list[int]]:
-        """The rows of these tickets, and the tickets that were skipped. Only one thread may take at a time."""
+        """The rows of these tickets, and the skipped tickets. Only one thread may take at a time."""
         pop = self.rows.pop
         found = list(map(pop, range(start, stop), repeat(SKIPPED)))
         if all(found):
@@ -95,12 +95,12 @@ class RowQueue:
         """Take a row back, unless it was taken already. Not while another thread takes."""
         if ticket not in self.rows:
             return False
-        self.rows[ticket] = _WITHDRAWN  # not removed: nobody would ever clear the mark of a skipped ticket
+        self.rows[ticket] = _WITHDRAWN  # not removed: the mark of a skipped ticket must be found
         return True
 
 
 def fitting_page(record: int, batch_bytes: int) -> int:
-    """How many records of this size to turn into Arrow at a time: a power of two."""
+    """How many records of this size to encode at a time: a power of two."""
     rows = min(PAGE_BYTES, batch_bytes // 2) // max(1, record)
     return max(1, min(_PAGE, 1 << max(0, rows.bit_length() - 1)))
 
@@ -115,30 +115,30 @@ class RowGroup(NamedTuple):
 
     rows: list[Row | Call]
     ranges: MetadataRanges
-    """What its calls attached, counted from its own first record."""
+    """Metadata of its calls, counted from its own first record."""
     widths: list[int]
-    """How many records each row is."""
+    """Number of records of each row."""
     entries: list[bytes] | None
-    """Its records' values, if all its rows are calls."""
+    """Values of its records, if all its rows are calls."""
     times: memoryview
-    """Of each row, in microseconds."""
+    """Time of each row, in microseconds."""
     apart: bool
-    """Whether they begin a new batch, since the one that is being filled has no room for them."""
+    """Whether they begin a new batch, since the current one has no room for them."""
 
 
 class Room(NamedTuple):
-    """What a batch has left: bytes of metadata, and bytes of records."""
+    """Space left in a batch: bytes of metadata, and bytes of records."""
 
     metadata: int
     space: int
 
 
 def cut_calls(rows: list[Row | Call], room: Room, most: Room, tick: int = 1) -> list[RowGroup]:
-    """Rows in pieces, each for one batch: one ends with the call that uses up the room for metadata, or before the one
-    that would not fit; none is empty, and no call is cut.
+    """Split rows into groups, each for one batch. A group ends with the call that uses up the room for metadata, or
+    before the call that would not fit; no group is empty, and no call is split.
 
-    The batch that is being filled has ``room`` left, an empty one ``most``. Times are cut to ``tick`` microseconds.
-    Works on whole columns: nothing here is done for each row in Python.
+    The current batch has ``room`` left, an empty one ``most``. Times are truncated to ``tick`` microseconds.
+    Works on whole columns, without a Python loop per row.
     """
     ops = bytes(map(_OP, rows))
     narrow = ops.count(ENTRY) == len(rows)
@@ -147,7 +147,7 @@ def cut_calls(rows: list[Row | Call], room: Room, most: Room, tick: int = 1) -> 
     payloads, contents, sizes = list(map(_METADATA, calls)), list(map(_CONTENT, calls)), list(map(_SIZE, calls))
     times = memoryview(_microseconds(map(_TIME, calls), tick).buffers()[1]).cast("q")
     widths = [1] * len(rows) if narrow else [len(row[3]) if row[1] == CALL else 1 for row in calls]
-    # Beside what its payload takes, each range takes as much as any other.
+    # Each range takes the same space, besides its payload.
     attached = [0, *accumulate(map(len, payloads) if pure else _attached(calls))]
     beside = RANGE_BYTES if pure else 0
     filled = [] if sum(sizes) <= room.space else [0, *accumulate(sizes)]
@@ -158,7 +158,7 @@ def cut_calls(rows: list[Row | Call], room: Room, most: Room, tick: int = 1) -> 
         full = bisect_left(range(len(rows)), used, at + 1, key=lambda place: attached[place] + beside * place)
         unfit = len(rows)
         if filled:
-            # What is larger than a whole batch is one of its own.
+            # A call larger than a whole batch gets its own.
             space = room.space if room.space < most.space else max(room.space, sizes[at])
             unfit = bisect_right(filled, filled[at] + space, at + 1) - 1
         end = min(full, unfit)
@@ -178,11 +178,11 @@ def cut_calls(rows: list[Row | Call], room: Room, most: Room, tick: int = 1) -> 
 
 
 _NO_CALL: Final = cast("Call", (0, 0, b"", b"", 0))
-"""Stands where a single record is among calls: as wide, and nothing attached."""
+"""In the place of a call: a single record, without metadata."""
 
 
 def as_tuple(content: bytes | tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """The entries of a call, however a row has them."""
+    """The entries of a call, in either form of a row."""
     return (content,) if isinstance(content, bytes) else content
 
 
@@ -245,13 +245,13 @@ def _microseconds(nanoseconds: Iterable[int], tick: int = 1) -> pa.Array:
 
 
 def _numbers(kind: pa.DataType, data: memoryview | bytes) -> pa.Array:
-    """The numbers in a buffer, as they lie there: ``pa.array`` would walk through them one by one."""
+    """The numbers in a buffer, without a copy: ``pa.array`` would iterate over them."""
     buffer = pa.py_buffer(data)
     return pa.Array.from_buffers(kind, buffer.size * 8 // kind.bit_width, [None, buffer])
 
 
 def check_size(key: bytes | None, value: bytes | None, headers: Headers | None) -> None:
-    """Refuse a record that no batch may hold."""
+    """Refuse a record that is too large for a batch."""
     size = len(key or b"") + len(value or b"") + header_bytes(headers or {})
     if size > MAX_RECORD_BYTES:
         raise InvalidInput(
@@ -260,18 +260,18 @@ def check_size(key: bytes | None, value: bytes | None, headers: Headers | None) 
 
 
 def header_bytes(headers: Headers) -> int:
-    """What headers take in a batch: their names and values, and where each of them ends."""
+    """Bytes of headers in a batch: names, values, and their end offsets."""
     return sum(len(name.encode()) + len(value) + 8 for name, value in headers.items())
 
 
 def check_timestamp(timestamp: int) -> None:
-    """Refuse what is no time in microseconds."""
+    """Refuse a value that is not a time in microseconds."""
     if type(timestamp) is not int or not -_MAX_TIME <= timestamp <= _MAX_TIME:
         raise InvalidInput(f"A timestamp is a whole number of microseconds since 1970, not {shown(timestamp)}.")
 
 
 def check_opaque(batches: list[pa.RecordBatch]) -> None:
-    """Refuse records that are more than a value, where only values are kept."""
+    """Refuse records with more than a value, where only values are stored."""
     for batch in batches:
         _, ops, keys, values, headers = batch.columns
         plain = keys.null_count == headers.null_count == batch.num_rows and not values.null_count
@@ -280,7 +280,7 @@ def check_opaque(batches: list[pa.RecordBatch]) -> None:
 
 
 def check_rare(op: int, headers: Headers | None) -> Headers | None:
-    """Refuse an operation or headers that no record has; returns headers that the caller cannot change any more."""
+    """Refuse an invalid operation or headers; returns headers that the caller cannot change any more."""
     if op not in (Op.PUT, Op.DELETE, Op.PURGE):
         raise InvalidInput(f"Operations are {Op.PUT:d}, {Op.DELETE:d} and {Op.PURGE:d}, not {shown(op)}.")
     if not headers:

@@ -1,4 +1,4 @@
-"""Shippers: how a producer builds, uploads and lists batches; that of the object log."""
+"""Shippers: how a producer builds, uploads and lists batches; and the shipper of the object log."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from strandline.storage.store import ObjectStore
 L = TypeVar("L")
 
 RANGE_BYTES: Final = 16
-"""What a metadata range takes where batches are listed, beside its payload."""
+"""Bytes of a metadata range in the listing, besides its payload."""
 
 
 RESOLVES: Final = 5
-"""How often an append whose outcome is unknown is asked for again before its caller is told so."""
+"""How often an append with an unknown outcome is repeated before it is raised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed(Generic[L]):
-    """A finished batch with its place in its writer's order: what can be uploaded, and uploaded again.
+    """A finished batch with its number; it can be uploaded repeatedly.
 
-    ``listing`` is what its format lists; the producer never looks into it.
+    ``listing`` is the entry of its format; the producer does not use it.
     """
 
     parts: Sequence[bytes | memoryview]
@@ -54,19 +54,19 @@ class Draft(ABC):
 
     count: int = 0
     size: int = 0
-    """Roughly the bytes that it takes in memory, encoded: what counts against the producer's budget."""
+    """Approximate encoded bytes in memory, which count against the producer's budget."""
     plain: int = 0
-    """The bytes that a reader will take to decode it; a batch is closed by these."""
+    """Bytes that a reader needs to decode it; a batch is closed by these."""
     metadata: list[MetadataRanges] = field(default_factory=list)
     attached: int = 0
-    """The bytes that its metadata takes where batches are listed."""
+    """Bytes of its metadata in the listing."""
 
     @abstractmethod
     def add(self, batches: Iterable[pa.RecordBatch]) -> int:
         """Append record batches, all or, if it raises, none; returns the index of their first record."""
 
     def attach(self, ranges: MetadataRanges) -> None:
-        """Keep what ``produce`` calls attached to their records, at times that are whole ticks."""
+        """Add the metadata of ``produce`` calls, at times that are whole ticks."""
         self.metadata.append(ranges)
         self.attached += sum(map(len, ranges.payloads)) + RANGE_BYTES * len(ranges)
 
@@ -75,22 +75,22 @@ D = TypeVar("D", bound=Draft)
 
 
 class Shipper(ABC, Generic[D, L]):
-    """One producer's way into a log: it knows the format, the writer and the store.
+    """One producer's connection to a log: it knows the format, the writer and the store.
 
-    Uploads may run in several threads at once, also beside a listing; listings are made one at a time.
+    Uploads may run in several threads at once, also during a listing; listings are made one at a time.
     """
 
     opaque: ClassVar[bool] = False
-    """Whether records are values and nothing else. Then a producer refuses keys, headers and deletes at the call.
+    """Whether records are values only. Then a producer refuses keys, headers and deletes at the call.
 
-    Times of records are not kept either.
+    Timestamps of records are not stored either.
     """
     tick: ClassVar[int] = 1
-    """To how many microseconds the ingestion times of calls are kept: attached ones are multiples of it."""
+    """Resolution of ingestion times in microseconds: those of calls are multiples of it."""
 
     @property
     def crowded(self) -> bool:
-        """Whether others list too, as far as was seen lately. Then a producer leaves them room for theirs."""
+        """Whether other writers list, too, as observed recently. Then a producer leaves them room."""
         return False
 
     @abstractmethod
@@ -99,11 +99,11 @@ class Shipper(ABC, Generic[D, L]):
 
     @abstractmethod
     def seal(self, draft: D, *, number: int, expect: int | None = None) -> Sealed[L]:
-        """The finished batch of a draft, as the writer's batch of this number; no I/O. It has no place yet."""
+        """Seal a draft as the writer's batch of this number; no I/O. It is not stored yet."""
 
     @abstractmethod
     def upload(self, sealed: Sealed[L]) -> Sealed[L]:
-        """Store the batch under a fresh name; durable when it returns, and not listed. The answer knows the name."""
+        """Store the batch under a fresh name; durable when it returns, but not listed. The result has the name."""
 
     @abstractmethod
     def _enlist(self, batches: Sequence[Sealed[L]]) -> list[Receipt]:
@@ -111,19 +111,19 @@ class Shipper(ABC, Generic[D, L]):
 
     @abstractmethod
     def _uploaded_again(self, batches: Sequence[Sealed[L]]) -> list[Sealed[L]]:
-        """The batches, with those uploaded again that could not be listed any more."""
+        """The batches; those that could no longer be listed were uploaded again."""
 
     @property
     @abstractmethod
     def _never_fresh(self) -> str:
-        """What is told if the batches were too old to be listed each time."""
+        """The error text if the batches were too old to be listed each time."""
 
     def enlist(self, batches: Sequence[Sealed[L]]) -> list[Receipt]:
-        """List uploaded batches, whose numbers follow one another, with one conditional write: all of them or none.
+        """List uploaded batches with consecutive numbers by one conditional write: all of them or none.
 
-        Doing it again with the same batches is safe after every error, ``OutcomeUnknown`` too: what is listed already
-        is recognised, and listed once. ``ExpectationFailed`` if the first of them expected another end: nothing was
-        listed.
+        Repeating it with the same batches is safe after every error, ``OutcomeUnknown`` too: a batch that is listed
+        already is recognised, and listed once. ``ExpectationFailed`` if the first of them expected another end: nothing
+        was listed.
         """
         for attempt in range(1, RESOLVES + 1):
             try:
@@ -144,18 +144,18 @@ class Shipper(ABC, Generic[D, L]):
 
 
 PAGE_ROWS: Final = 1 << 16
-"""Larger record batches are cut into pages of this many rows, which readers like best."""
+"""Larger record batches are split into pages of this many rows, which suits readers."""
 
 _AMONG_OTHERS: Final = Backoff(attempts=64, base=0.005, ceiling=0.1)
-"""Patience with other writers. Who waits much longer than a write takes, loses to those who do not wait."""
+"""Back-off against other writers. A writer that waits much longer than a write takes loses to the others."""
 
 _ALONE: Final = 16
-"""After so many listings between which nobody else had listed, there is nobody else."""
+"""After so many listings without one of another writer, this writer is alone."""
 
 
 @dataclass(slots=True)
 class ObjectDraft(Draft):
-    """A batch being built. Pages are encoded as they come, so that records are held once."""
+    """A batch being built. Pages are encoded on arrival, so that records are in memory once."""
 
     compression: Compression = Compression.LZ4
     pages: list[Parts] = field(default_factory=list)
@@ -165,7 +165,7 @@ class ObjectDraft(Draft):
     def add(self, batches: Iterable[pa.RecordBatch]) -> int:
         """Append record batches; returns the index of their first record within the draft."""
         start = self.count
-        # All of them are encoded before the first is added: one that fails must not leave half of a call behind.
+        # All of them are encoded before the first is added: a failure must not leave half of a call.
         for page in [_Page.of(page, self.compression) for batch in batches for page in _cut(batch)]:
             self.oldest = min(self.oldest, page.oldest) if self.count else page.oldest
             self.newest = max(self.newest, page.newest) if self.count else page.newest
@@ -203,7 +203,7 @@ class Lister:
     """Puts batch objects and lists them in the head."""
 
     def __init__(self, store: ObjectStore, log_id: UUID, *, clock: Clock, chance: Chance) -> None:
-        """Write to the log in ``store``. Each lister keeps its own view of the head."""
+        """Write to the log in ``store``. Each lister caches its own head."""
         self._store = store
         self._clock = clock
         self._chance = chance
@@ -217,10 +217,10 @@ class Lister:
             clock=clock,
             chance=chance,
         )
-        self._alone = _ALONE  # how often in a row nobody else had listed since we last did
+        self._alone = _ALONE  # listings in a row without one of another writer
 
     def known(self) -> Head:
-        """The head as this lister last saw it; read if it never did."""
+        """The head as this lister last saw it; reads it the first time."""
         held = self.cell.held
         return self.cell.read().value if held is None else held
 
@@ -234,14 +234,14 @@ class Lister:
     def enlist(self, listings: Sequence[BatchListing], check: Callable[[Head], None] = lambda _: None) -> Head:
         """List batches of one writer with one conditional write; returns a head in which they are listed.
 
-        Each time it is a new operation: what became of the last one does not matter, the head knows the numbers.
-        ``check`` may refuse to list them in the head that it is given, and is never given one that this call has made.
+        Each call is a new operation: the outcome of the last one does not matter, the head knows the numbers.
+        ``check`` may refuse to list them in a given head; it never gets a head that this call has made.
         """
         self._look_if_crowded()
         lost = self.cell.conflicts
-        spills = plan_spills(self.known())  # also one who lists a single batch must keep the head small
+        spills = plan_spills(self.known())  # a writer of single batches must keep the head small, too
         for spill in spills:
-            # A plain put: whoever else writes this chunk writes the same bytes under the same name.
+            # A plain put: every writer of this chunk writes the same bytes under the same name.
             self._store.put(chunk_path(spill.reference, spill.level), encode_chunk(spill.items, spill.level))
 
         def edit(head: Head) -> Head:
@@ -262,20 +262,20 @@ class Lister:
 
     @property
     def crowded(self) -> bool:
-        """Whether others list too, as far as was seen lately."""
+        """Whether other writers list, too, as observed recently."""
         return self._alone < _ALONE
 
     def _look_if_crowded(self) -> None:
-        """Read the head first for as long as others list too: cheaper than to lose, and then to read it."""
+        """Read the head first while other writers list, too: cheaper than to lose a race, and then to read it."""
         if self.crowded:
             known = self.cell.held
-            with suppress(TransientStorageError):  # then it shows when it is written
+            with suppress(TransientStorageError):  # then the write finds out
                 self._alone = self._alone + 1 if self.cell.read().value is known else 0
 
 
 @dataclass(eq=False)
 class ObjectShipper(Shipper[ObjectDraft, BatchListing]):
-    """One writer's way into an own log."""
+    """One writer's shipper to an object log."""
 
     lister: Lister
     writer: WriterId
@@ -283,16 +283,16 @@ class ObjectShipper(Shipper[ObjectDraft, BatchListing]):
     """The log's next sequence when the writer took its id."""
     compression: Compression
     sole: bool = False
-    """Whether nobody else may ship as this writer: a number that is listed must have been listed from here.
+    """Whether no other process may ship as this writer: a listed number must have been listed from here.
 
-    Without it such a number is taken for a repetition of what another process has done.
+    Without it, a listed number counts as the repetition of another process's append.
     """
-    _names: dict[int, set[str]] = field(default_factory=dict)  # of what was uploaded and is not known to be listed
-    _asked: set[int] = field(default_factory=set)  # the numbers among them that may be listed
+    _names: dict[int, set[str]] = field(default_factory=dict)  # uploaded objects that are not known to be listed
+    _asked: set[int] = field(default_factory=set)  # those numbers that may be listed
 
     @property
     def crowded(self) -> bool:
-        """Whether others list too, as far as was seen lately."""
+        """Whether other writers list, too, as observed recently."""
         return self.lister.crowded
 
     def new_draft(self) -> ObjectDraft:
@@ -300,7 +300,7 @@ class ObjectShipper(Shipper[ObjectDraft, BatchListing]):
         return ObjectDraft(compression=self.compression)
 
     def seal(self, draft: ObjectDraft, *, number: int, expect: int | None = None) -> Sealed[BatchListing]:
-        """The finished batch of a draft; it has no place in the store yet."""
+        """Seal a draft; it is not stored yet."""
         info = BatchInfo(
             draft.compression, draft.count, len(draft.pages), draft.oldest, draft.newest, self.writer, number
         )
@@ -343,7 +343,7 @@ class ObjectShipper(Shipper[ObjectDraft, BatchListing]):
     def _list(self, listings: Sequence[BatchListing]) -> Head:
         asked = frozenset(self._asked)
         numbers = {listing.number for listing in listings}
-        self._asked |= numbers  # before it is done: afterwards only a success is certain
+        self._asked |= numbers  # before the write: afterwards only a success is certain
         if not self.sole:
             return self.lister.enlist(listings)
         head = self.lister.enlist(listings, lambda head: self._check_sole(head, listings, asked))
@@ -358,11 +358,11 @@ class ObjectShipper(Shipper[ObjectDraft, BatchListing]):
         for listing in listed:
             key = (self.writer, listing.number)
             entry = next((entry for entry in head.tail if (entry.writer, entry.number) == key), None)
-            # One that was asked for before may have landed, whatever we were told: then it names an object of ours.
+            # A number that was sent before may have landed after an error: then it names an object of this shipper.
             ours = listing.number in asked if entry is None else entry.location in self._names[listing.number]
             if not ours:
                 raise OutOfOrder(
-                    f"Number {listing.number} of writer {self.writer} was listed by someone else: another producer "
+                    f"Number {listing.number} of writer {self.writer} was listed by another process: another producer "
                     "uses this writer id. Nothing was appended. Open a producer with an id of its own."
                 )
 
@@ -372,5 +372,5 @@ class ObjectShipper(Shipper[ObjectDraft, BatchListing]):
         last = head.writers.get(writer)
         if last is not None:
             places[last.number] = Receipt(last.first, last.count)
-        # What is listed counts, not what a repeated append brought along.
+        # The listed batch counts, not the content of a repeated append.
         return [places.get(batch.listing.number, Receipt(None, batch.listing.count)) for batch in batches]

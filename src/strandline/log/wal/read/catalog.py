@@ -18,14 +18,14 @@ from strandline.storage.disk import Disk
 from strandline.storage.fork_check import call_in_child
 
 _WINDOW: Final = 64 << 10
-"""How many bytes are read at a time to go from header to header."""
+"""Bytes read at a time when following frame headers."""
 
 _CACHED: Final = 256
-"""The indexes of so many files are kept in memory."""
+"""Number of file indexes in memory."""
 
 
 class Located(NamedTuple):
-    """A frame, by its header: which offsets it holds, and where it stands."""
+    """A frame, by its header: its offsets, and its position."""
 
     path: str
     position: int
@@ -38,9 +38,9 @@ class Located(NamedTuple):
 
     @property
     def fingerprint(self) -> int:
-        """Tells it from every other frame that could stand at its place, also on replicas, which copy what it is of.
+        """Identifies the frame among all that could be at its offset, also on replicas, which copy these fields.
 
-        A rewind that cuts a batch keeps the part below the cut, so that its end is no part of what it is.
+        A rewind that cuts a batch keeps the part below the cut, so the fingerprint does not include the end.
         """
         return batch_fingerprint(self.term, self.first, self.timestamp)
 
@@ -48,7 +48,7 @@ class Located(NamedTuple):
 class Catalog:
     """The files of a log, oldest first, and their indexes. Reads only; safe in threads.
 
-    Whoever writes the log tells it of new and of removed files; whoever only reads it looks again.
+    A writer adds new files and removes deleted ones; a reader lists the folder again.
     """
 
     def __init__(self, folder: str, log_id: UUID, firsts: Sequence[int], *, disk: Disk) -> None:
@@ -61,7 +61,7 @@ class Catalog:
         call_in_child(self, Catalog.after_fork)
 
     def after_fork(self) -> None:
-        """In a child, where the lock may be held by nobody; files and indexes are whole at any moment."""
+        """In a forked child, where no thread may release the lock; files and indexes are consistent at any moment."""
         self._lock = threading.Lock()
 
     def path(self, first: int) -> str:
@@ -69,22 +69,22 @@ class Catalog:
         return f"{self.folder}/{data_name(first)}"
 
     def look_again(self) -> None:
-        """Learn which files there are now."""
+        """List the files again."""
         self.firsts = tuple(firsts_in(self._disk.scan(self.folder)))
 
     def begin_anew(self) -> None:
-        """Believe nothing that is known: the log was cut, and what came behind may have been written again."""
+        """Forget all cached files and indexes: the log was truncated, and may have been written again."""
         with self._lock:
             self._indexes.clear()
         self.look_again()
 
     def add(self, first: int) -> None:
-        """There is a new last file."""
-        with self._lock:  # who appends adds files while who trims forgets others
+        """Add a new last file."""
+        with self._lock:  # appends add files while trims remove others
             self.firsts = (*self.firsts, first)
 
     def forget(self, firsts: Collection[int]) -> None:
-        """Files were removed."""
+        """Forget removed files."""
         gone = set(firsts)
         with self._lock:
             self.firsts = tuple(known for known in self.firsts if known not in gone)
@@ -92,7 +92,7 @@ class Catalog:
                 self._indexes.pop(first, None)
 
     def index(self, first: int, *, offset: int) -> Sequence[IndexEntry]:
-        """The entries of a file's index, looked at again if ``offset`` is behind the last that is known."""
+        """The entries of a file's index, read again if ``offset`` is behind the last known one."""
         known = self._indexes.get(first)
         if known is not None and known.entries and offset < known.entries[-1].offset:
             return known.entries
@@ -114,14 +114,15 @@ class Catalog:
             return known or Index([], 0, chain)
 
     def frames(self, since: int, end: int) -> Iterator[Located]:
-        """The frames with the offsets from ``since`` up to ``end``, which are durable; in order and without a hole.
+        """The durable frames with the offsets from ``since`` up to ``end``, in order and without a gap.
 
-        Costs about what it gives. ``NotFound`` if a file was removed meanwhile, ``CorruptData`` for any damage.
+        The cost is proportional to the result. ``NotFound`` if a file was removed meanwhile, ``CorruptData`` for any
+        damage.
         """
         firsts = self.firsts
         at = bisect_right(firsts, since) - 1
         if at < 0:
-            # Trimmed since the caller looked: what comes next must not be taken for what was asked.
+            # Trimmed since the caller looked: the next file must not be returned in its place.
             raise NotFound(f"{self.folder} has no file with offset {since}.")
         for first, following in pairwise((*firsts[at:], end)):
             if since >= end:
@@ -144,7 +145,7 @@ class Catalog:
         size = 0
         while offset < upto:
             if position + HEADER_SIZE > origin + len(window):
-                # Behind a frame that is larger than the window there is probably another one.
+                # After a frame that is larger than the window there is probably another one.
                 length = HEADER_SIZE if size > _WINDOW else _WINDOW
                 window, origin = memoryview(self._disk.read(path, position, length)), position
             head = frame_head(window, position - origin, origin=origin)
@@ -161,9 +162,9 @@ class Catalog:
     # --- by term and by time -----------------------------------------------------------------------------------
 
     def term_before(self, first: int) -> int | None:
-        """The term of the record before an offset, which may be forgotten already; None if nobody knows it.
+        """The term of the record before an offset, which may be trimmed already; None if unknown.
 
-        Where a file begins, it tells that; within a file, the record itself is still there.
+        A file begins with the term of the record before it; within a file, the record itself still exists.
         """
         if first in self.firsts:
             return self._lead(first).term or None
@@ -172,13 +173,13 @@ class Catalog:
         except NotFound:
             if first not in self.firsts:
                 raise
-            return self._lead(first).term or None  # a trim began a file there meanwhile, and deleted the one before it
+            return self._lead(first).term or None  # a trim began a file there meanwhile
 
     def end_of_term(self, term: int, start: int, end: int) -> int:
-        """The first offset from about ``start`` on of a frame of a term above this one; ``end`` if there is none."""
+        """The first offset from about ``start`` on of a frame of a higher term; ``end`` if there is none."""
         firsts = self._from(start)
-        # What a file begins with is of the term of the record before it: so the frame is in the last file of which
-        # that is not above the term, and nowhere if there is none such.
+        # A file begins with the term of the record before it: so the frame is in the last file of which
+        # that is not above the term, and nowhere if there is none.
         at = bisect_right(firsts, term, key=lambda first: self._lead(first).term) - 1
         if at < 0:
             return start
@@ -190,11 +191,11 @@ class Catalog:
     def written_since(self, time: int, start: int, end: int, *, now: int) -> int | None:
         """The first offset from ``start`` on of a frame that was written at a time (milliseconds) or later.
 
-        A frame that says that it is from after ``now`` was written by a clock that was wrong: it counts as written when
-        the next one that does not was, or now. Those that do not say so are in order.
+        A frame with a time after ``now`` was written by a wrong clock: it counts as written when the next frame with a
+        plausible time was, or now. Plausible times are in order.
         """
         firsts = self._from(start)
-        # Of the first file that begins at this time or later, the one before may hold the frame as well.
+        # The frame may also be in the file before the first one that begins at this time or later.
         low = _first_since(time, now, len(firsts), lambda at: self._lead(firsts[at]).timestamp)
         first = firsts[max(0, low - 1)]
         entries = self.index(first, offset=end)
@@ -211,14 +212,14 @@ class Catalog:
         return unknown
 
     def bytes_behind(self, frame: Located) -> int:
-        """The bytes of all files from a frame on, whatever they hold."""
+        """The bytes of all files from a frame on."""
         at = bisect_right(self.firsts, frame.first)
         return self._disk.size(frame.path) - frame.position + sum(map(self._size, self.firsts[at:]))
 
     def newest(self, size: int, start: int, end: int) -> int:
-        """The first offset from ``start`` on from which on there are at most so many bytes; ``end`` if there is none.
+        """The first offset from ``start`` on with at most so many bytes from there on; ``end`` if there is none.
 
-        A frame that does not fit any more stays behind with all before it.
+        A frame that does not fit is excluded with all before it.
         """
         for first in reversed(self._from(start)):
             whole = self._size(first)
@@ -237,7 +238,7 @@ class Catalog:
         return self._disk.size(self.path(first))
 
     def _from(self, start: int) -> Sequence[int]:
-        """The files with offsets from ``start`` on: those before are being removed, perhaps at this moment."""
+        """The files with offsets from ``start`` on: those before may be removed at this moment."""
         firsts = self.firsts
         return firsts[max(0, bisect_right(firsts, start) - 1) :]
 
@@ -250,7 +251,7 @@ class Catalog:
 
 
 def _first_since(time: int, now: int, count: int, timestamp: Callable[[int], int]) -> int:
-    """The first of ``count`` in order at a time or later; one that is ahead of ``now`` is as the next that is not."""
+    """The first of ``count`` in order at a time or later; a time ahead of ``now`` counts as the next one's."""
 
     def is_since(at: int) -> bool:
         return next((known >= time for place in range(at, count) if (known := timestamp(place)) <= now), True)
@@ -273,6 +274,6 @@ def _term_of(entry: IndexEntry) -> int:
 def damaged(path: str, at: int, why: str) -> CorruptData:
     """The error for damage at or below the durable mark."""
     return CorruptData(
-        f"{path} is damaged at byte {at}: {why}. What was acknowledged is affected, so that nothing was changed: "
-        "restore the file, or see what 'strandline wal verify' finds."
+        f"{path} is damaged at byte {at}: {why}. It affects acknowledged records, and nothing was changed: "
+        "restore the file, or run 'strandline wal verify'."
     )

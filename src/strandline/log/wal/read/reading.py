@@ -1,4 +1,4 @@
-"""Reading half of a write-ahead log, and the reader for other processes than the one that writes it."""
+"""Reading half of a write-ahead log, and the reader for processes other than its writer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from strandline.log.contract import LogReading
 from strandline.log.planning import check_fingerprint, plan_entries
 from strandline.log.reading import HeadPoller
 from strandline.log.slot_table import ReadOnlySlots
-from strandline.log.slots import kept_from
+from strandline.log.slots import retention_start
 from strandline.log.wal.names import firsts_in
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.span import Held, WalSpan
 from strandline.log.wal.read.watermark import LOOKS, View, read_mark
-from strandline.log.wal.recover.scan_tail import read_identity, read_kept
+from strandline.log.wal.recover.scan_tail import read_identity, read_slots_file
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Signed, Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 @checked
 class WalReading(LogReading, ABC):
-    """The reading half of a write-ahead log. Changes nothing; shows only what is durable; safe in threads."""
+    """The reading half of a write-ahead log. Changes nothing; shows only durable records; safe in threads."""
 
     clock: Clock
 
@@ -48,7 +48,7 @@ class WalReading(LogReading, ABC):
 
     @abstractmethod
     def view(self) -> View:
-        """What is durable and retained now."""
+        """The durable, retained range now."""
 
     @abstractmethod
     def _frames(self, since: int, end: int) -> Iterator[Held]:
@@ -64,12 +64,12 @@ class WalReading(LogReading, ABC):
         return self.view().bounds
 
     def end(self) -> Cursor:
-        """The cursor behind everything that is durable now."""
+        """The cursor after the last durable record."""
         view = self.view()
         return Cursor(self._log_id, view.bounds.next, view.term)
 
     def cursor_at(self, offset: int) -> Cursor:
-        """The cursor behind everything below ``offset``, with term and fingerprint if the record there is held."""
+        """The cursor after everything below ``offset``, with term and fingerprint if the record there is retained."""
 
         def look(view: View) -> Cursor:
             if not view.bounds.first < offset <= view.bounds.next:
@@ -80,7 +80,7 @@ class WalReading(LogReading, ABC):
         return self._look(look)
 
     def position_of(self, start: Start) -> int:
-        """The offset at which a newcomer begins that asks for this; whether it is retained is not looked at."""
+        """The offset at which a new consumer with this start begins; does not check whether it is retained."""
 
         def look(view: View) -> int:
             first, end = view.bounds.first, view.bounds.next
@@ -92,17 +92,17 @@ class WalReading(LogReading, ABC):
         return self._look(look)
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[WalSpan]:
-        """What to fetch after a cursor; costs about what it gives, wherever in the log that is.
+        """The spans to fetch after a cursor; the cost is proportional to the result, anywhere in the log.
 
-        ``Diverged`` also if the record below the cursor is of another term than the cursor says; 0 stands for a term
-        that is not known, and is not looked at; so with its fingerprint. If that record is gone, only what cannot be
-        is refused: a term above that of the record behind it.
+        ``Diverged`` also if the record below the cursor has another term or fingerprint than the cursor; 0 means
+        unknown, and is not checked. If that record is trimmed, only the impossible is refused: a term above that of the
+        record after it.
         """
         view = self._checked(since)
         try:
             return self._plan(since, view.bounds, limit)
         except NotFound:
-            view = self._checked(since)  # if it was trimmed since, this says so
+            view = self._checked(since)  # raises if it was trimmed meanwhile
             return self._plan(since, view.bounds, limit)
 
     def _checked(self, since: Cursor) -> View:
@@ -123,7 +123,7 @@ class WalReading(LogReading, ABC):
     def term_at(self, offset: Signed) -> int | None:
         """The term of the record at an offset; None if it is not retained, or not there yet.
 
-        That of the last one before the log's start is known, too, unless it is of term 0.
+        Also known for the last record before the log's start, unless that is of term 0.
         """
 
         def look(view: View) -> int | None:
@@ -135,10 +135,10 @@ class WalReading(LogReading, ABC):
         return self._look(look)
 
     def end_of_term(self, term: int) -> int:
-        """The first retained offset whose record is of a term above this one, or the log's end if there is none.
+        """The first retained offset with a record of a higher term, or the log's end if there is none.
 
-        Terms never go down along a log: everything retained below it is of this term or of a lower one. Costs the same
-        however long the log is.
+        Terms never decrease along a log: all retained records below it are of this term or of a lower one. The cost
+        does not depend on the length of the log.
         """
 
         def look(view: View) -> int:
@@ -148,9 +148,9 @@ class WalReading(LogReading, ABC):
         return self._look(look)
 
     def bytes_behind(self, position: int) -> int:
-        """How many bytes are stored from the frame with an offset on; below the first that is retained, from there.
+        """Bytes stored from the frame with an offset on; below the first retained offset, from there.
 
-        Costs about as much as a look at the files' sizes.
+        Reads little more than the files' sizes.
         """
 
         def look(view: View) -> int:
@@ -159,12 +159,12 @@ class WalReading(LogReading, ABC):
 
         return self._look(look)
 
-    def _kept_from(self, retention: Retention, floor: int | None, now: int) -> int:
-        """From where on a policy keeps the log."""
+    def _retention_start(self, retention: Retention, floor: int | None, now: int) -> int:
+        """The first offset that a policy retains."""
 
         def look(view: View) -> int:
             first, end = view.bounds.first, view.bounds.next
-            return kept_from(
+            return retention_start(
                 retention,
                 view.bounds,
                 floor,
@@ -179,7 +179,7 @@ class WalReading(LogReading, ABC):
         return self._catalog.written_since(time // 1000, first, end, now=(now + TOLERANCE) // 1000)
 
     def _look(self, look: Callable[[View], R]) -> R:
-        """What a look at what is retained finds; it looks again if what it misses was trimmed meanwhile."""
+        """Run ``look`` on the current view; repeats it if files that it misses were trimmed meanwhile."""
         while True:
             view = self.view()
             try:
@@ -190,7 +190,7 @@ class WalReading(LogReading, ABC):
 
 
 def _agreeing(since: Cursor, frames: Iterator[Held]) -> Iterator[Held]:
-    """The frames from a cursor on; ``Diverged`` if the first of them, which may end there, is not of its history."""
+    """The frames from a cursor on; ``Diverged`` if the first of them, which may end there, is of another history."""
     for held in frames:
         term = held.frame.term
         if held.first < since.next:
@@ -207,8 +207,8 @@ def _agreeing(since: Cursor, frames: Iterator[Held]) -> Iterator[Held]:
 
 def _diverged(since: Cursor, but: str) -> Diverged:
     return Diverged(
-        f"The cursor is at offset {since.next} in term {since.term}, and {but}: what the consumer has applied is not "
-        "what this log holds, and it has to go back to where both agree, or to bootstrap again."
+        f"The cursor is at offset {since.next} in term {since.term}, and {but}: the consumer has applied other records "
+        "than this log holds. It has to go back to the common prefix, or to bootstrap again."
     )
 
 
@@ -218,9 +218,9 @@ def _diverged(since: Cursor, but: str) -> Diverged:
 class WalReader(WalReading):
     """A log as other processes on the machine see it: up to the mark that its writer publishes after each sync.
 
-    Changes nothing, takes no lock, and never shows what is not durable. After the machine stopped without the log being
-    closed, ``NotReady`` until it was opened for writing: how far it reaches is known only then. Its slots can be looked
-    at; what would change the log is ``Unsupported``.
+    Changes nothing, takes no lock, and shows only durable records. After the machine stopped without the log being
+    closed, ``NotReady`` until it was opened for writing: only then its end is known. Its slots can be
+    read; calls that change the log raise ``Unsupported``.
     """
 
     def __init__(self, folder: Address, *, disk: Disk = DISK, clock: Clock = CLOCK, boot: UUID | None = None) -> None:
@@ -232,7 +232,7 @@ class WalReader(WalReading):
         self._boot = boot_id() if boot is None else boot
         self._waiter = HeadPoller()
         self._seen = 0
-        """Where the log ended when it was looked at last."""
+        """The log's end at the last look."""
         self._origin = Origin(f"The log in {folder}", advice="open it again there")
 
     def __repr__(self) -> str:
@@ -242,10 +242,10 @@ class WalReader(WalReading):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """There is nothing to close."""
+        """Does nothing: there is nothing to close."""
 
     def view(self) -> View:
-        """What is durable and retained now, by the word of the writer."""
+        """The durable, retained range now, as published by the writer."""
         for _ in range(LOOKS):
             mark = read_mark(self.folder, self._log_id, disk=self.disk)
             if mark is None:
@@ -259,21 +259,21 @@ class WalReader(WalReading):
             self._seen = mark.next
             return View(Bounds(mark.start, mark.next), mark.term)
         raise NotReady(
-            f"How far the log in {self.folder} reaches is not known, since the machine stopped while it was open: "
-            "open it for writing once, which repairs what is left."
+            f"The end of the log in {self.folder} is not known, since the machine stopped while it was open: "
+            "open it for writing once, which repairs it."
         )
 
     def _frames(self, since: int, end: int) -> Iterator[Held]:
         return map(Held, self._catalog.frames(since, end))
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
-        """Block until something past the cursor is durable (True) or the time is over (False), looking now and then."""
+        """Block until a record past the cursor is durable (True), or until the timeout (False); polls."""
         return self._waiter.wait(self, past, timeout, self.clock)
 
     @property
     def slots(self) -> ReadOnlySlots:
-        """The slots as they were last written; their positions may be further by now."""
-        kept = partial(read_kept, self.folder, self._log_id, disk=self.disk, clock=self.clock)
+        """The slots as last written; their positions may be higher by now."""
+        kept = partial(read_slots_file, self.folder, self._log_id, disk=self.disk, clock=self.clock)
         return ReadOnlySlots(lambda: kept().slots, self._refusal)
 
     @property

@@ -24,11 +24,11 @@ from strandline.storage.disk import DISK, Disk
 from strandline.storage.metrics import fetching
 
 _TAKEN: Final = 64
-"""How many frames are looked at in one turn: a plan seldom wants more."""
+"""Number of frames read from the tail in one turn: a plan seldom needs more."""
 
 
 class Records:
-    """The records of a frame, in memory: the same for every reader, and copied for none."""
+    """The records of a frame, in memory: shared by all readers without copies."""
 
     __slots__ = ("_batches", "_page", "append", "checksums")
 
@@ -41,12 +41,12 @@ class Records:
     ) -> None:
         self.checksums = checksums
         self.append = append
-        """Whose append they are, and its number; None if nobody numbered it."""
+        """Writer and number of the append; None if unnumbered."""
         self._batches = batches
         self._page = page
 
     def batches(self) -> tuple[pa.RecordBatch, ...]:
-        """The records; a page is looked at when the first reader comes, and not by the thread that commits."""
+        """The records; a page is decoded by its first reader, not by the committing thread."""
         if self._batches is None:
             self._batches = (decode_values(self._page),)
         return self._batches
@@ -75,12 +75,12 @@ class Held(NamedTuple):
 
     @property
     def fingerprint(self) -> int:
-        """Tells the frame from every other that could stand at its place."""
+        """Identifies the frame among all that could be at its offset."""
         return self.frame.fingerprint
 
 
 class Tail:
-    """The last frames of a log that are durable, without a hole, up to about ``limit`` bytes. Safe in threads."""
+    """The last durable frames of a log, without a gap, up to about ``limit`` bytes. Safe in threads."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -99,7 +99,7 @@ class Tail:
                 self._shrink()
 
     def _shrink(self) -> None:
-        """Let go of the oldest, a quarter more than need be: removing from the front of a list moves the rest."""
+        """Drop the oldest frames, a quarter more than needed: removing from the front of a list moves the rest."""
         gone = 0
         while gone < len(self._frames) and self._held > self._limit - self._limit // 4:
             self._held -= _weight(self._frames[gone])
@@ -107,23 +107,23 @@ class Tail:
         del self._firsts[:gone], self._frames[:gone]
 
     def after_fork(self) -> None:
-        """In a child: hold nothing, since who was adding or removing frames may not have got to the end of it."""
+        """In a forked child: hold nothing, since another thread may have been changing the list."""
         self._lock = threading.Lock()
         self._firsts, self._frames, self._held = [], [], 0
 
     def begins(self) -> int | None:
-        """The first offset that it has; None if it has nothing."""
+        """The first offset in the tail; None if it is empty."""
         with self._lock:
             return self._firsts[0] if self._firsts else None
 
     def since(self, offset: int) -> Iterator[Held]:
-        """The frames with this offset, which it begins at or before, and later ones, as long as it has them."""
+        """The frames from the one with this offset on; the tail must begin at or before it."""
         while taken := self.some(offset):
             yield from taken
             offset = taken[-1].next
 
     def some(self, offset: int) -> list[Held]:
-        """The first few of them; none where there is nothing from that offset on."""
+        """The first few of them; none if the tail has nothing from that offset on."""
         with self._lock:
             at = bisect_right(self._firsts, offset) - 1
             taken = self._frames[at : at + _TAKEN] if at >= 0 else []
@@ -131,7 +131,7 @@ class Tail:
 
 
 def _weight(held: Held) -> int:
-    # A frame that is not held costs a little all the same, so that a tail of many small ones ends somewhere.
+    # A frame without its records costs a little, too, so that a tail of many small ones is bounded.
     return 512 + (held.size if held.records is not None else 0)
 
 
@@ -139,7 +139,7 @@ def _weight(held: Held) -> int:
 class WalSpan:
     """Offsets ``first`` up to ``next`` of one frame. Picklable: another process on this machine reads the file.
 
-    What is in the tail that the log keeps in memory comes from there, without a copy, for every reader the same.
+    Frames in the log's in-memory tail are not read or copied.
     """
 
     frame: Located
@@ -163,7 +163,7 @@ class WalSpan:
 
     @property
     def fingerprint(self) -> int:
-        """Tells its batch from every other that could be written there."""
+        """Identifies its batch among all that could be written there."""
         return self.frame.fingerprint
 
     def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
@@ -176,9 +176,9 @@ class WalSpan:
         return numbered if columns is None else [batch.select(known_columns(columns)) for batch in numbered]
 
     def batch(self) -> LogBatch:
-        """The whole frame as it was written, whatever part of it the span is: what a replica appends.
+        """The whole frame as it was written, even if the span is a part of it: a replica appends it.
 
-        Raises as :meth:`fetch` does. What is in memory is neither read nor copied.
+        Raises as :meth:`fetch` does. Frames in memory are neither read nor copied.
         """
         return self._batch(self._read() if self.cached is None else None)
 
@@ -187,7 +187,7 @@ class WalSpan:
         if self.cached is not None:
             return batch_of(frame, self.cached)
         if block is None:
-            raise AssertionError("it was neither kept nor read")
+            raise AssertionError("the frame is neither in memory nor read")
         append = append_of(block.metadata, f"{frame.path} at byte {frame.position}")
         return batch_of(frame, Records(tuple(block.batches), append=append), _stored_pages(block))
 
@@ -207,12 +207,12 @@ class WalSpan:
             return memoryview(self.disk.read(self.frame.path, position, size))
         except NotFound as error:
             raise NotFound(
-                f"{self.frame.path} is gone (offsets {self.frame.first} to {self.frame.next - 1}): it was trimmed "
+                f"{self.frame.path} is missing (offsets {self.frame.first} to {self.frame.next - 1}): it was trimmed "
                 "since this was planned, or has to be restored."
             ) from error
 
     def follows(self, other: WalSpan) -> bool:
-        """Whether its frame stands right behind another one on the disk, and neither is in memory."""
+        """Whether its frame directly follows another one on the disk, and neither is in memory."""
         before = other.frame
         return (
             self.cached is None
@@ -223,16 +223,16 @@ class WalSpan:
 
 
 def batch_of(frame: Located, records: Records, pages: tuple[Parts, ...] | None = None) -> LogBatch:
-    """The batch of a frame whose records are in memory, with its pages if they are, too."""
+    """The batch of a frame whose records are in memory, with its pages if those are, too."""
     batches = tuple(map(_plain, records.batches()))
     return LogBatch(frame.first, frame.term, frame.timestamp, records.append, batches, pages, records.checksums)
 
 
 def _stored_pages(block: ArrowStream) -> tuple[Parts, ...] | None:
-    """The pages as they are stored, if Arrow would write as many bytes today; whoever sends them need not encode them.
+    """The stored pages, if Arrow would write as many bytes today: senders need not encode them again.
 
-    A page that was laid out in another way, by another version of Arrow, would not have the checksum that a replica
-    finds: it encodes what has come by itself.
+    A page with another layout, by another version of Arrow, would not match the checksum of a replica, which encodes
+    the received records itself.
     """
     sizes = [pa.ipc.get_record_batch_size(batch) for batch in block.batches]
     return tuple([[page] for page in block.messages]) if sizes == list(map(len, block.messages)) else None
@@ -250,7 +250,7 @@ def some_batches(frames: Iterable[Held], size: int) -> list[LogBatch]:
 
 
 def whole_batches(spans: Sequence[WalSpan]) -> list[LogBatch]:
-    """The batch of each span, in order; what stands together on the disk is read at once."""
+    """The batch of each span, in order; contiguous frames are read at once."""
     batches: list[LogBatch] = []
     at = 0
     while at < len(spans):
@@ -272,16 +272,16 @@ def whole_batches(spans: Sequence[WalSpan]) -> list[LogBatch]:
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch without what somebody had noted beside its schema: what is written does not have it either."""
+    """The batch without schema metadata: the written batch does not have it either."""
     return batch if batch.schema.metadata is None else batch.replace_schema_metadata(None)
 
 
 def whole_frame(data: memoryview, frame: Located) -> Frame:
-    """The frame in these bytes, every one of them checked; ``CorruptData`` unless it is the one that was located."""
+    """The frame in these bytes, fully checked; ``CorruptData`` unless it is the located one."""
     scanner = FrameScanner(data, origin=frame.position)
     found = next(iter(scanner), None)
     if found is None:
         raise damaged(frame.path, frame.position, scanner.stop.why)
     if (found.info.first, found.info.count) != (frame.first + 1, frame.next - frame.first):
-        raise damaged(frame.path, frame.position, "another frame is there than the one that was found")
+        raise damaged(frame.path, frame.position, "another frame is there than the located one")
     return found

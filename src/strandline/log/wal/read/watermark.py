@@ -17,11 +17,11 @@ from strandline.storage.clock import CLOCK
 from strandline.storage.disk import AppendFile, Disk
 
 LOOKS: Final = 8
-"""How often a mark is read that is being written at the same moment."""
+"""Number of tries to read a mark that is being written at the same moment."""
 
 
 def read_mark(folder: str, log_id: UUID, *, disk: Disk, looks: int = 1) -> Mark | None:
-    """The mark beside this log; None if there is none that can be read, which tells nothing about the log."""
+    """The mark of this log; None if it is missing or unreadable, which says nothing about the log."""
     for _ in range(looks):
         with contextlib.suppress(NotFound):
             mark = decode_mark(disk.read(f"{folder}/{MARK}", 0, MARK_SIZE))
@@ -38,15 +38,15 @@ class View(NamedTuple):
 
 
 class Published:
-    """The durable end and the start of a log, moved by its writer and seen by everyone. Safe in threads."""
+    """The durable end and the start of a log, moved by its writer and visible to all readers. Safe in threads."""
 
     def __init__(self, file: AppendFile, mark: Mark) -> None:
         self._file = file
         self._lock = threading.Lock()
         self._bells: list[threading.Lock] = []
-        """Of those who wait: each has its own, since who is woken from a condition takes turns once more."""
+        """Locks of waiting threads: one each, since threads woken by a condition queue for its lock again."""
         self._early: list[threading.Lock] = []
-        """Of those who are woken as soon as something is written."""
+        """Locks of threads that are woken as soon as something is written."""
         self._written = mark.next
         self._refusal: Callable[[], Exception] | None = None
         self._writing = threading.Lock()
@@ -56,23 +56,23 @@ class Published:
 
     @classmethod
     def open(cls, folder: str, mark: Mark, *, disk: Disk) -> Published:
-        """Publish in this folder."""
+        """Publish the mark in this folder."""
         file = disk.open_append(f"{folder}/{MARK}")
         is_new = not file.size()
         published = cls(file, mark)
-        file.sync()  # or a power cut brings back the clean end of the last time, as if nothing had come after it
+        file.sync()  # or a power failure would restore the former clean end
         if is_new:
-            disk.sync_folder(folder)  # a clean end is synced, and would be lost with its name
+            disk.sync_folder(folder)  # a clean end must not be lost with the file's name
         return published
 
     def advance(self, *, upto: int, active: int, term: int) -> None:
-        """Everything below ``upto`` is durable. Others than this process see it after :meth:`write`."""
+        """Everything below ``upto`` is durable. Other processes see it after :meth:`write`."""
         with self._lock:
             mark = self._mark
             self._show(Mark(mark.log_id, mark.start, upto, active, term, mark.boot))
 
     def wrote(self, upto: int) -> None:
-        """Everything below ``upto`` is written, and will be durable if nothing fails."""
+        """Everything below ``upto`` is written, and will be durable if the sync succeeds."""
         with self._lock:
             self._written = upto
             early, self._early = self._early, []
@@ -80,13 +80,13 @@ class Published:
             bell.release()
 
     def retain(self, start: int) -> None:
-        """Nothing below ``start`` is to be had any more."""
+        """Nothing below ``start`` can be read any more."""
         with self._lock:
             self._show(replace(self._mark, start=start, next=max(start, self._mark.next)))
         self.write()
 
     def _show(self, mark: Mark) -> None:
-        """Let this process see it. That need not wait for the file: what is durable is found without it, too."""
+        """Publish within this process. That need not wait for the file: recovery finds what is durable without it."""
         self._mark = mark
         self.view = View(Bounds(mark.start, mark.next), mark.term)
         bells, self._bells, self._early = self._bells + self._early, [], []
@@ -94,14 +94,14 @@ class Published:
             bell.release()
 
     def write(self) -> None:
-        """Let other processes see what this one does: the latest, whoever writes last."""
+        """Publish the latest state to other processes."""
         with self._writing:
             self._file.rewrite(0, [encode_mark(self._mark)])
 
     def wait(self, past: int, timeout: float, *, written: int | None = None) -> bool:
-        """Block until the durable end is above ``past`` (True) or the time is over (False).
+        """Block until the durable end is above ``past`` (True), or until the timeout (False).
 
-        Or until everything up to ``written``, and more, is written, if that is given.
+        With ``written``, also until more than that is written.
         """
         if self._is_past(past, written):
             return True
@@ -126,12 +126,12 @@ class Published:
 
     def _leave(self, bell: threading.Lock) -> None:
         with self._lock:
-            for bells in (self._bells, self._early):  # or in neither: it was rung just now
+            for bells in (self._bells, self._early):  # in neither, if it was just woken
                 with contextlib.suppress(ValueError):
                     bells.remove(bell)
 
     def after_fork(self, refusal: Callable[[], Exception]) -> None:
-        """In a child, where the lock may be held by nobody and nothing is published: let go of the file as it is."""
+        """In a forked child, where no thread may release the lock, and nothing is published: closes the file."""
         self._lock = threading.Lock()
         self._bells, self._early = [], []
         self._writing = threading.Lock()
@@ -139,7 +139,7 @@ class Published:
         self._file.close()
 
     def close(self, *, clean: bool) -> None:
-        """Let go of the file. A clean end is synced: it is known to be the end even after the machine restarted."""
+        """Close the file. A clean end is synced: it is valid even after the machine restarted."""
         with self._lock, self._writing:
             try:
                 if clean:

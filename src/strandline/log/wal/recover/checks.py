@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from strandline.errors import CorruptData
-from strandline.formats.wal.folder import Kept, append_of, lead_of
+from strandline.formats.wal.folder import SlotsFile, append_of, lead_of
 from strandline.formats.wal.frame import Ending, Frame, decode_frame
 from strandline.formats.wal.index import Index, IndexEntry
 from strandline.log.findings import Finding, FindingKind, Severity
@@ -20,11 +20,11 @@ from strandline.log.wal.write.journal import INDEX_BYTES, INDEX_FRAMES
 from strandline.model.head import WriterId, WriterState
 
 MOST_PROBLEMS: Final = 100
-"""Behind so many problems in one file no more are told: it has to be restored anyway."""
+"""After so many problems in one file no more are reported: it has to be restored anyway."""
 
 
 class Problem(NamedTuple):
-    """Something in a file that should not be there."""
+    """Bytes in a file that should not be there."""
 
     at: int
     upto: int
@@ -44,19 +44,19 @@ class FileFacts:
     first: int
     size: int
     next: int
-    """One past the last offset that was found."""
+    """One past the last offset found."""
     term: int
     is_begun: bool = False
-    """Whether it has its beginning."""
+    """Whether its first frame is valid."""
     frames: int = 0
     records: int = 0
     durable: int = 0
-    """Everything below this offset was durable, by what its frames and its index tell."""
+    """Everything below this offset was durable, according to its frames and its index."""
     written: int = 0
-    """When the last frame that was found was written, in milliseconds; 0 if there is none."""
+    """Time of the last frame found, in milliseconds; 0 if there is none."""
     problems: list[Problem] = field(default_factory=list)
     index: str | None = None
-    """What is wrong with its index; None if nothing is."""
+    """What is wrong with its index, or None."""
 
 
 class FileCheck:
@@ -71,11 +71,11 @@ class FileCheck:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether there are so many problems that more would add nothing."""
+        """Whether it has so many problems that more would add nothing."""
         return len(self.facts.problems) >= MOST_PROBLEMS
 
     def take(self, found: Frame | Hole) -> None:
-        """Look at the next piece."""
+        """Check the next piece."""
         if isinstance(found, Hole):
             kind = FindingKind.VERSION if found.ending is Ending.UNSUPPORTED else FindingKind.FRAME
             self._add(found.at, found.upto, kind, found.why)
@@ -109,7 +109,7 @@ class FileCheck:
             return
         first = info.first - 1
         past_hole, self._past_hole = self._past_hole, False
-        if past_hole and first > facts.next:  # what is missing was in the hole: one problem, not two
+        if past_hole and first > facts.next:  # the missing offsets were in the hole: one problem, not two
             hole = facts.problems[-1]
             lost = f"offset {facts.next} is" if first == facts.next + 1 else f"offsets {facts.next} to {first - 1} are"
             facts.problems[-1] = hole._replace(why=f"{hole.why}; {lost} lost")
@@ -152,7 +152,7 @@ class FileCheck:
         self.facts.problems.append(Problem(at, upto, self.facts.next, kind, why, is_cut))
 
     def done(self, *, is_closed: bool, index_size: int | None) -> FileFacts:
-        """What was found, now that all of the file was seen; ``index_size`` is None without an index."""
+        """The facts, after the whole file was read; ``index_size`` is None without an index."""
         facts = self.facts
         facts.index = self._index.judged(is_closed=is_closed, size=index_size)
         facts.durable = max(facts.durable, self._index.durable)
@@ -173,17 +173,17 @@ class IndexCheck:
         self._writers: dict[WriterId, WriterState] = {}
 
     def begin(self, position: int) -> None:
-        """The first frame with records begins here."""
+        """Set the position of the first frame with records."""
         self._last = position
 
     def lost(self, upto: int) -> None:
-        """There is damage up to a byte, and so no telling which entries there should be, until the next one."""
+        """Damage up to a byte: the expected entries are unknown until the next frame."""
         self._lost = True
         while (entry := self._entry()) is not None and entry.position <= upto:
             self._at += 1
 
     def passed(self, frame: Located, writers: Mapping[WriterId, WriterState]) -> None:
-        """A frame was found."""
+        """Check a found frame."""
         self._frames += 1
         self._writers.update(writers)
         end = frame.position + frame.size
@@ -203,15 +203,15 @@ class IndexCheck:
         if told != (frame.next, end, frame.term, frame.timestamp):
             self._wrong = self._wrong or f"it puts offset {entry.offset} at byte {entry.position}, where it is not"
         elif not self._lost and entry.writers != self._writers:
-            self._wrong = self._wrong or f"it does not know who wrote before offset {entry.offset}"
+            self._wrong = self._wrong or f"its writers are wrong before offset {entry.offset}"
 
     @property
     def durable(self) -> int:
-        """How far the file was durable by its word, unless that is wrong."""
+        """The durable offset of the file according to the index, unless that is wrong."""
         return self._index.entries[-1].offset if self._index.entries and self._wrong is None else 0
 
     def judged(self, *, is_closed: bool, size: int | None) -> str | None:
-        """What is wrong with it; None if nothing is. One that is still written may be behind."""
+        """What is wrong with the index, or None. The index of the active file may be behind."""
         if self._wrong is not None:
             return self._wrong
         if is_closed and size is None:
@@ -222,17 +222,15 @@ class IndexCheck:
 
 
 def _reason(error: CorruptData) -> str:
-    """What is wrong, without the place that the finding names itself."""
+    """The reason, without the place, which the finding names itself."""
     return str(error).partition(" is damaged: ")[2].rstrip(".") or str(error).rstrip(".")
 
 
 def judge_closed(facts: FileFacts, following: int) -> Iterator[Finding]:
-    """What to say of a file that another one follows: all of it was durable before that was begun."""
+    """Findings of a file that another one follows: all of it was durable before that began."""
     for problem in facts.problems:
         if problem.offset >= following and problem.is_cut:
-            yield _note(
-                facts, problem, f"behind its last record there are {facts.size - problem.at} bytes that nobody reads"
-            )
+            yield _note(facts, problem, f"after its last record there are {facts.size - problem.at} unused bytes")
             return
         yield _damage(facts, problem)
     if facts.next < following and not _ends_badly(facts):
@@ -244,9 +242,9 @@ def judge_closed(facts: FileFacts, following: int) -> Iterator[Finding]:
 
 
 def judge_last(facts: FileFacts, durable: int, *, is_active: bool, may_be_written: bool) -> Iterator[Finding]:
-    """What to say of the last file, of which everything below the offset ``durable`` was acknowledged.
+    """Findings of the last file; everything below the offset ``durable`` was acknowledged.
 
-    ``is_active`` says that something has told that it was begun; ``may_be_written``, that a writer may be at it now.
+    ``is_active``: the file is known to have been begun; ``may_be_written``: a writer may be writing it now.
     """
     if not facts.is_begun and durable <= facts.first and not is_active:
         if facts.problems and facts.problems[0].kind is FindingKind.VERSION:
@@ -268,8 +266,8 @@ def judge_last(facts: FileFacts, durable: int, *, is_active: bool, may_be_writte
         yield _damage(facts, Problem(facts.size, facts.size, facts.next, FindingKind.CONTINUITY, why))
 
 
-def judge_kept(path: str, kept: Kept, end: int) -> Iterator[Finding]:
-    """What is wrong with the slots of a log that reaches up to ``end``."""
+def judge_slots(path: str, kept: SlotsFile, end: int) -> Iterator[Finding]:
+    """Findings of the slots of a log that ends at ``end``."""
     first = retained_first(kept.slots, kept.start)
     for slot in kept.slots:
         if slot.pins and slot.position < first:
@@ -291,7 +289,7 @@ def _damage(facts: FileFacts, problem: Problem) -> Finding:
     what = (
         "Upgrade strandline"
         if problem.kind is FindingKind.VERSION
-        else "Restore the file: what was acknowledged is affected"
+        else "Restore the file: acknowledged records are affected"
     )
     message = f"{facts.path} is damaged at byte {problem.at} (offset {problem.offset}): {problem.why}. {what}."
     if problem.kind is FindingKind.VERSION:
@@ -305,9 +303,9 @@ def _note(facts: FileFacts, problem: Problem, what: str) -> Finding:
 
 
 def _torn(facts: FileFacts, at: int, why: str, *, may_be_written: bool) -> Finding:
-    what = "unless it is just being written, opening cuts it" if may_be_written else "opening cuts it"
+    what = "unless it is being written, opening cuts it" if may_be_written else "opening cuts it"
     message = (
         f"{facts.path} has a torn tail of {facts.size - at} bytes from byte {at} on: {why}. Nothing in it was "
-        f"acknowledged; {what}, and keeps it aside."
+        f"acknowledged; {what}, and sets it aside."
     )
     return Finding(Severity.NOTE, FindingKind.TAIL, facts.path, message, at)

@@ -9,22 +9,22 @@ from itertools import pairwise
 from typing import NamedTuple, cast
 
 from strandline.errors import AlreadyExists, CorruptData, NotALog, NotFound
-from strandline.formats.wal.folder import Kept
+from strandline.formats.wal.folder import SlotsFile
 from strandline.log.findings import Finding, FindingKind
 from strandline.log.folders import FolderKind, contents, refuse_others
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import IDENTITY, KEPT, TORN, firsts_in, hold_lock, index_name
 from strandline.log.wal.recover.repair import rebuild_index
 from strandline.log.wal.recover.rewind import finish_rewind
-from strandline.log.wal.recover.scan_tail import Examined, Torn, examine_files, read_identity, read_kept
-from strandline.log.wal.recover.verify import Told, WalVerification, verify
-from strandline.log.wal.slots import write_kept
+from strandline.log.wal.recover.scan_tail import Examined, Torn, examine_files, read_identity, read_slots_file
+from strandline.log.wal.recover.verify import OnProgress, WalVerification, verify
+from strandline.log.wal.slots import write_slots_file
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk
 
 
 class Rewritten(NamedTuple):
-    """Bytes that are written again as they are, since it is not known whether they ever reached the disk."""
+    """Bytes that are written again unchanged, since they may never have reached the disk."""
 
     first: int
     at: int
@@ -33,23 +33,23 @@ class Rewritten(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """What a repair does, or in a dry run would do."""
+    """The actions of a repair, or of a dry run."""
 
     folder: str
     verification: WalVerification
     start: int
-    """Where the log begins, afterwards."""
+    """The log's first offset afterwards."""
     next: int
-    """Where it ends."""
+    """The log's end."""
     forgotten: str | None
-    """Why ``slots.json`` is made anew, without slots; None if it stays."""
+    """Why ``slots.json`` is replaced by one without slots; None if it stays."""
     torn: tuple[Torn, ...]
-    """What is cut, and kept aside."""
+    """Torn tails that are cut, and set aside."""
     rewritten: Rewritten | None
     dropped: tuple[int, ...]
-    """The files that are removed, since nothing in them is retained."""
+    """Files that are removed, since nothing in them is retained."""
     indexes: tuple[int, ...]
-    """The files whose index is made again."""
+    """Files whose index is rebuilt."""
 
     @property
     def is_needed(self) -> bool:
@@ -58,23 +58,23 @@ class RepairPlan:
 
 
 def plan_repair(
-    folder: str, *, forget_slots: bool, disk: Disk = DISK, clock: Clock = CLOCK, told: Told | None = None
+    folder: str, *, forget_slots: bool, disk: Disk = DISK, clock: Clock = CLOCK, on_progress: OnProgress | None = None
 ) -> RepairPlan:
-    """Read the whole log and say what a repair would do. Changes nothing.
+    """Read the whole log and plan its repair. Changes nothing.
 
-    ``CorruptData``, naming the first place, if anything is damaged that was acknowledged: no repair brings that back.
+    ``CorruptData``, naming the first place, if acknowledged records are damaged: no repair restores those.
     With ``forget_slots`` a missing or damaged ``slots.json`` is no reason to refuse.
     """
     if not any(row.name == IDENTITY for row in disk.scan(folder)) and not firsts_in(disk.scan(folder)):
         raise NotALog(f"There is no write-ahead log in {folder}: name another folder.")
-    found = verify(folder, disk=disk, clock=clock, told=told)
+    found = verify(folder, disk=disk, clock=clock, on_progress=on_progress)
     forgotten = _unreadable(folder, found, disk=disk, clock=clock) if forget_slots else None
     _refuse([finding for finding in found.damage if forgotten is None or finding.kind is not FindingKind.SLOT], folder)
     log_id = read_identity(folder, disk=disk)
     if forgotten is None:
-        kept = read_kept(folder, log_id, disk=disk, clock=clock)
+        kept = read_slots_file(folder, log_id, disk=disk, clock=clock)
     else:
-        kept = Kept(log_id, min(firsts_in(disk.scan(folder))))
+        kept = SlotsFile(log_id, min(firsts_in(disk.scan(folder))))
     hidden = {f"{folder}/{index_name(first)}" for first in found.indexes}
     examined = examine_files(folder, kept, disk=cast("Disk", _Without(disk, hidden)))
     return _planned(folder, found, examined, forgotten)
@@ -101,7 +101,7 @@ def _unreadable(folder: str, found: WalVerification, *, disk: Disk, clock: Clock
     """Why the slots cannot be read; None if they can."""
     try:
         if found.log_id is not None:
-            read_kept(folder, found.log_id, disk=disk, clock=clock)
+            read_slots_file(folder, found.log_id, disk=disk, clock=clock)
     except CorruptData as error:
         return str(error).partition(". ")[0].partition(", which says")[0]
     return None
@@ -111,9 +111,9 @@ def _refuse(damage: Sequence[Finding], folder: str) -> None:
     if damage and all(finding.kind is FindingKind.SLOT for finding in damage):
         raise CorruptData(f"{damage[0].message} Nothing was changed.")
     if damage:
-        places = "" if len(damage) == 1 else f" in {len(damage)} places, the first of which follows"
+        places = "" if len(damage) == 1 else f" in {len(damage)} places, of which this is the first"
         raise CorruptData(
-            f"The log in {folder} is damaged{places}, and a repair cannot bring back what was acknowledged; nothing "
+            f"The log in {folder} is damaged{places}, and a repair cannot restore acknowledged records; nothing "
             f"was changed. {damage[0].message}"
         )
 
@@ -125,38 +125,39 @@ def repair_log(
     disk: Disk = DISK,
     clock: Clock = CLOCK,
     chance: Chance = CHANCE,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
 ) -> RepairPlan:
-    """Do what :func:`plan_repair` says, and leave the log closed and whole; returns what was done.
+    """Execute :func:`plan_repair`, and leave the log closed and whole; returns the executed plan.
 
-    Nothing is changed if anything acknowledged is damaged. ``Fenced`` while another process has the log open.
+    Nothing is changed if acknowledged records are damaged. ``Fenced`` while another process has the log open.
     """
     there = contents(folder, disk=disk)
     if not there.is_free() and FolderKind.OTHER not in there.kinds:
-        refuse_others(there, FolderKind.WAL)  # before the lock, which would be left behind
+        refuse_others(there, FolderKind.WAL)  # before the lock, whose file would stay
     if not any(row.name == IDENTITY for row in disk.scan(folder)):
-        plan_repair(folder, forget_slots=forget_slots, disk=disk, clock=clock, told=told)  # raises what is wrong
+        # Raises if a repair is impossible.
+        plan_repair(folder, forget_slots=forget_slots, disk=disk, clock=clock, on_progress=on_progress)
     with contextlib.ExitStack() as held:
         hold_lock(held, folder, disk=disk)
         finish_rewind(folder, disk=disk, clock=clock)
-        plan = plan_repair(folder, forget_slots=forget_slots, disk=disk, clock=clock, told=told)
+        plan = plan_repair(folder, forget_slots=forget_slots, disk=disk, clock=clock, on_progress=on_progress)
         log_id = read_identity(folder, disk=disk)
         last = max(firsts_in(disk.scan(folder)))
         for first in plan.indexes:
-            if first == last:  # opening makes it again, from the frames
+            if first == last:  # opening rebuilds it from the frames
                 disk.remove(f"{folder}/{index_name(first)}")
             else:
                 rebuild_index(folder, log_id, first, disk=disk)
         if plan.forgotten is not None:
             _keep_aside(folder, disk=disk)
-            write_kept(folder, Kept(log_id, plan.start), disk=disk)
-    # What a crash has left is cut by opening, which also publishes where the log ends; closing says that it is whole.
+            write_slots_file(folder, SlotsFile(log_id, plan.start), disk=disk)
+    # Opening cuts the torn tail, and publishes the log's end; closing marks it as clean.
     WalLog.open(folder, create=False, background=False, disk=disk, clock=clock, chance=chance).close()
     return plan
 
 
 def _keep_aside(folder: str, *, disk: Disk) -> None:
-    """Keep slots that cannot be read, for whoever can make sense of them."""
+    """Set unreadable slots aside, for inspection."""
     number = 0
     while True:
         try:
@@ -170,7 +171,7 @@ def _keep_aside(folder: str, *, disk: Disk) -> None:
 
 
 class _Without:
-    """A disk as it is, but for some files that are not to be believed."""
+    """A disk without some files, which must not be used."""
 
     def __init__(self, disk: Disk, hidden: Collection[str]) -> None:
         self._disk = disk

@@ -1,4 +1,4 @@
-"""Creation and crash recovery: keeps the torn tail aside and truncates it, rewrites frames that may be unsynced."""
+"""Creation and crash recovery: sets the torn tail aside and truncates it, rewrites frames that may be unsynced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from uuid import UUID
 
 from strandline.errors import CorruptData, NotFound
-from strandline.formats.wal.folder import Kept, decode_kept, encode_kept, encode_wal_identity
+from strandline.formats.wal.folder import SlotsFile, decode_slots_file, encode_slots_file, encode_wal_identity
 from strandline.formats.wal.frame import FrameScanner
 from strandline.formats.wal.index import Index, new_chain
 from strandline.formats.wal.mark import Mark, encode_mark
@@ -30,7 +30,7 @@ from strandline.log.wal.names import (
 )
 from strandline.log.wal.read.catalog import Located, damaged
 from strandline.log.wal.recover.scan_tail import Examined, Hole, Torn, located, walk
-from strandline.log.wal.slots import write_kept
+from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.write.journal import IndexWriter, JournalPosition, encode_lead
 from strandline.model.head import WriterId, WriterState
 from strandline.storage.clock import Chance, Clock
@@ -40,15 +40,15 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 
 def repair(folder: str, found: Examined, *, disk: Disk) -> None:
-    """Cut what is torn, and make durable what is about to be served. Whatever interrupts it, it can be done again."""
+    """Truncate the torn tail, and make everything else durable. Can be interrupted and repeated."""
     for torn in found.torn:
         _LOGGER.warning(
-            "%s/%s ends within a write that a crash cut short (%s): %d bytes from byte %d on are kept aside.",
+            "%s/%s ends within a write that a crash interrupted (%s): %d bytes from byte %d on are set aside.",
             folder, data_name(torn.first), torn.why, torn.size, torn.at,
         )  # fmt: skip
         _set_aside(folder, torn, disk=disk)
     if found.torn:
-        disk.sync_folder(folder)  # the pieces that are kept, before anything is cut
+        disk.sync_folder(folder)  # the pieces set aside, before anything is truncated
     for torn in found.torn:
         if torn.first != found.place.first:
             disk.remove(f"{folder}/{index_name(torn.first)}")
@@ -56,18 +56,18 @@ def repair(folder: str, found: Examined, *, disk: Disk) -> None:
     _settle(folder, found, disk=disk)
     drop_below(folder, found.firsts, found.kept.start, disk=disk)
     disk.remove(f"{folder}/{KEPT}{NEW}")
-    # Names too: of a file that was just begun, and of those that are gone.
+    # Names too: of a file that was just begun, and of removed ones.
     disk.sync_folder(folder)
 
 
 def _set_aside(folder: str, torn: Torn, *, disk: Disk) -> None:
-    """Keep what is about to be cut, for whoever wants to know what it was."""
+    """Set aside the bytes that are about to be truncated, for inspection."""
     data = disk.read(f"{folder}/{data_name(torn.first)}", torn.at)
     number = 0
     while data:
         path = f"{folder}/{torn_name(torn.first, torn.at, number)}"
         try:
-            if disk.read(path) == data:  # by a repair that was interrupted
+            if disk.read(path) == data:  # an interrupted repair wrote it
                 return
         except NotFound:
             disk.write_new(path, [data])
@@ -82,15 +82,15 @@ def _settle(folder: str, found: Examined, *, disk: Disk) -> None:
         if file.size() > place.size:
             file.cut(place.size)
         if found.sure < place.size:
-            # A process whose sync failed, and that died, leaves bytes that can be read, and that a sync passes over:
-            # on Linux they count as written. The same bytes written again are dirty again. Nothing is cut for it, so
-            # that a crash in between loses nothing.
+            # A process whose sync failed, and that died, leaves bytes that can be read, but that a later sync skips:
+            # Linux considers them written. Writing the same bytes again makes them dirty again. Nothing is truncated
+            # for that, so that a crash in between loses nothing.
             file.rewrite(found.sure, [disk.read(path, found.sure, place.size - found.sure)])
         file.sync()
 
 
 def drop_below(folder: str, firsts: list[int], start: int, *, disk: Disk) -> list[int]:
-    """Remove the files that hold nothing from ``start`` on, oldest first; returns their first offsets."""
+    """Remove the files without records from ``start`` on, oldest first; returns their first offsets."""
     dropped = [first for first, following in pairwise(firsts) if following <= start]
     if dropped:
         remove_files(folder, dropped, disk=disk)
@@ -99,7 +99,7 @@ def drop_below(folder: str, firsts: list[int], start: int, *, disk: Disk) -> lis
 
 
 def remove_files(folder: str, firsts: list[int], *, disk: Disk) -> None:
-    """Remove files of frames, each with its index and with what was once cut off it."""
+    """Remove files of frames, each with its index and its torn pieces."""
     beside: dict[str, list[str]] = {}
     for row in disk.scan(folder):
         if row.name.endswith((INDEX, TORN)):
@@ -111,10 +111,10 @@ def remove_files(folder: str, firsts: list[int], *, disk: Disk) -> None:
 
 
 def rebuild_index(folder: str, log_id: UUID, first: int, *, disk: Disk) -> None:
-    """Durably replace the index of the file that begins at ``first`` by what its frames tell; the caller has the lock.
+    """Durably rebuild the index of the file that begins at ``first`` from its frames; the caller has the lock.
 
-    Interrupted, it leaves a shorter index, which is no less right. ``CorruptData`` if the file is damaged: its index is
-    then as it was.
+    If interrupted, it leaves a shorter index, which is valid, too. ``CorruptData`` if the file is damaged: its index is
+    unchanged then.
     """
     path = f"{folder}/{data_name(first)}"
     rows: list[tuple[Located, dict[WriterId, WriterState]]] = []
@@ -139,14 +139,14 @@ def rebuild_index(folder: str, log_id: UUID, first: int, *, disk: Disk) -> None:
 def create_if_absent(folder: str, *, disk: Disk, clock: Clock, chance: Chance) -> None:
     """Create an empty log in a folder that has none; the caller holds its lock.
 
-    What a creation that was interrupted has left is replaced. ``CorruptData`` if there is more: then this was a log.
+    Leftovers of an interrupted creation are replaced. ``CorruptData`` if there is more: then this was a log.
     """
     if exists(f"{folder}/{IDENTITY}", disk=disk):
         return
     _clear(folder, disk=disk, clock=clock)
     log_id = chance.uuid()
-    write_kept(folder, Kept(log_id, 0), disk=disk)
-    # Not when it was created: the first record may be a copy of one that was written long before, and says so.
+    write_slots_file(folder, SlotsFile(log_id, 0), disk=disk)
+    # Not the time of creation: the first record may be a copy of an older one, with its time.
     lead = encode_lead(log_id, 0, JournalPosition(0, 0, 0, 0, 0, {}))
     disk.write_new(f"{folder}/{data_name(0)}", lead)
     disk.sync_folder(folder)
@@ -155,20 +155,20 @@ def create_if_absent(folder: str, *, disk: Disk, clock: Clock, chance: Chance) -
 
 
 def describe_copy(folder: str, mark: Mark, *, disk: Disk) -> None:
-    """Make a log of the files of frames in a folder that are copies, without slots; the identity last, as ever.
+    """Turn copied files of frames in a folder into a log, without slots; the identity file is written last.
 
-    The mark is of a clean end: whoever finds less than it says knows that something is missing.
+    The mark is of a clean end: a shorter log is recognised as incomplete.
     """
     disk.write_new(f"{folder}/{MARK}", [encode_mark(mark)])
-    disk.write_new(f"{folder}/{KEPT}", [encode_kept(Kept(mark.log_id, mark.start))])
+    disk.write_new(f"{folder}/{KEPT}", [encode_slots_file(SlotsFile(mark.log_id, mark.start))])
     disk.write_new(f"{folder}/{IDENTITY}", [encode_wal_identity(mark.log_id)])
 
 
 def _clear(folder: str, *, disk: Disk, clock: Clock) -> None:
-    """Remove what a creation has left that was interrupted, and refuse anything else."""
-    missing = f"{folder}/{IDENTITY} is missing, and there are records of a log beside it: restore the file."
+    """Remove the leftovers of an interrupted creation, and refuse anything else."""
+    missing = f"{folder}/{IDENTITY} is missing, but there are records of a log beside it: restore the file."
     try:
-        kept = decode_kept(disk.read(f"{folder}/{KEPT}"), folder, now=clock.now())
+        kept = decode_slots_file(disk.read(f"{folder}/{KEPT}"), folder, now=clock.now())
     except NotFound:
         pass
     else:

@@ -1,8 +1,8 @@
 """Rewind: truncates a log to an offset and quarantines the tail in a folder of its own.
 
 Removing files does not suffice: mark, indexes, later files and frames all record that the tail was durable. So the
-rewind first writes its plan as one small file. Before that file exists nothing has changed; afterwards whoever opens
-the log finishes the plan, however often that is interrupted.
+rewind first writes its plan as one small file. Before that file exists nothing has changed; afterwards every opening
+of the log finishes the plan, however often that is interrupted.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from strandline.log.wal.recover.scan_tail import (
     TailScan,
     examine,
     read_identity,
-    read_kept,
     read_lead,
+    read_slots_file,
     walk,
 )
-from strandline.log.wal.slots import write_kept
+from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.write.journal import JournalPosition, encode_lead
 from strandline.log.writers import forget_silent
 from strandline.model.cursor import Cursor
@@ -56,7 +56,7 @@ from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.disk import DISK, Disk, make_own_folder, replace_file, sync_name
 
 _STROKE: Final = 8 << 20
-"""How many bytes are copied at a time."""
+"""Bytes copied at a time."""
 _NO_BOOT: Final = UUID(int=0)
 
 
@@ -66,30 +66,30 @@ class Rewound:
 
     folder: str
     quarantine: str | None
-    """Where what came behind is kept; None if there was nothing."""
+    """The folder of the removed tail; None if there was none."""
     cursor: Cursor
-    """Where the log ends now, with the term of its last record."""
+    """The log's new end, with the term of its last record."""
     end: int
-    """Where it ended before."""
+    """The log's former end."""
 
     @property
     def count(self) -> int:
-        """How many records were taken out."""
+        """Number of removed records."""
         return self.end - self.cursor.next
 
 
 def rewind(folder: str, to: int, *, quarantine: str, disk: Disk = DISK, clock: Clock = CLOCK) -> Rewound:
-    """Durably move everything from an offset on out of a log that nobody has open, so that it ends there.
+    """Durably move everything from an offset on out of a closed log, so that it ends there.
 
     ``quarantine``, a folder that is absent or empty, becomes a write-ahead log of the same identity that begins at
-    ``to`` and holds what was taken out, frame by frame as it was. The log then is in the term of its last record, and
-    remembers its writers as of then. Of a batch that ``to`` lies within, the records below stay, and belong to no
-    numbered append any more: as a whole that was not kept. Slots that stood above are put back to ``to``; nothing else
+    ``to`` and holds the removed tail, frame by frame unchanged. The log then is in the term of its last record, and
+    remembers its writers as of then. If ``to`` is within a batch, the records below stay, but belong to no
+    numbered append any more, since the batch was not kept whole. Slots above are moved back to ``to``; nothing else
     of them changes.
 
-    When it was interrupted, nothing has changed, or opening the log or calling this again finishes it; nothing below
+    If it was interrupted, nothing has changed, or opening the log or calling this again finishes it; nothing below
     ``to`` is touched in any case. If the log ends at ``to``, there is nothing to do. Processes that read the log
-    meanwhile should open it anew.
+    meanwhile should open it again.
 
     ``InvalidInput`` below the log's start or past its end, ``AlreadyExists`` if there is something else in
     ``quarantine``, ``CorruptData`` for damage: nothing was changed. ``Fenced`` while a process has it open.
@@ -103,7 +103,7 @@ def rewind(folder: str, to: int, *, quarantine: str, disk: Disk = DISK, clock: C
         start, end = found.kept.start, max(found.kept.start, found.place.next)
         if not start <= to <= end:
             raise InvalidInput(
-                f"The log in {folder} cannot be cut back to offset {to}: it holds the offsets {start} up to {end}."
+                f"The log in {folder} cannot be rewound to offset {to}: it holds the offsets {start} up to {end}."
             )
         if to == end:
             cursor = Cursor(log_id, to, found.place.term)
@@ -118,17 +118,17 @@ def rewind(folder: str, to: int, *, quarantine: str, disk: Disk = DISK, clock: C
 
 
 class _RewindCut(NamedTuple):
-    """Where a log is cut: behind which frame of which file, and which frame comes there."""
+    """Where a log is truncated: after which frame of which file, and which frame follows there."""
 
     path: str
     place: JournalPosition
-    """Behind the last frame that stays as it is; with the writers and the term as of then."""
+    """Position after the last unchanged frame, with the writers and the term as of then."""
     size: int
-    """The bytes of the file."""
+    """Bytes of the file."""
     frame: Frame
     """The frame that holds the offset."""
     index_size: int
-    """The bytes of the file's index that stay."""
+    """Bytes of the file's index that stay."""
 
 
 def _find_cut(folder: str, found: Examined, to: int, *, disk: Disk) -> _RewindCut:
@@ -157,7 +157,7 @@ def _find_cut(folder: str, found: Examined, to: int, *, disk: Disk) -> _RewindCu
 
 
 def _index_size(folder: str, log_id: UUID, place: JournalPosition, *, disk: Disk) -> int:
-    """How many bytes of the index are of frames up to a place."""
+    """Bytes of the index for frames up to a position."""
     chain = new_chain(log_id, place.first)
     try:
         index = decode_index(disk.read(f"{folder}/{index_name(place.first)}"), chain)
@@ -173,7 +173,7 @@ def _index_size(folder: str, log_id: UUID, place: JournalPosition, *, disk: Disk
 
 
 def _set_aside(folder: str, found: Examined, cut: _RewindCut, to: int, quarantine: str, *, disk: Disk) -> None:
-    """Durably copy everything from the cut on into a log of its own; a copy that is there already is enough."""
+    """Durably copy everything from the cut on into a log of its own; an existing copy is reused."""
     parent = str(Path(quarantine).absolute().parent)
     make_own_folder(parent, disk=disk)
     hidden = f"{quarantine}{NEW}"
@@ -186,14 +186,14 @@ def _set_aside(folder: str, found: Examined, cut: _RewindCut, to: int, quarantin
         disk.rename(hidden, quarantine)
     elif not _is_same(hidden, quarantine, disk=disk):
         disk.remove_folder(hidden)
-        raise AlreadyExists(f"{quarantine} is not empty: name another folder for what is taken out of {folder}.")
+        raise AlreadyExists(f"{quarantine} is not empty: name another folder for the tail of {folder}.")
     else:
-        disk.remove_folder(hidden)  # a call that was interrupted has made it
+        disk.remove_folder(hidden)  # left by an interrupted call
     sync_name(quarantine, disk=disk)
 
 
 def _copy_tail(folder: str, found: Examined, cut: _RewindCut, to: int, target: str, *, disk: Disk) -> None:
-    """The frames from the cut on, as they are: if ``to`` lies within the first of them, the log begins there."""
+    """The frames from the cut on, unchanged: if ``to`` lies within the first of them, the log begins there."""
     log_id, first = found.log_id, cut.place.next
     file = disk.open_append(f"{target}/{data_name(first)}")
     with contextlib.closing(file):
@@ -220,13 +220,13 @@ def _pieces(path: str, at: int, end: int, *, disk: Disk) -> Iterator[bytes]:
     while at < end:
         piece = disk.read(path, at, min(_STROKE, end - at))
         if not piece:
-            raise damaged(path, at, "it ends there, and had more bytes")
+            raise damaged(path, at, "the file ends there, but had more bytes")
         yield piece
         at += len(piece)
 
 
 def _is_same(one: str, other: str, *, disk: Disk) -> bool:
-    """Whether two folders hold the same files, byte by byte; but for indexes, which opening may have written anew."""
+    """Whether two folders hold equal files, except for indexes, which opening may have rebuilt."""
     names, others = (
         [(row.name, row.size) for row in disk.scan(folder) if not row.name.endswith(INDEX)] for folder in (one, other)
     )
@@ -249,7 +249,7 @@ def _decide(folder: str, found: Examined, cut: _RewindCut, to: int, quarantine: 
     if is_split:
         parts = [*parts, *_below(cut, to, salt_of(log_id))]
     disk.write_new(path, parts)
-    disk.sync_folder(folder)  # before anything can say that it is there
+    disk.sync_folder(folder)  # before the plan refers to it
     decided = Rewinding(
         log_id=log_id,
         to=to,
@@ -266,7 +266,7 @@ def _decide(folder: str, found: Examined, cut: _RewindCut, to: int, quarantine: 
 
 
 def _below(cut: _RewindCut, to: int, salt: int) -> Parts:
-    """The records below an offset of the frame that holds it, as a frame of nobody's append."""
+    """The records below an offset of the frame that holds it, as a frame without a writer."""
     info, left = cut.frame.info, to - cut.place.next
     batches: list[pa.RecordBatch] = []
     for batch in decode_frame(cut.frame, f"{cut.path} at byte {cut.frame.start}").batches:
@@ -281,9 +281,9 @@ def _below(cut: _RewindCut, to: int, salt: int) -> Parts:
 
 
 def finish_rewind(folder: str, *, disk: Disk, clock: Clock) -> Rewinding | None:
-    """Finish a rewind that was decided; the caller has the lock. Returns it, None if there is none.
+    """Finish a planned rewind; the caller has the lock. Returns it, None if there is none.
 
-    Each step leaves what readers may see as it should be, and can be done again.
+    Each step keeps the state that readers see consistent, and can be repeated.
     """
     try:
         decided = decode_rewinding(disk.read(f"{folder}/{REWIND}"), f"{folder}/{REWIND}")
@@ -292,23 +292,23 @@ def finish_rewind(folder: str, *, disk: Disk, clock: Clock) -> Rewinding | None:
         return None
     if decided.log_id != read_identity(folder, disk=disk):
         raise CorruptData(f"{folder}/{REWIND} belongs to log {decided.log_id}: move it away.")
-    kept = read_kept(folder, decided.log_id, disk=disk, clock=clock)
+    kept = read_slots_file(folder, decided.log_id, disk=disk, clock=clock)
     slots = tuple(put_at(slot, min(slot.position, decided.to)) for slot in kept.slots)
     if slots != kept.slots:
-        write_kept(folder, replace(kept, slots=slots), disk=disk)
+        write_slots_file(folder, replace(kept, slots=slots), disk=disk)
     mark = Mark(decided.log_id, kept.start, decided.to, decided.begins, decided.term, _NO_BOOT, clean=True)
     _rewrite(f"{folder}/{MARK}", encode_mark(mark), disk=disk)
     if decided.begins == decided.file:
         disk.remove(f"{folder}/{index_name(decided.file)}")
     _take_place(folder, decided, disk=disk)
-    # The new file has its name, before the old one loses what is in both.
+    # The new file gets its name before the old one loses the records that are in both.
     disk.sync_folder(folder)
     if decided.begins != decided.file:
         _shorten(f"{folder}/{data_name(decided.file)}", decided.size, disk=disk)
         _shorten(f"{folder}/{index_name(decided.file)}", decided.index_size, disk=disk)
     later = [first for first in firsts_in(disk.scan(folder)) if first > decided.begins]
     remove_files(folder, later[::-1], disk=disk)
-    disk.sync_folder(folder)  # all of it, before it counts as done
+    disk.sync_folder(folder)  # all of it, before the plan is removed
     disk.remove(f"{folder}/{REWIND}")
     disk.sync_folder(folder)
     return decided
@@ -339,7 +339,7 @@ def _shorten(path: str, size: int, *, disk: Disk) -> None:
 
 
 def _remove_leftovers(folder: str, *, disk: Disk) -> None:
-    """Remove what a rewind has left that was never decided."""
+    """Remove the leftovers of a rewind that was never planned."""
     for row in disk.scan(folder):
         if row.name.endswith(f"{DATA}{NEW}"):
             disk.remove(f"{folder}/{row.name}")

@@ -1,4 +1,4 @@
-"""Scans of a log's files: of all frames, past damage too, and on opening of the tail, where the valid prefix ends.
+"""Scans of a log's files: of all frames, past damage too, and on opening of the tail, to find the valid prefix.
 
 Reads only. Opening reads the last file, from its last index entry on.
 """
@@ -13,7 +13,7 @@ from uuid import UUID
 
 from strandline.errors import CorruptData, NotALog, NotFound, UnsupportedVersion
 from strandline.formats.arrow.block import read_metadata
-from strandline.formats.wal.folder import Kept, append_of, decode_kept, decode_wal_identity, lead_of
+from strandline.formats.wal.folder import SlotsFile, append_of, decode_slots_file, decode_wal_identity, lead_of
 from strandline.formats.wal.frame import (
     HEADER_SIZE,
     MAGIC,
@@ -41,15 +41,15 @@ from strandline.storage.clock import Clock
 from strandline.storage.disk import Disk
 
 WINDOW: Final = 8 << 20
-"""How many bytes are read at a time; a frame that is larger is read as a whole."""
+"""Bytes read at a time; a larger frame is read as a whole."""
 
 _BEGINNING: Final = re.compile(re.escape(MAGIC + bytes([VERSION])))
 _PATIENCE: Final = 4
-"""How often, on average, a byte is read to find a frame past damage; hostile bytes could ask for any number."""
+"""Average number of reads of a byte while searching a frame past damage; bounds the work on hostile bytes."""
 
 
 class Hole(NamedTuple):
-    """Bytes that are no frame: from ``at`` up to ``upto``, where the next one begins or the file ends."""
+    """Bytes that are no frame: from ``at`` up to ``upto``, where the next frame begins or the file ends."""
 
     at: int
     upto: int
@@ -58,7 +58,7 @@ class Hole(NamedTuple):
 
 
 def located(path: str, frame: Frame) -> tuple[Located, dict[WriterId, WriterState]]:
-    """Where a whole frame of a file stands, and whose append it is."""
+    """Position of a whole frame of a file, and its writer."""
     info, first = frame.info, frame.info.first - 1
     where = f"{path} at byte {frame.start}"
     append = append_of(read_metadata(frame.block, where), where)
@@ -72,17 +72,17 @@ def located(path: str, frame: Frame) -> tuple[Located, dict[WriterId, WriterStat
 def walk(
     path: str, size: int, *, salt: int, disk: Disk, start: int = 0, window: int = WINDOW
 ) -> Iterator[Frame | Hole]:
-    """What the first ``size`` bytes of a file hold from byte ``start`` on, in order, each byte of it once.
+    """The frames and holes in the first ``size`` bytes of a file from byte ``start`` on, in order, each byte once.
 
-    Frames are whole by their checksums; that they follow each other is not looked at. Behind damage it goes on with the
-    next frame of this log (``salt``). Holds about ``window`` bytes, or one frame. ``NotFound`` if the file goes away.
+    Checksums of frames are checked, their continuity is not. After damage it continues with the
+    next frame of this log (``salt``). Holds about ``window`` bytes, or one frame. ``NotFound`` if the file is removed.
     """
     position, wanted, patience = start, window, _PATIENCE * size
     while position < size:
         length = min(wanted, size - position)
         data = disk.read(path, position, length)
         if len(data) < length:
-            size = position + len(data)  # it was cut meanwhile: what was there was never acknowledged
+            size = position + len(data)  # truncated meanwhile: those bytes were never acknowledged
         scanner = FrameScanner(memoryview(data), origin=position)
         yield from scanner
         stop, wanted = scanner.stop, window
@@ -100,10 +100,10 @@ def walk(
 def _next_frame(
     path: str, stop: Stop, size: int, patience: int, *, salt: int, disk: Disk, window: int
 ) -> tuple[int, int]:
-    """Where the next whole frame of this log begins, or the end of the file; and how much patience is left."""
+    """Position of the next whole frame of this log, or the end of the file; and the remaining read budget."""
     head = frame_head(memoryview(disk.read(path, stop.at, HEADER_SIZE)), origin=stop.at)
     if isinstance(head, FrameHead) and head.end < size:
-        # Only the payload is damaged, and what is in it may look like a frame: a value may be anything.
+        # Only the payload is damaged; it may contain bytes that look like a frame, since values are arbitrary.
         behind = frame_head(memoryview(disk.read(path, head.end, HEADER_SIZE)), origin=head.end)
         if _is_own(behind, salt):
             return head.end, patience
@@ -125,23 +125,23 @@ def _is_own(head: FrameHead | Stop, salt: int) -> bool:
 
 
 def _beginnings(path: str, at: int, size: int, *, disk: Disk, window: int) -> Iterator[int]:
-    """Where the file has bytes with which a frame could begin."""
+    """Positions of bytes with which a frame could begin."""
     while at < size:
         data = disk.read(path, at, min(window, size - at))
         for match in _BEGINNING.finditer(data):
             yield at + match.start()
         if len(data) <= len(MAGIC):
             return
-        at += len(data) - len(MAGIC)  # a beginning may lie across two windows
+        at += len(data) - len(MAGIC)  # a frame may begin across two windows
 
 
 class Torn(NamedTuple):
     """Bytes at the end of a file that a crash has left, and that were never acknowledged."""
 
     first: int
-    """Which file it is."""
+    """First offset of the file."""
     at: int
-    """From this byte on; 0 for a file that was never finished, and goes as a whole."""
+    """First torn byte; 0 for a file that was never finished, and is removed as a whole."""
     size: int
     why: str
 
@@ -151,21 +151,21 @@ class Examined:
     """A log as it is on the disk, before anything is repaired."""
 
     log_id: UUID
-    kept: Kept
+    kept: SlotsFile
     firsts: list[int]
-    """The files that stay."""
+    """The remaining files."""
     place: JournalPosition
-    """Where the last of them is whole, and where the next frame goes."""
+    """End of the valid part of the last file, where the next frame is written."""
     index: Index
-    """The whole entries of its index."""
+    """The valid entries of its index."""
     indexed: int
-    """The byte up to which it knows the file."""
+    """The byte up to which the index covers the file."""
     behind: list[tuple[Located, Mapping[WriterId, WriterState]]]
-    """The frames behind that, and whose appends they are."""
+    """The frames after that, and their writers."""
     sure: int
-    """Up to this byte of the last file it is known that a sync succeeded."""
+    """The byte of the last file up to which a sync is known to have succeeded."""
     mark: int
-    """Everything below this offset was known to be durable, by whatever has told so."""
+    """Everything below this offset is known to be durable, by mark, index or frames."""
     torn: list[Torn] = field(default_factory=list)
 
 
@@ -183,7 +183,7 @@ class _File:
 
 
 def read_identity(folder: str, *, disk: Disk) -> UUID:
-    """Which log is in this folder, or ``NotALog``."""
+    """The identity of the log in this folder, or ``NotALog``."""
     path = f"{folder}/{IDENTITY}"
     try:
         return decode_wal_identity(disk.read(path), path)
@@ -192,15 +192,15 @@ def read_identity(folder: str, *, disk: Disk) -> UUID:
         raise NotALog(f"There is no write-ahead log in {folder}: name another folder, or create one.") from error
 
 
-def read_kept(folder: str, log_id: UUID, *, disk: Disk, clock: Clock) -> Kept:
-    """Where the log begins, and its slots. A file that is missing or damaged is an error, never "no slots"."""
+def read_slots_file(folder: str, log_id: UUID, *, disk: Disk, clock: Clock) -> SlotsFile:
+    """The log's start and its slots. A missing or damaged file is an error, never "no slots"."""
     path = f"{folder}/{KEPT}"
     try:
-        kept = decode_kept(disk.read(path), path, now=clock.now())
+        kept = decode_slots_file(disk.read(path), path, now=clock.now())
     except NotFound as error:
         raise CorruptData(
-            f"{path} is missing, which says where the log begins and which slots pin it: restore it from a backup, or "
-            "let 'strandline wal repair --forget-slots' make one without slots, and create them again."
+            f"{path} is missing, which holds the start of the log and its slots: restore it from a backup, or "
+            "run 'strandline wal repair --forget-slots', and create the slots again."
         ) from error
     if kept.log_id != log_id:
         raise CorruptData(f"{path} belongs to log {kept.log_id}, not to {log_id}: restore the right one.")
@@ -210,12 +210,12 @@ def read_kept(folder: str, log_id: UUID, *, disk: Disk, clock: Clock) -> Kept:
 def examine(folder: str, *, disk: Disk, clock: Clock) -> Examined:
     """Scan the log. ``NotALog``, ``UnsupportedVersion``, or ``CorruptData`` with file and byte."""
     log_id = read_identity(folder, disk=disk)
-    kept = read_kept(folder, log_id, disk=disk, clock=clock)
+    kept = read_slots_file(folder, log_id, disk=disk, clock=clock)
     return examine_files(folder, kept, disk=disk)
 
 
-def examine_files(folder: str, kept: Kept, *, disk: Disk) -> Examined:
-    """The same, by a start and slots that were read before."""
+def examine_files(folder: str, kept: SlotsFile, *, disk: Disk) -> Examined:
+    """The same, with a given start and slots."""
     log_id = kept.log_id
     side = read_mark(folder, log_id, disk=disk)
     firsts = firsts_in(disk.scan(folder))
@@ -223,7 +223,7 @@ def examine_files(folder: str, kept: Kept, *, disk: Disk) -> Examined:
     mark = 0 if side is None else side.next
     while firsts:
         first = firsts[-1]
-        mark = max(mark, first)  # a file is begun only when all before it is durable
+        mark = max(mark, first)  # a file begins only when all before it is durable
         path = f"{folder}/{data_name(first)}"
         found = _examine_file(folder, log_id, first, disk=disk)
         if isinstance(found, Stop):
@@ -232,7 +232,7 @@ def examine_files(folder: str, kept: Kept, *, disk: Disk) -> Examined:
             firsts.pop()
             continue
         mark = max(mark, found.mark)
-        # What is below the start is gone anyway: a log may just have been told to begin there.
+        # Records below the start are trimmed anyway: the start may just have been moved.
         _refuse(path, found, mark if mark > kept.start else 0)
         if found.stop.ending is not Ending.CLEAN:
             torn.append(Torn(first, found.stop.at, found.size - found.stop.at, found.stop.why))
@@ -244,7 +244,7 @@ def examine_files(folder: str, kept: Kept, *, disk: Disk) -> Examined:
 
 
 def _refuse_unfinished(path: str, first: int, stop: Stop, mark: int, side: Mark | None) -> None:
-    """Refuse a file without its beginning, unless a crash may have left it so: nothing in it was acknowledged."""
+    """Refuse a file without its first frame, unless a crash may have caused that: nothing in it was acknowledged."""
     if stop.ending is Ending.UNSUPPORTED:
         raise _unsupported(path, stop)
     if mark > first or (side is not None and side.active == first):
@@ -252,7 +252,7 @@ def _refuse_unfinished(path: str, first: int, stop: Stop, mark: int, side: Mark 
 
 
 def _refuse(path: str, found: _File, mark: int) -> None:
-    """Refuse damage at or below the mark; what is above it is a torn tail, whatever follows."""
+    """Refuse damage at or below the mark; everything above it is a torn tail."""
     if found.stop.ending is Ending.UNSUPPORTED:
         raise _unsupported(path, found.stop)
     if found.place.next < mark:
@@ -264,7 +264,7 @@ def _unsupported(path: str, stop: Stop) -> UnsupportedVersion:
 
 
 def _sure(found: _File, mark: int, *, is_begun: bool) -> int:
-    """Up to which byte a sync is known to have succeeded: by an entry, by a later frame, or by the mark."""
+    """The byte up to which a sync is known to have succeeded: by an index entry, by a later frame, or by the mark."""
     sure = 0
     if found.index.entries:
         sure = found.index.entries[-1].position
@@ -277,13 +277,13 @@ def _sure(found: _File, mark: int, *, is_begun: bool) -> int:
 
 
 def _examine_file(folder: str, log_id: UUID, first: int, *, disk: Disk) -> _File | Stop:
-    """What a file holds; a ``Stop`` if it does not even begin as it should."""
+    """Scan a file; a ``Stop`` if its first frame is invalid."""
     path = f"{folder}/{data_name(first)}"
     size = disk.size(path)
     lead = read_lead(path, log_id, first, disk=disk)
     salt = salt_of(log_id)
     if isinstance(lead, Stop):
-        # What is behind it may tell that the file was begun after all.
+        # A later frame may prove that the file was begun.
         data = memoryview(disk.read(path))
         beyond = max((frame.info.durable for frame in _own(frames_beyond(data), salt)), default=0)
         if beyond > first and lead.ending is not Ending.UNSUPPORTED:
@@ -328,7 +328,7 @@ class TailScan:
         self._salt = salt
 
     def take(self, frame: Frame) -> Stop | None:
-        """Go behind this frame; a ``Stop`` if it is not the one that follows."""
+        """Accept the next frame; a ``Stop`` if it does not follow the one before."""
         place, info = self._place, frame.info
         if info.flags != self._salt or info.first != place.next + 1 or info.term < place.term or not info.count:
             return Stop(Ending.DAMAGED, frame.start, f"the frame there does not follow offset {place.next - 1}")
@@ -342,7 +342,7 @@ class TailScan:
 
 
 class Lead(NamedTuple):
-    """The frame that a file begins with."""
+    """The first frame of a file."""
 
     info: FrameInfo
     end: int
@@ -350,7 +350,7 @@ class Lead(NamedTuple):
 
 
 def read_lead(path: str, log_id: UUID, first: int, *, disk: Disk) -> Lead | Stop:
-    """What the file begins with; a ``Stop`` if that is not whole. ``CorruptData`` for a file of another log."""
+    """The first frame of a file; a ``Stop`` if it is not whole. ``CorruptData`` for a file of another log."""
     head = frame_head(memoryview(disk.read(path, 0, HEADER_SIZE)))
     if isinstance(head, Stop):
         return head
@@ -376,5 +376,5 @@ def _read_index(folder: str, log_id: UUID, first: int, *, disk: Disk) -> Index:
 
 
 def _own(frames: Iterable[Frame], salt: int) -> Iterator[Frame]:
-    """The frames that this log may have written: what looks like one may be somebody's value."""
+    """The frames that this log may have written: a value may contain bytes that look like a frame."""
     return (frame for frame in frames if frame.info.flags & ~LEAD == salt and frame.info.durable < frame.info.first)

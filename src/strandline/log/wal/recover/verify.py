@@ -10,7 +10,7 @@ from typing import Final
 from uuid import UUID
 
 from strandline.errors import CorruptData, NotALog, NotFound, WrongKind
-from strandline.formats.wal.folder import Kept, lead_of
+from strandline.formats.wal.folder import SlotsFile, lead_of
 from strandline.formats.wal.frame import HEADER_SIZE, Frame, FrameScanner, Stop, decode_frame, frame_head
 from strandline.formats.wal.index import decode_index, new_chain
 from strandline.formats.wal.mark import Mark
@@ -18,8 +18,8 @@ from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.folders import FolderKind, contents, refuse_others
 from strandline.log.wal import names
 from strandline.log.wal.read.watermark import LOOKS, read_mark
-from strandline.log.wal.recover.checks import FileCheck, FileFacts, judge_closed, judge_kept, judge_last
-from strandline.log.wal.recover.scan_tail import WINDOW, read_identity, read_kept, walk
+from strandline.log.wal.recover.checks import FileCheck, FileFacts, judge_closed, judge_last, judge_slots
+from strandline.log.wal.recover.scan_tail import WINDOW, read_identity, read_slots_file, walk
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.segments import COLD_FILE, COLD_FOLDER
 from strandline.model.times import TOLERANCE
@@ -29,7 +29,7 @@ from strandline.storage.disk import Disk, FolderRow
 _KNOWN: Final = frozenset({names.IDENTITY, names.KEPT, names.MARK, names.LOCK, names.REWIND, COLD_FILE, COLD_FOLDER})
 _OF_FILE: Final = re.compile(r"([0-9]{20})\..*")
 
-Told = Callable[[int], None]
+OnProgress = Callable[[int], None]
 """Called with the number of bytes read since the last call."""
 
 
@@ -38,25 +38,25 @@ class WalVerification(Verification):
     """Result of verifying a write-ahead log."""
 
     log_id: UUID | None = None
-    """None if no file says which log it is."""
+    """None if no file names the log."""
     bounds: Bounds = Bounds(0, 0)  # noqa: RUF009 - immutable
     """First retained and next offset, as far as the log could be read."""
     indexes: tuple[int, ...] = ()
-    """The files, by their first offsets, whose index has to be rebuilt."""
+    """First offsets of the files whose index has to be rebuilt."""
 
 
-def verify(folder: str, *, disk: Disk, clock: Clock, told: Told | None = None) -> WalVerification:
+def verify(folder: str, *, disk: Disk, clock: Clock, on_progress: OnProgress | None = None) -> WalVerification:
     """Verify a whole log. Changes nothing, takes no lock, needs little memory.
 
-    Damage to what was acknowledged is *damage*; what opening the log would put right by itself is a *note*. The log may
-    be used meanwhile: only what was durable when this began is judged, and what is trimmed meanwhile is not missed.
-    ``NotALog`` if there is something else in the folder, or nothing of a log; ``UnsupportedVersion`` if a newer version
-    made it.
+    Damage to acknowledged records is *damage*; what opening the log repairs by itself is a *note*. The log may
+    be used meanwhile: only records that were durable at the start are judged, and files that are trimmed meanwhile are
+    not missed. ``NotALog`` if the folder holds something else, or no log; ``UnsupportedVersion`` for a log of a newer
+    version.
     """
     there = contents(folder, disk=disk)
     if FolderKind.WAL not in there.kinds and not there.is_free():
         refuse_others(there, FolderKind.WAL)
-    return _Verifier(folder, disk, clock, told or (lambda _: None)).run()
+    return _Verifier(folder, disk, clock, on_progress or (lambda _: None)).run()
 
 
 @dataclass(slots=True)
@@ -66,14 +66,14 @@ class _Verifier:
     _folder: str
     _disk: Disk
     _clock: Clock
-    _told: Told
+    _on_progress: OnProgress
     _result: WalVerification = field(init=False)
 
     def run(self) -> WalVerification:
         self._result = WalVerification(self._folder, Counter(files=0, frames=0, records=0, bytes=0, slots=0))
         log_id = self._identity()
         kept = None if log_id is None else self._kept(log_id)
-        # The mark before the names: what is below it is in files that are there by now.
+        # The mark before the names: all records below it are in existing files.
         mark = None if log_id is None else self._mark(log_id)
         rows = self._disk.scan(self._folder)
         firsts = names.firsts_in(rows)
@@ -82,7 +82,7 @@ class _Verifier:
         if kept is not None:
             self._result.examined["slots"] = sum(not slot.dropped for slot in kept.slots)
             self._result.take(
-                judge_kept(f"{self._folder}/{names.KEPT}", kept, max(end, 0 if mark is None else mark.next))
+                judge_slots(f"{self._folder}/{names.KEPT}", kept, max(end, 0 if mark is None else mark.next))
             )
         self._result.take(self._others(rows, firsts))
         self._result.log_id = log_id
@@ -90,7 +90,7 @@ class _Verifier:
         return self._result
 
     def _identity(self) -> UUID | None:
-        """Which log it is; if its own file does not tell, by its slots or by the beginning of a file."""
+        """The identity of the log; if its own file is unreadable, by its slots or by the first frame of a file."""
         path = f"{self._folder}/{names.IDENTITY}"
         try:
             return read_identity(self._folder, disk=self._disk)
@@ -107,7 +107,7 @@ class _Verifier:
         return next(self._owners(), None)
 
     def _has_frames(self) -> bool:
-        """Whether there is more than what a creation leaves that was interrupted."""
+        """Whether there is more than the leftovers of an interrupted creation."""
         firsts = names.firsts_in(self._disk.scan(self._folder))
         if firsts != [0]:
             return bool(firsts)
@@ -126,9 +126,9 @@ class _Verifier:
             except (CorruptData, NotFound):
                 continue
 
-    def _kept(self, log_id: UUID) -> Kept | None:
+    def _kept(self, log_id: UUID) -> SlotsFile | None:
         try:
-            return read_kept(self._folder, log_id, disk=self._disk, clock=self._clock)
+            return read_slots_file(self._folder, log_id, disk=self._disk, clock=self._clock)
         except CorruptData as error:
             self._damaged(FindingKind.SLOT, f"{self._folder}/{names.KEPT}", str(error))
             return None
@@ -137,7 +137,7 @@ class _Verifier:
         mark = read_mark(self._folder, log_id, disk=self._disk, looks=LOOKS)
         if mark is None:
             path = f"{self._folder}/{names.MARK}"
-            self._note(FindingKind.MARK, path, f"{path} is missing or cannot be read: opening the log makes it again.")
+            self._note(FindingKind.MARK, path, f"{path} is missing or cannot be read: opening the log rebuilds it.")
         return mark
 
     def _others(self, rows: list[FolderRow], firsts: list[int]) -> Iterator[Finding]:
@@ -146,26 +146,26 @@ class _Verifier:
             path = f"{self._folder}/{row.name}"
             of = _OF_FILE.fullmatch(row.name)
             if row.name.endswith(names.TORN):
-                text = f"{path} holds {row.size} bytes that were once cut as torn: remove it when nobody needs it."
+                text = f"{path} holds {row.size} bytes that were once cut as torn: remove it when it is not needed."
                 yield Finding(Severity.NOTE, FindingKind.PIECE, path, text)
             elif row.name == names.REWIND:
-                text = f"{path} tells of a rewind that was interrupted, and opening the log finishes it: do that first."
+                text = f"{path} records an interrupted rewind, which opening the log finishes: do that first."
                 yield Finding(Severity.NOTE, FindingKind.STRANGER, path, text)
             elif row.name in _KNOWN or (row.name.endswith(names.DATA) and of is not None):
                 continue
             elif row.name.endswith(names.NEW) and (row.name.removesuffix(names.NEW) in _KNOWN or of is not None):
-                text = f"{path} was left by a write that was interrupted: it counts for nothing."
+                text = f"{path} was left by an interrupted write: it is ignored."
                 yield Finding(Severity.NOTE, FindingKind.STRANGER, path, text)
             elif row.name.endswith(names.INDEX) and of is not None:
                 if int(of[1]) not in firsts:
-                    text = f"{path} is the index of a file that is not there: it counts for nothing."
+                    text = f"{path} is the index of a file that does not exist: it is ignored."
                     yield Finding(Severity.NOTE, FindingKind.INDEX, path, text)
             else:
-                text = f"{path} does not belong to the log, which leaves it alone."
+                text = f"{path} does not belong to the log, which ignores it."
                 yield Finding(Severity.NOTE, FindingKind.STRANGER, path, text)
 
     def _files(self, log_id: UUID, start: int, mark: Mark | None, firsts: list[int]) -> int:
-        """Look at all files of frames; returns where the log ends by them."""
+        """Check all files of frames; returns the end of the log according to them."""
         if not firsts:
             if not self._is_trimmed(log_id, 0 if mark is None else mark.next):
                 text = f"{self._folder} has no files of frames, although there is a log: restore them."
@@ -199,12 +199,12 @@ class _Verifier:
             if facts.index is not None:
                 self._result.indexes = (*self._result.indexes, first)
                 index = f"{self._folder}/{names.index_name(first)}"
-                text = f"{index} has to be made again: {facts.index}. 'strandline wal repair' does that."
+                text = f"{index} has to be rebuilt: {facts.index}. Run 'strandline wal repair'."
                 self._note(FindingKind.INDEX, index, text)
         return end
 
     def _look_at(self, log_id: UUID, path: str, first: int, term: int, *, is_closed: bool) -> FileFacts:
-        # The index before the size: what it tells of is in the file by then, though a writer is at it.
+        # The index before the size: its entries are in the file by then, even while a writer appends.
         try:
             data: bytes | None = self._disk.read(f"{self._folder}/{names.index_name(first)}")
         except NotFound:
@@ -216,7 +216,7 @@ class _Verifier:
         for found in walk(path, size, salt=names.salt_of(log_id), disk=self._disk):
             check.take(found)
             upto = found.end if isinstance(found, Frame) else found.upto
-            self._told(upto - at)
+            self._on_progress(upto - at)
             at = upto
             if check.is_hopeless:
                 break
@@ -228,7 +228,7 @@ class _Verifier:
         return facts
 
     def _last(self, log_id: UUID, facts: FileFacts, mark: Mark | None) -> int:
-        """Judge the last file by the mark as it was when this began, or by more if nobody has written since."""
+        """Judge the last file by the mark at the start, or by a later one if nothing was written since."""
         durable = max(facts.first, 0 if mark is None else mark.next)
         now = read_mark(self._folder, log_id, disk=self._disk)
         if now == mark:
@@ -244,25 +244,26 @@ class _Verifier:
         return offsets[0] if offsets else facts.next
 
     def _times(self, facts: FileFacts) -> None:
-        """Tell of a last frame that is ahead of the present: one of two clocks is wrong, or was."""
+        """Report a last frame that is ahead of the present: one of two clocks is or was wrong."""
         ahead = facts.written * 1000 - self._clock.now()
         if ahead > TOLERANCE:
             text = (
                 f"The last frame in {facts.path} is {ahead // SECOND:,} s ahead of this machine's clock, which was "
-                "ahead when it was written, or is behind now: set it right. It heals by itself within a day."
+                "ahead when it was written, or is behind now: correct the clock. New frames have right times within a "
+                "day."
             )
             self._note(FindingKind.TIMES, facts.path, text)
 
     def _may_be_gone(self, log_id: UUID, first: int, following: int | None, mark: Mark | None) -> bool:
-        """Whether a file that was there may have gone since: trimmed, or never finished and removed on opening."""
+        """Whether a file may have been removed meanwhile: trimmed, or never finished and removed on opening."""
         if following is not None:
             return self._is_trimmed(log_id, following)
         return mark is None or (mark.next <= first and mark.active != first) or self._is_trimmed(log_id, mark.next)
 
     def _is_trimmed(self, log_id: UUID, upto: int) -> bool:
-        """Whether the log, as it is now, has let go of everything below an offset."""
+        """Whether the log has been trimmed up to an offset by now."""
         try:
-            kept = read_kept(self._folder, log_id, disk=self._disk, clock=self._clock)
+            kept = read_slots_file(self._folder, log_id, disk=self._disk, clock=self._clock)
         except CorruptData:
             return False
         return upto > 0 and kept.start >= upto

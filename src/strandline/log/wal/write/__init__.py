@@ -1,1 +1,1 @@
-"""The write path of a write-ahead log: group commit into the file that is being written."""
+"""The write path of a write-ahead log: group commit into the active file."""

@@ -28,17 +28,17 @@ W = TypeVar("W")
 _DONE: Final = settled_group()
 
 _LARGE: Final = 1 << 20
-"""Values up to this size need no closer look."""
+"""Values up to this size are not checked further."""
 
 _OVERHEAD: Final = 64
-"""What a queued value takes beside its bytes."""
+"""Bytes of a queued value, besides its content."""
 
 
 class GroupCommitter(Generic[W]):
     """Gives each append its offset, under the lock that orders the bytes, and commits group after group.
 
-    With ``background`` one thread does that; without, whoever waits for a handle. A failure is final: the appends that
-    it hit raise, and so do all later ones.
+    With ``background`` one thread commits; without, the threads that wait for a handle do. A failure is final: the
+    failed appends raise, and so do all later ones.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class GroupCommitter(Generic[W]):
         place: JournalPosition,
         settings: WalSettings,
     ) -> None:
-        """Go on at this place.
+        """Continue at this position.
 
-        ``write`` puts a group behind the one before, ``finish`` makes it durable and readable, ``tidy`` does what can
-        wait until others are being woken; each raises if it cannot. ``end`` is called by the thread when it was closed
+        ``write`` appends a group to the file, ``finish`` makes it durable and readable, ``tidy`` does work that can
+        wait until threads are woken; each raises if it fails. ``end`` is called by the thread when it was closed
         and everything is committed.
         """
         self._name = name
@@ -65,16 +65,16 @@ class GroupCommitter(Generic[W]):
         self._end = end
         self._now_ns = settings.clock.now_ns
         self.next = place.next
-        """The offset of the next record, durable or not yet."""
+        """The offset of the next record."""
         self.term = place.term
         """The term of the next record."""
         self._writers = {writer: (state, _DONE) for writer, state in place.writers.items()}
         self._max_pending = max(1, settings.pending_bytes)  # an empty queue always has room
         self._lock = threading.Lock()
-        """Orders appends: held while an offset is given and its record queued."""
+        """Orders appends: held while an offset is assigned and its record queued."""
         self._room = threading.Condition(self._lock)
         self._crowd = 0
-        """How many wait for room."""
+        """Number of threads that wait for room."""
         self._committing = threading.Lock()
         """Held while the files are written."""
         self._turnstile = threading.Lock()
@@ -84,23 +84,23 @@ class GroupCommitter(Generic[W]):
         self._refusal: Callable[[], Exception] | None = None
         self.failed = False
         """Whether a write failed, so that nothing more is appended."""
-        self._told = False
-        """Whether anybody was told of the failure."""
+        self._failure_seen = False
+        """Whether a caller has seen the failure."""
         self._wake = threading.Lock()
         self._wake.acquire()
         self._asleep = False
         self._closing = False
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
-        """Set by the thread as the last thing it does. A join that a signal interrupts takes it for stopped."""
+        """Set last by the thread: a join that a signal interrupts would report it as stopped."""
         if settings.background:
             self._thread = threading.Thread(target=self._run, name=f"strandline-wal {name}", daemon=True)
             self._thread.start()
 
     def add(self, value: bytes) -> tuple[CommitGroup, int]:
-        """Queue one value; returns the group that it is in, and its offset.
+        """Queue one value; returns its group, and its offset.
 
-        Called for every record, so that nothing is called from here that need not be.
+        Called for every record, so it makes no avoidable calls.
         """
         if type(value) is not bytes or len(value) > _LARGE:
             value = value_of(value)
@@ -123,7 +123,7 @@ class GroupCommitter(Generic[W]):
     def add_value(
         self, value: bytes, timestamp: int, *, term: int | None, expect: int | None
     ) -> tuple[CommitGroup, int]:
-        """The same with a timestamp (microseconds) of its own, in a term and at a place that may be given."""
+        """The same with a timestamp (microseconds) of its own, and optionally a term and an offset."""
         with self._lock:
             group, run = self._open_run(term, expect)
             run.values.append(value)
@@ -135,7 +135,7 @@ class GroupCommitter(Generic[W]):
         return group, first
 
     def _open_run(self, term: int | None, expect: int | None) -> tuple[CommitGroup, ValueRun]:
-        """Where the next value goes; called and left with the lock held."""
+        """The run for the next value; called and left with the lock held."""
         if self._refusal is not None:
             raise self._refusal()
         self._check(term, expect)
@@ -165,9 +165,10 @@ class GroupCommitter(Generic[W]):
         timestamp: int | None = None,
         is_copy: bool = False,
     ) -> WalHandle:
-        """Queue a batch that is one frame; nothing is done for a number that the writer had before.
+        """Queue a batch as one frame; a repeated number of the writer is a no-op.
 
-        A copy's number is not judged, only remembered: this log may have forgotten writers that the other one has not.
+        A copy's number is not checked, only remembered: this log may have forgotten writers that the other one
+        remembers.
         """
         judged = None if is_copy else writer
         batches, pages, size, checksums = content
@@ -194,7 +195,7 @@ class GroupCommitter(Generic[W]):
         return WalHandle(group, first, count)
 
     def _check(self, term: int | None, expect: int | None) -> None:
-        """Refuse what does not follow; then the term holds for this record and for those after it."""
+        """Refuse an append that does not follow; sets the term for this record and later ones."""
         if expect is not None and expect != self.next:
             error = ExpectationFailed(
                 f"The append expected the log to end at {expect}, and it ends at {self.next}; nothing was appended."
@@ -204,8 +205,8 @@ class GroupCommitter(Generic[W]):
         if term is not None:
             if term < self.term:
                 raise Fenced(
-                    f"The append is of term {term}, and the log is in term {self.term}: terms never go down, and "
-                    "whoever wrote this must stop."
+                    f"The append is of term {term}, and the log is in term {self.term}: terms never decrease, and "
+                    "its writer must stop."
                 )
             if term > self.term:
                 self.term, self._group.run = term, None
@@ -213,7 +214,7 @@ class GroupCommitter(Generic[W]):
     def _repeated(self, writer: WriterId, number: int, count: int) -> WalHandle | None:
         state, group = self._writers.get(writer, (None, _DONE))
         if state is not None and number <= state.number:
-            # An earlier number is in the same group or in one before it, and durable when this one is.
+            # An earlier number is in the same group or in an earlier one, and durable when this one is.
             return WalHandle(group, *((state.first, state.count) if number == state.number else (None, count)))
         check_number(writer, number, state)
         return None
@@ -244,15 +245,15 @@ class GroupCommitter(Generic[W]):
             raise self._refusal()
 
     def commit_all(self) -> None:
-        """Commit everything that is queued at the time of the call."""
+        """Commit everything that is queued now."""
         with self._committing:
             group = self._take()
             if group is not None and self._commit_group(group):
-                self._tell(group)
+                self._settle(group)
 
     @contextlib.contextmanager
     def exclusively(self) -> Iterator[None]:
-        """Nothing is being committed within the block: nobody else touches the files."""
+        """No commit runs within the block: no other thread touches the files."""
         with self._turnstile, self._committing:
             yield
 
@@ -266,15 +267,15 @@ class GroupCommitter(Generic[W]):
                 self._room.notify_all()
         return group
 
-    def _commit_group(self, group: CommitGroup, told: CommitGroup | None = None) -> bool:
-        """Make a group durable, or fail; ``told`` is the one before, which is durable and does not know it yet."""
+    def _commit_group(self, group: CommitGroup, unsettled: CommitGroup | None = None) -> bool:
+        """Make a group durable, or fail; ``unsettled`` is the group before, which is durable but not settled yet."""
         try:
             try:
                 written = self._write(group.items)
             finally:
-                # Who waits for the group before is woken now: they run while the sync does, which needs no interpreter.
-                # Earlier they would only have been in the way of the write.
-                self._tell(told)
+                # Waiters of the group before are woken now: they run during the sync, which needs no interpreter lock.
+                # Earlier they would only have delayed the write.
+                self._settle(unsettled)
             self._finish(written)
         except BaseException as error:
             self.fail(error)
@@ -284,8 +285,8 @@ class GroupCommitter(Generic[W]):
             return False
         return True
 
-    def _tell(self, group: CommitGroup | None) -> None:
-        """Say that a group is durable."""
+    def _settle(self, group: CommitGroup | None) -> None:
+        """Mark a group as durable, and wake its waiters."""
         if group is None:
             return
         group.settle()
@@ -304,32 +305,32 @@ class GroupCommitter(Generic[W]):
             self._ended.set()
 
     def _commit_on(self) -> None:
-        """Commit group after group, until it is closed and nothing is left."""
-        told: CommitGroup | None = None
+        """Commit group after group, until it is closed and the queue is empty."""
+        unsettled: CommitGroup | None = None
         try:
             while True:
-                with self._turnstile:  # who wants the files for themselves is not kept waiting by a busy log
+                with self._turnstile:  # a busy log must not starve exclusively()
                     pass
                 with self._committing:
                     group = self._take()
                     if group is not None:
-                        told = group if self._commit_group(group, told) else None
+                        unsettled = group if self._commit_group(group, unsettled) else None
                     if group is None or not self._group.items or self._turnstile.locked():
-                        self._tell(told)
-                        told = None
-                # Never asleep with a group that is not told: what was queued behind it may just have been refused.
-                if told is None and self._is_over():
+                        self._settle(unsettled)
+                        unsettled = None
+                # Never sleeps with an unsettled group: the appends queued after it may just have been refused.
+                if unsettled is None and self._is_over():
                     return
         except BaseException:
-            if told is not None:
-                told.settle()
+            if unsettled is not None:
+                unsettled.settle()
             self._abandon()
             raise
 
     def _is_over(self) -> bool:
         """Sleep until there is something to do; whether nothing more will come."""
         with self._lock:
-            # Both under the lock: an append between the two looks would be left behind by who closes then.
+            # Both under the lock: an append between the two checks would be lost by a concurrent close.
             if self._group.items and not self.failed:
                 return False
             if self._closing:
@@ -339,11 +340,11 @@ class GroupCommitter(Generic[W]):
         return False
 
     def fail(self, error: BaseException) -> None:
-        """Refuse all further appends, and those that are queued: after a failure nothing may follow."""
+        """Refuse all queued and later appends: nothing may follow a failure."""
         name = self._name
 
         def refusal() -> Exception:
-            self._told = True
+            self._failure_seen = True
             if isinstance(error, DiskFull):
                 return _caused(
                     DiskFull(
@@ -353,17 +354,17 @@ class GroupCommitter(Generic[W]):
                 )
             return _caused(
                 LogFailed(
-                    f"The log in {name} stopped, since it could not write ({error!r}): what was acknowledged is kept, "
-                    "whether the rest is stored is not known; open it again."
+                    f"The log in {name} stopped, since it could not write ({error!r}): acknowledged records are kept, "
+                    "others may be lost; open it again."
                 ),
                 error,
             )
 
         self._refuse(refusal)
 
-    def raise_untold(self) -> None:
-        """Raise the failure if nobody was told of it: appends that nobody waited for may not be durable."""
-        if self.failed and not self._told and self._refusal is not None:
+    def raise_unseen(self) -> None:
+        """Raise the failure if no caller has seen it: appends that nobody waited for may not be durable."""
+        if self.failed and not self._failure_seen and self._refusal is not None:
             raise self._refusal()
 
     def _refuse(self, refusal: Callable[[], Exception]) -> None:
@@ -375,13 +376,13 @@ class GroupCommitter(Generic[W]):
         group.settle(self._refusal)
 
     def _abandon(self) -> None:
-        """Leave nobody waiting when the thread ends in a way that it should not."""
+        """Release all waiters when the thread ends unexpectedly."""
         self._refuse(lambda: LogFailed(f"The log in {self._name} stopped: open it again."))
 
     def close(self, refusal: Callable[[], Exception]) -> None:
-        """Refuse all that comes later, and commit what is queued, unless that fails."""
+        """Refuse later appends, and commit the queue, unless that fails."""
         with self._lock:
-            # No call before the thread is woken: a signal that interrupts this finds all of it done, or nothing.
+            # No call before the thread is woken: an interrupting signal finds all of it done, or nothing.
             if self._refusal is None:
                 self._refusal = refusal
             self._closing = True
@@ -396,14 +397,14 @@ class GroupCommitter(Generic[W]):
             self.commit_all()
         except BaseException as error:
             if self._group.items:
-                self.fail(error)  # nobody commits it any more
+                self.fail(error)  # no thread commits it any more
             raise
 
-    def go_on_at(self, offset: int) -> None:
-        """Give this offset next; the caller knows that nothing is queued and that nobody else appends."""
+    def continue_at(self, offset: int) -> None:
+        """Assign this offset next; the caller ensures that nothing is queued and no other thread appends."""
         with self._lock:
             if self._group.items:
-                raise ExpectationFailed("Others have appended meanwhile; nothing was appended.")
+                raise ExpectationFailed("Other threads have appended meanwhile; nothing was appended.")
             self.next = offset
 
     @property
@@ -412,10 +413,10 @@ class GroupCommitter(Generic[W]):
         return self._thread is not None and not self._ended.is_set()
 
     def after_fork(self, refusal: Callable[[], Exception]) -> None:
-        """In a child, where no thread commits and the locks may be held by nobody: refuse everything.
+        """In a forked child, where no thread commits or releases the locks: refuse everything.
 
-        Groups that are not settled never will be here, whether they are queued, being written or durable already: who
-        waits for one is refused, too.
+        Unsettled groups stay unsettled here, whether they are queued, being written or durable already: their waiters
+        are refused, too.
         """
         self._lock, self._committing, self._turnstile = threading.Lock(), threading.Lock(), threading.Lock()
         self._room = threading.Condition(self._lock)

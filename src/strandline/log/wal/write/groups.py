@@ -23,7 +23,7 @@ from strandline.model.records import RecordSource, conform
 from strandline.storage.fork_check import call_in_child
 
 LARGEST: Final = (1 << 63) - 1
-"""Of offsets, terms, numbers and times."""
+"""Limit of offsets, terms, numbers and times."""
 
 _METADATA: Final = 4 << 10
 """More than the schema and the metadata of a frame take."""
@@ -36,18 +36,18 @@ class Encoded(NamedTuple):
     pages: Sequence[Parts]
     size: int
     checksums: tuple[int, ...] | None = None
-    """Of the records of each page, where they are small: for who sends them on, and has no pages then."""
+    """Checksums of the records of each page, where they are small: for senders, which then have no pages."""
 
 
 def encoded(batch: RecordSource, *, now: int) -> Encoded:
-    """The batch as the pages of a frame; ``InvalidInput`` if it is none, or over 256 MiB."""
+    """The batch as the pages of a frame; ``InvalidInput`` if it is not a batch, or over 256 MiB."""
     content = encoded_copy(tuple(conform(batch, now=now)))
     is_small = all(len(page) == 1 for page in content.pages)
     return content._replace(checksums=tuple(map(page_checksum, content.pages))) if is_small else content
 
 
 def encoded_copy(batches: tuple[pa.RecordBatch, ...], pages: Sequence[Parts] | None = None) -> Encoded:
-    """The same for records that are known to be such, or even encoded; ``InvalidInput`` if they are over 256 MiB."""
+    """The same for records that are already valid, or even encoded; ``InvalidInput`` if they are over 256 MiB."""
     if pages is None:
         pages = [encode_page(page, Compression.NONE) for page in batches]
     size = sum(len(part) for page in pages for part in page)
@@ -56,7 +56,7 @@ def encoded_copy(batches: tuple[pa.RecordBatch, ...], pages: Sequence[Parts] | N
 
 
 def value_of(value: bytes) -> bytes:
-    """The value as bytes that nobody can change; ``InvalidInput`` if it is none, or over 256 MiB."""
+    """The value as immutable bytes; ``InvalidInput`` if it is not bytes, or over 256 MiB."""
     if type(value) is not bytes:
         if not isinstance(value, bytes | bytearray | memoryview):
             raise InvalidInput(f"A value is bytes, not {type(value).__name__}.")
@@ -71,7 +71,7 @@ def _check_size(size: int, what: str) -> None:
 
 
 def check_numbers(**numbers: int | None) -> None:
-    """Refuse what a frame cannot say: each is a whole number from 0 up to 63 bits, or was not given."""
+    """Refuse numbers that a frame cannot hold: each is a whole number from 0 up to 63 bits, or None."""
     for name, number in numbers.items():
         if number is not None and (type(number) is not int or not 0 <= number <= LARGEST):
             raise InvalidInput(f"{name} is a whole number from 0 up to {LARGEST}, not {number!r}.")
@@ -82,7 +82,7 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class ValueRun:
-    """Values that were appended one by one, each a record of its own; together they are one frame, or a few."""
+    """Values that were appended one by one, each a record of its own; together they become one frame, or a few."""
 
     first: int
     term: int
@@ -93,7 +93,7 @@ class ValueRun:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A batch that is one frame, encoded by who appended it."""
+    """A batch that is one frame, encoded in the caller's thread."""
 
     first: int
     term: int
@@ -102,23 +102,23 @@ class Whole:
     pages: Sequence[Parts]
     size: int
     writer: tuple[WriterId, int] | None
-    """Whose append it is, and its number; None if nobody numbered it."""
+    """Writer and number of the append; None if unnumbered."""
     timestamp: int | None
-    """When the frame says that it was written, in milliseconds; None for when it is."""
+    """Time of the frame in milliseconds; None for the time of writing."""
     checksums: tuple[int, ...] | None = None
-    """Of the records of each page, if they are known."""
+    """Checksums of the records of each page, if known."""
 
 
 Item = ValueRun | Whole
 
 
 class _Here(threading.local):
-    """The loop that was last found running in a thread: asking for it costs a call of the system each time."""
+    """The event loop last found running in a thread: finding it costs a system call each time."""
 
     loop: asyncio.AbstractEventLoop | None = None
 
     def forget(self) -> None:
-        """In a child, the loop that has forked it seems to run for ever."""
+        """In a forked child, the parent's loop would seem to run forever."""
         self.loop = None
 
 
@@ -130,21 +130,21 @@ _AT_ONCE: Final = 4
 """So many threads are woken first; each of them wakes another."""
 
 _LOOK: Final = 1.0
-"""Seconds after which a thread looks by itself whether its group is settled."""
+"""Seconds after which a waiting thread checks by itself whether its group is settled."""
 
 
 class Source:
-    """Where groups come from. What is changed here holds for all of them, wherever they are on their way."""
+    """The origin of groups. Changes here apply to all of its groups."""
 
     __slots__ = ("lost", "pump")
 
     def __init__(self, pump: Callable[[], object] | None = None) -> None:
-        """Who waits for a group calls ``pump`` first, if nobody else commits."""
+        """A thread that waits for a group calls ``pump`` first, if no other thread commits."""
         self.pump = pump
         self.lost = False
 
     def lose(self, refusal: Callable[[], Exception]) -> None:
-        """Nobody will ever settle a group that is not settled yet: who asks for one is told so."""
+        """No unsettled group will ever be settled: waiting for one raises."""
 
         def refuse() -> None:
             raise refusal()
@@ -168,27 +168,27 @@ class CommitGroup:
         self.done = False
         self.source = source
         self._error: Callable[[], Exception] | None = None
-        # A lock for each thread that waits: a condition would let all of them contend for one when they wake.
+        # A lock for each waiting thread: with a condition all of them would contend for one when they wake.
         self._waiters: deque[threading.Lock] = deque()
         self._futures: dict[asyncio.AbstractEventLoop, Awaited] = {}
 
     def __reduce__(self) -> NoReturn:
-        """It is not pickled: who waits for a copy in another process waits for ever."""
+        """Not picklable: a copy in another process would never be settled."""
         raise TypeError("The handle of an append stays in its process: send what its result() gives.")
 
     def settle(self, error: Callable[[], Exception] | None = None) -> None:
-        """Tell everyone who waits that it is durable, or why it is not."""
+        """Wake all waiters: the group is durable, or failed with an error."""
         self._error = error
         self.items, self.run = [], None
-        self.done = True  # before the waiters are gone through: who comes later sees it
+        self.done = True  # before the waiters are woken: later ones see it
         for _ in range(min(_AT_ONCE, len(self._waiters))):
             self._pass_on()
         for loop, waiting in list(self._futures.items()):
-            with contextlib.suppress(RuntimeError):  # nobody awaits in a loop that was closed
+            with contextlib.suppress(RuntimeError):  # the loop was closed
                 loop.call_soon_threadsafe(_wake, waiting, error)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Block until it is durable, or raise why it is not; ``TimeoutError`` if neither yet."""
+        """Block until it is durable, or raise why it is not; ``TimeoutError`` if it is neither yet."""
         if timeout is not None:
             TIMEOUT.check(timeout, "result: timeout")
         if not self.done:
@@ -204,13 +204,13 @@ class CommitGroup:
     def _block(self, waiter: threading.Lock, timeout: float | None) -> None:
         """Wait to be woken, and wake the next one.
 
-        Threads that are woken all at once contend for the interpreter, go to sleep again, and are woken a second time.
-        So each wakes the next as the first thing it does: that one is awake when the interpreter is free.
+        Threads that are woken all at once contend for the interpreter lock, sleep again, and are woken a second time.
+        So each wakes the next one first: that one is awake when the interpreter lock is free.
         """
         left = math.inf if timeout is None else timeout
         is_woken = False
         try:
-            # A look now and then: nobody must wait for ever for a thread that was interrupted just when its turn came.
+            # A periodic check: no thread must wait forever for one that was interrupted at its turn.
             while not self.done:
                 is_woken = waiter.acquire(timeout=min(max(0.0, left), _LOOK))
                 if is_woken:
@@ -223,7 +223,7 @@ class CommitGroup:
                 self._pass_on()
 
     def _withdraws(self, waiter: threading.Lock) -> bool:
-        """Whether it was not this one's turn yet; then it never will be."""
+        """Whether it was not this thread's turn yet; then it never will be."""
         try:
             self._waiters.remove(waiter)
         except ValueError:
@@ -240,14 +240,14 @@ class CommitGroup:
         return self.done or self.source.lost
 
     def check(self) -> None:
-        """Raise why it did not become durable, if that is so."""
+        """Raise why it did not become durable, if it failed."""
         if self._error is not None:
             raise self._error()
 
     def awaited(self, result: R) -> Generator[object, None, R]:
-        """What awaiting it comes down to: the result once it is durable, or why it is not.
+        """Implements ``await``: the result once it is durable, or the error.
 
-        Each caller has a future of its own: giving up on one does not disturb who else awaits the group.
+        Each caller has a future of its own: cancelling one does not disturb the others.
         """
         if self.done:
             return self._known(result)
@@ -261,18 +261,18 @@ class CommitGroup:
         if waiting is None:
             waiting = self._futures[loop] = []
         waiting.append((future, result))
-        if self.done:  # who settles it may not have seen this future
+        if self.done:  # the settling thread may not have seen this future
             return self._known(result)
         return future.__await__()
 
     def _known(self, result: R) -> Generator[object, None, R]:
         self.check()
         return result
-        yield  # never: what makes it a generator
+        yield  # never reached: makes this a generator
 
 
 Awaited = list[tuple["asyncio.Future[Any]", Any]]
-"""Futures, and what each of them comes to if the group is durable."""
+"""Futures, and the result of each if the group is durable."""
 
 
 def _wake(waiting: Awaited, error: Callable[[], Exception] | None) -> None:
@@ -285,7 +285,7 @@ def _wake(waiting: Awaited, error: Callable[[], Exception] | None) -> None:
 
 
 class WalHandle:
-    """The handle of an append to a write-ahead log: its offsets are given, its durability is awaited."""
+    """The handle of an append to a write-ahead log: its offsets are assigned, its durability is awaited."""
 
     __slots__ = ("count", "first", "group")
 
@@ -300,7 +300,7 @@ class WalHandle:
 
     @property
     def is_driven(self) -> bool:
-        """Whether a thread makes it durable, though nobody waits for it."""
+        """Whether a thread makes it durable without a waiter."""
         return self.group.source.pump is None
 
     def result(self, timeout: float | None = None) -> Receipt:
@@ -313,7 +313,7 @@ class WalHandle:
 
 
 def settled_group() -> CommitGroup:
-    """A group that became durable before."""
+    """A group that is durable already."""
     group = CommitGroup()
     group.done = True
     return group

@@ -1,4 +1,4 @@
-"""Journal: makes frames of groups, writes them to the active file, syncs them, and rolls to a new file."""
+"""Journal: encodes groups as frames, writes them to the active file, syncs them, and rolls to a new file."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from strandline.storage.disk import Disk
 _LITTLE: Final = 4096
 
 FRAME_BYTES: Final = 4 << 20
-"""Values that were appended one by one share a frame up to so many bytes; a larger one has its own."""
+"""Single values share a frame up to so many bytes; a larger one has its own."""
 
 
 class FrameContent(NamedTuple):
-    """What goes into one frame."""
+    """The content of one frame."""
 
     first: int
     term: int
@@ -42,9 +42,9 @@ class FrameContent(NamedTuple):
     pages: Sequence[Parts]
     metadata: Mapping[str, str] | None
     timestamp: int | None
-    """When it says that it was written, in milliseconds; None for when it is."""
+    """Time in milliseconds; None for the time of writing."""
     append: tuple[WriterId, int] | None
-    """Whose append it is, and its number; None if nobody numbered it."""
+    """Writer and number of the append; None if unnumbered."""
     kept: Records | None
     """The records, if they may stay in memory for readers."""
 
@@ -75,7 +75,7 @@ def _values(first: int, term: int, values: Sequence[bytes], timestamps: Sequence
 
 
 def _pieces(run: ValueRun) -> Iterator[FrameContent]:
-    """A long run in several frames: nobody was promised that its records stay together."""
+    """A long run in several frames: its records need not stay together."""
     start = size = 0
     for at, value in enumerate(run.values):
         if at > start and (size + len(value) > FRAME_BYTES or at - start >= MOST_RECORDS):
@@ -86,9 +86,9 @@ def _pieces(run: ValueRun) -> Iterator[FrameContent]:
 
 
 def _is_compact(batches: Sequence[pa.RecordBatch]) -> bool:
-    """Whether these batches hold on to little more than their own bytes: a slice keeps all it was cut from."""
+    """Whether these batches hold little more memory than their own bytes: a slice holds all of its parent."""
     for batch in batches:
-        size = batch.get_total_buffer_size()  # quick; the other one is not
+        size = batch.get_total_buffer_size()  # faster than nbytes
         if size > _LITTLE and size > 2 * batch.nbytes + _LITTLE:
             return False
     return True
@@ -105,7 +105,7 @@ _MOST_STEP: Final = 4096
 
 INDEX_FRAMES: Final = 64
 INDEX_BYTES: Final = 1 << 20
-"""A checkpoint stands in the index at most so many frames and so many bytes behind the one before."""
+"""Distance between two checkpoints of the index: so many frames or so many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,30 +125,30 @@ class WalSettings:
 
 @dataclass(slots=True)
 class JournalPosition:
-    """Where the next frame goes, and what is known of those before it."""
+    """Position of the next frame, and the state after the frames before it."""
 
     first: int
-    """The offset at which the file begins."""
+    """First offset of the file."""
     size: int
-    """Its bytes, all durable."""
+    """Bytes of the file, all durable."""
     next: int
     term: int
     timestamp: int
-    """When the last frame was written, in milliseconds; see :class:`FrameTimes`."""
+    """Time of the last frame in milliseconds; see :class:`FrameTimes`."""
     writers: dict[WriterId, WriterState]
 
 
 @final
 class FrameTimes:
-    """When frames are written, in milliseconds: in order, so that seeking by time is a binary search.
+    """Times of frames, in milliseconds: in order, so that seeking by time is a binary search.
 
-    A clock that was ahead would hold all later frames in the future. So what is ahead of this machine's clock for a
-    whole day is given up, and frames say the time again; readers know that what is ahead of the present is wrong. Not
-    before: if the clock is behind instead, and set right, frames would be older than they are, and be forgotten.
+    A clock that was ahead would keep all later frames in the future. So a time that is ahead of this machine's clock
+    for a whole day is given up, and frames use the clock again; readers know that times in the future are wrong. Not
+    earlier: if the clock is behind instead, and is corrected, frames would seem older than they are, and expire.
 
-    Until then frames take the last one's time, but for the first of them, which adds a few seconds by chance: its time
-    tells a frame from the one in its place in another history of the log, and a log that was restored from a copy while
-    its clock was behind would write the same time as the log that was copied.
+    Until then frames repeat the last time, except the first of them, which adds a few random seconds: its time
+    distinguishes a frame from the one at its offset in another history of the log, and a log that was restored from a
+    copy while its clock was behind would otherwise write the same time as the original.
     """
 
     def __init__(self, where: str, clock: Clock, chance: Chance) -> None:
@@ -156,11 +156,11 @@ class FrameTimes:
         self._clock = clock
         self._chance = chance
         self._is_first = True
-        """Whether this opening of the log has written no frame by its own clock yet."""
+        """Whether no frame was written by the own clock since the log was opened."""
         self._ahead_since: float | None = None
 
     def next(self, last: int, now: int, given: int | None) -> int:
-        """When a frame is written behind one of the time ``last``: now, or as it was given."""
+        """The time of a frame after one of the time ``last``: now, or the given time."""
         wanted = now if given is None else given
         if wanted >= last:
             self._ahead_since = None
@@ -169,7 +169,7 @@ class FrameTimes:
         if last <= now + TOLERANCE // 1000:
             self._ahead_since = None
         elif given is not None or self._is_believed(last - now):
-            return wanted  # what is ahead of our clock is given up at once if a primary has given it up
+            return wanted  # follow the primary at once if it has given the time up
         if given is not None:
             return last
         step = 1 + int(_MOST_STEP * self._chance.jitter()) if self._is_first else 0
@@ -181,34 +181,34 @@ class FrameTimes:
             self._ahead_since = self._clock.monotonic()
             _LOGGER.warning(
                 "%s: its last frames are %d s ahead of this machine's clock, which was ahead when they were written, "
-                "or is behind now: set it right. If it says the same for a day, new frames go by it again.",
+                "or is behind now: correct it. If it stays so for a day, new frames use the clock again.",
                 self._where, ahead // 1000,
             )  # fmt: skip
         return self._clock.monotonic() - self._ahead_since >= DAY / SECOND
 
 
 class Written(NamedTuple):
-    """A group that is in the file, and not durable yet."""
+    """A group that is written to the file, but not durable yet."""
 
     held: list[Held]
     appends: list[tuple[WriterId, int] | None]
-    """Of each frame, whose append it is, and its number."""
+    """Writer and number of each frame."""
     size: int
-    """The bytes that the file has with it."""
+    """Bytes of the file including it."""
     begun: float
-    """When it was begun, by the monotonic clock."""
+    """Time at which the write began, on the monotonic clock."""
 
 
 class Journal:
     """Writes frames to the last file of a log, and its index beside it. One thread at a time.
 
-    After an error it is used no more: what is behind the durable end may be anything.
+    After an error it is not used again: the bytes after the durable end are undefined.
     """
 
     def __init__(
         self, folder: str, found: Examined, index: IndexWriter, rolled: Callable[[int], None], settings: WalSettings
     ) -> None:
-        """Go on where the log was found to end. ``rolled`` is told of each new file when it is durable."""
+        """Continue at the log's end. ``rolled`` is called with each new file when it is durable."""
         place = found.place
         self._folder = folder
         self._log_id = found.log_id
@@ -256,28 +256,29 @@ class Journal:
         return Written(held, appends, position, begun)
 
     def sync(self) -> None:
-        """Make durable what was written; then comes :meth:`settle`."""
+        """Make the written frames durable; :meth:`settle` follows."""
         self._file.sync()
         if self._new:
-            # A file that a power cut can take away, name and all, holds nothing that may be acknowledged.
+            # A file whose name a power failure can remove must hold nothing that is acknowledged.
             self._disk.sync_folder(self._folder)
             self._new = False
 
     def check_in_place(self) -> None:
-        """``NotFound`` if the files of the log were removed, moved or replaced, so that its path is another's now.
+        """``NotFound`` if the files of the log were removed, moved or replaced, so that its path belongs to another
+        log.
 
-        Any thread may ask.
+        Safe in threads.
         """
         while True:
             file = self._file
             try:
                 return file.check_in_place()
             except NotFound:
-                if self._file is file:  # otherwise it was left for the next one, and trimmed, in between
+                if self._file is file:  # otherwise the log rolled, and was trimmed, in between
                     raise
 
     def settle(self, written: Written) -> None:
-        """Remember what has just become durable."""
+        """Record that the written frames are durable."""
         place = self.place
         for (frame, _), append in zip(written.held, written.appends, strict=True):
             if append is not None:
@@ -292,26 +293,24 @@ class Journal:
         place.next, place.size, place.term = last.next, written.size, last.term
 
     def write_index(self) -> None:
-        """Put the checkpoints of what was committed into the index; it is no part of what makes it durable."""
+        """Write the checkpoints of committed frames to the index; durability does not depend on it."""
         self._index.write()
 
     def begin_file(self, first: int) -> None:
-        """Durably go on in a new file that begins at this offset, with no records yet."""
+        """Durably continue in a new file that begins at this offset, with no records yet."""
         self._begin(first)
         self.sync()
 
     def _begin(self, first: int) -> None:
-        """Leave the file, all of which is durable, for a new one; it is durable, too, after the next sync."""
+        """Roll from the file, all of which is durable, to a new one, which is durable after the next sync."""
         place = self.place
-        self.check_in_place()  # a folder that stands there now may be another log's
+        self.check_in_place()  # the folder may belong to another log now
         self._file.close()
         self._index.finish()
         name = self._path = f"{self._folder}/{data_name(first)}"
         self._file = self._disk.open_append(name)
         if self._file.size():
-            raise CorruptData(
-                f"{name} is there although the log ended before it: move it away, and open the log again."
-            )
+            raise CorruptData(f"{name} exists although the log ended before it: move it away, and open the log again.")
         self._new = True
         lead = encode_lead(self._log_id, first, place)
         self._file.write(lead)
@@ -322,22 +321,22 @@ class Journal:
         self._rolled(first)
 
     def close(self) -> None:
-        """Let go of the files; nothing is waiting to be written."""
+        """Close the files; nothing is waiting to be written."""
         self._file.close()
         self._index.close()
 
 
 def encode_lead(log_id: UUID, first: int, place: JournalPosition) -> Parts:
-    """What a file begins with: a frame without records that stands for everything before it."""
+    """The first frame of a file: without records, with the state before it."""
     info = FrameInfo(place.term, first + 1, 0, place.timestamp, first, salt_of(log_id) | LEAD, 0)
     return encode_frame(info, [], lead_metadata(log_id, place.writers.items()))
 
 
 class IndexWriter:
-    """Adds checkpoints to the index of the file that is being written; nothing of it needs to be synced."""
+    """Adds checkpoints to the index of the active file; the index needs no sync."""
 
     def __init__(self, folder: str, first: int, found: Index, position: int, *, disk: Disk) -> None:
-        """Go on behind the entries that were found whole, the last of which, or the first frame, is at ``position``."""
+        """Continue after the valid entries; the last of them, or the first frame, is at ``position``."""
         self._file = disk.open_append(f"{folder}/{index_name(first)}")
         self._file.cut(found.size)
         self._waiting = [] if found.size else [index_lead()]
@@ -347,11 +346,11 @@ class IndexWriter:
         self._writers: dict[WriterId, WriterState] = {}
 
     def saw(self, writer: WriterId, state: WriterState) -> None:
-        """A writer's append is in the frame that comes next."""
+        """The next frame is an append of this writer."""
         self._writers[writer] = state
 
     def passed(self, frame: Located) -> None:
-        """A frame is durable; perhaps the next one deserves an entry."""
+        """A frame is durable; the next one may get an entry."""
         self._frames += 1
         end = frame.position + frame.size
         if self._frames < INDEX_FRAMES and end - self._last < INDEX_BYTES:
@@ -362,17 +361,17 @@ class IndexWriter:
         self._last, self._frames, self._writers = end, 0, {}
 
     def write(self) -> None:
-        """Write what is waiting."""
+        """Write the pending entries."""
         if self._waiting:
             self._file.write(self._waiting)
             self._waiting = []
 
     def finish(self) -> None:
-        """Write and sync it all: the file is full, and so is its index."""
+        """Write and sync all entries: the file is full, and so is its index."""
         self.write()
         self._file.sync()
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
