@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from strandline.model.records import Op as Op
     from strandline.model.sink import Sink as Sink
     from strandline.model.sink import Store as Store
-    from strandline.tier.opening import open_tiered
+    from strandline.opening import open_url
 
-    open = open_tiered  # noqa: A001 - the public name
+    open = open_url  # noqa: A001 - the public name
 
 _get, __dir__, __all__ = lazy(
     __name__,
@@ -78,7 +78,7 @@ _get, __dir__, __all__ = lazy(
         "kv": "strandline.kv:",
         "log": "strandline.log:",
         "node": "strandline.node:",
-        "open": "strandline.tier.opening:open_tiered",
+        "open": "strandline.opening:open_url",
         "snapshots": "strandline.snapshots:",
         "spark": "strandline.spark:",
         "tier": "strandline.tier:",

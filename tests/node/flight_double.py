@@ -172,7 +172,7 @@ class Node:
         self.note("report", caller)
         return ElectionReport("primary", 3, 2, 7, 5, None)
 
-    def append(self, records, *, append, policy, timeout):
+    def append(self, records, *, append, policy, timeout, expect=None):
         self.note("append", append, policy and str(policy), timeout)
         receipt = self.log.append_batch(records, writer=append and append[0], number=append and append[1]).result(120)
         return Commit(receipt, self.outcome, self.log.end())

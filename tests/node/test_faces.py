@@ -259,7 +259,7 @@ def test_a_bookmark_that_arrives_with_a_new_copy_is_read_there(primary, replica)
         replica.rebootstrap()
         assert running.wait_until(lambda: running.node.node_folder.state.generation > before, WAIT)
         primary.append_values([b"2"])
-        assert values(CommittedLog(lambda: waiting.result(WAIT))) == [b"1", b"2"]
+        assert values(CommittedLog(lambda: waiting.result(WAIT), lambda: None)) == [b"1", b"2"]
 
 
 class TestReadingOn:

@@ -456,7 +456,7 @@ class TestCommitting:
         cluster, primary = led(tmp_path, policy="ack_n(1)")
         primary.register(ONE)
         primary.submit(records(b"x"))._handle.result()
-        reading = CommittedLog(primary.readable)
+        reading = CommittedLog(primary.readable, lambda: None)
         assert reading.bounds() == Bounds(0, 0)
         assert reading.plan(reading.start()) == []
         assert reading.plan(at(primary, 1)) == [], "it was further elsewhere, and waits"
@@ -470,7 +470,7 @@ class TestCommitting:
         cluster, primary = led(tmp_path, policy="ack_n(1)")
         primary.register(ONE)
         primary.submit(records(b"x"))._handle.result()
-        reading = CommittedLog(primary.readable)
+        reading = CommittedLog(primary.readable, lambda: None)
         later = datetime.now(UTC) + timedelta(days=365)
         assert reading.position_of(later) == 0, "nothing is committed"
         primary.acknowledge(ONE, ReplicaProgress(1, 1))

@@ -558,7 +558,7 @@ class TestBootstrap:
         pair.settled("b")
         pair.step(30)
         old = pair.nodes["b"].replica.readable()
-        before = CommittedLog(lambda: old)
+        before = CommittedLog(lambda: old, lambda: None)
         seen = []
 
         def read(*_):

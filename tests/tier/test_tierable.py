@@ -122,25 +122,27 @@ def test_a_node_does_not_take_over_a_log_that_has_a_cold_tier(tmp_path: Path) ->
         assert wal.current == 1
 
 
-def test_following_something_that_is_no_log_is_refused_before_anything_is_begun(primary: sl.node.Primary) -> None:
-    with pytest.raises(Unsupported, match=r"^A Primary cannot be followed: it has no bounds, end, plan"):
-        sl.follow(primary, MemorySink(), until="end")  # type: ignore[arg-type]
-    with pytest.raises(Unsupported, match=r"^A Primary cannot be followed"):
-        sl.snapshots.bootstrap("/nowhere", "/nowhere", sl.AppendLogStore, log=primary)  # type: ignore[arg-type]
-    with pytest.raises(Unsupported, match="it has no slots"):
-        sl.follow(primary.reading(), MemorySink(), "billing", until="end")  # type: ignore[arg-type]
-    sink = MemorySink()
-    assert sl.follow(primary.reading(), sink, until="end").next == 1  # type: ignore[arg-type]
+def test_following_something_that_is_no_log_is_refused_before_anything_is_begun(tmp_path: Path) -> None:
+    with sl.compat.WriteAheadLog.open(tmp_path / "wal") as wal:
+        with pytest.raises(Unsupported, match=r"^A WriteAheadLog cannot be followed: it has no bounds, end, plan"):
+            sl.follow(wal, MemorySink(), until="end")  # type: ignore[arg-type]
+        with pytest.raises(Unsupported, match=r"^A WriteAheadLog cannot be followed"):
+            sl.snapshots.bootstrap("/nowhere", "/nowhere", sl.AppendLogStore, log=wal)  # type: ignore[arg-type]
+
+
+def test_a_primary_is_followed_as_every_log_is(primary: sl.node.Primary) -> None:
+    for log in (primary, primary.reading()):
+        assert sl.follow(log, MemorySink(), "billing", until="end").next == 1
+        primary.slots.drop("billing")
 
 
 def test_what_is_no_log_is_not_read_as_keyed_values_and_what_only_reads_is_not_written_to(
-    primary: sl.node.Primary,
+    primary: sl.node.Primary, tmp_path: Path
 ) -> None:
-    with sl.node.RemoteLog(primary.url) as remote:
-        for log in (remote, primary):
-            with pytest.raises(
-                Unsupported, match=rf"^A {type(log).__name__} cannot be read as keyed values: it has no "
-            ):
-                LogKeyValue(log)  # type: ignore[arg-type]
+    with (
+        sl.compat.WriteAheadLog.open(tmp_path / "wal") as wal,
+        pytest.raises(Unsupported, match=r"^A WriteAheadLog cannot be read as keyed values: it has no "),
+    ):
+        LogKeyValue(wal)  # type: ignore[arg-type]
     with pytest.raises(Unsupported, match="cannot be written to: it has no append"):
         LogKeyValue(primary.reading()).put("key", b"value")  # type: ignore[arg-type]

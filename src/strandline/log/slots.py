@@ -10,7 +10,7 @@ from typing import TypeAlias
 from uuid import UUID
 
 from strandline.errors import CursorExpired, Diverged, Fenced, InvalidInput, SlotInvalid
-from strandline.model.addresses import check_plain_name
+from strandline.model.addresses import BOOTSTRAP_SUFFIX, CONSUMER_SUFFIX, check_plain_name
 from strandline.model.arguments import text, whole
 from strandline.model.cursor import SECOND, Bounds, Cursor, Start, microseconds
 from strandline.model.head import Pin
@@ -30,8 +30,9 @@ from strandline.model.times import TOLERANCE
 
 
 def check_name(name: str) -> str:
-    """The name; ``InvalidInput`` if a slot cannot have it."""
-    return check_plain_name(name, "slot")
+    """The name, if a slot may be called so; a suffix that a node adds does not count."""
+    check_plain_name(name.removesuffix(BOOTSTRAP_SUFFIX).removesuffix(CONSUMER_SUFFIX), "slot")
+    return name
 
 
 def check_position(position: int, bounds: Bounds, retained_from: int | None = None) -> int:

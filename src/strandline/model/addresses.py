@@ -140,6 +140,9 @@ def refuse_credentials(url: str, remedy: str) -> None:
 BOOTSTRAP_SUFFIX: Final = ".bootstrap"
 """Suffix of the slot that pins the log while a replica bootstraps, after the replica's name."""
 
+CONSUMER_SUFFIX: Final = ".consumer"
+"""The slot of a consumer of a node's log has the consumer's name and this: the other slots are those of replicas."""
+
 _PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
@@ -165,6 +168,6 @@ def check_plain_name(name: str, what: str) -> str:
 def check_replica_name(name: str) -> str:
     """The name; ``InvalidInput`` if a replica cannot have it: not a plain name, or that of a slot of the log itself."""
     check_plain_name(name, "replica")
-    if name == TIER_SLOT or name.endswith(BOOTSTRAP_SUFFIX):
-        raise InvalidInput(f"{name!r} cannot name a replica: the log's own slots have such names. Use another name.")
+    if name == TIER_SLOT or name.endswith((BOOTSTRAP_SUFFIX, CONSUMER_SUFFIX)):
+        raise InvalidInput(f"{name!r} cannot name a replica: the log's own slots are called so. Take another name.")
     return name

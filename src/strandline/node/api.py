@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Unpack, final
+from typing import Any, Final, NoReturn, Unpack, final
+from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import NotReady
+from strandline.errors import NotReady, Unsupported
+from strandline.log.contract import LogReading, Slots
+from strandline.log.wal.read.span import WalSpan
 from strandline.log.writers import numbered
 from strandline.model.addresses import Address, as_folder
-from strandline.model.arguments import checked
-from strandline.model.cursor import Cursor, Limit
+from strandline.model.arguments import Timeout, checked
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
 from strandline.node.config import NodeConfig, NodeSettings, ReplicaSettings
@@ -31,8 +34,8 @@ _BUILDING: Final = str(Condition.BOOTSTRAPPING)
 
 @bound_to_process(keep=("name", "url"))
 @checked
-class _NodeHandle(Closing):
-    """A running node; closing it stops the node."""
+class _NodeHandle(LogReading, Closing):
+    """A running node, which closing stops. As a log it is read up to what is committed."""
 
     def __init__(self, running: RunningNode) -> None:
         self.running = running
@@ -43,6 +46,44 @@ class _NodeHandle(Closing):
     def name(self) -> str:
         """The node's name."""
         return self.running.name
+
+    @property
+    def _committed_log(self) -> CommittedLog:
+        return self.running.node.reading()
+
+    @property
+    def log_id(self) -> UUID:
+        """The log's identity."""
+        return self._committed_log.log_id
+
+    def bounds(self) -> Bounds:
+        """The first retained offset, and the next one that readers will see."""
+        return self._committed_log.bounds()
+
+    def end(self) -> Cursor:
+        """The cursor at the end that readers see now."""
+        return self._committed_log.end()
+
+    def cursor_at(self, offset: int) -> Cursor:
+        """The cursor at ``offset``."""
+        return self._committed_log.cursor_at(offset)
+
+    def position_of(self, start: Start) -> int:
+        """The offset of a start; whether it is retained is not checked."""
+        return self._committed_log.position_of(start)
+
+    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[WalSpan]:
+        """The spans after a cursor, up to what is committed; whoever shares the disk can fetch them."""
+        return self._committed_log.plan(since, limit)
+
+    def wait(self, past: Cursor, timeout: Timeout) -> bool:
+        """Block until there is a record to read past the cursor (True), or until the timeout (False)."""
+        return self._committed_log.wait(past, timeout)
+
+    @property
+    def slots(self) -> Slots:
+        """The slots of consumers, which the primary has; ``NotReady`` on a node that does not lead."""
+        return self.running.node.primary.slots
 
     @property
     def url(self) -> str:
@@ -117,6 +158,7 @@ class Primary(_NodeHandle):
         *,
         writer: WriterId | None = None,
         number: int | None = None,
+        expect: int | None = None,
         policy: str | CommitPolicy | None = None,
         timeout: float = COMMIT_SECONDS,
     ) -> Commit:
@@ -125,10 +167,13 @@ class Primary(_NodeHandle):
 
         ``commit.ensure()`` makes a time-out an error, ``commit.bookmark`` lets a replica show what was written. A
         ``policy`` may ask for more than the node's own, never for less. The same ``writer`` and ``number`` again is a
-        no-op. ``Fenced`` if this node does not lead any more: the records may be lost then. ``Overloaded`` while
-        replicas are further behind than the flow limits allow.
+        no-op. With ``expect``, ``ExpectationFailed`` unless the log ends exactly there. ``Fenced`` if this node does
+        not lead any more: the records may be lost then. ``Overloaded`` while replicas are further behind than the flow
+        limits allow.
         """
-        return self._role.append(records, append=numbered(writer, number), policy=as_policy(policy), timeout=timeout)
+        return self._role.append(
+            records, append=numbered(writer, number), policy=as_policy(policy), timeout=timeout, expect=expect
+        )
 
     def append_values(
         self, values: Sequence[bytes], *, policy: str | CommitPolicy | None = None, timeout: float = COMMIT_SECONDS
@@ -241,6 +286,12 @@ class Replica(_NodeHandle):
         ``nodes`` apply once it is promoted.
         """
         return cls(folder, upstream, name=name, **settings)
+
+    def append(
+        self, records: RecordSource, *, writer: WriterId | None = None, number: int | None = None, **options: object
+    ) -> NoReturn:
+        """``Unsupported``: only the primary orders records."""
+        raise Unsupported(f"{self.name} is a replica, and only the primary of a log appends to it: append there.")
 
     @property
     def position(self) -> Cursor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from uuid import UUID
@@ -17,6 +17,7 @@ from strandline.model.json_values import PlainName
 from strandline.model.node import Heartbeat
 from strandline.model.records import RecordSource
 from strandline.node.lead.committed_log import CommittedLog
+from strandline.node.lead.consumer_slots import ConsumerSlots
 from strandline.node.lead.policies import CommitPolicy
 from strandline.node.lead.replicas import ReplicaProgress
 
@@ -157,6 +158,26 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedSpan:
+    """A span of a plan on the wire; its records are read with a ticket."""
+
+    first: int
+    next: int
+    size: int
+    term: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan on the wire."""
+
+    spans: tuple[PlannedSpan, ...]
+    is_whole: bool
+    """Whether more would not be within the limit, or is not there."""
+
+
+@dataclass(frozen=True, slots=True)
 class NotRequired:
     """The policy needs the records durable on the primary only, and they are."""
 
@@ -182,7 +203,10 @@ Outcome: TypeAlias = NotRequired | Reached | TimedOut
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The result of an append: the offsets of its records, and whether the policy was satisfied in time."""
+    """The result of an append: the offsets of its records, and whether the policy was satisfied in time.
+
+    Satisfies :class:`~strandline.log.contract.Handle`, whose outcome is known.
+    """
 
     receipt: Receipt
     outcome: Outcome
@@ -199,6 +223,20 @@ class Commit:
                 "number."
             )
         return self.receipt
+
+    def done(self) -> bool:
+        """True."""
+        return True
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """As :meth:`ensure`, at once."""
+        del timeout
+        return self.ensure()
+
+    def __await__(self) -> Generator[object, None, Receipt]:
+        """As :meth:`ensure`, at once."""
+        yield from ()
+        return self.ensure()
 
 
 # --- as JSON ---------------------------------------------------------------------------------------------------
@@ -336,6 +374,10 @@ class PrimaryApi(Protocol):
 class PrimaryService(PrimaryApi, Protocol):
     """A primary as its server calls it: for its replicas, and for clients that append."""
 
+    @property
+    def slots(self) -> ConsumerSlots:
+        """The slots of consumers."""
+
     def append(
         self,
         records: RecordSource,
@@ -343,6 +385,7 @@ class PrimaryService(PrimaryApi, Protocol):
         append: tuple[WriterId, int] | None,
         policy: CommitPolicy | None,
         timeout: float,
+        expect: int | None = None,
     ) -> Commit:
         """Append a batch and wait for the node's commit policy, or for a stronger one that the call asks for."""
 

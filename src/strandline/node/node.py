@@ -428,8 +428,8 @@ class Node(Closing):
 
     def reading(self) -> CommittedLog:
         """The log up to the commit watermark, in either role and through changes of it."""
-        self._role.readable()  # raises NotReady while reads are refused
-        return CommittedLog(lambda: self._role.readable())  # noqa: PLW0108 - the role may change
+        self._role.readable()  # raises if there is nothing to show yet
+        return CommittedLog(lambda: self._role.readable(), lambda: self.primary.slots)  # noqa: PLW0108 - of the role by then
 
     def status(self) -> NodeStatus:
         """State, in either role."""

@@ -83,13 +83,14 @@ def tiered(
     *,
     options: Mapping[str, str] | None = None,
     events_options: Mapping[str, Any] | None = None,
+    close_hot: bool = False,
     clock: Clock = CLOCK,
 ) -> H | TieredLog:
     """The log with its cold tier, which is opened on first use; the log itself if it has none.
 
     ``options`` are for stores, ``events_options`` for Kafka's client. Closing the result closes the cold tier; the log
-    itself stays open. A :class:`~strandline.log.wal.read.reading.WalReader` can be read so, and has no slots to change.
-    ``Unsupported`` for logs that cannot have a cold tier.
+    itself stays open unless ``close_hot``. A :class:`~strandline.log.wal.read.reading.WalReader` can be read so, and
+    has no slots to change. ``Unsupported`` for logs that cannot have a cold tier.
     """
     if isinstance(log, TieredLog):
         return log
@@ -103,7 +104,7 @@ def tiered(
         manager = opened.enter_context(follow_events(cold, access))
         return ColdReader(manager, open_store(cold.store, options), partition_of(cold), clock)
 
-    return TieredLog(hot_log(log), cell, reader)
+    return TieredLog(hot_log(log), cell, reader, close_hot=close_hot)
 
 
 @checked

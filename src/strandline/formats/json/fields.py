@@ -88,6 +88,13 @@ class Fields:
         except ValueError as error:
             raise self.refused(f"{name!r}: {error}") from error
 
+    def decoded(self, decode: Callable[[Mapping[str, Any]], T]) -> T:
+        """All of them, as ``decode`` reads them."""
+        try:
+            return decode(self._fields)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self.refused(str(error)[:200] or type(error).__name__) from error
+
     def natural(self, name: str) -> int:
         """An integer from 0 on that fits 63 bits."""
         return self._read(name, values.natural)

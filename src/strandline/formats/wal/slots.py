@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from strandline.model.json_values import fingerprint_of, fingerprint_text
@@ -14,8 +15,8 @@ _MICROSECONDS: Final = 1000
 
 
 def slots_of(fields: dict[str, Any], now: int) -> list[SlotState]:
-    """The slots in a decoded object; ``ValueError`` and similar if they are invalid."""
-    slots = [_slot(slot, now) for slot in _of_type(list, fields["slots"])]
+    """The slots that a decoded object lists; ``ValueError`` and the like if it does not."""
+    slots = [slot_of(slot, now) for slot in _of_type(list, fields["slots"])]
     if len({slot.name for slot in slots}) < len(slots):
         raise ValueError("two slots have the same id")
     return slots
@@ -46,7 +47,8 @@ def slot_fields(slot: SlotState) -> dict[str, Any]:
     return fields
 
 
-def _slot(fields: dict[str, Any], now: int) -> SlotState:
+def slot_of(fields: Mapping[str, Any], now: int) -> SlotState:
+    """One slot; ``ValueError``, ``KeyError`` or ``TypeError`` for anything else."""
     holder, expires = fields.get("holder"), fields.get("expires")
     return SlotState(
         name=_of_type(str, fields["id"]),
@@ -63,7 +65,7 @@ def _slot(fields: dict[str, Any], now: int) -> SlotState:
     )
 
 
-def _invalid(fields: dict[str, Any], now: int) -> Invalidation | None:
+def _invalid(fields: Mapping[str, Any], now: int) -> Invalidation | None:
     told, reason = fields.get("invalid"), fields.get("invalidation_reason")
     if told is not None:
         return Invalidation(InvalidReason(told["reason"]), natural_of(told["at"]))
@@ -72,7 +74,7 @@ def _invalid(fields: dict[str, Any], now: int) -> Invalidation | None:
     return None
 
 
-def _time(fields: dict[str, Any], name: str, older: str, now: int) -> int:
+def _time(fields: Mapping[str, Any], name: str, older: str, now: int) -> int:
     if fields.get(name) is not None:
         return natural_of(fields[name])
     milliseconds = fields.get(older)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Final
 
 from strandline.errors import InvalidInput
 from strandline.formats.json.fields import Fields, write_fields, write_record
+from strandline.formats.wal.slots import slot_fields
+from strandline.model.cursor import Limit
+from strandline.model.json_values import fingerprint_text
 from strandline.node.flight.security import Role, Session
-from strandline.node.messages import Caller, NodeService, write_resume
+from strandline.node.lead.consumer_slots import ConsumerSlots
+from strandline.node.messages import Caller, NodeService, Plan, PlannedSpan, write_resume
+
+_MOST_SPANS: Final = 4096
+"""Spans of one answer; who needs more asks again behind the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,85 @@ def _bounds(served: NodeService, session: Session, fields: Fields) -> list[bytes
     return [write_fields({"log_id": log.log_id, "first": bounds.first, "next": bounds.next})]
 
 
+def _plan(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("since", "records", "bytes", "batches", "upto")
+    session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    asked = fields.maybe_natural("batches")
+    most = _MOST_SPANS if asked is None else min(asked, _MOST_SPANS)
+    limit = Limit(fields.maybe_natural("records"), fields.maybe_natural("bytes"), most, fields.maybe_natural("upto"))
+    spans = served.reading().plan(fields.cursor("since"), limit)
+    planned = tuple(
+        PlannedSpan(span.first, span.next, span.size, span.term, fingerprint_text(span.fingerprint)) for span in spans
+    )
+    return [write_record(Plan(planned, is_whole=len(planned) < most or most == asked))]
+
+
+def _cursor_at(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("offset")
+    session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    return [write_fields({"cursor": served.reading().cursor_at(fields.natural("offset"))})]
+
+
+def _offset_at(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("time")
+    session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    asked = fields.whole("time")
+    try:
+        time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=asked)
+    except OverflowError:  # before year 1 or after year 9999, as a time of another zone may be
+        time = (datetime.min if asked < 0 else datetime.max).replace(tzinfo=UTC)
+    return [write_fields({"offset": served.reading().position_of(time)})]
+
+
+def _consumers(served: NodeService, session: Session) -> ConsumerSlots:
+    session.need(Role.CLIENT, Role.ADMIN)
+    return served.primary.slots
+
+
+def _slots(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+    fields.only()
+    return [write_fields({"slots": [slot_fields(state) for state in _consumers(served, session).list()]})]
+
+
+def _create_slot(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("name", "position", "lifetime")
+    lifetime = fields.seconds("lifetime") if "lifetime" in fields else None
+    created = _consumers(served, session).create(fields.name("name"), fields.natural("position"), lifetime=lifetime)
+    return [write_fields(slot_fields(created))]
+
+
+def _claim_slot(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("name", "holder")
+    claimed = _consumers(served, session).claim(fields.name("name"), fields.text("holder", longest=256))
+    return [write_fields({"epoch": claimed.epoch})]
+
+
+def _reset_slot(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("name", "position")
+    moved = _consumers(served, session).reset(fields.name("name"), fields.natural("position"))
+    return [write_fields(slot_fields(moved))]
+
+
+def _drop_slot(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("name")
+    _consumers(served, session).drop(fields.name("name"))
+    return []
+
+
+def _touch_slot(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("name", "epoch")
+    _consumers(served, session).touch(fields.name("name"), fields.natural("epoch"))
+    return []
+
+
+def _advance_slot(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("name", "holder", "epoch", "to")
+    holder = fields.text("holder", longest=256)
+    slots = _consumers(served, session)
+    slots.advance(fields.name("name"), holder, fields.natural("epoch"), fields.cursor("to"))
+    return []
+
+
 def _status(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only()
     session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
@@ -113,6 +200,16 @@ ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
         "topology": Action("The replicas of the log with their offsets.", _topology),
         "report": Action("The state of this node's copy; from then on it refuses terms below the caller's.", _report),
         "bounds": Action("The first and the next offset that readers see.", _bounds),
+        "plan": Action("The spans after a cursor, within a limit.", _plan),
+        "cursor-at": Action("The cursor at an offset.", _cursor_at),
+        "offset-at": Action("The offset of the first batch at a time or later.", _offset_at),
+        "slots": Action("The slots of consumers.", _slots),
+        "create-slot": Action("Create the slot of a consumer.", _create_slot),
+        "claim-slot": Action("Become the holder of a slot.", _claim_slot),
+        "reset-slot": Action("Move a slot, and make it valid again.", _reset_slot),
+        "drop-slot": Action("Remove a slot.", _drop_slot),
+        "touch-slot": Action("Keep a slot alive.", _touch_slot),
+        "advance-slot": Action("Acknowledge everything below a cursor.", _advance_slot),
         "status": Action("Role, position and health of this node.", _status),
         "promote": Action("Become the primary.", _promote),
         "rebootstrap": Action("Build this replica's copy of the log again.", _rebootstrap),

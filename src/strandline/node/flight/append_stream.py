@@ -39,6 +39,7 @@ class AppendCommand:
     append: tuple[WriterId, int] | None = None
     policy: CommitPolicy | None = None
     timeout: float = _USUAL_TIMEOUT
+    expect: int | None = None
 
 
 def write_command(command: AppendCommand) -> bytes:
@@ -46,19 +47,23 @@ def write_command(command: AppendCommand) -> bytes:
     fields: dict[str, Any] = {"policy": command.policy and str(command.policy), "timeout": command.timeout}
     if command.append is not None:
         fields |= {"writer": str(command.append[0]), "number": command.append[1]}
+    if command.expect is not None:
+        fields["expect"] = command.expect
     return write_fields(fields)
 
 
 def read_command(data: bytes | None, limits: ServerLimits) -> AppendCommand:
-    """Decode a command, with defaults for missing fields; ``InvalidInput`` if it cannot be read."""
-    fields = Fields.parse(data or b"{}", "The command of an append").only("writer", "number", "policy", "timeout")
+    """The command in these bytes, with defaults for what is missing; ``InvalidInput`` if it cannot be read."""
+    fields = Fields.parse(data or b"{}", "The command of an append")
+    fields.only("writer", "number", "policy", "timeout", "expect")
     if ("writer" in fields) != ("number" in fields):
         raise fields.refused("it needs both a writer and a number, or neither")
     append = (WriterId(fields.uuid("writer")), fields.natural("number")) if "writer" in fields else None
     timeout = fields.seconds("timeout") if "timeout" in fields else _USUAL_TIMEOUT
     if timeout > limits.append_seconds:
         raise fields.refused(f"it waits for {timeout:g} s, and {limits.append_seconds:g} are the most")
-    return AppendCommand(append, as_policy(fields.maybe_text("policy", longest=1 << 16)), timeout)
+    policy = as_policy(fields.maybe_text("policy", longest=1 << 16))
+    return AppendCommand(append, policy, timeout, fields.maybe_natural("expect"))
 
 
 def collect(

@@ -287,7 +287,11 @@ class _Service:
         with self._appended.held_by(admitted.who) as hold:
             records = collect(first, self._in_time(admitted.receive), self._limits, hold)
             commit = self._served.primary.append(
-                records, append=command.append, policy=command.policy, timeout=command.timeout
+                records,
+                append=command.append,
+                policy=command.policy,
+                timeout=command.timeout,
+                expect=command.expect,
             )
         yield write_put_result(write_commit(commit))
 

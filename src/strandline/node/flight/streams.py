@@ -89,6 +89,8 @@ def reading(
     nothing = _message(_empty(read_schema(ticket.columns)))
     cursor = log.start() if ticket.since is None else ticket.since
     end = ticket.upto if ticket.follow or ticket.upto is not None else log.bounds().next
+    if end is not None and cursor.next >= end:
+        log.plan(cursor, Limit(batches=1))  # nothing to read, but a cursor past the end or of another log is refused
     while live() and (end is None or cursor.next < end):
         spans = log.plan(cursor, Limit(batches=_PLANNED.batches, bytes=_PLANNED.bytes, upto=end))
         for span in spans:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple, final
 from uuid import UUID
 
-from strandline.log.contract import LogReading
+from strandline.log.contract import LogReading, Slots
 from strandline.log.wal.read.reading import WalReading
 from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
@@ -35,9 +35,18 @@ class CommittedLog(LogReading):
     gets no ``Diverged``.
     """
 
-    def __init__(self, source: Callable[[], ReadableLog]) -> None:
-        """``source`` returns the current copy and watermark; every call raises its ``NotReady``."""
+    def __init__(self, source: Callable[[], ReadableLog], slots: Callable[[], Slots]) -> None:
+        """``source`` gives the copy and the watermark as of now; its ``NotReady`` is raised by every call.
+
+        ``slots`` gives the slots of consumers, which the primary has.
+        """
         self._source = source
+        self._slots = slots
+
+    @property
+    def slots(self) -> Slots:
+        """The slots of consumers; ``NotReady`` on a node that does not lead."""
+        return self._slots()
 
     @property
     def log_id(self) -> UUID:

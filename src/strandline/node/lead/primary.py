@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Final, final
 
-from strandline.errors import Fenced, LogClosed, NotReady, Overloaded
+from strandline.errors import ExpectationFailed, Fenced, LogClosed, NotReady, Overloaded
 from strandline.log.slots import Cause, FullRebootstrap, PartialResync, plan_resume
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Cursor
@@ -16,6 +16,7 @@ from strandline.model.records import RecordSource
 from strandline.node.lead.bootstrap_snapshots import BootstrapSnapshots, Export
 from strandline.node.lead.commits import CommitHandle, Commits
 from strandline.node.lead.committed_log import ReadableLog
+from strandline.node.lead.consumer_slots import ConsumerSlots
 from strandline.node.lead.feed import LogFeed
 from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.policies import (
@@ -100,6 +101,11 @@ class PrimaryRole:
         """The term of its leadership."""
         return self.leadership.term
 
+    @property
+    def slots(self) -> ConsumerSlots:
+        """The slots of consumers."""
+        return ConsumerSlots(lambda: self.log.slots, self.leadership)
+
     # --- appending ---------------------------------------------------------------------------------------------
 
     def append(
@@ -109,6 +115,7 @@ class PrimaryRole:
         append: tuple[WriterId, int] | None = None,
         policy: CommitPolicy | None = None,
         timeout: float = COMMIT_SECONDS,
+        expect: int | None = None,
     ) -> Commit:
         """Append a batch, whole or not at all, and wait for the policy; the commit says if that was reached in time.
 
@@ -117,7 +124,7 @@ class PrimaryRole:
         ``Fenced`` if this node does not lead, or no longer led when the append was to be acknowledged: the records may
         be lost then. ``Overloaded`` while replicas lag too far.
         """
-        return self.submit(records, append=append, policy=policy).result(timeout)
+        return self.submit(records, append=append, policy=policy, expect=expect).result(timeout)
 
     def submit(
         self,
@@ -125,15 +132,18 @@ class PrimaryRole:
         *,
         append: tuple[WriterId, int] | None = None,
         policy: CommitPolicy | None = None,
+        expect: int | None = None,
     ) -> CommitHandle:
         """The same without waiting, except for flow control."""
         self.leadership.check("nothing was written")
+        if expect and not self.log.bounds().next:  # the log itself would begin there
+            raise ExpectationFailed(f"The log ends at 0, not at {expect}: nothing was written.")
         asked = self.policy if policy is None else strengthened(self.policy, policy)
         check_possible(asked, self._durable_offsets())
         self._slow_down()
         writer, number = append or (None, None)
         try:
-            handle = self.log.append_batch(records, writer=writer, number=number, term=self.term)
+            handle = self.log.append_batch(records, writer=writer, number=number, term=self.term, expect=expect)
         except LogClosed:
             self.leadership.check("nothing was written")  # the node stepped down in between
             raise

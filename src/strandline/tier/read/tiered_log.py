@@ -18,9 +18,10 @@ from strandline.log.contract import READING, Handle, require
 from strandline.log.folders import FolderKind, contents
 from strandline.log.heartbeat import Limited
 from strandline.log.object.log import ObjectLog
-from strandline.log.object.slots import Hold, HoldSeconds
+from strandline.log.object.slots import Hold, HoldSeconds, SlotKeeper
 from strandline.log.planning import Gathering, behind
 from strandline.log.reading import read_between
+from strandline.log.slot_table import SlotTable
 from strandline.log.slots import position_of
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader, WalReading
@@ -54,8 +55,11 @@ class TieredLog(Closing):
     All other attributes are those of the hot log.
     """
 
-    def __init__(self, hot: Hot, cold: ColdCell, reader: Callable[[ExitStack], ColdReader]) -> None:
+    def __init__(
+        self, hot: Hot, cold: ColdCell, reader: Callable[[ExitStack], ColdReader], *, close_hot: bool = False
+    ) -> None:
         """Use :func:`~strandline.tier.opening.tiered`. ``reader`` opens the cold tier on first use."""
+        self._close_hot = close_hot
         self._hot = hot
         self._cold = cold
         self._open_reader = reader
@@ -75,9 +79,11 @@ class TieredLog(Closing):
         return f"TieredLog({self._hot!r})"
 
     def close(self) -> None:
-        """Close the cold tier, which reopens on the next use; the hot log stays open."""
+        """Close the cold tier, which reopens on the next use; the hot log stays open unless this one owns it."""
         with self._lock:
             opened, self._opened, self._reader = self._opened, ExitStack(), None
+        if self._close_hot and isinstance(self._hot, Closing):
+            opened.callback(self._hot.close)
         opened.close()
 
     @property
@@ -288,6 +294,10 @@ def check_tierable(log: object) -> None:
     if isinstance(log, WalReader):
         raise Unsupported(
             f"{log!r} was opened for reading, but tiering moves a slot: run it in the process that writes the log."
+        )
+    if not isinstance(getattr(log, "slots", None), SlotTable | SlotKeeper | TieredSlots):
+        raise Unsupported(
+            f"A {type(log).__name__} cannot be tiered: only object logs can, and write-ahead logs on their own."
         )
     check_own(log)
 

@@ -1,0 +1,101 @@
+"""The slots of a node's log over Arrow Flight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from strandline.formats.json.fields import Fields
+from strandline.formats.wal.slots import slot_of
+from strandline.log.slot_table import named
+from strandline.log.slots import check_name
+from strandline.log.slots import floor as floor_of
+from strandline.model.arguments import checked
+from strandline.model.cursor import Cursor
+from strandline.model.retention import SlotState
+from strandline.node.flight.channel import Channel
+from strandline.node.messages import answer
+
+
+@final
+@checked
+@dataclass(frozen=True, slots=True)
+class RemoteSlots:
+    """The slots of consumers of a node's log. Satisfies :class:`~strandline.log.contract.Slots`.
+
+    ``NotReady`` from a node that does not lead. ``TransientStorageError`` if no answer came: the change may be done.
+    """
+
+    channel: Channel
+
+    def _ask(self, action: str, **fields: Any) -> Fields:
+        return answer(self.channel.ask(action, fields), self.channel.url)
+
+    def create(self, name: str, position: int, *, lifetime: float | None = None) -> SlotState:
+        """Durably create a slot that pins everything from ``position`` on."""
+        return _state(self._ask("create-slot", name=check_name(name), position=position, lifetime=lifetime))
+
+    def claim(self, name: str, holder: str) -> RemoteSlot:
+        """Durably become the slot's holder; another one is fenced."""
+        epoch = self._ask("claim-slot", name=check_name(name), holder=holder).natural("epoch")
+        return RemoteSlot(self, name, holder, epoch)
+
+    def reset(self, name: str, position: int) -> SlotState:
+        """Durably move a slot and make it valid again; its holder is fenced."""
+        return _state(self._ask("reset-slot", name=check_name(name), position=position))
+
+    def drop(self, name: str) -> None:
+        """Durably remove a slot."""
+        self.channel.call("drop-slot", {"name": check_name(name)})
+
+    def touch(self, name: str, epoch: int) -> None:
+        """Keep a slot alive."""
+        self.channel.call("touch-slot", {"name": check_name(name), "epoch": epoch})
+
+    def advance(self, name: str, holder: str, epoch: int, to: Cursor) -> None:
+        """Move a slot up; the node writes it before it trims."""
+        self.channel.call("advance-slot", {"name": name, "holder": holder, "epoch": epoch, "to": to})
+
+    def flush(self) -> None:
+        """Do nothing: the node writes positions before it trims."""
+
+    def get(self, name: str) -> SlotState:
+        """One slot, or ``NotFound``."""
+        return named(self.list(), check_name(name))
+
+    def list(self) -> Sequence[SlotState]:
+        """All slots of consumers, by name."""
+        return [_state(fields) for fields in self._ask("slots").objects("slots")]
+
+    def floor(self) -> int | None:
+        """The lowest position that a consumer still needs."""
+        return floor_of(self.list())
+
+
+@final
+@checked
+@dataclass(frozen=True, slots=True)
+class RemoteSlot:
+    """A claimed slot of a node's log. Satisfies :class:`~strandline.log.contract.Slot`."""
+
+    slots: RemoteSlots
+    name: str
+    holder: str
+    epoch: int
+
+    def state(self) -> SlotState:
+        """What is known now."""
+        return self.slots.get(self.name)
+
+    def advance(self, to: Cursor) -> None:
+        """Move the position up."""
+        self.slots.advance(self.name, self.holder, self.epoch, to)
+
+    def touch(self) -> None:
+        """Say that the holder is alive."""
+        self.slots.touch(self.name, self.epoch)
+
+
+def _state(fields: Fields) -> SlotState:
+    return fields.decoded(lambda slot: slot_of(slot, 0))

@@ -1,0 +1,135 @@
+"""Slots of the consumers of a node's log. They are in the same table as those of replicas, under names of their own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+from strandline.errors import AlreadyExists, Fenced, InvalidInput, NotFound, SlotInvalid
+from strandline.log.slots import check_name
+from strandline.log.slots import floor as floor_of
+from strandline.log.wal.slots import WalSlots
+from strandline.model.addresses import CONSUMER_SUFFIX
+from strandline.model.arguments import checked
+from strandline.model.cursor import Cursor
+from strandline.model.retention import SlotState
+from strandline.node.lead.leadership import Leadership
+
+MOST_SLOTS: Final = 1000
+"""Slots of consumers that a log may have: each is written again with every change of any."""
+
+_UNCHANGED: Final = "no slot was changed"
+
+
+@final
+@checked
+@dataclass(frozen=True, slots=True)
+class ConsumerSlots:
+    """The slots of consumers, without those of replicas. Satisfies :class:`~strandline.log.contract.Slots`.
+
+    ``Fenced`` if this node no longer leads.
+    """
+
+    table: Callable[[], WalSlots]
+    leadership: Leadership
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[WalSlots]:
+        self.leadership.check(_UNCHANGED)
+        with _as_called():
+            yield self.table()
+
+    def create(self, name: str, position: int, *, lifetime: float | None = None) -> SlotState:
+        """Durably create a slot that pins everything from ``position`` on."""
+        stored = _stored(name)
+        if len(self.list()) >= MOST_SLOTS:
+            raise InvalidInput(f"The log has {MOST_SLOTS:,} slots, which is the most: drop one that nobody needs.")
+        with self._changing() as table:
+            return _shown(table.create(stored, position, lifetime=lifetime))
+
+    def claim(self, name: str, holder: str) -> ConsumerSlot:
+        """Durably become the slot's holder; another one is fenced."""
+        with self._changing() as table:
+            claimed = table.claim(_stored(name), holder)
+        return ConsumerSlot(self, name, holder, claimed.epoch)
+
+    def reset(self, name: str, position: int) -> SlotState:
+        """Durably move a slot and make it valid again; its holder is fenced."""
+        with self._changing() as table:
+            return _shown(table.reset(_stored(name), position))
+
+    def drop(self, name: str) -> None:
+        """Durably remove a slot."""
+        with self._changing() as table:
+            table.drop(_stored(name))
+
+    def touch(self, name: str, epoch: int) -> None:
+        """Keep a slot alive."""
+        with self._changing() as table:
+            table.touch(_stored(name), epoch)
+
+    def advance(self, name: str, holder: str, epoch: int, to: Cursor) -> None:
+        """Move a slot up; written before the log trims."""
+        with self._changing() as table:
+            table.advance(_stored(name), holder, epoch, to)
+
+    def flush(self) -> None:
+        """Write positions that are only in memory so far."""
+        with self._changing() as table:
+            table.flush()
+
+    def get(self, name: str) -> SlotState:
+        """One slot, or ``NotFound``."""
+        with _as_called():
+            return _shown(self.table().get(_stored(name)))
+
+    def list(self) -> Sequence[SlotState]:
+        """All slots of consumers, by name."""
+        return [_shown(state) for state in self.table().list() if state.name.endswith(CONSUMER_SUFFIX)]
+
+    def floor(self) -> int | None:
+        """The lowest position that a consumer still needs."""
+        return floor_of(self.list())
+
+
+@final
+@checked
+@dataclass(frozen=True, slots=True)
+class ConsumerSlot:
+    """A claimed slot of a consumer. Satisfies :class:`~strandline.log.contract.Slot`."""
+
+    slots: ConsumerSlots
+    name: str
+    holder: str
+    epoch: int
+
+    def state(self) -> SlotState:
+        """What is known now."""
+        return self.slots.get(self.name)
+
+    def advance(self, to: Cursor) -> None:
+        """Move the position up."""
+        self.slots.advance(self.name, self.holder, self.epoch, to)
+
+    def touch(self) -> None:
+        """Say that the holder is alive."""
+        self.slots.touch(self.name, self.epoch)
+
+
+@contextlib.contextmanager
+def _as_called() -> Iterator[None]:
+    """Errors name a slot as its consumer does."""
+    try:
+        yield
+    except (NotFound, AlreadyExists, Fenced, SlotInvalid) as error:
+        raise type(error)(str(error).replace(f"{CONSUMER_SUFFIX}'", "'")) from error
+
+
+def _stored(name: str) -> str:
+    return check_name(name) + CONSUMER_SUFFIX
+
+
+def _shown(state: SlotState) -> SlotState:
+    return replace(state, name=state.name.removesuffix(CONSUMER_SUFFIX))

@@ -1,0 +1,175 @@
+"""``open``: every kind of log by its address."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypeAlias, overload
+from urllib.parse import unquote
+
+from strandline.compat.v1.log import QueueLog, open_queue
+from strandline.errors import InvalidInput
+from strandline.log.object.log import ObjectLog, open_log
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.read.reading import WalReader
+from strandline.model.addresses import Address, as_address, split_address
+from strandline.model.arguments import checked
+from strandline.model.retention import Retention, SlotLimits
+from strandline.node.flight.channel import TIMEOUT
+from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.flight.security import ClientSecurity
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.store import ObjectStore
+from strandline.tier.opening import tiered
+from strandline.tier.read.tiered_log import TieredLog
+
+OpenedLog: TypeAlias = ObjectLog | TieredLog | WalLog | WalReader | RemoteLog | QueueLog
+"""What ``open`` gives, by the scheme of the address."""
+
+_STORES: Final = ("s3", "gs", "az", "file", "memory")
+_NODES: Final = ("grpc", "grpc+tls")
+_SCHEMES: Final = (*_STORES, "wal", *_NODES)
+
+
+@overload
+def open_url(
+    place: Address | ObjectStore,
+    *,
+    format: Literal["queue-v1"],
+    manifest: str = ...,
+    data: str = ...,
+    grace: float = ...,
+    options: Mapping[str, str] | None = ...,
+    clock: Clock = ...,
+    chance: Chance = ...,
+) -> QueueLog: ...
+
+
+@overload
+def open_url(
+    place: Address | ObjectStore,
+    *,
+    format: None = None,
+    create: bool = ...,
+    read_only: bool = ...,
+    retention: str | Retention | None = ...,
+    limits: SlotLimits | None = ...,
+    options: Mapping[str, str] | None = ...,
+    events_options: Mapping[str, Any] | None = ...,
+    security: ClientSecurity | None = ...,
+    timeout: float = ...,
+    clock: Clock = ...,
+    chance: Chance = ...,
+) -> Any: ...
+
+
+@checked(name="open")
+def open_url(
+    place: Address | ObjectStore,
+    *,
+    format: Literal["queue-v1"] | None = None,  # noqa: A002 - as in Spark
+    create: bool = False,
+    read_only: bool = False,
+    retention: str | Retention | None = None,
+    limits: SlotLimits | None = None,
+    options: Mapping[str, str] | None = None,
+    events_options: Mapping[str, Any] | None = None,
+    security: ClientSecurity | None = None,
+    timeout: float = TIMEOUT,
+    clock: Clock = CLOCK,
+    chance: Chance = CHANCE,
+    **queue: Any,
+) -> OpenedLog:
+    """Open the log at an address. With a cold tier attached, it is read across both tiers.
+
+    ===================================================  ============================================================
+    ``s3://``, ``gs://``, ``az://``, ``file://``,        an object log: any number of processes append and read
+    ``memory://``, a path
+    ``wal:///folder``                                    a write-ahead log on this machine's disk: one process writes
+    ``grpc://host:port``, ``grpc+tls://host:port``       the log of a node, over Arrow Flight
+    ===================================================  ============================================================
+
+    Args:
+        place: The address, or for an object log its store.
+        format: ``"queue-v1"`` for a queue of version 1, whose parts ``manifest``, ``data`` and ``grace`` describe.
+        create: Make an object log or a write-ahead log if there is none there. Opening changes nothing otherwise.
+        read_only: Read a write-ahead log beside the process that writes it.
+        retention: What a new object log keeps: ``"forever"`` (by default), ``"consumed"``, ``"age:7d"``,
+            ``"bytes:100GiB"``. A log that exists keeps its own.
+        limits: How far slots of a new object log may pin.
+        options: Settings of the object store, by obstore's names; they win over the environment's.
+        events_options: Settings of the Kafka client, if the cold tier's events are in Kafka.
+        security: The token, and the certificates, for a node.
+        timeout: Seconds that a node may take to answer.
+        clock: The clock, for tests.
+        chance: Random numbers, for tests.
+        queue: Parts of a queue of version 1.
+
+    Raises ``NotALog`` if there is none, ``WrongKind`` if something else is there, ``UnsupportedVersion`` if it is newer
+    than this program, ``Fenced`` if another process writes the write-ahead log.
+
+    >>> open_url("memory://doctest-open", create=True).bounds()
+    Bounds(first=0, next=0)
+    >>> open_url("grcp://db1:7001")
+    Traceback (most recent call last):
+    strandline.errors.InvalidInput: There are no logs at grcp://: did you mean grpc://?
+    """
+    scheme = _scheme_of(place)
+    if format is not None:
+        return open_queue(place, options=options, clock=clock, chance=chance, **queue)
+    _only(scheme, _NODES, "a node (grpc://)", security=security, timeout=None if timeout == TIMEOUT else timeout)
+    _only(scheme, ("wal",), "a write-ahead log (wal://)", read_only=read_only or None)
+    _only(scheme, _STORES, "an object log", retention=retention, limits=limits)
+    _only(scheme, (), "a queue of version 1 (format='queue-v1')", **queue)
+    if scheme in _NODES:
+        _only(scheme, (*_STORES, "wal"), "a log that is made here", create=create or None, options=options)
+        return RemoteLog(_text(place), security=security, timeout=timeout, clock=clock)
+    tiers: dict[str, Any] = {"options": options, "events_options": events_options, "clock": clock}
+    if scheme != "wal":
+        found = open_log(
+            place, create=create, retention=retention, limits=limits, options=options, clock=clock, chance=chance
+        )
+        return tiered(found, **tiers)
+    folder = _wal_folder(_text(place))
+    if read_only:
+        _only(scheme, (), "one who writes", create=create or None)
+        return tiered(WalReader(folder, clock=clock), **tiers)
+    log = WalLog.open(folder, create=create, clock=clock, chance=chance)
+    try:
+        return tiered(log, close_hot=True, **tiers)
+    except BaseException:
+        log.close()
+        raise
+
+
+def _text(place: Address | ObjectStore) -> str:
+    return place.url if isinstance(place, ObjectStore) else as_address(place)
+
+
+def _scheme_of(place: Address | ObjectStore) -> str:
+    if isinstance(place, ObjectStore):
+        return "file"
+    url = as_address(place)
+    scheme = split_address(url).scheme if "://" in url else "file"
+    if scheme not in _SCHEMES:
+        near = difflib.get_close_matches(scheme, _SCHEMES, 1)
+        known = ", ".join(f"{name}://" for name in _SCHEMES)
+        raise InvalidInput(
+            f"There are no logs at {scheme}://: " + (f"did you mean {near[0]}://?" if near else f"use {known}.")
+        )
+    return scheme
+
+
+def _wal_folder(url: str) -> str:
+    place = split_address(url)
+    path = unquote(place.path)
+    if place.netloc or path.strip("/") == "":
+        raise InvalidInput(f"{url!r} names no folder of this machine: write wal:///absolute/path.")
+    return path
+
+
+def _only(scheme: str, schemes: tuple[str, ...], what: str, **given: Any) -> None:
+    """Refuse arguments that mean nothing for this kind of log."""
+    wrong = [name for name, value in given.items() if value is not None]
+    if wrong and scheme not in schemes:
+        raise InvalidInput(f"{', '.join(f'{name}=' for name in wrong)} is for {what}, not for {scheme}://.")
