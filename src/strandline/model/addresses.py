@@ -169,5 +169,5 @@ def check_replica_name(name: str) -> str:
     """The name; ``InvalidInput`` if a replica cannot have it: not a plain name, or that of a slot of the log itself."""
     check_plain_name(name, "replica")
     if name == TIER_SLOT or name.endswith((BOOTSTRAP_SUFFIX, CONSUMER_SUFFIX)):
-        raise InvalidInput(f"{name!r} cannot name a replica: the log's own slots are called so. Take another name.")
+        raise InvalidInput(f"{name!r} cannot name a replica: the log's own slots have such names. Use another name.")
     return name

@@ -118,7 +118,7 @@ def _offset_at(served: NodeService, session: Session, fields: Fields) -> list[by
     try:
         time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=asked)
     except OverflowError:  # before year 1 or after year 9999, as a time of another zone may be
-        time = (datetime.min if asked < 0 else datetime.max).replace(tzinfo=UTC)
+        time = datetime(1, 1, 1, tzinfo=UTC) if asked < 0 else datetime(9999, 12, 31, tzinfo=UTC)
     return [write_fields({"offset": served.reading().position_of(time)})]
 
 
