@@ -315,7 +315,9 @@ class TopicContract(TopicOwner):
                     assignment.add(1, len(found[1]))
                     seen = len(found[1])
                     while len(found[1]) < seen + 2:
-                        for message in subscription.take(SOON):
+                        messages = subscription.take(SOON)
+                        assert messages, "nothing comes any more"
+                        for message in messages:
                             found[message.partition].append(message.offset)
                     assignment.remove(1)
                     assert all(message.partition == 0 for message in self._noted(subscription, found))

@@ -271,8 +271,11 @@ def test_what_arrives_while_a_batch_is_under_way_shares_the_next_one() -> None:
     publisher = BatchingPublisher(log, clock=CLOCK, chance=CHANCE)
     topic = LogTopic([log], publishers=[publisher])
 
+    under_way = threading.Event()
+
     def until_seven_wait() -> None:
         if log.appends == 1:
+            under_way.set()
             with publisher._changed:
                 while len(publisher._queue) < 7:
                     publisher._changed.wait(0.001)
@@ -281,6 +284,8 @@ def test_what_arrives_while_a_batch_is_under_way_shares_the_next_one() -> None:
     offsets: dict[bytes, int] = {}
 
     def publish(name: int) -> None:
+        if name:
+            under_way.wait(120)  # before, it may share the first batch, and then nobody ever sees seven wait
         payload = b"%d" % name
         offsets[payload] = topic.publish_all(0, [payload, payload])[0]
 
