@@ -80,6 +80,18 @@ class TestAReplica:
         pair.until(lambda: shown(pair, "b") == 3)
         assert node.status().committed == 3
 
+    def test_that_was_killed_and_then_closed_before_it_had_heard_from_a_primary_shows_nothing_either(self, pair):
+        committed(pair, b"1", b"2", b"3")
+        pair.kill("b")
+        pair.cut |= {"a"}
+        pair.start("b")
+        pair.step(20)
+        pair.stop("b")
+        pair.start("b")
+        assert shown(pair, "b") is None, "closing it in order does not tell what it had shown before"
+        pair.cut.clear()
+        pair.until(lambda: shown(pair, "b") == 3)
+
     def test_that_was_killed_when_all_it_has_was_written_down_as_committed_shows_it_at_once(self, pair):
         committed(pair, b"1", b"2", b"3")
         pair.step(200)
@@ -187,6 +199,18 @@ class TestAPrimary:
         pair.step(20)
         with pytest.raises(NotReady, match=r"everything below offset 20.* ack_n\(1\)"):
             primary.reading()
+        pair.start("b")
+        pair.until(lambda: shown(pair, "a") == 20)
+
+    def test_that_was_killed_and_then_closed_before_a_replica_was_there_shows_nothing_either(self, pair):
+        committed(pair, *[b"%d" % number for number in range(20)])
+        pair.kill("b")
+        pair.kill("a")
+        pair.start("a", lead=True)
+        pair.step(20)
+        pair.stop("a")
+        pair.start("a", lead=True)
+        assert shown(pair, "a") is None, "closing it in order does not tell what it had shown before"
         pair.start("b")
         pair.until(lambda: shown(pair, "a") == 20)
 
