@@ -559,6 +559,21 @@ def test_the_name_of_a_new_table_is_synced_with_its_first_commit(log, tmp_path):
     assert {str(folder) for folder in (tmp_path, table.parent, table, table / "_delta_log")} <= set(synced)
 
 
+def test_the_commits_of_a_table_without_rows_are_synced_with_the_name_of_their_folder(tmp_path):
+    from strandline.storage.disk import LocalDisk
+
+    table, synced = tmp_path / "orders", set()
+
+    class Watching(LocalDisk):
+        def sync_folder(self, path):
+            super().sync_folder(path)
+            if list((table / "_delta_log").glob("*.json")):  # what was synced before does not count
+                synced.add(path)
+
+    follow(MemoryLog(), DeltaSink(str(table), disk=Watching()), "s", until="end")
+    assert {str(table), str(table / "_delta_log")} <= synced
+
+
 def test_the_term_of_a_cursor_is_stored_with_it(sink):
     cursor = Cursor(LOG, 2, 7)
     sink.apply(changes(0, (b"a", b"1"), (b"b", b"2")), since=Cursor(LOG, 0, 7), upto=cursor)
