@@ -90,13 +90,13 @@ def test_every_line_is_a_sentence() -> None:
         ("expired", "1 hold of readers"),
         ("trimmed", "1 record (10 B), up to offset 7; a run in 1 min deletes their objects"),
         ("deleted", "3 objects (50 B), of which 2 (20 B) were never listed"),
-        ("waiting", "2 trims, whose objects go when their grace period is over"),
+        ("waiting", "2 trims, whose objects are deleted after their grace period"),
     ]
 
 
 def test_orphans_are_reported_once_if_nothing_else_was_deleted() -> None:
     done = TrimResult(deleted=2, deleted_bytes=9, orphans=2, orphan_bytes=9, dry_run=True)
-    assert lines(done, 60) == [("would delete", "2 objects (9 B) that nothing ever listed")]
+    assert lines(done, 60) == [("would delete", "2 objects (9 B) that were never listed")]
 
 
 def test_a_grace_period_that_is_no_time_is_wrong_usage(run: Run, log: str) -> None:

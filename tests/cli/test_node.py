@@ -124,7 +124,7 @@ def test_three_nodes_commit_and_show_their_offsets_and_one_takes_over_when_the_p
     leader = "b" if first.exit_code == 0 else "c"
     won, other = (first, second) if leader == "b" else (second, first)
     assert f"{leader} is the primary of term" in won.stdout
-    assert "all that quorum(a,b,c) had committed is there" in won.stdout
+    assert "it has everything that quorum(a,b,c) had committed" in won.stdout
     assert other.exit_code == 1
     with RemoteLog(nodes.urls[leader]) as log:
         log.append(table(b"3"), timeout=WAIT).ensure()
@@ -270,7 +270,7 @@ class TestOneNode:
         for command in (["promote"], ["node", "topology"], ["node", "status"], ["node", "rebootstrap"]):
             found = run(*command, f"grpc://127.0.0.1:{port}")
             assert found.exit_code == 1
-            assert found.stderr.splitlines()[-1].startswith(f"error: Nobody answers at grpc://127.0.0.1:{port}")
+            assert found.stderr.splitlines()[-1].startswith(f"error: No node answers at grpc://127.0.0.1:{port}")
 
     def test_tokens_are_asked_for_and_shown(self, tmp_path, run):
         tokens, mine = tmp_path / "tokens", tmp_path / "mine"

@@ -58,7 +58,7 @@ def test_a_slot_is_listed_with_what_it_retains_and_what_is_left_before_it_is_inv
     assert (fast["retained_bytes"], fast["pins_floor"]) == (0, False)
     text = run("slots", log).stdout
     assert "pins the floor" in text
-    assert "lets go of what every valid slot is past" in text
+    assert "deletes batches that every valid slot has passed" in text
     assert "its holder may be silent for 1 h" in text
 
 
@@ -124,7 +124,7 @@ def test_a_slot_that_someone_died_putting_somewhere_is_listed_with_its_pin(run: 
     else:
         assert listed(run, log)["billing"]["pending"] == 3
         assert listed(run, log)["billing"]["pins_floor"] is True
-        assert "is being put to 3" in text
+        assert "is being moved to 3" in text
 
 
 def test_a_log_without_slots_says_so(run: Run, log: str) -> None:
@@ -141,9 +141,9 @@ def test_notes_and_sentences_distinguish_each_state() -> None:
     assert note_on(replace(row, expires_in=-1.0), 10)[0] == "expired"
     seen = Lag("u", "id", 0, 10, 5, None, (replace(row, pending=3),), retention=Consumed(), creating={"new": 4})
     assert [text.split(":")[0] for text in sentences(seen)] == [
-        "This log lets go of what every valid slot is past; slots have no limits.",
-        "Slot 'a' was being put to 3 by someone who has not finished",
-        "Slot 'new' is being created, or someone died doing so",
+        "This log deletes batches that every valid slot has passed; slots have no limits.",
+        "Slot 'a' is being moved to 3, but that was not finished",
+        "Slot 'new' is being created, or its creator died",
     ]
 
 

@@ -155,7 +155,7 @@ def test_inspect_of_a_spool_shows_its_frames_by_version_and_its_end(run: Run, tm
         assert done.exit_code == 0, done.output
         assert "2 (1 of version 1, 1 of version 3), lsns 5 to 6" in done.stdout
         assert f"up to byte {len(first + third)} of {len(first + third) + 9}" in done.stdout
-        assert "(torn); the last 9 bytes count for nothing" in done.stdout
+        assert "(torn); the last 9 bytes are ignored" in done.stdout
         assert "lsn 6 " in done.stdout
     fields = json.loads(run("wal", "inspect", spool, "--json").stdout)
     assert (fields["valid_bytes"], fields["ending"], fields["versions"]) == (
@@ -222,8 +222,8 @@ def test_a_dry_run_says_exactly_what_would_be_cut_and_changes_nothing(run: Run, 
     done = run("wal", "repair", folder, "--dry-run")
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines() == [
-        f"{last_of(folder).name}: 4 bytes would be cut, from byte {size:,} on, and kept aside: {WHY}.",
-        f"{second:020d}.index: would be made again.",
+        f"{last_of(folder).name}: 4 bytes would be cut, from byte {size:,} on, and set aside: {WHY}.",
+        f"{second:020d}.index: would be rebuilt.",
         "Nothing was changed. It would hold offsets 10 up to 200.",
     ]
     fields = json.loads(run("wal", "repair", folder, "--dry-run", "--json").stdout)
@@ -280,7 +280,7 @@ def test_a_wrong_index_is_made_again_also_where_it_would_keep_the_log_from_being
     path.write_bytes(index_lead() + encode_entry(entry._replace(position=entry.position + 100), chain)[0])
     tear(folder)
     before = contents(folder)
-    assert f"{path.name}: would be made again." in run("wal", "repair", folder, "--dry-run").stdout
+    assert f"{path.name}: would be rebuilt." in run("wal", "repair", folder, "--dry-run").stdout
     assert contents(folder) == before
     done = run("wal", "repair", folder)
     assert done.exit_code == 0, done.output
@@ -318,7 +318,7 @@ def test_slots_are_forgotten_only_if_they_cannot_be_read_and_on_request(
     assert "--forget-slots" in done.stderr
     done = run("wal", "repair", folder, "--dry-run", "--forget-slots")
     assert done.exit_code == 0
-    assert "would be made anew without slots" in done.stdout
+    assert "would be replaced by one without slots" in done.stdout
     assert {**contents(folder), "lock": b""} == {**before, "lock": b""}
     done = run("wal", "repair", folder, "--forget-slots")
     assert done.exit_code == 0, done.output

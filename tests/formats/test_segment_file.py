@@ -177,7 +177,7 @@ def test_batches_must_follow_each_other() -> None:
     writer = SegmentWriter(10)
     writer.add(with_offsets([records(5)], 10), term=3, listed=0)
     for wrong in (0, 14, 16):
-        with pytest.raises(InvalidInput, match="goes on at 15"):
+        with pytest.raises(InvalidInput, match="continues at 15"):
             writer.add(with_offsets([records(5)], wrong), term=3, listed=0)
     with pytest.raises(InvalidInput, match="term 2 after term 3"):
         writer.add(with_offsets([records(5)], 15), term=2, listed=0)

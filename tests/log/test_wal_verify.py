@@ -217,7 +217,11 @@ def test_frames_that_do_not_follow_each_other_are_damage(folder: Path) -> None:
     data = path.read_bytes()
     frames = list(FrameScanner(memoryview(data)))
     five, six = (data[frames[at].start : frames[at].end] for at in (5, 6))
-    for wrong, why in ((five + five + six, "is there again"), (b"", "goes on at offset"), (six + five, "goes on at")):
+    for wrong, why in (
+        (five + five + six, "is there again"),
+        (b"", "continues at offset"),
+        (six + five, "continues at"),
+    ):
         path.write_bytes(data[: frames[5].start] + wrong + data[frames[7].start :])
         found = look(folder)
         assert not found.is_clean

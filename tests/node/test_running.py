@@ -117,7 +117,7 @@ WRONG = [
     ({"policy": "most"}, "no commit policy"),
     ({"lead": False}, "no primary to follow: give it a lease, or an upstream, or let it lead"),
     ({"upstream": "grpc://b:1"}, "leads or follows"),
-    ({**LEASED}, "The lease tells who leads"),
+    ({**LEASED}, "The lease decides which node leads"),
     ({"lead": False, "upstream": "b:1"}, "no address of a node"),
     ({"lead": False, "upstream": "grpc://b:1", "create": True}, "gets its log from there"),
     ({"automatic": True}, "only with a lease and the policy quorum"),

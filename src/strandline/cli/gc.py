@@ -81,7 +81,7 @@ def gc(
     queue = open_shared(url, manifest=manifest, data=data, grace=grace)
     if grace < GRACE and not dry_run:
         usual = f"who uploads with the usual grace period of {show.seconds(GRACE)} may still list what is deleted now"
-        confirm(f"All who write to {queue.url} must know of this grace period: {usual}. Go on?", yes=yes)
+        confirm(f"All who write to {queue.url} must use this grace period: {usual}. Continue?", yes=yes)
     with show.meter("deleting", total=None, quiet=json) as advance:
         swept = queue.trim(dry_run=dry_run, on_progress=show.so_far(advance))
     _report(f"{queue.url}/{queue.folder}", queue_fields(swept), queue_lines(swept, grace), json)
@@ -160,11 +160,11 @@ def lines(done: TrimResult, grace: int) -> list[Line]:
         objects = f"{show.counted(done.deleted, 'object')} ({show.size(done.deleted_bytes)})"
         orphans = f", of which {done.orphans:,} ({show.size(done.orphan_bytes)}) were never listed"
         if done.orphans in (0, done.deleted):
-            orphans = " that nothing ever listed" if done.orphans else ""
+            orphans = " that were never listed" if done.orphans else ""
         output.append((_word(done, "deleted", "delete"), objects + orphans))
     if done.waiting:
         trims = show.counted(done.waiting, "trim")
-        output.append(("waiting", f"{trims}, whose objects go when their grace period is over"))
+        output.append(("waiting", f"{trims}, whose objects are deleted after their grace period"))
     return output
 
 
@@ -183,10 +183,10 @@ def queue_lines(done: Collection, grace: int) -> list[Line]:
     output = []
     if done.garbage:
         objects = show.counted(len(done.garbage), "object")
-        output.append((_word(done, "deleted", "delete"), f"{objects} ({show.size(done.size)}) that nothing lists"))
+        output.append((_word(done, "deleted", "delete"), f"{objects} ({show.size(done.size)}) that are not listed"))
     if done.waiting:
         objects = show.counted(done.waiting, "object")
-        output.append(("waiting", f"{objects} that nothing lists, younger than {show.seconds(grace)}"))
+        output.append(("waiting", f"{objects} that are not listed, younger than {show.seconds(grace)}"))
     return output
 
 

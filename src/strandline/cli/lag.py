@@ -304,14 +304,14 @@ def _note(slot: SlotRow) -> tuple[str, str]:
 def floor_sentence(seen: Lag) -> str:
     """What pins the floor, and its cost."""
     if seen.floor is None:
-        return "No valid slot pins anything: only the retention policy decides what is kept."
+        return "No valid slot pins anything: only the retention policy applies."
     pinning = [slot for slot in seen.slots if slot.pins_floor]
     names = ", ".join(repr(slot.slot) for slot in pinning) or "a slot that is being created"
     cost = "the log keeps everything anyway"
     if seen.records_kept is not None:
         them = "them" if len(pinning) > 1 else "it"
         what = show.counted(seen.records_kept, "record") if seen.records_kept else "nothing"
-        cost = f"{what} would go with the next collection but for {them}"
+        cost = f"{what} would be deleted by the next collection without {them}"
     return f"The floor is {seen.floor:,}, pinned by {names}; {cost}."
 
 

@@ -176,15 +176,15 @@ def policy(retention: Retention) -> str:
     """What a retention policy does.
 
     >>> policy(MaxAge(90_000))
-    'lets go of what was listed more than 1 d 1 h ago'
+    'deletes batches that were listed more than 1 d 1 h ago'
     """
     match retention:
         case Forever():
             return "keeps everything"
         case Consumed():
-            return "lets go of what every valid slot is past"
+            return "deletes batches that every valid slot has passed"
         case MaxAge(age):
-            return f"lets go of what was listed more than {seconds(age)} ago"
+            return f"deletes batches that were listed more than {seconds(age)} ago"
         case MaxBytes(limit):
             return f"keeps the newest {size(limit)}"
 

@@ -163,7 +163,7 @@ def note_on(row: SlotRow, end: int) -> tuple[str, str]:
     if row.invalid is not None:
         return f"invalid: {row.invalid}", "red"
     if row.pending is not None:
-        return f"is being put to {row.pending:,}", "yellow"
+        return f"is being moved to {row.pending:,}", "yellow"
     if min(row.bytes_left or 0, row.idle_left or 0) < 0:
         return "the next gc invalidates it", "bold red"
     if row.expires_in is not None:
@@ -183,19 +183,19 @@ def sentences(seen: Lag) -> Sequence[str]:
     said = ["; ".join(rules) + "."]
     said += [
         f"Slot {row.slot!r} was invalidated {show.seconds(row.invalid_for or 0)} ago ({row.invalid}) and pins nothing: "
-        f"bootstrap its consumer again, then 'strandline slots reset URL {row.slot} --at OFFSET' to where that stands, "
+        f"bootstrap its consumer again, then 'strandline slots reset URL {row.slot} --at OFFSET' to its new position, "
         "or drop it."
         for row in seen.slots
         if row.invalid is not None
     ]
     said += [
-        f"Slot {row.slot!r} was being put to {row.pending:,} by someone who has not finished: reset it again, or let "
+        f"Slot {row.slot!r} is being moved to {row.pending:,}, but that was not finished: reset it again, or let "
         "its consumer claim it."
         for row in seen.slots
         if row.pending is not None
     ]
     said += [
-        f"Slot {name!r} is being created, or someone died doing so: create it again to finish that, or drop it."
+        f"Slot {name!r} is being created, or its creator died: create it again to finish that, or drop it."
         for name in seen.creating
     ]
     return said

@@ -37,7 +37,7 @@ def tail(
             help="Where to begin; by default with the last 10 records. The beginning is all that is retained.",
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until Ctrl-C.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
     hold: Annotated[
         int | None,

@@ -70,8 +70,8 @@ Keeping = Annotated[
         "--retention",
         metavar="POLICY",
         parser=understood,
-        help="What the cold tier lets go of, oldest first and only what no slot needs: forever, consumed, age:90d or "
-        "bytes:10TiB.",
+        help="Retention of the cold tier, oldest first and only segments that no slot needs: forever, consumed, "
+        "age:90d or bytes:10TiB.",
     ),
 ]
 Snapshots = Annotated[

@@ -42,9 +42,9 @@ _SHOWN: Final = 50
 _STATES: Final = {
     "closed": "closed",
     "open": "open for writing by {holder}",
-    "died": "not closed: {holder} died, and opening it again repairs what is left",
-    "crashed": "not closed when the machine stopped ({holder}): opening it repairs what is left",
-    "unknown": "its mark cannot be read: opening it makes it again",
+    "died": "not closed: {holder} died, and opening it again repairs it",
+    "crashed": "not closed when the machine stopped ({holder}): opening it repairs it",
+    "unknown": "its mark cannot be read: opening it rebuilds it",
 }
 
 
@@ -106,7 +106,7 @@ def _print(out: Console, found: WalFolder) -> None:
 
 def _bounds(found: WalFolder) -> str:
     if found.start is None or found.next is None:
-        return "how far it reaches is not known"
+        return "its end is not known"
     how = "as published" if found.published else "as found in the last file"
     term = "" if found.term is None else f", in term {found.term}"
     if found.start == found.next:
@@ -189,7 +189,7 @@ def _print_spool(out: Console, found: SpoolFile) -> None:
     if rest:
         out.print(
             f"  valid    up to byte {found.valid_bytes:,} of {found.size:,}: {found.why} ({found.ending}); the last "
-            f"{show.counted(rest, 'byte')} count for nothing",
+            f"{show.counted(rest, 'byte')} are ignored",
             soft_wrap=True,
         )
     else:
@@ -295,21 +295,22 @@ def lines(plan: RepairPlan, *, dry_run: bool) -> Iterator[str]:
     for torn in plan.torn:
         from_ = "as a whole" if not torn.at else f"from byte {torn.at:,} on"
         size = show.counted(torn.size, "byte")
-        yield f"{data_name(torn.first)}: {size} {are} cut, {from_}, and kept aside: {torn.why}."
+        yield f"{data_name(torn.first)}: {size} {are} cut, {from_}, and set aside: {torn.why}."
     if plan.rewritten is not None:
         first, at, length = plan.rewritten
         yield (
-            f"{data_name(first)}: {show.counted(length, 'byte')} from byte {at:,} on {are} written again as they are: "
-            "it is not known whether they ever reached the disk."
+            f"{data_name(first)}: {show.counted(length, 'byte')} from byte {at:,} on {are} written again unchanged: "
+            "they may never have reached the disk."
         )
     for first in plan.dropped:
-        yield f"{data_name(first)}: {is_} removed, since it holds nothing that is retained."
+        yield f"{data_name(first)}: {is_} removed, since nothing in it is retained."
     for first in plan.indexes:
-        yield f"{index_name(first)}: {is_} made again."
+        yield f"{index_name(first)}: {is_} rebuilt."
     if plan.forgotten is not None:
         yield (
-            f"slots.json: {is_} made anew without slots ({plan.forgotten}). The log begins at offset {plan.start:,}, "
-            "with the oldest file: records that were trimmed before may be seen again. Create the slots again."
+            f"slots.json: {is_} replaced by one without slots ({plan.forgotten}). The log begins at offset "
+            f"{plan.start:,}, with the oldest file: records that were trimmed before may be seen again. "
+            "Create the slots again."
         )
     if not plan.is_needed:
         yield "There is nothing to repair."
@@ -397,10 +398,10 @@ def _gap_lines(done: Renumbering) -> Iterator[str]:
     for gap in done.gaps[:_SHOWN]:
         yield f"  before record {gap.index:,}: {'missing' if gap.missing else 'goes back,'} {gap}"
     if len(done.gaps) > _SHOWN:
-        yield f"  … and {len(done.gaps) - _SHOWN:,} more; --json tells all"
+        yield f"  … and {len(done.gaps) - _SHOWN:,} more; --json lists all"
 
 
 def refuse_taken(there: Contents) -> None:
     """Refuse to migrate to an existing path."""
     if not there.kinds <= {FolderKind.SPOOL, FolderKind.EMPTY, FolderKind.ABSENT}:
-        raise AlreadyExists(f"{there.path} is there already, and is {there}: nothing was moved.")
+        raise AlreadyExists(f"{there.path} exists already, and is {there}: nothing was moved.")

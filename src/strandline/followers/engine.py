@@ -109,14 +109,14 @@ class Engine:
                 self._resync()
             case Signal.OPENED:
                 self.phase = Phase.RELISTING if self.phase is Phase.CLEARING and self.armed else Phase.LIVE
-            case events.Expired(anew):
+            case events.Expired(beginning):
                 if self.armed:
                     self._resync()
                 else:
-                    self.applied = self._read = anew  # current values arrive in the order of their versions
-                    if anew is None:
+                    self.applied = self._read = beginning  # current values arrive in the order of their versions
+                    if beginning is None:
                         return events.Open(None)
-                    self._rewind(anew)
+                    self._rewind(beginning)
             case events.Ghosts(chunks):
                 if self.phase is Phase.CLEARING and not self._stopping:
                     self._unstored.append(events.BeginResync())  # from here on the state belongs to no cursor
@@ -152,13 +152,13 @@ class Engine:
         """Start a resync by finding the keys that vanished: if that fails, nothing was changed."""
         self.phase = Phase.CLEARING
 
-    def _rewind(self, anew: Cursor) -> None:
+    def _rewind(self, beginning: Cursor) -> None:
         """Move the store's cursor to the beginning of the stream; its state stays.
 
         With its old cursor, of another stream or past the end of this one, the store would refuse or skip new data.
         """
         self.phase, self._compared = Phase.CLEARING, True
-        self._unstored.extend((events.BeginResync(), events.EndResync(anew)))
+        self._unstored.extend((events.BeginResync(), events.EndResync(beginning)))
 
     def _enqueue(self) -> None:
         """Queue an applied batch for the store; behind a failed write it waits and is joined with it."""

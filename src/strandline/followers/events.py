@@ -63,10 +63,10 @@ class Began:
 class Expired:
     """The stream can no longer serve the cursor.
 
-    ``anew`` is the stream's beginning, for a store that reloads everything without a reader to compare with.
+    ``beginning`` is the stream's beginning, for a store that reloads everything without a reader to compare with.
     """
 
-    anew: Cursor | None = None
+    beginning: Cursor | None = None
 
 
 @dataclass(frozen=True, slots=True)

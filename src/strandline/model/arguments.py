@@ -38,14 +38,14 @@ class ArgumentKind(NamedTuple):
     """A kind of argument: a test of values, and its description in an error."""
 
     admits: Callable[[Any], bool]
-    told: str
+    description: str
     is_secret: bool = False
 
     def check(self, value: Any, what: str) -> Any:
         """The value, if it is of this kind; ``what`` is the subject of the error."""
         if not self.admits(value):
             found = f"a {type(value).__name__} that is not shown" if self.is_secret else shown(value)
-            raise InvalidInput(f"{what} is {self.told}, not {found}.")
+            raise InvalidInput(f"{what} is {self.description}, not {found}.")
         return value
 
 
@@ -90,9 +90,9 @@ def text(least: int = 0, most: int | None = LONGEST_TEXT, *, is_secret: bool = F
     return ArgumentKind(admits, f"text{lengths}", is_secret)
 
 
-def anything(told: str) -> ArgumentKind:
+def anything(description: str) -> ArgumentKind:
     """Any value: the call itself checks it."""
-    return ArgumentKind(lambda _: True, told)
+    return ArgumentKind(lambda _: True, description)
 
 
 def one_of(*values: object) -> ArgumentKind:
@@ -147,7 +147,7 @@ _PLAIN: Final[dict[Any, ArgumentKind]] = {
 def kind_of(hint: Any) -> ArgumentKind | None:  # noqa: PLR0911 - one answer for each form of an annotation
     """The kind of an annotation; None for any value.
 
-    >>> kind_of(Literal["now"] | int | None).told
+    >>> kind_of(Literal["now"] | int | None).description
     "'now', a whole number from 0 up to 9223372036854775807 or None"
     """
     if hasattr(hint, "__supertype__"):  # a NewType
@@ -182,7 +182,7 @@ def _union(kinds: Sequence[ArgumentKind | None]) -> ArgumentKind | None:
 
     return ArgumentKind(
         admits,
-        _either(kind.told.replace(" or ", ", ") for kind in known),
+        _either(kind.description.replace(" or ", ", ") for kind in known),
         any(kind.is_secret for kind in known),
     )
 
@@ -190,15 +190,15 @@ def _union(kinds: Sequence[ArgumentKind | None]) -> ArgumentKind | None:
 def _container(origin: type, parameters: tuple[Any, ...]) -> ArgumentKind:
     if origin is tuple and Ellipsis not in parameters:
         kinds = [kind_of(parameter) for parameter in parameters]
-        told = f"a tuple of {' and '.join(map(_told, kinds))}"
+        description = f"a tuple of {' and '.join(map(_describe, kinds))}"
         return ArgumentKind(
-            lambda value: isinstance(value, tuple) and len(value) == len(kinds) and _all(kinds, value), told
+            lambda value: isinstance(value, tuple) and len(value) == len(kinds) and _all(kinds, value), description
         )
     if origin is Mapping:
         items = [kind_of(Prose if parameter is str else parameter) for parameter in parameters]
-        told = f"a mapping of {' to '.join(map(_told, items))}"
+        description = f"a mapping of {' to '.join(map(_describe, items))}"
         return ArgumentKind(
-            lambda value: isinstance(value, Mapping) and all(_all(items, item) for item in value.items()), told
+            lambda value: isinstance(value, Mapping) and all(_all(items, item) for item in value.items()), description
         )
     if not issubclass(origin, Iterable):
         return instance(origin)
@@ -208,11 +208,11 @@ def _container(origin: type, parameters: tuple[Any, ...]) -> ArgumentKind:
         is_one = isinstance(value, origin) and not isinstance(value, str | bytes)
         return is_one and (names is None or all(map(names.admits, value)))
 
-    return ArgumentKind(admits, f"{_a(origin.__name__.lower())} of {_told(names)}")
+    return ArgumentKind(admits, f"{_a(origin.__name__.lower())} of {_describe(names)}")
 
 
-def _told(kind: ArgumentKind | None) -> str:
-    return "values" if kind is None else kind.told
+def _describe(kind: ArgumentKind | None) -> str:
+    return "values" if kind is None else kind.description
 
 
 def _all(kinds: Iterable[ArgumentKind | None], values: Iterable[Any]) -> bool:

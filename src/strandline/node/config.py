@@ -122,7 +122,7 @@ class NodeConfig(NodeOptions):
     def _check_role(self) -> None:
         if self.lease is not None and (self.lead or self.upstream is not None):
             raise InvalidInput(
-                "The lease tells who leads: leave out the upstream, and leading by configuration, or the lease."
+                "The lease decides which node leads: leave out the upstream and leading by configuration, or the lease."
             )
         if self.lead and self.upstream is not None:
             raise InvalidInput("A node leads or follows: give it an upstream, or let it lead, not both.")

@@ -62,7 +62,7 @@ STORE_FAILURES = Counter("strandline_store_failures", "Writes that the store of 
 RESYNCS = Counter("strandline_resyncs", "Times a watch brought its store in step after its cursor had expired.")
 
 PARTIAL_RESYNCS = Counter("strandline_partial_resyncs", "Replicas that went on at their own position.")
-REBOOTSTRAPS = Counter("strandline_rebootstraps", "Replicas that were told to build their state again.", ["cause"])
+REBOOTSTRAPS = Counter("strandline_rebootstraps", "Replicas that had to build their state again.", ["cause"])
 COMMITS = Counter("strandline_commits", "Appends on a primary by what became of their commit policy.", ["outcome"])
 REPLICATION_LAG = Gauge(
     "strandline_replication_lag_records", "Records between what was sent and what the slowest has applied.", ["log"]

@@ -52,7 +52,7 @@ def connect(
             yield node
         except TransientStorageError as error:
             if "failed to connect" in str(error):
-                raise NotReady(f"Nobody answers at {url}: is the node running, and is the address right?") from error
+                raise NotReady(f"No node answers at {url}: check that it runs, and the address.") from error
             raise
 
 
@@ -126,7 +126,7 @@ def note_on(member: Member, end: int) -> tuple[str, str]:
     if member.bootstrapping:
         return f"bootstrapping{errors}", "yellow"
     if member.applied is None:
-        return f"not heard of yet{errors}", "yellow"
+        return f"no acknowledgement yet{errors}", "yellow"
     return (f"up to date{errors}", "green") if member.applied >= end else (f"behind{errors}", "yellow")
 
 
@@ -206,13 +206,13 @@ def promote(
     message = [f"{now.primary} is the primary already, in term {now.term}. Nothing was changed."]
     if leads is None:
         message = [
-            f"{now.primary} is the primary of term {now.term} now, and goes on at offset {now.term_start:,}.",
-            f"It is healthy, nobody who answered has more, and all that {now.policy} had committed is there.",
+            f"{now.primary} is the primary of term {now.term} now, and continues at offset {now.term_start:,}.",
+            f"It is healthy, no node that answered has more, and it has everything that {now.policy} had committed.",
         ]
         if force:
             message[1:] = [
-                "It is healthy, and nobody who answered has more. Who did not answer was left out, as you said: what",
-                "only they had goes into their quarantine when they come back.",
+                "It is healthy, and no node that answered has more. Nodes that did not answer were left out: records",
+                "that only they have go into their quarantine when they return.",
             ]
     found = {"promoted": leads is None, "forced": force and leads is None, **fields(now)}
     show.answer(found, *message, as_json=json)
@@ -243,9 +243,7 @@ def unregister(
     node: RemoteLog,
     replica: Annotated[str, typer.Argument(metavar="NAME", help="The replica's name.")],
     *,
-    keep_slot: Annotated[
-        bool, typer.Option("--keep-slot", help="Go on keeping what it still needs, for when it comes back.")
-    ] = False,
+    keep_slot: Annotated[bool, typer.Option("--keep-slot", help="Keep its slot, for when it returns.")] = False,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
@@ -274,7 +272,7 @@ def rebootstrap(node: RemoteLog, *, yes: Yes = False, json: Json = False) -> Non
     before = node.status()
     confirm(f"Let {before.name} ({before.condition}) build its copy again? Its own is thrown away.", yes=yes)
     node.rebootstrap()
-    message = f"{before.name} builds its copy again; 'strandline node status {node.url}' tells how it is."
+    message = f"{before.name} builds its copy again; 'strandline node status {node.url}' shows its state."
     show.answer({"name": before.name, "was": before.condition, "rebootstrap": True}, message, as_json=json)
 
 

@@ -110,7 +110,7 @@ def run(
         str | None,
         _role(
             metavar="URL",
-            help="The folder or bucket of the lease that tells who leads, the same for all nodes of the log.",
+            help="The folder or bucket of the lease that decides which node leads, the same for all nodes of the log.",
         ),
     ] = None,
     lease_seconds: Annotated[float, _role(metavar="SECONDS", help="How long the lease outlives its holder.")] = 15.0,
@@ -129,7 +129,7 @@ def run(
         str | None,
         _role(
             metavar="FOLDER",
-            help="Begin with a copy of this write-ahead log, if the node has no log yet; stop whoever writes it.",
+            help="Begin with a copy of this write-ahead log, if the node has no log yet; stop its writer first.",
         ),
     ] = None,
     automatic: Annotated[

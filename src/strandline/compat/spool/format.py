@@ -219,12 +219,12 @@ class SpoolScanner:
 
     def __iter__(self) -> Iterator[SpoolRecord]:
         for frame in self._frames:
-            told = _change(frame.payload)
-            if told is None:
+            change = _change(frame.payload)
+            if change is None:
                 term = DEFAULT_TERM if frame.term is None else frame.term
                 yield SpoolRecord(term, frame.lsn, frame.timestamp, frame.payload)
                 continue
-            text, term = told
+            text, term = change
             payload = frame.payload
             if frame.term is not None and frame.term != term:
                 # The frame's own term counts: the record in it may have an older one.

@@ -367,8 +367,8 @@ def _copy(data: memoryview, start: int, log: WalLog, spool: str, renumbering: Re
 
 def _batch_of(run: SpoolRun, renumbering: Renumbering | None) -> pa.RecordBatch:
     count = len(run.payloads)
-    told = pa.Array.from_buffers(pa.uint64(), count, [None, pa.py_buffer(array("Q", run.timestamps))])
-    milliseconds = pc.min_element_wise(told, pa.scalar(LAST_TIME, pa.uint64())).cast(pa.int64())
+    stored = pa.Array.from_buffers(pa.uint64(), count, [None, pa.py_buffer(array("Q", run.timestamps))])
+    milliseconds = pc.min_element_wise(stored, pa.scalar(LAST_TIME, pa.uint64())).cast(pa.int64())
     columns = [
         pc.multiply(milliseconds, 1000).view(TIMESTAMP),
         pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(bytes(count))]),

@@ -386,7 +386,7 @@ class QueueSlots:
         return QueueSlot(self.log, holder, self.log.claim(holder))
 
     def reset(self, name: str, position: int) -> SlotState:
-        """Put the slot ahead, which acknowledges everything below; whoever holds it is fenced. It cannot go back."""
+        """Move the slot ahead, which acknowledges everything below; its holder is fenced. It cannot move back."""
         _check_slot(name)
         return _state(self.log.skip_to(position))
 

@@ -12,8 +12,8 @@ from strandline.model.json_values import parse_object
 
 def encode_checked(kind: str, version: int, fields: Mapping[str, Any]) -> bytes:
     """The bytes of a file."""
-    told = {"kind": kind, "version": version, **fields}
-    return json.dumps({**told, "checksum": _checksum(told)}, indent=1, sort_keys=True).encode() + b"\n"
+    content = {"kind": kind, "version": version, **fields}
+    return json.dumps({**content, "checksum": _checksum(content)}, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def decode_checked(data: bytes, kind: str, version: int) -> dict[str, Any]:

@@ -82,8 +82,8 @@ def decode_event(data: bytes | memoryview, where: str) -> SegmentEvent:
 
 
 def _add(event: SegmentMetadata) -> list[bytes]:
-    told = (event.broker, event.max_timestamp, event.event_timestamp)
-    parts = [_header(_ADD), _segment(event.segment), _RANGE.pack(event.start, event.end, *told)]
+    origin = (event.broker, event.max_timestamp, event.event_timestamp)
+    parts = [_header(_ADD), _segment(event.segment), _RANGE.pack(event.start, event.end, *origin)]
     parts.append(_uvarint(len(event.terms) + 1))
     for term in event.terms:
         parts += (_TERM.pack(*term), _NO_TAGS)

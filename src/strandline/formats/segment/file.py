@@ -337,14 +337,14 @@ def _decode_footer(data: memoryview, groups: int, where: str) -> tuple[Any, Segm
         ) as file:
             parquet = file.metadata
         schema = parquet.schema.to_arrow_schema().remove_metadata()
-        told = (parquet.metadata or {}).get(FACTS_KEY)
+        facts = (parquet.metadata or {}).get(FACTS_KEY)
         leaves = [parquet.schema.column(leaf) for leaf in range(len(parquet.schema))]
         physical = tuple((leaf.path, leaf.physical_type) for leaf in leaves)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise damaged(where, f"its footer cannot be read ({str(error)[:200]})") from error
-    if told is None or not schema.equals(SEGMENT_SCHEMA) or physical != PHYSICAL:
+    if facts is None or not schema.equals(SEGMENT_SCHEMA) or physical != PHYSICAL:
         raise damaged(where, f"it has the columns {str(schema.names)[:200]} and is no segment")
-    return parquet, SegmentFacts.decode(told, where)
+    return parquet, SegmentFacts.decode(facts, where)
 
 
 def _check_footer(footer: memoryview, groups: int) -> None:

@@ -198,14 +198,14 @@ def read_pages(chunk: memoryview) -> Pages:
         unpacked += size
         kind = _natural(header, _TYPE)
         if kind == _DATA_PAGE:
-            told = _within(header, _DATA_HEADER)
-            values += _natural(told, _VALUES)
-            encodings.add(_natural(told, _ENCODING))
+            page = _within(header, _DATA_HEADER)
+            values += _natural(page, _VALUES)
+            encodings.add(_natural(page, _ENCODING))
         elif kind == _DICTIONARY_PAGE and dictionary is None and not encodings:
-            told = _within(header, _DICTIONARY_HEADER)
-            if _natural(told, _ENCODING) not in (PLAIN, PLAIN_DICTIONARY):
+            page = _within(header, _DICTIONARY_HEADER)
+            if _natural(page, _ENCODING) not in (PLAIN, PLAIN_DICTIONARY):
                 raise ValueError("a dictionary has an unknown encoding")
-            if _natural(told, _VALUES) * _SMALLEST_ENTRY > size:
+            if _natural(page, _VALUES) * _SMALLEST_ENTRY > size:
                 raise ValueError("a dictionary announces more entries than it has room for")
             dictionary = size
         else:

@@ -105,7 +105,7 @@ class SegmentWriter:
             offsets = batch.column(0)
             end = expected + batch.num_rows
             if (offsets[0].as_py(), offsets[-1].as_py()) != (expected, end - 1):
-                raise InvalidInput(f"Offset {offsets[0]} cannot follow in a segment that goes on at {expected}.")
+                raise InvalidInput(f"Offset {offsets[0]} cannot follow in a segment that continues at {expected}.")
             expected = end
         return expected
 

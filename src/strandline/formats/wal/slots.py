@@ -66,9 +66,9 @@ def slot_of(fields: Mapping[str, Any], now: int) -> SlotState:
 
 
 def _invalid(fields: Mapping[str, Any], now: int) -> Invalidation | None:
-    told, reason = fields.get("invalid"), fields.get("invalidation_reason")
-    if told is not None:
-        return Invalidation(InvalidReason(told["reason"]), natural_of(told["at"]))
+    invalid, reason = fields.get("invalid"), fields.get("invalidation_reason")
+    if invalid is not None:
+        return Invalidation(InvalidReason(invalid["reason"]), natural_of(invalid["at"]))
     if reason is not None:
         return Invalidation(InvalidReason(reason), _time(fields, "invalidated_at", "invalidated_at_unix_ms", now))
     return None

@@ -101,7 +101,7 @@ class SlotKeeper:
 
     @contextlib.contextmanager
     def _explained(self, name: str) -> Iterator[None]:
-        """Says why the object of a slot may be missing that somebody reads or changes."""
+        """Explain why the object of a slot is missing."""
         try:
             yield
         except NotFound as error:
@@ -115,7 +115,7 @@ class SlotKeeper:
     def _lost(self, name: str) -> CorruptData:
         return CorruptData(
             f"{self.cell(name).where} is missing although the head names it: restore the object; or, if it is lost, "
-            f"drop the slot and create it again where its consumer stands ('strandline slots drop' and 'create')."
+            f"drop the slot and create it again at its consumer's position ('strandline slots drop' and 'create')."
         )
 
     def list(self) -> Sequence[SlotState]:

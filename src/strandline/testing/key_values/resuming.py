@@ -135,20 +135,20 @@ class ResumingContract(KeyValueOwner):
         empty = self.cursor(kv, scope)
         fill(kv)
         full = self.cursor(kv, scope)
-        anew = self.recreate(kv)
+        recreated = self.recreate(kv)
         for _ in range(3):
             for cursor in (empty, full):
                 with pytest.raises(CursorExpired):
-                    anew.watch_from(scope, cursor)
-            fill(anew)
-        assert self.cursor(anew, scope).log_id != full.log_id
+                    recreated.watch_from(scope, cursor)
+            fill(recreated)
+        assert self.cursor(recreated, scope).log_id != full.log_id
 
     def test_a_key_value_store_that_was_created_anew_is_empty(self, kv: KeyValue) -> None:
         fill(kv)
-        anew = self.recreate(kv)
-        assert current(anew) == {}
-        fill(anew, b"2")
-        assert set(current(anew).values()) == {b"2"}
+        recreated = self.recreate(kv)
+        assert current(recreated) == {}
+        fill(recreated, b"2")
+        assert set(current(recreated).values()) == {b"2"}
 
     @in_every_scope
     def test_a_cursor_of_another_stream_is_expired(self, kv: KeyValue, scope: Scope) -> None:

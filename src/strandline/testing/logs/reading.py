@@ -180,9 +180,9 @@ class LogReadContract(LogOwner):
 
     def test_a_plan_s_spans_and_the_log_agree_on_the_cursor_behind_them(self, filled: Log) -> None:
         for span in filled.plan(filled.start()):
-            told, known = behind(filled.start(), span), filled.cursor_at(span.next)
-            assert told.next == known.next
-            assert None in (told.fingerprint, known.fingerprint) or told.fingerprint == known.fingerprint
+            planned, known = behind(filled.start(), span), filled.cursor_at(span.next)
+            assert planned.next == known.next
+            assert None in (planned.fingerprint, known.fingerprint) or planned.fingerprint == known.fingerprint
 
     def test_a_cursor_behind_another_batch_than_the_one_that_is_there_has_diverged(self, filled: Log) -> None:
         for offset in range(1, 11) if self.fingerprinted else ():

@@ -91,9 +91,9 @@ class Ledger:
 
     def add(self, segment: SegmentMetadata) -> SegmentMetadata:
         """Publish a segment whose copy starts now."""
-        told = replace(segment, broker=self.broker, event_timestamp=self._now())
-        self.registry.add(told)
-        return told
+        published = replace(segment, broker=self.broker, event_timestamp=self._now())
+        self.registry.add(published)
+        return published
 
     def publish_state(self, segment: SegmentMetadata, state: SegmentState) -> SegmentMetadata:
         """Publish a segment's next state."""

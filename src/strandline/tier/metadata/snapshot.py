@@ -99,7 +99,7 @@ class MetadataSnapshots:
         return Cursor(self.topic_id, sum(positions.values()))
 
     def _fill(self, data: str, taken: Mapping[int, PartitionCopy]) -> None:
-        told: dict[str, Any] = {}
+        partitions: dict[str, Any] = {}
         for partition, (position, tables) in sorted(taken.items()):
             slices: dict[str, list[int]] = {}
             parts: list[memoryview] = []
@@ -110,8 +110,8 @@ class MetadataSnapshots:
                 parts.append(part)
                 at += len(part)
             self.disk.write_new(f"{data}/{_name(partition)}", parts)
-            told[str(partition)] = {"next": position, "tables": slices}
-        fields = {"partition_count": self.count, "partitions": told}
+            partitions[str(partition)] = {"next": position, "tables": slices}
+        fields = {"partition_count": self.count, "partitions": partitions}
         self.disk.write_new(f"{data}/{POSITIONS}", [encode_checked(KIND, KIND_VERSION, fields)])
 
     def _verify(self, data: str) -> Cursor:

@@ -75,7 +75,7 @@ class Failure:
 
     def held_back(self) -> ProducerFailed:
         """The error for everything after the failed batch."""
-        advice = "open a new producer to go on" if self.final else "call retry(), or close it and open a new producer"
+        advice = "open a new producer" if self.final else "call retry(), or close it and open a new producer"
         error = ProducerFailed(
             f"Batch {self.number} of writer {self.writer} failed ({self.reason}), and no later one may be listed "
             f"before it: {advice}."

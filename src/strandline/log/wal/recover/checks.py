@@ -114,7 +114,7 @@ class FileCheck:
             lost = f"offset {facts.next} is" if first == facts.next + 1 else f"offsets {facts.next} to {first - 1} are"
             facts.problems[-1] = hole._replace(why=f"{hole.why}; {lost} lost")
         elif first > facts.next:
-            why = f"it goes on at offset {first}, and {facts.next} should be there"
+            why = f"it continues at offset {first} instead of {facts.next}"
             self._add(frame.start, frame.end, FindingKind.CONTINUITY, why)
         elif first < facts.next:
             why = f"offset {first} is there again, and {facts.next} should be there"
@@ -199,8 +199,8 @@ class IndexCheck:
         return self._index.entries[self._at] if self._at < len(self._index.entries) else None
 
     def _compare(self, entry: IndexEntry, frame: Located, end: int) -> None:
-        told = entry.offset, entry.position, entry.term, entry.timestamp
-        if told != (frame.next, end, frame.term, frame.timestamp):
+        indexed = entry.offset, entry.position, entry.term, entry.timestamp
+        if indexed != (frame.next, end, frame.term, frame.timestamp):
             self._wrong = self._wrong or f"it puts offset {entry.offset} at byte {entry.position}, where it is not"
         elif not self._lost and entry.writers != self._writers:
             self._wrong = self._wrong or f"its writers are wrong before offset {entry.offset}"
@@ -237,7 +237,7 @@ def judge_closed(facts: FileFacts, following: int) -> Iterator[Finding]:
         why = f"it ends at offset {facts.next}, and the next file begins at {following}"
         yield _damage(facts, Problem(facts.size, facts.size, facts.next, FindingKind.CONTINUITY, why))
     elif facts.next > following:
-        why = f"it goes on to offset {facts.next}, and the next file begins at {following}"
+        why = f"it reaches offset {facts.next}, but the next file begins at {following}"
         yield _damage(facts, Problem(facts.size, facts.size, facts.next, FindingKind.CONTINUITY, why))
 
 
