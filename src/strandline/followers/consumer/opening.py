@@ -55,7 +55,10 @@ def queue_at(
             )
         return V1Queue(place)
     if not isinstance(place, Queue):
-        raise InvalidInput(f"Consumer: place is an address, an opened log or a queue, not {shown(place)}.")
+        raise InvalidInput(
+            f"Consumer: place is an address, an opened object log or a queue, not {shown(place)}: any other log "
+            "is read with strandline.follow."
+        )
     return place
 
 
