@@ -175,6 +175,16 @@ def test_over_a_replica_that_is_killed_with_it(tmp_path, scope, kills):
         survive(tmp_path, OnPrimary(primary), job, kills=kills, seed=4)
 
 
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "scope", [pytest.param(["a.", "c.1"], marks=pytest.mark.matrix), []], ids=["watched", "followed"]
+)
+def test_over_a_node_that_is_read_by_its_address(tmp_path, scope, kills):
+    with sl.node.Primary.open(tmp_path / "primary", poll_seconds=0.1) as primary:
+        job = {"kind": "node", "address": primary.url, "scope": scope}
+        survive(tmp_path, OnPrimary(primary), job, kills=kills, seed=5)
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("kills", KILLS)
 @pytest.mark.parametrize("history", [1, pytest.param(10, marks=pytest.mark.slow)])

@@ -40,10 +40,12 @@ def digest(pairs: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def open_log(job: dict[str, Any]) -> Any:
-    """The log: an object log, another process's write-ahead log, or a replica in this process of a node elsewhere."""
+    """The log: an object log, another process's write-ahead log, a node's, or a replica's in this process."""
     match job["kind"]:
         case "wal":
             return sl.log.WalReader(job["address"])
+        case "node":
+            return sl.node.RemoteLog(job["address"])
         case "replica":
             replica = sl.node.Replica.open(f"{job['store']}-node", job["address"], timeout=5.0, poll_seconds=0.1)
             return replica.reading(max_staleness=PATIENCE, timeout=PATIENCE)
