@@ -79,7 +79,7 @@ def test_a_demo_without_java_says_so_in_one_sentence(
     assert sorted(path.name for path in home.iterdir()) == ["output"], "and nothing else is left"
 
 
-def test_what_cannot_be_run_is_wrong_usage(run: Run, tmp_path: Path) -> None:
+def test_impossible_options_are_a_usage_error(run: Run, tmp_path: Path) -> None:
     (tmp_path / "something").touch()
     assert run("demo", "--dir", tmp_path).exit_code == 2
     assert run("demo", "--keys", 2, "--producers", 3).exit_code == 2

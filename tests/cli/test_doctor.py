@@ -166,7 +166,7 @@ def test_a_store_that_permits_no_writing_is_a_problem_and_nothing_else_is_tried(
 
 
 @pytest.mark.parametrize("name", ["get", "list", "put_if"])
-def test_what_is_not_permitted_is_a_problem_and_the_rest_is_still_tried(name):
+def test_a_forbidden_operation_is_a_problem_and_the_others_are_still_tried(name):
     store = FaultyStore(PlainStore())
     store.fail_next(name, error=StorageError("The store did not let us in."))
     lines = said(store)
@@ -302,7 +302,7 @@ def test_an_extra_may_be_there_or_not_and_half_of_one_is_a_warning(
     assert told in line.said
 
 
-def test_what_the_package_needs_is_read_from_its_own_description():
+def test_requirements_are_read_from_the_package_metadata():
     needed = list(machine.requirements())
     assert {"pyarrow", "obstore"} <= {one.name for one in needed if one.extra is None}
     assert {"pyspark", "pandas"} <= {one.name for one in needed if one.extra == "spark"}

@@ -27,7 +27,7 @@ def objects(url: str) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in files}
 
 
-def test_what_every_slot_is_past_is_trimmed_and_deleted_a_grace_period_later(run: Run, log: str) -> None:
+def test_batches_that_every_slot_has_passed_are_trimmed_and_deleted_a_grace_period_later(run: Run, log: str) -> None:
     opened = fill(log)
     opened.slots.create("billing", 6)
     done = run("gc", log)
@@ -119,7 +119,9 @@ def queue(log: str) -> sl.compat.QueueLog:
     return queue
 
 
-def test_what_a_shared_queue_no_longer_lists_goes_when_it_is_old(run: Run, log: str, queue: sl.compat.QueueLog) -> None:
+def test_unlisted_objects_of_a_shared_queue_are_deleted_when_they_are_old(
+    run: Run, log: str, queue: sl.compat.QueueLog
+) -> None:
     young = json.loads(run("gc", log, "--format", "queue-v1", "--json").stdout)
     assert (young["deleted_objects"], young["objects_waiting"]) == (0, 2)
     before = objects(log)

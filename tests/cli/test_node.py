@@ -320,7 +320,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("given", "status", "why"), WRONG, ids=[why for _, _, why in WRONG])
-def test_what_cannot_work_is_a_sentence_and_nothing_is_made(run, tmp_path, given, status, why):
+def test_impossible_settings_are_refused_in_one_sentence_and_nothing_is_created(run, tmp_path, given, status, why):
     found = run("node", "run", tmp_path / "a", "--name", "a", *given)
     assert found.exit_code == status
     assert why in " ".join(found.stderr.replace("│", " ").split())

@@ -70,7 +70,7 @@ def test_the_only_slot_of_a_queue_retains_all_that_it_has_not_passed(run: Run, l
 
 
 @pytest.mark.parametrize(("retention", "retained"), [("forever", 0), ("bytes:1", 8), ("age:1d", 0)])
-def test_what_the_policy_keeps_anyway_is_not_retained_by_a_slot(
+def test_records_that_the_policy_retains_anyway_are_not_retained_by_a_slot(
     run: Run, log: str, retention: str, retained: int
 ) -> None:
     opened = fill(log, retention=retention)
@@ -182,7 +182,7 @@ def test_creating_a_slot_needs_its_position(run: Run, log: str) -> None:
         (["reset", "there", "--at", "3"], "repeat it with --yes"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence_and_changes_nothing(
+def test_an_impossible_command_prints_one_sentence_and_changes_nothing(
     run: Run, log: str, arguments: list[str], said: str
 ) -> None:
     opened = fill(log)

@@ -340,7 +340,7 @@ def test_a_failed_append_changes_nothing_and_is_cut_off_before_the_next_one(mome
     assert content(open_on(disk)) == {**states[3][0], b"e": b"5"}
 
 
-def test_what_a_failed_sync_left_is_not_shown_and_not_trusted():
+def test_bytes_of_a_failed_sync_are_not_shown_and_not_trusted():
     disk = SimulatedDisk()
     store, states, _ = written(disk)
     disk.interrupt(len(disk.calls) + 1, StorageError("no sync"))
@@ -582,7 +582,7 @@ def test_a_rename_that_was_done_and_failed_all_the_same_is_noticed():
         assert content(open_on(disk)) == {**states[3][0], b"e": b"5", b"f": b"6"}
 
 
-def test_what_a_compaction_left_behind_is_removed_on_opening():
+def test_leftovers_of_a_compaction_are_removed_on_opening():
     disk = SimulatedDisk()
     written(disk)[0].close()
     disk.write_new("/fold/fold.log.new", [b"half of it"])

@@ -108,7 +108,7 @@ class TestTheRules:
         there |= {artifact(6, 1).location: 50, artifact(7, 2).location: 51}
         assert abandoned(pointer, there, before=50) == 1
 
-    def test_what_the_pointer_names_is_never_swept(self):
+    def test_the_payload_that_the_pointer_names_is_never_swept(self):
         pointer = give_up(point(point(Pointer(), artifact(5)), artifact(9, 2)), 9)
         there = [artifact(5).location, artifact(9, 2).location, artifact(6, 3).location, artifact(6, 10).location]
         assert plan_sweep(pointer, there, before=99).superseded == ()
@@ -156,7 +156,7 @@ class TestTheBytes:
         assert refused > 1000
 
     @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"7", b"{}", b"\xff", b"[" * 100_000, b'{"kind": 7}'])
-    def test_what_is_no_pointer_is_damage(self, data):
+    def test_bytes_that_are_no_pointer_are_damage(self, data):
         with pytest.raises(CorruptData):
             PointerCodec().decode(data, "x")
 
@@ -221,7 +221,7 @@ class PublishingContract:
     def there(self) -> Iterator[Place]:
         raise NotImplementedError
 
-    def test_what_is_published_is_fetched_as_the_same_sealed_folder(self, there):
+    def test_a_published_snapshot_is_fetched_as_the_same_sealed_folder(self, there):
         artifacts = there.artifacts()
         assert artifacts.newest() is None
         assert artifacts.publish(there.sealed(5, a="one", b="x" * 100)) == cursor(5)
@@ -425,7 +425,7 @@ class TestTrimming:
         assert artifacts._pointer().superseded == ()
         assert artifacts.trim() == []
 
-    def test_what_the_pointer_names_is_never_trimmed_however_old_it_is(self, place, clock):
+    def test_the_payload_that_the_pointer_names_is_never_trimmed_however_old_it_is(self, place, clock):
         artifacts = place.artifacts(grace=0)
         artifacts.publish(place.sealed(5))
         clock.advance(1000 * HOUR)
@@ -447,7 +447,7 @@ class TestTrimming:
         with pytest.raises(Crash):
             place.artifacts(line).publish(place.sealed(offset))
 
-    def test_what_a_dead_exporter_left_goes_after_the_grace_period(self, place, clock):
+    def test_payloads_of_a_dead_exporter_are_deleted_after_the_grace_period(self, place, clock):
         artifacts = place.artifacts()
         artifacts.publish(place.sealed(5))
         self.unfinished(place, 9, at=3)
@@ -717,7 +717,7 @@ class TestExporting:
             place.artifacts().export(store, one, scratch=scratch)
         assert two.try_acquire()
 
-    def test_what_a_dead_exporter_left_in_scratch_is_swept(self, place, scratch):
+    def test_scratch_folders_of_a_dead_exporter_are_swept(self, place, scratch):
         store = tiny(str(place.folder / "live"), 7)
         store.disk = disk = DyingDisk(20, dies=True)
         with pytest.raises(Crash):

@@ -36,7 +36,7 @@ def begun(**batching: float) -> Engine:
     return engine
 
 
-def test_what_is_received_is_applied_then_stored_from_the_sinks_cursor_and_only_then_reported():
+def test_received_records_are_applied_then_stored_and_only_then_reported():
     engine = begun(records=3)
     assert engine.step(received(0, 3), 0.0) == Apply(["0+3"])
     assert engine.step(Signal.APPLIED, 0.0) == StoreBatch(AppliedRange(["0+3"], AT, AT.at(3)))

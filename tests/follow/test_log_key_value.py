@@ -201,7 +201,7 @@ def test_a_log_evicts_nothing_so_that_its_listing_needs_no_deleted_keys(log: Log
     assert kv.listing().deleted is None
 
 
-def test_what_it_wrote_itself_is_not_read_back(line: FaultyStore) -> None:
+def test_its_own_writes_are_not_read_back(line: FaultyStore) -> None:
     kv = on_line(line, create=True)
     kv.keys()
     for number in range(20):
@@ -213,7 +213,7 @@ def test_what_it_wrote_itself_is_not_read_back(line: FaultyStore) -> None:
     assert LogKeyValue(open_log(line)).keys() == kv.keys()
 
 
-def test_what_it_wrote_itself_does_not_hide_what_others_wrote_before(log: Log) -> None:
+def test_its_own_writes_do_not_hide_earlier_writes_of_others(log: Log) -> None:
     kv, other = LogKeyValue(log), LogKeyValue(log)
     kv.put(b"a", b"1")
     assert kv.keys() == [b"a"]
@@ -336,7 +336,7 @@ def test_a_plain_put_never_fails_for_the_sake_of_a_condition_beside_it(log: Log)
     assert kv.get(b"taken") == b"1"
 
 
-def test_what_threads_write_at_once_shares_an_append(line: FaultyStore) -> None:
+def test_concurrent_writes_of_threads_share_an_append(line: FaultyStore) -> None:
     kv = on_line(line, create=True)
     inside, release = threading.Event(), threading.Event()
 
@@ -434,7 +434,7 @@ def test_a_writer_that_always_loses_gets_contended_and_has_changed_nothing(line:
 
 
 @pytest.mark.parametrize("bad", [None, "text", 7])
-def test_what_no_record_can_hold_is_refused_before_it_spoils_the_log(log: Log, bad: object) -> None:
+def test_a_value_that_no_record_can_hold_is_refused_before_it_spoils_the_log(log: Log, bad: object) -> None:
     kv = LogKeyValue(log)
     for call in (lambda: kv.put(b"a", bad), lambda: kv.create(b"a", bad), lambda: kv.update(b"a", bad, 0)):
         with pytest.raises(InvalidInput):

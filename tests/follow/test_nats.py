@@ -213,7 +213,7 @@ def test_a_watch_that_has_caught_up_continues_when_delivered_changes_are_dropped
             taken.until_key(b"node.1", b"last")
 
 
-def test_what_was_superseded_before_it_was_given_is_no_gap(nats_url):
+def test_a_value_that_was_superseded_before_its_delivery_is_no_gap(nats_url):
     with opened(nats_url, history=1, prefetch=1) as kv:
         kv.put("rarely.changed", b"1")
         with kv.watch() as subscription:

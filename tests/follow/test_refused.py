@@ -68,7 +68,7 @@ def without_the_extra():
         ({"until": "end", "batching": "much"}, InvalidInput),
     ],
 )
-def test_what_cannot_be_followed_leaves_neither_a_table_nor_a_slot(log, table, options, error):
+def test_a_refused_follower_leaves_neither_a_table_nor_a_slot(log, table, options, error):
     with pytest.raises(error):
         follow(log, DeltaSink(table), "s", **{"until": "end", **options})
     assert_nothing_is_left(log, table)
@@ -122,7 +122,7 @@ def test_an_invalidated_slot_is_reported_before_a_table_is_created(table, tmp_pa
     assert not os.path.exists(table)
 
 
-def test_what_is_stored_before_a_refusal_stays_with_its_slot(log, table):
+def test_records_stored_before_a_refusal_stay_with_their_slot(log, table):
     log = MemoryLog()
     fill(log, ROWS[:2])
     fill(log, ROWS[2:])

@@ -218,7 +218,7 @@ class TestSealing:
 
 
 class TestLeftovers:
-    def test_what_a_living_sealer_has_not_finished_is_left_alone(self, store, tmp_path):
+    def test_an_unfinished_folder_of_a_living_process_is_left_alone(self, store, tmp_path):
         def fill(data: str) -> None:
             TinyStore.write(data, {}, cursor(9), DISK)
             store.export_to(str(tmp_path / "other"))  # sweeps beside us

@@ -131,7 +131,7 @@ def test_a_gap_in_live_delivery_is_made_good_by_a_resync(kv):
     assert b"k0" not in dict(store.range())
 
 
-def test_what_was_applied_and_never_stored_is_removed_if_it_vanished_meanwhile(kv):
+def test_keys_that_were_applied_but_never_stored_are_removed_if_they_vanished_meanwhile(kv):
     state, store = {}, MemoryStore()
 
     def apply(batch):

@@ -189,7 +189,7 @@ def test_repair_leaves_a_table_alone_that_needs_none(log, sink):
     assert DeltaTable(sink.url).version() == version
 
 
-def test_what_someone_knows_to_be_right_can_be_adopted(log, sink):
+def test_a_table_that_its_owner_knows_to_be_right_can_be_adopted(log, sink):
     in_steps(log, sink, 10, 20)
     rows_deleted(sink)
     left = rows_of(sink)
@@ -221,7 +221,7 @@ def test_of_two_that_adopt_a_table_at_once_each_finds_it_adopted(log, sink, monk
     assert again(sink).cursor(log.log_id) == log.end()
 
 
-def test_what_is_changed_while_a_table_is_adopted_is_not_adopted_unseen(log, sink, monkeypatch):
+def test_changes_during_an_adoption_are_not_adopted_unseen(log, sink, monkeypatch):
     in_steps(log, sink, 10, 20)
     with pytest.raises(Conflict, match=r"Check the table again, and adopt it if it is right\.$"):
         adopted_while(sink, log, monkeypatch, lambda: rows_deleted(sink))

@@ -115,7 +115,7 @@ def test_a_stop_that_was_set_before_it_began_opens_nothing():
     assert stage.opened == []
 
 
-def test_what_is_out_of_scope_moves_the_cursor_and_is_not_applied():
+def test_changes_out_of_scope_move_the_cursor_and_are_not_applied():
     kv, store = MemoryKeyValue(), MemoryStore()
     kv.put("a.1", b"1")
     reports = []

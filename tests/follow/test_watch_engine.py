@@ -471,7 +471,7 @@ def test_the_full_watch_is_not_opened_before_the_store_has_taken_the_removals():
     assert engine.step(Signal.STORED, 1.0) == Open(None)
 
 
-def test_what_is_listed_again_moves_no_cursor_before_it_is_whole():
+def test_a_new_listing_moves_no_cursor_before_it_is_complete():
     engine = resyncing(records=1)
     assert engine.step(received(FIVE), 0.0) == Apply([FIVE])
     assert engine.step(Signal.APPLIED, 0.0) == StoreBatch(Loose([FIVE]))

@@ -53,7 +53,7 @@ def test_schemas_with_metadata_of_their_own_are_let_through(schema: pa.Schema) -
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xff\xff\xff", b"\x00\x10\x00\x00" + bytes(4096)])
-def test_what_does_not_begin_as_a_message_is_refused(data: bytes) -> None:
+def test_bytes_that_do_not_begin_as_a_message_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="a message"):
         check_message(memoryview(data))
 

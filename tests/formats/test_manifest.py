@@ -81,13 +81,13 @@ def row(**changes: object) -> dict[str, object]:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_makes_no_sense_is_damage_that_names_the_object(changes):
+def test_impossible_fields_are_damage_that_names_the_object(changes):
     with pytest.raises(CorruptData, match=r"^it is damaged: .* Take another snapshot\.$"):
         decode_snapshot(forged(**changes), "it", "/s")
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"7", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000, b"9" * 5000, b'"x"'])
-def test_what_is_no_manifest_is_damage(data):
+def test_bytes_that_are_no_manifest_are_damage(data):
     with pytest.raises(CorruptData, match="it is damaged"):
         decode_snapshot(data, "it", "/s")
 

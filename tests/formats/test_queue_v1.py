@@ -148,7 +148,7 @@ def test_a_compressed_batch_is_one_frame_with_its_size():
     assert int.from_bytes(data[5:7], "little") + 256 == 1004
 
 
-def test_what_others_compress_in_their_own_ways_is_read():
+def test_blocks_compressed_by_other_implementations_are_read():
     values = [b"record %d" % number * 20 for number in range(300)]
     block = block_of(*values)
     stream = pa.BufferOutputStream()
@@ -221,7 +221,7 @@ def test_ingestion_times_are_cut_to_the_millisecond_also_before_1970():
     ],
     ids=["location", "start", "time"],
 )
-def test_what_the_manifest_has_no_room_for_is_refused(entry):
+def test_values_that_do_not_fit_the_manifest_are_refused(entry):
     with pytest.raises(InvalidInput, match="no room"):
         encode_manifest(QueueManifest((entry,), 1))
 

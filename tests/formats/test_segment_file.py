@@ -66,7 +66,7 @@ def decode(data: bytes) -> pa.Table:
     return pa.Table.from_batches(batches, SEGMENT_SCHEMA)
 
 
-def test_what_was_written_comes_back_with_nulls_and_empty_headers_and_every_operation() -> None:
+def test_records_are_read_back_with_nulls_and_empty_headers_and_every_operation() -> None:
     batches = with_offsets([records(50), records(30, 50)], 12)
     writer = SegmentWriter(12)
     writer.add(batches, term=4, listed=99)
@@ -152,7 +152,7 @@ def test_the_seal_has_size_and_checksums_and_survives_its_encoding() -> None:
 
 
 @pytest.mark.parametrize("data", [None, b"", b"\x01", b"\0" * 17, b"\x01" + b"\0" * 16, b"\x01" + b"\xff" * 16])
-def test_what_is_no_seal_is_refused(data: bytes | None) -> None:
+def test_bytes_that_are_no_seal_are_refused(data: bytes | None) -> None:
     with pytest.raises(CorruptData, match="Segment 5"):
         Seal.decode(data, "Segment 5")
 

@@ -42,7 +42,7 @@ def test_hostile_input_for_ten_minutes(group: str) -> None:
 
 
 @pytest.mark.matrix
-def test_what_is_damaged_is_mostly_met_behind_the_checksum() -> None:
+def test_damage_is_mostly_detected_by_the_checksum() -> None:
     report = fuzz(["batch-zstd", "head", "segment", "slot"], seed=2, cases=150, seconds=1800, quiet=True)
     for name, seen in report.outcomes.items():
         assert {"fine", "CorruptData"} <= seen.keys() <= {"fine", "CorruptData", "UnsupportedVersion"}, name

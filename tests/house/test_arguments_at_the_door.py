@@ -410,7 +410,7 @@ def test_the_time_to_wait_for_a_handle_is_checked_before_it_is_waited(timeout: A
         wal.submit(b"1").result(timeout)
 
 
-def test_what_may_be_secret_is_not_repeated() -> None:
+def test_possible_secrets_are_not_repeated() -> None:
     for call in (
         lambda: node.ClientSecurity(token="hidden\ud800"),
         lambda: sl.open("s3://key:hidden@bucket/\ud800"),

@@ -604,7 +604,7 @@ def test_a_child_is_refused_while_another_thread_of_its_parent_holds_the_locks_o
         assert handle.result().first == 0
 
 
-def test_what_was_durable_before_the_fork_is_known_in_the_child(tmp_path: Path) -> None:
+def test_appends_that_were_durable_before_the_fork_are_known_in_the_child(tmp_path: Path) -> None:
     log = sl.open(str(tmp_path / "log"), create=True)
     with log.producer() as producer:
         handle = producer.append(value=b"a")
@@ -678,7 +678,7 @@ def test_ends_are_silent_constants_are_kept_and_all_else_is_refused_in_children_
     assert (thing.use(), thing.size, thing.ended) == (2, 1, 1)
 
 
-def test_what_a_child_opens_itself_it_may_use(tmp_path: Path) -> None:
+def test_a_forked_child_may_use_what_it_opens_itself(tmp_path: Path) -> None:
     sl.open(str(tmp_path / "log"), create=True)
 
     def use() -> list[bytes]:

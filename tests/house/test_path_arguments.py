@@ -112,7 +112,7 @@ def test_an_address_in_a_path_object_is_refused_and_makes_no_folder(call: str, t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_path_object_opened_its_text_opens_too(tmp_path: Path) -> None:
+def test_a_path_object_and_its_text_open_the_same_folder(tmp_path: Path) -> None:
     producer = sl.open(tmp_path / "orders", create=True).producer()
     producer.append(value=b"1").result(120)
     producer.close()

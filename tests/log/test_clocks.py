@@ -98,7 +98,7 @@ def test_a_dry_run_says_of_the_clocks_what_a_collection_says_and_leaves_nothing_
 
 
 @SKEWS
-def test_what_a_collector_with_a_wrong_clock_trimmed_is_deleted_a_grace_period_later_and_not_before(skew: float):
+def test_batches_trimmed_by_a_wrong_clock_are_deleted_a_grace_period_later_and_not_before(skew: float):
     world = World()
     world.append(world.log, 3)
     world.log.slots.create("done", 3)

@@ -353,7 +353,7 @@ def test_an_upload_under_way_outlives_one_collection_and_is_repeated_after_two(b
     assert len(bench.paths("batches/")) == 4
 
 
-def test_what_others_put_beside_the_log_is_left_alone(bench: Bench):
+def test_foreign_objects_beside_the_log_are_left_alone(bench: Bench):
     bench.append(1)
     strange = ["batches/README", "batches/0/x.batch", "chunks/0000000000000000/notes.chunk", "mine/x"]
     for path in strange:
@@ -625,7 +625,7 @@ def test_a_hold_that_is_renewed_in_the_last_moment_holds(bench: Bench):
     assert bench.log.bounds().first == 2
 
 
-def test_what_a_reader_left_that_died_while_ending_its_hold_goes_when_everything_is_looked_through(bench: Bench):
+def test_holds_of_readers_that_died_are_removed_by_a_full_collection(bench: Bench):
     bench.append(3)
     hold = bench.log.hold(1, 30)
     store = FaultyStore(bench.store)

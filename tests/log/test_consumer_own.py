@@ -112,7 +112,7 @@ class TestSlots:
             consumer.flush()
             assert log.slots.get("default").position == position
 
-    def test_what_every_slot_has_acknowledged_is_trimmed_and_nothing_else(self, log: ObjectLog) -> None:
+    def test_records_that_every_slot_has_acknowledged_are_trimmed_and_no_others(self, log: ObjectLog) -> None:
         one, two = opened(log, "one"), opened(log, "two")
         rest(one), rest(two)
         one.ack_through(2)
@@ -242,7 +242,7 @@ class TestLastAcked:
         consumer.close()
         assert rest(opened(log)) == list(range(last + 2, 4))
 
-    def test_nobody_is_rewound_to_what_is_gone(self, log: ObjectLog) -> None:
+    def test_no_replica_is_rewound_to_trimmed_records(self, log: ObjectLog) -> None:
         consumer = opened(log)
         rest(consumer)
         consumer.ack_through(2)
@@ -555,7 +555,7 @@ def sample(name: str, **labels: str) -> float:
 
 
 class TestMetrics:
-    def test_what_a_consumer_does_is_counted(self, log: ObjectLog) -> None:
+    def test_the_metrics_of_a_consumer_count_its_calls(self, log: ObjectLog) -> None:
         names = ("acknowledgements_total", "descriptors_total", "dead_letters_total")
         before = [sample(name) for name in names]
         log.store.delete(log.head().tail[3].location)

@@ -71,7 +71,7 @@ def test_batches_of_the_old_history_acknowledge_none_of_the_new(restored: Restor
     assert restored.rest() == ALL
 
 
-def test_what_both_histories_have_can_still_be_acknowledged(restored: Restored) -> None:
+def test_batches_of_both_histories_can_still_be_acknowledged(restored: Restored) -> None:
     restored.consumer.ack_through(2)
     assert restored.rest() == ALL[3:]
 

@@ -79,7 +79,7 @@ def test_an_object_log_whose_identity_is_damaged_is_still_one(tmp_path):
     assert contents(tmp_path / "place", disk=DISK).kinds == {FolderKind.OBJECT_LOG}
 
 
-def test_what_a_refused_opening_leaves_is_an_empty_folder():
+def test_a_folder_with_leftovers_of_a_refused_opening_counts_as_empty():
     assert recognise([FolderRow("lock"), FolderRow("node.lock"), FolderRow(".~lock-head")], {}) == {
         FolderKind.EMPTY: ()
     }

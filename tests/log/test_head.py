@@ -378,7 +378,7 @@ class TestGenerations:
                 assert handle.result(0) == Receipt(number, 1)
         assert content(log) == [(number, b"%d" % number) for number in range(4)]
 
-    def test_what_is_listed_already_is_not_uploaded_again(self) -> None:
+    def test_a_listed_batch_is_not_uploaded_again(self) -> None:
         place = PlainStore()
         log = open_log(place, create=True)
         append(log, b"a", number=0)

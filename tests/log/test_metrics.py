@@ -61,7 +61,7 @@ def produce(log: ObjectLog, *values: bytes) -> None:
         producer.produce(values)
 
 
-def test_what_producers_list_is_counted_and_timed(log: ObjectLog):
+def test_listings_of_producers_are_counted_and_timed(log: ObjectLog):
     names = ("strandline_batches_written_total", "strandline_entries_written_total", "strandline_flush_seconds_count")
     with Moved(*names, "strandline_bytes_written_total") as moved:
         produce(log, b"a", b"b")
@@ -69,7 +69,7 @@ def test_what_producers_list_is_counted_and_timed(log: ObjectLog):
     assert moved.by[3] > 100
 
 
-def test_what_is_fetched_is_counted_and_timed(log: ObjectLog):
+def test_fetches_are_counted_and_timed(log: ObjectLog):
     produce(log, b"a", b"b", b"c")
     names = ("strandline_batches_fetched_total", "strandline_entries_fetched_total", "strandline_fetch_seconds_count")
     with Moved(*names, "strandline_bytes_fetched_total") as moved:
@@ -77,7 +77,7 @@ def test_what_is_fetched_is_counted_and_timed(log: ObjectLog):
     assert moved.by == [1, 3, 1, log.head().tail[0].size]
 
 
-def test_what_is_collected_is_counted_and_timed(log: ObjectLog, place: PlainStore):
+def test_collections_are_counted_and_timed(log: ObjectLog, place: PlainStore):
     produce(log, b"a", b"b")
     size = log.head().tail[0].size
     log.slots.create("done", 2)
@@ -149,7 +149,7 @@ def test_a_consumer_s_numbers_move(log: ObjectLog, place: PlainStore, clock: Man
     assert moved.by == [1, 3, 1]
 
 
-def test_what_watches_apply_reject_fail_to_store_and_resync_is_counted():
+def test_applied_rejected_and_failed_updates_and_resyncs_of_watches_are_counted():
     kv, stop = sl.kv.MemoryKeyValue(), threading.Event()
 
     class Flaky(sl.MemoryStore):

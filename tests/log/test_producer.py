@@ -424,7 +424,7 @@ class TestWhatIsAppended:
             pytest.param(lambda producer: producer.append_batch(None), id="no table"),
         ],
     )
-    def test_what_cannot_be_stored_is_refused_at_once_and_harms_nobody(
+    def test_an_invalid_record_is_refused_at_once_and_harms_no_other(
         self, log: ObjectLog, call: Callable[[Producer], object]
     ) -> None:
         with log.producer(linger=NEVER) as producer:

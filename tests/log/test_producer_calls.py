@@ -207,7 +207,7 @@ def test_times_of_calls_are_cut_to_the_tick_of_the_log() -> None:
     assert coarse.ranges.times == (1_000, 2_000, 1_234_000)
 
 
-def test_what_is_listed_of_a_thousand_calls_is_nothing_that_the_garbage_collector_visits(log: Any) -> None:
+def test_the_listing_of_a_thousand_calls_has_no_object_that_the_garbage_collector_visits(log: Any) -> None:
     calls = 4000
     with log.producer(linger=NEVER) as producer:
         producer.produce([b"x"], b"meta")

@@ -76,7 +76,7 @@ class TestExpect:
         assert [entry.count for entry in log.head().tail] == [3, 1, 1]
         assert values(log) == [b"a", b"b", b"c", b"d", b"e"]
 
-    def test_what_is_appended_while_it_is_under_way_takes_its_number_if_it_is_refused(
+    def test_a_later_append_takes_the_number_of_a_refused_one(
         self, log: ObjectLog, line: FaultyStore, call: Callable[[Producer, bytes, int], Handle]
     ) -> None:
         with log.producer(linger=NEVER, batch_bytes=1) as producer:

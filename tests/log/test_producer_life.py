@@ -173,7 +173,7 @@ class TestDropped:
         assert isinstance(failure_of(handle), ProducerClosed)
         assert_ended(threads)
 
-    def test_what_was_listed_before_stays_acknowledged(self, log: ObjectLog) -> None:
+    def test_batches_that_were_listed_before_stay_acknowledged(self, log: ObjectLog) -> None:
         producer = in_a_circle(log.producer(linger=NEVER))
         listed = producer.append(value=b"a")
         producer.flush(SOON)

@@ -414,7 +414,7 @@ class TestGenerations:
         assert [int(generation) for generation in mine] == [0, 0, 1]
         assert line.named("get"), "it reads when it has to"
 
-    def test_what_was_uploaded_before_a_collection_is_uploaded_again_and_listed_once(
+    def test_a_batch_uploaded_before_a_collection_is_uploaded_again_and_listed_once(
         self, log: ObjectLog, line: FaultyStore
     ) -> None:
         listing = Gate(line, "head")
@@ -456,7 +456,7 @@ class TestOpaque:
         [{"key": b"k"}, {"op": Op.DELETE}, {"headers": {"h": b"x"}}, {"value": None}],
         ids=["a key", "a delete", "headers", "no value"],
     )
-    def test_what_is_more_is_refused_at_the_call(
+    def test_records_with_more_than_a_value_are_refused_at_the_call(
         self, producer: Producer, log: ObjectLog, wrong: dict[str, object]
     ) -> None:
         columns = {"key": None, "op": 0, "headers": None, "value": b"v"} | wrong

@@ -129,7 +129,7 @@ class TestRetry:
         producer.close()
         assert log.bounds() == Bounds(0, 201)
 
-    def test_what_was_uploaded_is_not_uploaded_again(self, log: ObjectLog, line: FaultyStore) -> None:
+    def test_an_uploaded_batch_is_not_uploaded_again(self, log: ObjectLog, line: FaultyStore) -> None:
         line.fail_next("put_if", path_prefix="head", error=REFUSED)
         with log.producer(linger=NEVER) as producer:
             producer.append(value=b"a")

@@ -41,7 +41,7 @@ def test_the_first_to_be_acknowledged_is_where_it_begins() -> None:
     assert numbers(progress) == (5, 6, 8)
 
 
-def test_what_was_not_handed_out_cannot_be_acknowledged() -> None:
+def test_a_batch_that_was_not_delivered_cannot_be_acknowledged() -> None:
     progress = AckProgress(5)
     with pytest.raises(OutOfOrderAck, match="the next one is 5, and it was not handed out yet"):
         progress.ack(5)
@@ -89,7 +89,7 @@ def test_acknowledging_through_is_durable_at_once_and_a_repeat_is_an_error() -> 
     assert numbers(progress) == (3, 3, 5)
 
 
-def test_what_is_out_of_order_is_not_handed_out() -> None:
+def test_batches_out_of_order_are_not_delivered() -> None:
     progress = handed_out(0, 2)
     for wrong in ([entry(3)], [entry(1)], [entry(2), entry(4)], [entry(2), entry(2)]):
         with pytest.raises(CorruptData, match="is next"):

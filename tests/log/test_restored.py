@@ -213,7 +213,7 @@ def test_a_rewind_that_cuts_a_batch_keeps_the_cursors_below_the_cut(tmp_path: Pa
 @pytest.mark.parametrize(
     "text", ["", "a/b", "{id}/0/1/", "{id}/0/1/xyz", "{id}/0/1/ff/2", "{id}/0/1/-1", f"{{id}}/0/1/{1 << 64:x}"]
 )
-def test_what_is_no_cursor_is_refused(text: str) -> None:
+def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         Cursor.parse(text.format(id=uuid4()))
 

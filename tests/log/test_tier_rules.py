@@ -64,7 +64,7 @@ def test_a_tierer_s_slot_that_pins_nothing_does_not_let_a_log_forget_what_others
     assert trim_floor([tier]) is None
 
 
-def test_what_a_log_forgot_is_not_gone_for_slots_as_long_as_it_has_a_tierer_s() -> None:
+def test_trimmed_records_are_available_to_slots_while_the_log_has_a_tierers_slot() -> None:
     tier = slot(TIER_SLOT, 7)
     assert retained_first([slot("a", 2)], 5) == 5
     assert retained_first([], 5) == 5

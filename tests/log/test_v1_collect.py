@@ -120,7 +120,7 @@ def test_a_delete_that_fails_is_made_up_for_in_the_next_round(place):
 # --- what stays ------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_listed_stays_for_ever(place):
+def test_listed_objects_stay_forever(place):
     place.clock.advance(1000 * GRACE)
     assert place.log.trim() == Collection((), 0)
     assert [value for _, value in content(place.log)] == [b"a", b"b"]
@@ -204,7 +204,7 @@ def test_an_object_from_the_future_is_not_old(age, old):
     assert is_old(item, NOW, GRACE) == old
 
 
-def test_what_is_unlisted_is_decided_by_the_whole_path():
+def test_unlisted_objects_are_found_by_their_whole_path():
     manifest = QueueManifest((QueueEntry(0, "ingest/a"), QueueEntry(1, "other/b")), 2)
     there = ("ingest/a", "ingest/b", "ingest/manifest", "ingest/a/b", "ingestx/c")
     objects = [ObjectInfo(path, 1, 0) for path in there]

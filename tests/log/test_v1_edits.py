@@ -40,7 +40,7 @@ def test_batches_are_listed_in_order_and_numbered_on():
     assert manifest.entries[1].location == listing(0).location
 
 
-def test_what_is_listed_already_is_passed_over_and_the_same_manifest_returned():
+def test_a_listed_batch_is_skipped_and_the_same_manifest_returned():
     manifest = listed(QueueManifest(), listing(0), listing(1))
     assert listed(manifest, listing(0), listing(1)) is manifest
     assert [entry.sequence for entry in listed(manifest, listing(1), listing(2)).entries] == [0, 1, 2]
@@ -128,7 +128,7 @@ def test_a_fenced_consumer_acknowledges_nothing_not_even_what_is_gone():
             edits.acknowledge(holding(5, 3, epoch=3), epoch=2, through=through)
 
 
-def test_what_was_never_listed_cannot_be_acknowledged():
+def test_a_batch_that_was_never_listed_cannot_be_acknowledged():
     with pytest.raises(Diverged, match="ends at 8"):
         edits.acknowledge(holding(5, 3), epoch=0, through=8)
 

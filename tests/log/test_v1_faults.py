@@ -200,7 +200,7 @@ def test_a_change_of_nothing_creates_nothing(place, line):
 # --- half the grace period -------------------------------------------------------------------------------------------
 
 
-def test_what_could_not_be_listed_in_time_is_uploaded_again_and_only_that_is_listed(place, line):
+def test_a_batch_that_could_not_be_listed_in_time_is_uploaded_again_and_only_that_copy_is_listed(place, line):
     clock = ManualClock()
     log = opened(line, clock=clock)
     append(log, b"first", number=0)
@@ -212,7 +212,7 @@ def test_what_could_not_be_listed_in_time_is_uploaded_again_and_only_that_is_lis
     assert [value for _, value in content(log)] == [b"first", b"a"]
 
 
-def test_what_is_listed_just_in_time_is_not_uploaded_again(place, line):
+def test_a_batch_that_is_listed_just_in_time_is_not_uploaded_again(place, line):
     clock = ManualClock()
     log = opened(line, clock=clock)
     once(line, "put", "after", lambda: clock.advance(GRACE / 2))

@@ -324,7 +324,7 @@ def test_an_expected_end_is_a_sequence(filled):
     ],
     ids=["key", "null", "delete", "nothing"],
 )
-def test_what_is_more_or_less_than_values_is_refused_and_changes_nothing(store, log, batch):
+def test_records_with_more_or_less_than_a_value_are_refused_and_change_nothing(store, log, batch):
     with pytest.raises(InvalidInput):
         log.append(batch, writer=writer(1), number=0)
     with pytest.raises(InvalidInput):

@@ -362,7 +362,7 @@ def test_an_object_that_nothing_lists_is_found_with_what_becomes_of_it(
     assert verified(bench.reopened(), quick=quick) == []
 
 
-def test_what_a_collection_that_died_left_to_be_swept_is_waste(bench: Bench):
+def test_leftovers_of_a_collection_that_died_are_waste(bench: Bench):
     """The generation was raised, and nothing was deleted yet."""
     path = orphan(bench, bench.log.head().generation)
     for _ in range(2):
@@ -384,7 +384,7 @@ def test_chunks_and_trims_that_nothing_refers_to_are_found(bench: Bench, folder:
 
 
 @pytest.mark.parametrize("path", ["batches/README", "chunks/x", "trimmed/0/x.cut", "slots/notes.txt"])
-def test_what_is_not_the_log_s_is_noted(bench: Bench, path: str):
+def test_foreign_objects_are_noted(bench: Bench, path: str):
     bench.store.put(path, b"mine")
     (finding,) = verified(bench.reopened())
     assert (finding.severity, finding.kind, finding.where) == (Severity.NOTE, FindingKind.STRANGER, path)
@@ -440,7 +440,7 @@ def test_a_log_that_is_trimmed_and_collected_meanwhile_is_not_damaged(bench: Ben
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_what_is_appended_meanwhile_is_no_orphan(bench: Bench, quick: bool):
+def test_a_batch_that_is_appended_meanwhile_is_no_orphan(bench: Bench, quick: bool):
     def use() -> None:
         for number in range(40, 60):
             append(bench.log, b"more", number=number)
@@ -553,7 +553,7 @@ def test_a_writer_that_the_head_has_forgotten_may_begin_again_and_others_may_not
     assert [severity for severity, _ in writers.check(entry(1, 0, 600))] == [Severity.NOTE]
 
 
-def test_what_is_listed_is_held_against_what_is_stored_by_name_size_and_place():
+def test_listed_and_stored_objects_are_compared_by_name_size_and_place():
     listed, stored = Names(3), Names(3)
     one, two, three, four, five = (bytes([number]) * 16 for number in range(5))
     for name, size, sequence in [(one, 10, 7), (two, 10, 8), (three, 10, 9), (two, 10, 10), (four, 0, -1)]:

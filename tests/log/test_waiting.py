@@ -52,7 +52,7 @@ def test_waiting_in_short_turns_polls_no_more_often_than_in_long_ones(log, clock
     assert idle(HeadPoller(), short, clock, turn=0.05) <= few + 2
 
 
-def test_what_comes_after_a_long_wait_is_seen_within_a_quarter_of_a_second(log, clock):
+def test_a_record_after_a_long_wait_is_seen_within_a_quarter_of_a_second(log, clock):
     waiter, looked = HeadPoller(), Looked(log)
     idle(waiter, looked, clock, turn=0.05)
     end = log.end()

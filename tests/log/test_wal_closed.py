@@ -50,7 +50,7 @@ def test_a_log_that_was_closed_empty_does_not_begin_elsewhere(tmp_path: Path, ba
     assert kept(tmp_path / "log") == before
 
 
-def test_what_was_noted_is_written_when_it_is_closed_and_can_still_be_read(tmp_path: Path):
+def test_noted_positions_are_written_on_closing_and_can_still_be_read(tmp_path: Path):
     wal = WriteAheadLog.open(tmp_path / "log")
     wal.append_many([b"first", b"second"])
     wal.log.slots.create("old", 0)

@@ -135,7 +135,7 @@ def test_a_relative_name_will_do(tmp_path, monkeypatch):
     assert Path("old.logical.slots.json").exists()
 
 
-def test_what_is_appended_meanwhile_stays_out_and_no_slot_is_behind_the_end(disk):
+def test_records_that_are_appended_meanwhile_stay_out_and_no_slot_is_past_the_end(disk):
     with filled(disk) as wal:
 
         class Busy:
@@ -376,7 +376,7 @@ def test_a_full_disk_anywhere_leaves_no_spool_or_all_of_it_with_its_slots(capsys
     assert explored(capsys, "the disk fills", fill_everywhere(work, work.check, step=64)) > 5
 
 
-def test_what_an_interrupted_export_has_left_is_no_part_of_the_next(disk):
+def test_leftovers_of_an_interrupted_export_are_no_part_of_the_next(disk):
     disk.write_new(f"{SPOOL}.exporting", [b"half"])
     with filled(disk) as wal:
         export_spool(wal.log, OUT, disk=disk)

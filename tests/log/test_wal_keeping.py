@@ -76,7 +76,7 @@ class TestPruning:
         with WriteAheadLog.open(tmp_path) as wal:
             assert wal.append(b"d") == 4
 
-    def test_what_a_slot_needs_is_not_trimmed_unless_that_is_asked_for(self, tmp_path):
+    def test_records_that_a_slot_needs_are_trimmed_only_on_request(self, tmp_path):
         with WriteAheadLog.open(tmp_path) as wal:
             wal.append_many([b"%d" % number for number in range(10)])
             wal.log.slots.create("billing", 4)
@@ -130,7 +130,7 @@ class TestSlots:
             lambda log: log.trim(5, beyond_slots=True),
         ],
     )
-    def test_what_must_not_be_lost_is_durable_before_it_answers(self, recorded, tmp_path, change):
+    def test_changes_that_must_not_be_lost_are_durable_before_the_call_returns(self, recorded, tmp_path, change):
         log, _ = recorded
         change(log)
         assert WalReader(str(tmp_path)).slots.list() == log.slots.list()

@@ -189,7 +189,7 @@ def test_a_second_opener_learns_which_process_has_the_log(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", [b"", b"process 1 on elsewhere\n", b"\xff\x00 no text at all", b"x" * 5000])
-def test_what_a_dead_process_wrote_into_its_lock_does_not_matter(tmp_path: Path, text: bytes):
+def test_the_content_of_a_dead_process_s_lock_file_does_not_matter(tmp_path: Path, text: bytes):
     folder = tmp_path / "log"
     WriteAheadLog.open(folder).close()
     (folder / LOCK).write_bytes(text)

@@ -65,7 +65,7 @@ class TestAppending:
         assert wal.read_since(0)[0].payload == b"before"
 
     @pytest.mark.parametrize("value", ["text", None, 7, [b"a"]])
-    def test_what_is_no_payload_is_refused(self, wal, value):
+    def test_a_value_that_is_no_payload_is_refused(self, wal, value):
         with pytest.raises(InvalidInput):
             wal.append(value)
         assert wal.current == 0
@@ -187,7 +187,7 @@ class TestAppending:
             disk.release()
             assert handle.result(SOON).first == 0
 
-    def test_what_was_appended_is_durable_after_closing_though_nobody_waited(self, tmp_path):
+    def test_appends_are_durable_after_closing_though_no_thread_waited(self, tmp_path):
         wal = WriteAheadLog.open(tmp_path)
         handles = [wal.submit(b"%d" % number) for number in range(50)]
         wal.close()

@@ -219,15 +219,15 @@ FIRST = v3(4, 1, b"four", term=3)
 @pytest.mark.parametrize(
     ("behind", "said"),
     [
-        (v3(6, 1, b"six", term=3), ["lsn 6 is there, and 5 follows"]),
-        (v3(4, 1, b"four", term=3), ["lsn 4 is there, and 5 follows"]),
-        (v3(2, 1, b"two", term=3), ["lsn 2 is there, and 5 follows"]),
+        (v3(6, 1, b"six", term=3), ["lsn 6 is there instead of 5"]),
+        (v3(4, 1, b"four", term=3), ["lsn 4 is there instead of 5"]),
+        (v3(2, 1, b"two", term=3), ["lsn 2 is there instead of 5"]),
         (v3(5, 1, b"five", term=2), ["lsn 5 is of term 2", "of term 3"]),
         (v2(5, 1, b"five"), ["lsn 5 is of term 1", "of term 3"]),
     ],
     ids=["a gap", "twice", "back", "a lower term", "no term"],
 )
-def test_what_does_not_follow_is_refused_with_its_lsn_and_byte(behind, said):
+def test_a_record_that_does_not_follow_is_refused_with_its_lsn_and_byte(behind, said):
     refused(on_disk(FIRST + behind), CorruptData, SPOOL, f"byte {len(FIRST)},", "record 1 ", *said)
 
 

@@ -96,7 +96,7 @@ def test_a_link_that_leads_elsewhere_is_noticed(folder: Path) -> None:
     lambda log: log.slots.create("billing", 0),
     lambda log: log.append_value(b"after").result(SOON),
 ], ids=["trim", "slot", "roll"])  # fmt: skip
-def test_what_was_put_in_its_place_is_not_touched(folder: Path, change: Callable[[WalLog], object]) -> None:
+def test_a_replacement_at_its_path_is_not_touched(folder: Path, change: Callable[[WalLog], object]) -> None:
     log = WalLog.open(str(folder), roll_bytes=0)
     log.append_value(b"second").result(SOON)
     replaced(folder)

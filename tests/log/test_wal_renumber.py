@@ -60,7 +60,7 @@ DISORDER = (5, 6, 9, 8, 7, 10)
 def test_without_the_option_the_error_names_it_and_nothing_is_changed(lsns):
     disk = on_disk(*lsns)
     before = disk.files()
-    with pytest.raises(CorruptData, match=r"follows.*wal migrate --renumber.*renumber=True"):
+    with pytest.raises(CorruptData, match=r"instead of.*wal migrate --renumber.*renumber=True"):
         open_on(disk, renumber=False)
     assert {path: data for path, data in disk.files().items() if ".migrating" not in path} == before
 

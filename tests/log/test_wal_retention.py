@@ -106,7 +106,7 @@ class TestLimits:
         with pytest.raises(SlotInvalid):
             log.slots.claim("silent", "me").advance(Cursor(log.log_id, 6))
 
-    def test_nobody_is_idle_for_the_time_that_the_log_was_closed(self, tmp_path, log, clock):
+    def test_the_time_that_a_log_was_closed_counts_as_idle_for_no_slot(self, tmp_path, log, clock):
         log.slots.create("reader", 5)
         log.close()
         clock.advance(5000)
@@ -139,7 +139,7 @@ class TestPolicies:
     def test_forever_forgets_nothing(self, log):
         assert log.trim(Forever()) == 0
 
-    def test_what_every_valid_slot_has_passed_is_consumed(self, log):
+    def test_records_that_every_valid_slot_has_passed_are_consumed(self, log):
         assert log.trim(Consumed()) == 0
         log.slots.create("a", 9)
         log.slots.create("b", 12)
@@ -150,7 +150,7 @@ class TestPolicies:
         assert log.trim(Consumed()) == 12
 
     @pytest.mark.parametrize(("seconds", "start"), [(1, 19), (5, 15), (19, 1), (20, 0), (99, 0)])
-    def test_what_is_older_than_the_age_goes(self, log, seconds, start):
+    def test_batches_older_than_the_age_are_deleted(self, log, seconds, start):
         assert log.trim(MaxAge(seconds)) == start
         assert log.bounds() == Bounds(start, 20)
 

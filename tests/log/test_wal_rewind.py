@@ -222,7 +222,7 @@ class TestRewinding:
         index = decode_index(path.read_bytes() if path.exists() else b"", new_chain(done.cursor.log_id, 0))
         assert [entry.offset for entry in index.entries] == entries
 
-    def test_what_is_in_the_way_is_refused_and_nothing_is_changed(self, folder, tmp_path):
+    def test_other_content_in_the_folder_is_refused_and_nothing_is_changed(self, folder, tmp_path):
         (tmp_path / "aside").mkdir()
         (tmp_path / "aside" / "mine").write_text("x")
         before = content(folder)

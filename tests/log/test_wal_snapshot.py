@@ -138,7 +138,7 @@ class Interrupted(_PassingDisk):
 
 
 class TestBesideOthers:
-    def test_what_is_trimmed_meanwhile_is_missing_only_at_the_beginning(self, tmp_path):
+    def test_records_that_are_trimmed_meanwhile_are_missing_only_at_the_beginning(self, tmp_path):
         for number in range(1, 40):
             with opened(tmp_path / f"log-{number}") as log:
                 grow(log, 20, term=1)

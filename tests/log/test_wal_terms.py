@@ -209,7 +209,7 @@ class TestBatches:
         assert (single.first, single.count, single.append) == (9, 2, None)
         assert pa.Table.from_batches(single.batches)["value"].to_pylist() == [b"d", b"e"]
 
-    def test_what_is_in_memory_is_not_read_from_the_disk(self, tmp_path):
+    def test_records_in_memory_are_not_read_from_the_disk(self, tmp_path):
         disk = CountingDisk()
         with opened(tmp_path, disk=disk) as log:
             log.append(records(b"a"), writer=WRITER, number=0).result()

@@ -410,7 +410,7 @@ def test_without_its_identity_a_log_is_damaged_and_the_rest_of_it_is_read(folder
         assert found.examined["files"] == 4
 
 
-def test_what_is_left_over_is_noted(folder: Path) -> None:
+def test_leftovers_are_noted(folder: Path) -> None:
     (folder / f"{0:020d}.600.0.torn").write_bytes(b"abc")
     (folder / "slots.json.new").write_bytes(b"abc")
     (folder / "notes.txt").write_bytes(b"abc")
@@ -459,7 +459,7 @@ def writer(folder: Path) -> Iterator[WalLog]:
         yield log
 
 
-def test_what_is_appended_and_trimmed_meanwhile_is_neither_judged_nor_missed(folder: Path, writer: WalLog) -> None:
+def test_records_that_are_appended_or_trimmed_meanwhile_cause_no_finding(folder: Path, writer: WalLog) -> None:
     def step(path: str) -> None:
         if path.endswith(".log"):
             fill(writer, groups=1, frames=5)

@@ -61,7 +61,7 @@ def test_a_store_that_fails_too_often_ends_the_watch_and_the_next_one_makes_it_g
     assert explored(budget=budget, history=ONE, followed=1).states > 2_000
 
 
-def test_what_was_received_and_not_batched_is_lost_with_a_crash_and_comes_again():
+def test_updates_that_were_received_but_not_batched_are_delivered_again_after_a_crash():
     budget = Budget(writes=3, crashes=1, stops=1)
     assert (
         explored(budget=budget, history=BOTH, followed=2, batching=ROOMY, script=(DELETE_1, PUT_2, PUT_1)).states > 500
@@ -153,7 +153,7 @@ def test_state_that_apply_keeps_beyond_a_watch_catches_up_as_long_as_no_cursor_e
 
 
 @pytest.mark.matrix
-def test_what_apply_keeps_beyond_a_watch_may_hold_a_key_that_the_store_never_had():
+def test_state_that_apply_keeps_beyond_a_watch_may_hold_a_key_that_the_store_never_had():
     """The known limit: what was applied and not stored, and is deleted and forgotten, is told to nobody any more.
 
     So what ``apply`` builds should live and die with its watch, or be built from the store when the next one begins.

@@ -188,7 +188,7 @@ def test_it_receives_ahead_up_to_its_bytes_and_at_least_one():
     found.close()
 
 
-def test_what_came_is_taken_before_the_error_that_ended_it():
+def test_received_items_are_taken_before_the_error_that_ended_the_stream():
     found = receiver(Chunks(1, 2, then=CorruptData("It is damaged.")))
     taken = []
     while len(taken) < 2:

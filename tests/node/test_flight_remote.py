@@ -71,7 +71,7 @@ def test_an_append_in_many_messages_is_still_one(node, remote, monkeypatch):
     assert values_of(remote.read()) == values
 
 
-def test_what_cannot_be_appended_is_refused_and_nothing_is_written(node, remote):
+def test_an_invalid_append_is_refused_and_nothing_is_written(node, remote):
     for table in (
         pa.table({"other": [1]}),
         pa.table({"value": pa.array([], pa.binary())}),
@@ -176,7 +176,7 @@ class Liar(fl.FlightServerBase):
         return self.notes
 
 
-def test_what_is_no_answer_of_a_node_is_corrupt(node):
+def test_bytes_that_are_no_answer_of_a_node_are_corrupt(node):
     batch = pa.record_batch({"x": [1]})
     with Liar([batch], [b"nonsense"]) as liar, RemoteLog(f"grpc://127.0.0.1:{liar.port}") as remote:
         with pytest.raises(CorruptData, match="instead of"):

@@ -173,7 +173,7 @@ def test_why_a_feed_ended_is_raised_as_what_it_was(node, upstream, error):
     feed.close()
 
 
-def test_what_came_before_an_error_is_taken_first(node, upstream):
+def test_items_received_before_an_error_are_taken_first(node, upstream):
     node.log.append_batch(records(b"a")).result(120)
     feed = upstream.feed(ME, Cursor(node.log.log_id, 0))
     assert values_of(taken(feed, 1)[0].batches) == [b"a"]

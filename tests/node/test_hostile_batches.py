@@ -110,7 +110,7 @@ def test_rows_without_bytes_are_counted_as_the_records_that_they_become() -> Non
             collect(schema, lambda left=left: left.pop() if left else None, ServerLimits())
 
 
-def test_what_is_no_batch_is_not_let_in() -> None:
+def test_an_object_that_is_no_batch_is_refused() -> None:
     with pytest.raises(CorruptData, match="has no Arrow batch"):
         admit_batch(None, "It")
     assert admit_batch(honest(), "It").num_rows == ROWS

@@ -492,7 +492,7 @@ class TestCommitting:
         later.acknowledge(caller, ReplicaProgress(3, 3))
         assert later.commit_watermark(1) == 3
 
-    def test_what_is_waited_for_is_given_up_when_this_node_leads_no_more(self, primary):
+    def test_waits_for_a_commit_end_when_this_node_leads_no_more(self, primary):
         primary.register(ONE)
         handle = primary.submit(records(b"x"), policy=AckN(1))
         handle._handle.result()

@@ -78,7 +78,7 @@ def registered(pair):
 
 
 class TestFollowing:
-    def test_what_is_acknowledged_is_durable_here_in_the_same_batches(self, pair):
+    def test_acknowledged_records_are_durable_here_in_the_same_batches(self, pair):
         writer = WriterId(UUID(int=9))
         pair.append(b"1", b"2", append=(writer, 0))
         pair.append(b"3")
@@ -161,7 +161,7 @@ class TestFollowing:
             pair.settled("b")
         assert asked.count("acknowledge") == 1
 
-    def test_what_comes_twice_changes_nothing(self, pair):
+    def test_a_repeated_event_changes_nothing(self, pair):
         pair.append(b"x")
         pair.settled("b")
         for _ in range(3):
@@ -176,7 +176,7 @@ class TestFollowing:
         pair.nodes["a"].primary.tick()
         assert pair.nodes["a"].primary.log.slots.floor() == 1
 
-    def test_what_the_primary_has_forgotten_is_forgotten_here(self, pair):
+    def test_records_that_the_primary_has_trimmed_are_trimmed_here(self, pair):
         for number in range(8):
             pair.append(b"%d" % number)
         pair.settled("b")
@@ -452,7 +452,7 @@ class TestBootstrap:
         assert len(brought) > 10
         assert len(set(brought)) == len(brought)
 
-    def test_what_a_crash_of_the_machine_may_have_spoiled_is_brought_again(self, pair, small, monkeypatch):
+    def test_bytes_that_a_machine_crash_may_have_damaged_are_fetched_again(self, pair, small, monkeypatch):
         monkeypatch.setattr(bootstrap, "boot_id", lambda: boots[-1])
         boots = [UUID(int=1)]
         self.fall_behind(pair)
@@ -492,7 +492,7 @@ class TestBootstrap:
         assert len(altered) == 3
         assert pair.content("b") == pair.content("a")
 
-    def test_what_was_altered_with_its_checksum_is_found_by_the_manifest(self, pair, small):
+    def test_an_object_altered_with_its_checksum_is_detected_by_the_manifest(self, pair, small):
         self.fall_behind(pair)
         altered = []
 

@@ -135,7 +135,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("wrong", "why"), WRONG, ids=[why for _, why in WRONG])
-def test_what_cannot_work_is_refused_before_anything_is_opened(tmp_path, wrong, why):
+def test_impossible_settings_are_refused_before_anything_is_opened(tmp_path, wrong, why):
     with pytest.raises(InvalidInput, match=why):
         NodeConfig(**{"folder": str(tmp_path / "a"), "name": "a", "lead": True, **wrong})
     assert list(tmp_path.iterdir()) == []
@@ -238,7 +238,7 @@ class TestFailing:
         with RemoteLog(failed.url) as log, pytest.raises(Fenced):
             log.append(ONE)
 
-    def test_what_it_has_can_still_be_read(self, failed):
+    def test_its_records_can_still_be_read(self, failed):
         with RemoteLog(failed.url) as log:
             assert sum(batch.num_rows for batch in log.read()) == 1
 

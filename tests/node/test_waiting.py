@@ -57,7 +57,7 @@ class TestCommits:
         mark[0] = 2
         assert commits.reached(ONE) == 5
 
-    def test_nobody_is_left_waiting_beside_others_that_come_and_go(self):
+    def test_no_waiter_is_forgotten_while_others_come_and_go(self):
         mark = [0]
         commits = Commits(lambda _: mark[0], lambda: 100)
         missed = []

@@ -271,7 +271,7 @@ def test_a_table_of_another_log_is_refused(spark, log, table, tmp_path):
         ({"start": "somewhere"}, "start is 'beginning', 'retained', 'now'"),
     ],
 )
-def test_what_would_make_a_wrong_table_is_refused_at_once(spark, log, wrong, sentence):
+def test_a_start_that_would_make_a_wrong_table_is_refused_at_once(spark, log, wrong, sentence):
     with pytest.raises(InvalidInput, match=sentence):
         follow(spark, log, RowsSink(), trigger=NOW, **wrong)
 

@@ -64,7 +64,7 @@ def planned(spark, log: ObjectLog, **options: str):
     return rows
 
 
-def test_what_a_planned_query_holds_is_there_when_it_runs(spark, log):
+def test_records_held_by_a_planned_query_exist_when_it_runs(spark, log):
     rows = planned(spark, log, hold="1h")
     consume(log, 40)
     assert log.bounds().first == 0

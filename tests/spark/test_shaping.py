@@ -90,14 +90,14 @@ class Failing:
         return "done"
 
 
-def test_what_may_pass_is_tried_again_a_bounded_number_of_times():
+def test_transient_errors_are_retried_a_bounded_number_of_times():
     backoff = Backoff(attempts=3, base=1.0)
     assert retried(Failing(2, TransientStorageError("x")), backoff=backoff, clock=ManualClock()) == "done"
     with pytest.raises(TransientStorageError):
         retried(Failing(3, TransientStorageError("x")), backoff=backoff, clock=ManualClock())
 
 
-def test_what_cannot_pass_is_not_tried_again():
+def test_permanent_errors_are_not_retried():
     failing = Failing(1, Fenced("x"))
     with pytest.raises(Fenced):
         retried(failing, clock=ManualClock())

@@ -155,7 +155,7 @@ def test_the_earliest_offset_is_the_first_of_either_tier(log):
     assert reader.partitions() == []
 
 
-def test_what_neither_tier_retains_is_refused_and_may_be_skipped(spark, log):
+def test_offsets_that_neither_tier_retains_are_refused_and_may_be_skipped(spark, log):
     log.slots.create("s", COLD + 5)
     expire(log)
     assert everything(log).column("offset")[0].as_py() == COLD
@@ -185,7 +185,7 @@ def test_many_small_row_groups_are_the_work_of_few_tasks(tmp_path):
     assert offsets_of(reader, partitions) == list(range(4000))
 
 
-def test_what_moves_to_the_cold_tier_after_planning_is_read_there(log):
+def test_records_that_move_to_the_cold_tier_after_planning_are_read_there(log):
     reader = source(log, startingOffset="70").reader(SPARK_SCHEMA)
     partitions = reader.partitions()
     assert not any(isinstance(span, ColdSpan) for part in partitions for span in part.spans)
@@ -196,7 +196,7 @@ def test_what_moves_to_the_cold_tier_after_planning_is_read_there(log):
     assert following_threads() == []
 
 
-def test_what_expires_after_planning_is_an_error_and_not_fewer_records(log):
+def test_a_segment_that_expires_after_planning_is_an_error_and_not_fewer_records(log):
     log.slots.create("s", COLD)
     reader = source(log).reader(SPARK_SCHEMA)
     partitions = reader.partitions()

@@ -347,7 +347,7 @@ class TestInterleaver:
         assert max(most) == 1
         assert len(most) == 200
 
-    def test_what_a_task_raises_is_raised_when_all_have_ended(self) -> None:
+    def test_an_error_of_a_task_is_raised_when_all_have_ended(self) -> None:
         order, ended = Interleaver(1), []
 
         def failing() -> None:

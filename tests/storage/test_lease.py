@@ -67,7 +67,7 @@ class TestTheRules:
         with pytest.raises(Fenced, match=r"taken by 'one' \(epoch 3\)"):
             renewed(STATE, MINE, 2)
 
-    def test_nobody_releases_what_another_holds(self):
+    def test_no_holder_releases_the_lease_of_another(self):
         assert released(STATE, MINE) is STATE
 
     def test_a_lease_runs_out_when_nothing_of_it_changed_for_a_full_term_of_its_holder(self):

@@ -55,7 +55,7 @@ def check(disk, notes):
 
 
 @pytest.mark.matrix
-def test_what_was_acknowledged_outlives_every_crash(capsys):
+def test_acknowledged_records_outlive_every_crash(capsys):
     explored = crash_everywhere(work, check, again=3)
     assert explored.states > 100
     with capsys.disabled():

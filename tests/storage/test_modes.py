@@ -84,7 +84,7 @@ def test_what_is_no_umask_is_refused_by_name(text):
         parse_umask(text)
 
 
-def test_what_exists_keeps_its_mode(tmp_path):
+def test_existing_files_keep_their_mode(tmp_path):
     folder = tmp_path / "place"
     folder.mkdir(mode=0o755)
     things.wal(folder)

@@ -118,7 +118,7 @@ class TestSharedFolder:
         # They raced, and each value was given to exactly one of them.
         assert sorted(given[0] + given[1]) == list(range(1, 601))
 
-    def test_what_a_killed_process_acknowledged_is_there(self, store: LocalStore, tmp_path: Path) -> None:
+    def test_acknowledged_records_of_a_killed_process_are_there(self, store: LocalStore, tmp_path: Path) -> None:
         for round_ in range(5):
             before = self.value(store)
             process = start_python(INCREMENT, str(tmp_path), str(10 + round_), "100000")

@@ -87,7 +87,7 @@ def test_a_call_is_given_up_after_the_bound_with_the_store_s_own_error(
 @pytest.mark.parametrize(
     "error", [NotFound("gone"), DiskFull("full"), InvalidInput("wrong"), StorageError("refused")], ids=repr
 )
-def test_what_cannot_pass_is_not_repeated(
+def test_permanent_errors_are_not_repeated(
     name: str, error: StorageError, store: RetryingStore, line: FaultyStore, clock: ManualClock
 ) -> None:
     line.fail_next(name, error=error, times=2)

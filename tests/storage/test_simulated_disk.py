@@ -162,7 +162,7 @@ def test_a_rewrite_finds_its_file_under_another_name_and_leaves_the_one_that_has
     assert disk.read(f"{at}/b") == b"MIne"
 
 
-def test_what_is_closed_is_not_rewritten(place):
+def test_a_closed_file_is_not_rewritten(place):
     disk, at = place
     for before in (False, True):
         file = disk.open_append(f"{at}/{before}")
@@ -242,7 +242,7 @@ def test_a_synced_name_stays():
         assert disk.read("/a/b/c") == b"1"
 
 
-def test_what_a_failed_sync_left_can_be_read_and_is_never_durable_unless_written_again():
+def test_bytes_of_a_failed_sync_can_be_read_but_are_never_durable_unless_written_again():
     for again in (None, "cut", "rewrite"):
         disk, file = synced_and_not(3)
         fails_to_sync(disk, file)
@@ -746,7 +746,7 @@ class Counter:
         assert set(notes) <= set(found)
 
 
-def test_what_keeps_its_promises_passes_every_driver(capsys):
+def test_a_correct_workload_passes_every_driver(capsys):
     counter = Counter()
     for drive, options in (
         (crash_everywhere, {"again": 4}),

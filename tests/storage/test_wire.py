@@ -351,9 +351,7 @@ class TestOneRequest:
         store.put("a", [b"x" * (1 << 20)] * 20)
         assert len(content(good, "a")) == 20 << 20
 
-    def test_what_is_read_is_read_in_one_request(
-        self, store: ObstoreStore, good: ObstoreStore, line: FaultyProxy
-    ) -> None:
+    def test_columns_are_read_in_one_request(self, store: ObstoreStore, good: ObstoreStore, line: FaultyProxy) -> None:
         good.put("a", b"0123456789")
         store.get("a")
         store.get_range("a", 2, 3)

@@ -158,7 +158,7 @@ def test_an_exact_retry_of_the_last_event_changes_nothing(state, kept):
     "changes", [{"broker": 2}, {"event_timestamp": 11}, {"custom_metadata": b""}, {"custom_metadata": b"x"}], ids=str
 )
 @pytest.mark.parametrize("state", [FINISHED, DELETING, DELETED], ids=str)
-def test_what_differs_from_the_last_event_is_no_retry(state, changes):
+def test_an_event_that_differs_from_the_last_one_is_no_retry(state, changes):
     refuses(led_to(state), update(1, state, **changes), f"cannot go from {state} to {state}")
 
 

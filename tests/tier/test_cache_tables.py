@@ -124,7 +124,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_what_cannot_be_is_refused(wrong):
+def test_impossible_values_are_refused(wrong):
     table, column, values = wrong
     with pytest.raises(CorruptData, match=r"[Rr]eplay the events"):
         SegmentCache.from_tables(changed(sample(), table, column, values))

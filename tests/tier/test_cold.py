@@ -52,7 +52,7 @@ def cell_in(store: ObjectStore, log_id: UUID = LOG) -> ColdCell:
 GIVEN = Stamped(ColdTier(LOG, "s3://b/cold", "kafka://h:1/t", 8, "orders", 70, 50, 3), 4, (OpId(UUID(int=5)),))
 
 
-def test_what_was_written_is_read_again() -> None:
+def test_written_records_are_read_again() -> None:
     codec = ColdCodec()
     assert codec.decode(codec.encode(GIVEN), "here") == GIVEN
 
@@ -127,7 +127,7 @@ def test_bytes_that_are_something_else_are_damage(data: bytes) -> None:
         ColdCodec().decode(data, "here")
 
 
-def test_what_a_newer_version_wrote_is_not_read() -> None:
+def test_data_of_a_newer_version_is_not_read() -> None:
     with pytest.raises(UnsupportedVersion):
         ColdCodec().decode(encode_checked("strandline-cold", 1, {"min_reader": 2}), "here")
 
@@ -168,7 +168,7 @@ def cell() -> ColdCell:
     return made
 
 
-def test_what_was_announced_may_stay_and_what_was_decided_is_gone_for_good(cell: ColdCell) -> None:
+def test_announced_segments_may_stay_and_decided_ones_are_gone_for_good(cell: ColdCell) -> None:
     number = cell.announce(100)
     assert cell.look().start == 100
     assert cell.is_undecided()

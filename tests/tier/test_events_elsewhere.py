@@ -34,7 +34,7 @@ def topic(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Topic]:
                 yield opened.enter_context(KafkaTopic(server.bootstrap, f"events-{uuid4().hex}", 4))
 
 
-def test_what_one_manager_writes_all_see_and_a_restart_replays_only_the_rest(topic: Topic, tmp_path: Path) -> None:
+def test_all_managers_see_the_events_of_one_and_a_restart_replays_only_the_rest(topic: Topic, tmp_path: Path) -> None:
     here = place(1)
     with ExitStack() as closing:
         one = MetadataManager.start(topic, snapshot_dir=tmp_path / "one")

@@ -40,7 +40,7 @@ def forge(folder: Path, change: object) -> None:
     (snapshot / MANIFEST).write_text(json.dumps(manifest))
 
 
-def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_snapshot_is_loaded(tmp_path: Path) -> None:
     snapshots = saved(tmp_path)
     ((position, cache),) = snapshots.load().values()
     assert position == 9

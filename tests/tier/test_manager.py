@@ -279,7 +279,7 @@ def test_removing_and_adding_again_resumes_duplicates_nothing_and_resurrects_not
     assert events.delivered[1] == 6
 
 
-def test_what_was_taken_before_a_removal_is_not_applied_after_it(events):
+def test_messages_taken_before_a_removal_are_not_applied_after_it(events):
     """A batch is on its way to the cache while the partition is removed, and while it is added again."""
     events.tell(*copied(HERE, 0))
     manager = managed(events)
@@ -296,7 +296,7 @@ def test_what_was_taken_before_a_removal_is_not_applied_after_it(events):
     assert len(manager.segments(HERE)) == 1
 
 
-def test_what_came_out_of_order_jumps_no_hole_and_is_taken_again(events, caplog):
+def test_events_out_of_order_skip_no_gap_and_are_taken_again(events, caplog):
     events.tell(*copied(HERE, 0), *copied(HERE, 1))
     manager = managed(events)
     manager.reconcile_assignment([1])

@@ -76,7 +76,7 @@ def test_a_node_is_opened_by_its_address(tmp_path: Path) -> None:
         ("memory://x", {"create": "yes"}, r"open: create is "),
     ],
 )
-def test_what_cannot_be_opened_is_told_in_one_sentence(url: Any, options: dict[str, Any], sentence: str) -> None:
+def test_a_failed_opening_is_reported_in_one_sentence(url: Any, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         sl.open(url, **options)
 

@@ -187,7 +187,7 @@ def test_a_log_that_grew_differently_and_then_has_equal_records_again_is_not_tie
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_forgotten_is_not_read_from_the_cold_tier_of_another_history(kind: Kind) -> None:
+def test_trimmed_records_are_not_read_from_the_cold_tier_of_another_history(kind: Kind) -> None:
     tiers = Tiers(kind)
     go_on(tiers, 4, term=1)
     tiers.tier(target=500)

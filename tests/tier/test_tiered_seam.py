@@ -515,7 +515,7 @@ def test_a_permanent_error_of_opening_is_raised_unchanged(kind: Kind) -> None:
         TieredLog(tiers.hot(), tiers.cell(), reader).bounds()
 
 
-def test_what_was_opened_is_closed_also_if_the_rest_could_not_be(kind: Kind) -> None:
+def test_opened_parts_are_closed_even_if_the_rest_could_not_be_opened(kind: Kind) -> None:
     tiers = filled(kind)
     events: list[str] = []
 

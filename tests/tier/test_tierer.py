@@ -206,7 +206,7 @@ def test_small_batches_become_few_large_segments(world: World) -> None:
     assert done.removed == done.expired == done.swept == ()
 
 
-def test_what_does_not_fill_a_segment_waits_until_it_has_lingered(world: World) -> None:
+def test_records_that_do_not_fill_a_segment_wait_for_the_linger_time(world: World) -> None:
     tierer = world.tierer(target=1 << 20, linger=60.0)
     assert tierer.run_once().copied == ()
     world.clock.advance(59)
@@ -217,7 +217,7 @@ def test_what_does_not_fill_a_segment_waits_until_it_has_lingered(world: World) 
 
 
 @pytest.mark.parametrize("skew", [10 * 365 * 86400, -365 * 86400])
-def test_what_a_producer_with_a_wrong_clock_listed_is_copied_when_the_tierer_saw_it_wait(
+def test_batches_of_a_producer_with_a_wrong_clock_are_copied_when_the_tierer_saw_them_wait(
     world: World, skew: int
 ) -> None:
     tierer = world.tierer(target=1 << 20, linger=60.0)

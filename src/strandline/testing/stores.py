@@ -82,7 +82,7 @@ class ObjectStoreContract:
 
     # --- reading --------------------------------------------------------------------------------------------
 
-    def test_what_was_put_is_what_is_got(self, store: ObjectStore) -> None:
+    def test_an_object_is_read_as_it_was_put(self, store: ObjectStore) -> None:
         store.put("a/b", b"content")
         assert content(store, "a/b") == b"content"
 

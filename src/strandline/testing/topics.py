@@ -267,7 +267,7 @@ class TopicContract(TopicOwner):
 
     # --- assigning --------------------------------------------------------------------------------------------
 
-    def test_what_is_assigned_is_listed_in_order(self) -> None:
+    def test_assigned_partitions_are_listed_in_order(self) -> None:
         topic = self.make_topic(12)
         _, assignment = topic.subscribe([(7, 0), (11, 0)])
         for partition in (10, 2, 9, 0):

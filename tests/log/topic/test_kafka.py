@@ -179,7 +179,7 @@ def test_what_is_retained_is_resumed_and_what_is_past_the_end_is_waited_for_ther
     assert resume(0, Track(next=30, end=9), Bounds(4, 12)) == 12
 
 
-def test_what_is_gone_has_expired_and_an_end_that_went_back_has_diverged() -> None:
+def test_a_deleted_offset_has_expired_and_an_end_that_went_back_has_diverged() -> None:
     assert isinstance(resume(0, Track(next=3, end=9), Bounds(4, 9)), CursorExpired)
     assert isinstance(resume(0, Track(next=9, end=9), Bounds(0, 8)), Diverged)
     assert isinstance(resume(0, Track(next=30, end=9), Bounds(0, 8)), Diverged)
@@ -219,7 +219,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("setting", ["acks", "enable.idempotence", "enable.auto.commit", "auto.offset.reset"])
-def test_what_the_promises_rest_on_cannot_be_configured(setting: str) -> None:
+def test_settings_that_guarantees_depend_on_cannot_be_configured(setting: str) -> None:
     with pytest.raises(InvalidInput, match=setting):
         KafkaTopic("127.0.0.1:1", "events", 1, config={setting: "0"})
 
@@ -393,7 +393,7 @@ class Meddling:
 
 
 @pytest.mark.parametrize("start", [0, 2, 4, 9])
-def test_what_was_fetched_for_an_earlier_assignment_is_neither_delivered_twice_nor_taken_for_a_hole(
+def test_messages_fetched_for_an_earlier_assignment_are_neither_delivered_twice_nor_taken_for_a_gap(
     topic: KafkaTopic, start: int
 ) -> None:
     topic.publish_all(0, [payload for _, payload in numbered(0, 10)])

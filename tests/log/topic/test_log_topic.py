@@ -42,7 +42,7 @@ from strandline.testing.topics import SOON, by_partition, collect
 # --- on the disk ---------------------------------------------------------------------------------------------------
 
 
-def test_what_was_published_is_there_when_the_topic_is_opened_again(tmp_path: Path) -> None:
+def test_published_messages_are_there_when_the_topic_is_opened_again(tmp_path: Path) -> None:
     folder = str(tmp_path / "topic")
     with open_wal_topic(folder, 2) as topic:
         topic.publish(0, b"a")
@@ -266,7 +266,7 @@ class Counting:
         return spans
 
 
-def test_what_arrives_while_a_batch_is_under_way_shares_the_next_one() -> None:
+def test_messages_that_arrive_while_a_batch_is_sent_share_the_next_one() -> None:
     log = Counting(MemoryLog())
     publisher = BatchingPublisher(log, clock=CLOCK, chance=CHANCE)
     topic = LogTopic([log], publishers=[publisher])
@@ -297,7 +297,7 @@ def test_what_arrives_while_a_batch_is_under_way_shares_the_next_one() -> None:
         assert found[offset : offset + 2] == [(offset, payload), (offset + 1, payload)]
 
 
-def test_what_landed_though_its_append_failed_is_recognised_and_not_doubled() -> None:
+def test_a_batch_that_landed_though_its_append_failed_is_recognised_and_not_duplicated() -> None:
     log = Counting(MemoryLog())
     topic = LogTopic([log], clock=ManualClock())
     topic.publish(0, b"a")
@@ -320,7 +320,7 @@ def test_a_publisher_is_one_writer_however_often_it_publishes(place: PlainStore)
     assert len(open_log(place).head().writers) == 1
 
 
-def test_what_cannot_be_published_fails_its_own_publisher_only() -> None:
+def test_an_invalid_message_fails_its_own_publisher_only() -> None:
     log = Counting(MemoryLog())
     topic = LogTopic([log])
     with pytest.raises(InvalidInput, match="bytes, not str"):
@@ -444,7 +444,7 @@ def test_a_subscription_that_could_not_begin_leaves_nothing() -> None:
         assert not topic._subscriptions
 
 
-def test_what_is_closed_says_so(tmp_path: Path) -> None:
+def test_a_closed_object_raises(tmp_path: Path) -> None:
     for topic in (MemoryTopic(1), LogTopic([MemoryLog()]), open_wal_topic(str(tmp_path), 1)):
         subscription, assignment = topic.subscribe([(0, 0)])
         subscription.close()

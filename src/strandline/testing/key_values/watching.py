@@ -122,7 +122,7 @@ class WatchingContract(KeyValueOwner):
                 assert taken.rows[-1][:3] == (op, b"node.1", None)
 
     @in_every_scope
-    def test_what_changes_while_the_values_are_given_is_given_too(self, kv: KeyValue, scope: Scope) -> None:
+    def test_changes_during_the_initial_values_are_delivered_too(self, kv: KeyValue, scope: Scope) -> None:
         fill(kv)
         with kv.watch(scope) as subscription:
             taken = Collected(subscription)

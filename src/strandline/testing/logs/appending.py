@@ -95,7 +95,7 @@ class AppendingContract:
         assert len(log.plan(log.start(), Limit(batches=1))) == 1
         assert content(log, limit=Limit(batches=1)) == content(log)
 
-    def test_nobody_ever_sees_a_part_of_a_batch(self, log: Log) -> None:
+    def test_no_reader_ever_sees_a_part_of_a_batch(self, log: Log) -> None:
         seen: set[int] = set()
         over = threading.Event()
 

@@ -36,7 +36,7 @@ class AckingContract(QueueFixtures):
             consumer.ack(0)
         consumer.ack(3)
 
-    def test_what_was_not_handed_out_cannot_be_acknowledged(self, five: QueuePlace) -> None:
+    def test_a_batch_that_was_not_delivered_cannot_be_acknowledged(self, five: QueuePlace) -> None:
         consumer = five.open()
         with pytest.raises(OutOfOrderAck, match="the next one is 0, and it was not handed out"):
             consumer.ack(0)

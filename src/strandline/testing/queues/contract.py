@@ -74,7 +74,7 @@ class QueueContract(QueueReadContract, AckingContract, PoisonContract):
         five.open()
         old.close()
 
-    def test_what_a_fenced_consumer_was_handed_out_can_still_be_fetched(self, five: QueuePlace) -> None:
+    def test_batches_that_a_fenced_consumer_was_given_can_still_be_fetched(self, five: QueuePlace) -> None:
         old = five.open()
         held, handle = old.next_descriptors(2), old.fetch_handle()
         new = five.open()

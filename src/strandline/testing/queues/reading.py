@@ -356,7 +356,7 @@ class QueueReadContract(QueueFixtures):
         reading.close()  # type: ignore[attr-defined]
         assert consumer.next_batch().sequence == 2  # type: ignore[union-attr]
 
-    def test_what_another_call_has_handed_out_is_not_given_again(self, five: QueuePlace) -> None:
+    def test_batches_that_another_call_has_delivered_are_not_delivered_again(self, five: QueuePlace) -> None:
         consumer = five.open()
         reading = consumer.batches(parallel=4)
         assert next(reading).sequence == 0
