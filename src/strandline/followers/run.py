@@ -18,7 +18,7 @@ from strandline.followers.engine import Engine
 from strandline.followers.events import Batching, Signal
 from strandline.log.contract import Log
 from strandline.log.heartbeat import Beating, SlotHeartbeat
-from strandline.log.planning import behind
+from strandline.log.planning import behind, joined
 from strandline.log.reading import fetch_in_order
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit, Span, Start
@@ -113,7 +113,7 @@ class _IntoTable:
             chunk: list[pa.RecordBatch] = []
             upto = since
             try:
-                for span, part in fetch_in_order(spans):
+                for span, part in fetch_in_order(joined(spans)):
                     chunk += part
                     upto = behind(upto, span)
             except NotFound:

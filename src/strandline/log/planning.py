@@ -51,6 +51,14 @@ class StoredBatch(StoredRange, Fingerprinted, Protocol):
     """A stored batch with its fingerprint."""
 
 
+@runtime_checkable
+class Joinable(Protocol):
+    """A span that can be fetched in one call together with the next one."""
+
+    def join(self, following: Span) -> Span | None:
+        """Both as one span; None if they cannot be one, or should not."""
+
+
 E = TypeVar("E", bound=StoredRange)
 B = TypeVar("B", bound=StoredBatch)
 
@@ -62,6 +70,18 @@ def behind(since: Cursor, span: Span) -> Cursor:
     """
     term = span.term if isinstance(span, SpanWithTerm) else since.term
     return Cursor(since.log_id, span.next, term, span.fingerprint if isinstance(span, Fingerprinted) else None)
+
+
+def joined(spans: Sequence[Span]) -> list[Span]:
+    """The same offsets in fewer spans, where a call for each would cost more than what it brings."""
+    found: list[Span] = []
+    for span in spans:
+        both = found[-1].join(span) if found and isinstance(found[-1], Joinable) else None
+        if both is None:
+            found.append(span)
+        else:
+            found[-1] = both
+    return found
 
 
 def entries_after(since: Cursor, first: int, entries_from: Callable[[int], Iterator[B]]) -> Iterator[B]:

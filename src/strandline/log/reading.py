@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 import pyarrow as pa
 
 from strandline.errors import InvalidInput, NotFound, NotReady
-from strandline.log.planning import behind
+from strandline.log.planning import behind, joined
 from strandline.model.cursor import Cursor, Limit, Start
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin
@@ -180,7 +180,7 @@ def read_spans(
         if not spans:
             raise NotReady(f"The log does not reach offset {end} yet; it ends at {cursor.next}.")
         try:
-            for span, batches in fetch_in_order(spans, columns=columns):
+            for span, batches in fetch_in_order(joined(spans), columns=columns):
                 cursor = behind(cursor, span)
                 yield cursor, batches
         except NotFound:

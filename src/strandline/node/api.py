@@ -154,7 +154,7 @@ class Primary(_NodeHandle):
 
     def append(
         self,
-        records: RecordSource,
+        batch: RecordSource,
         *,
         writer: WriterId | None = None,
         number: int | None = None,
@@ -172,7 +172,7 @@ class Primary(_NodeHandle):
         limits allow.
         """
         return self._role.append(
-            records, append=numbered(writer, number), policy=as_policy(policy), timeout=timeout, expect=expect
+            batch, append=numbered(writer, number), policy=as_policy(policy), timeout=timeout, expect=expect
         )
 
     def append_values(
@@ -183,14 +183,14 @@ class Primary(_NodeHandle):
 
     def submit(
         self,
-        records: RecordSource,
+        batch: RecordSource,
         *,
         writer: WriterId | None = None,
         number: int | None = None,
         policy: str | CommitPolicy | None = None,
     ) -> CommitHandle:
         """Append without waiting. ``handle.result(timeout)`` waits, and returns the commit."""
-        return self._role.submit(records, append=numbered(writer, number), policy=as_policy(policy))
+        return self._role.submit(batch, append=numbered(writer, number), policy=as_policy(policy))
 
     def register_replica(self, replica: str, region: str | None = None) -> int | None:
         """Register a replica, and retain everything from now on for it; returns the position of its slot.
@@ -288,7 +288,7 @@ class Replica(_NodeHandle):
         return cls(folder, upstream, name=name, **settings)
 
     def append(
-        self, records: RecordSource, *, writer: WriterId | None = None, number: int | None = None, **options: object
+        self, batch: RecordSource, *, writer: WriterId | None = None, number: int | None = None, **options: object
     ) -> NoReturn:
         """``Unsupported``: only the primary orders records."""
         raise Unsupported(f"{self.name} is a replica, and only the primary of a log appends to it: append there.")

@@ -22,18 +22,16 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from strandline.errors import CorruptData, Fenced, InvalidInput
 from strandline.followers.committer import SinkCommitter, begin
 from strandline.log.heartbeat import SlotHeartbeat
-from strandline.log.object import ObjectLog
 from strandline.model.addresses import as_address
 from strandline.model.arguments import anything, checked, shown
 from strandline.model.cursor import Bounds, Cursor, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.model.sink import Sink, without_key
 from strandline.spark.failures import retried, unwrapped
-from strandline.spark.opening import opened
+from strandline.spark.opening import SharedLog, opened
 from strandline.spark.options import checked_trigger, parse_options
 from strandline.spark.planning import Remembered, agrees, decode_offset
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
-from strandline.tier.read.tiered_log import TieredLog
 
 OnStep = Callable[[str], None]
 """Called in the driver at each stage of a micro-batch: ``planned``, ``fetched``, ``committed``, ``advanced``."""
@@ -46,7 +44,7 @@ _TRIGGER: Final = {"processingTime": "1 second"}
 @checked(name="spark.follow")
 def follow(
     spark: Annotated[SparkSession, anything("a SparkSession")],
-    log: ObjectLog | TieredLog | str,
+    log: SharedLog | str,
     sink: Sink,
     *,
     slot: str | None = None,

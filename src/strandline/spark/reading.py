@@ -23,7 +23,7 @@ from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.spark.failures import retried
-from strandline.spark.opening import opened
+from strandline.spark.opening import SharedLog, opened
 from strandline.spark.options import ReadOptions, parse_options
 from strandline.spark.planning import TierBoundary, admit, resolve, scans, spark_path
 from strandline.spark.shaping import SPARK_SCHEMA
@@ -49,7 +49,7 @@ _STRICT: Final = {
 @checked(name="spark.read")
 def read(
     spark: Annotated[SparkSession, anything("a SparkSession")],
-    log: ObjectLog | TieredLog | str,
+    log: SharedLog | str,
     *,
     since: Start | None = None,
     upto: int | None = None,
@@ -115,13 +115,15 @@ class _Plan:
 
 
 def _held(
-    log: ObjectLog | TieredLog, since: Start | None, upto: int | None, options: ReadOptions, undo: contextlib.ExitStack
+    log: SharedLog, since: Start | None, upto: int | None, options: ReadOptions, undo: contextlib.ExitStack
 ) -> _Plan:
     """A plan, and a hold on its records if one was requested; ``undo`` releases it."""
     plan = _planned(log, since, upto, options)
     begin = plan.seam.since
     if options.hold is None or begin.next >= plan.seam.end:
         return plan
+    if not isinstance(log, ObjectLog | TieredLog):
+        raise InvalidInput(f"{options.url} has no holds: let a slot pin what is read, or read without hold.")
     try:
         hold = log.hold(begin.next, options.hold)
     except CursorExpired as error:
@@ -137,7 +139,7 @@ def _release(hold: Hold) -> None:
         hold.release()
 
 
-def _planned(log: ObjectLog | TieredLog, since: Start | None, upto: int | None, options: ReadOptions) -> _Plan:
+def _planned(log: SharedLog, since: Start | None, upto: int | None, options: ReadOptions) -> _Plan:
     bounds = log.bounds()
     if isinstance(since, Cursor):
         asked = resolve(since, log.log_id, bounds)

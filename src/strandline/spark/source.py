@@ -27,6 +27,7 @@ from strandline.compat.v1.log import open_queue
 from strandline.errors import CursorExpired, Diverged, InvalidInput, NotFound, NotReady, StrandlineError
 from strandline.log.contract import Log
 from strandline.log.object import ObjectLog
+from strandline.log.planning import joined
 from strandline.log.reading import fetch_in_order
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
 from strandline.spark.failures import retried
@@ -112,9 +113,9 @@ class _Opened:
             url, storage, queue = self.options.url, self.options.storage or None, self.options.queue
             if queue is None:
                 # Not above: a task that finds its planned records opens nothing, and need not import this.
-                from strandline.tier.opening import open_tiered
+                from strandline.opening import open_url
 
-                self._log = open_tiered(url, options=storage)
+                self._log = open_url(url, options=storage, read_only=url.startswith("wal:"))
             else:
                 self._log = open_queue(url, manifest=queue.manifest, data=queue.data, options=storage)
         return self._log
@@ -154,7 +155,7 @@ class _Opened:
 
     def pack(self, spans: Sequence[Span]) -> list[InputPartition]:
         cores = self.options.partitions or len(os.sched_getaffinity(0))
-        return [SpanPartition(tuple(task)) for task in pack(spans, cores)]
+        return [SpanPartition(tuple(task)) for task in pack(joined(spans), cores)]
 
     def fetch(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SpanPartition):  # Spark's placeholder for "no partitions"
@@ -238,6 +239,8 @@ class LogReader(DataSourceReader):
         """Pin the records to plan, for the requested time; the end of the query is unknown."""
         seconds, plain = self._at.options.hold, self._at.log
         log = self._at.tiered or (plain if isinstance(plain, ObjectLog) else None)
+        if seconds is not None and log is None:
+            raise InvalidInput(f"{self._at.options.url} has no holds: let a slot pin what is read, or read without.")
         if seconds is None or log is None:
             yield
             return

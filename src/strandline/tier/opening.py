@@ -26,7 +26,7 @@ from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.read.cold_reader import ColdReader
 from strandline.tier.read.tiered_log import TieredLog, check_tierable, hot_log
 
-H = TypeVar("H", ObjectLog, WalLog, WalReader)
+H = TypeVar("H", bound=ObjectLog | WalLog | WalReader)
 _MOST_PARTITIONS: Final = 10_000
 _PLAIN: Final = ColdAccess()
 Tierable = Annotated[ObjectLog | WalReading | WriteAheadLog | TieredLog, anything("a log")]

@@ -6,8 +6,8 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, final
 from uuid import UUID
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from strandline.log.reading import HeadPoller, cursor_of
 from strandline.log.writers import numbered
 from strandline.model.addresses import AddressText
 from strandline.model.arguments import Timeout, checked
-from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import WriterId
 from strandline.model.json_values import fingerprint_of
 from strandline.model.records import RecordSource
@@ -39,6 +39,9 @@ from strandline.node.messages import Commit, NodeStatus, Plan, PlannedSpan, Topo
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
+
+_JOINED_BYTES: Final = 8 << 20
+"""A call for more brings nothing: several are made side by side."""
 
 
 @final
@@ -58,6 +61,14 @@ class RemoteSpan:
     fingerprint: int
     security: ClientSecurity | None = field(default=None, repr=False)
     timeout: float = TIMEOUT
+
+    def join(self, following: Span) -> RemoteSpan | None:
+        """Both in one call, if they are neighbours of the same term and small."""
+        size = self.size + following.size
+        if not isinstance(following, RemoteSpan) or following.first != self.next or size > _JOINED_BYTES:
+            return None
+        both = replace(self, next=following.next, size=size, fingerprint=following.fingerprint)
+        return both if replace(following, first=self.first, size=size) == both else None
 
     def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
         """Read the span's records with their offsets; ``CursorExpired`` if they were trimmed."""

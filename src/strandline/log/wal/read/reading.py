@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import NoReturn, Self, TypeVar, final
+from urllib.parse import quote
 from uuid import UUID
 
 from strandline.errors import Diverged, NotFound, NotReady, Unsupported
@@ -53,6 +55,11 @@ class WalReading(LogReading, ABC):
     @abstractmethod
     def _frames(self, since: int, end: int) -> Iterator[Held]:
         """The frames with these offsets, in order."""
+
+    @property
+    def url(self) -> str:
+        """The address by which other processes of this machine read it."""
+        return f"wal://{quote(str(Path(self.folder).absolute()))}"
 
     @property
     def log_id(self) -> UUID:
