@@ -294,6 +294,24 @@ class TestAReplicaThatHasAcknowledgedNothing:
         with pytest.raises(NotReady, match=r"never acknowledged to a primary.*let it follow one first, or force it"):
             lost.nodes["b"].promote()
 
+    def test_is_refused_before_it_takes_the_term_that_the_former_primary_goes_on_in(self, tmp_path):
+        cluster = Cluster(tmp_path, policy="local", names="ab")
+        former = cluster.start("a", create=True)
+        cluster.until(lambda: former.condition == "leading")
+        cluster.append(b"one", b"two")
+        replica = cluster.start("b")
+        cluster.until(lambda: replica.copy is not None)
+        assert replica.node_folder.state.adopted == 0
+        cluster.kill("a")
+        cluster.clock.advance(2 * TERM)
+        with pytest.raises(NotReady, match="never acknowledged to a primary"):
+            replica.promote()
+        again = cluster.start("a")
+        cluster.until(lambda: again.condition == "leading")
+        cluster.settled("b")
+        assert [value for _, value in cluster.content("b")] == [b"one", b"two"]
+        cluster.close()
+
     def test_leads_from_what_it_has_if_that_is_forced_and_the_other_one_follows_it(self, lost):
         lost.nodes["b"].promote(force=True)
         lost.append(b"three", on="b")

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from strandline.model.cursor import Cursor
-from strandline.node.elect import election
+from strandline.node.elect import candidacy, election
 from strandline.node.lead.commits import CommitHandle
 from strandline.node.lead.feed import LogFeed
 from strandline.node.lead.leadership import Leadership
@@ -242,7 +242,8 @@ def notes_what_it_adopted_too_late(patch):
 
 def is_elected_by_its_length_alone(patch):
     """Broken: the longer log wins, of whatever term."""
-    patch.setattr(election, "log_rank", lambda report: (0, report.durable))
+    for module in (election, candidacy):
+        patch.setattr(module, "log_rank", lambda report: (0, report.durable))
 
 
 def shows_what_is_durable(patch):

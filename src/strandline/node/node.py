@@ -292,6 +292,8 @@ class Node(Closing):
             if isinstance(role, PrimaryRole):
                 self._step_down(role, "it leads no more")
             _ = self.log  # without a copy it must not take the lease from a node that has one
+            # Nor a term: the last primary could then go on only with a quorum, which a new log may not have yet.
+            self._candidacy.check_own(self._report(), force=force)
             lease = self._lease
             if lease is None:
                 term = own_term(self.name, self.options.nodes, self.node_folder.state.seen)

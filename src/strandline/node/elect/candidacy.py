@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import final
 
 from strandline.errors import NotReady, StrandlineError
-from strandline.node.elect.election import log_rank, objection
+from strandline.node.elect.election import log_rank, objection, own_objection
 from strandline.node.lead.policies import CommitPolicy, parse_policy
 from strandline.node.messages import Caller, ElectionReport, Upstream
 from strandline.node.node_folder import NodeFolder
@@ -45,6 +45,12 @@ class Candidacy:
                 f"{mine.durable}): the folder of {mine.name} was restored from an older copy, or its disk has lost "
                 f"records. Promote {best.name}; {mine.name} then follows it."
             )
+
+    def check_own(self, mine: ElectionReport, *, force: bool) -> None:
+        """``NotReady`` if this node must not lead, whatever others have. Asks and fences nobody."""
+        why = own_objection(mine, force=force)
+        if why is not None:
+            raise NotReady(f"{mine.name} was not promoted: {why}.")
 
     def check(self, mine: ElectionReport, *, force: bool) -> None:
         """``NotReady``, with the reason, if a committed record could be missing here.

@@ -52,6 +52,19 @@ def log_rank(report: ElectionReport) -> tuple[int, int]:
     return report.adopted, report.durable
 
 
+def own_objection(mine: ElectionReport, *, force: bool) -> str | None:
+    """Why a node must not lead, whatever others have, or None: known before it takes a term from anybody."""
+    if mine.unhealthy is not None and not force:
+        return f"it is {mine.unhealthy}: repair that first, or force it if its copy is the right one"
+    if mine.adopted == 0 and not force:
+        # No primary has counted this copy, so it may lack committed records.
+        return (
+            "its copy of the log was never acknowledged to a primary, so it may lack committed records: let it "
+            "follow one first, or force it, which loses the records that only other nodes have"
+        )
+    return None
+
+
 def objection(  # noqa: PLR0911 - each is a reason of its own
     mine: ElectionReport,
     others: Sequence[ElectionReport],
@@ -66,14 +79,9 @@ def objection(  # noqa: PLR0911 - each is a reason of its own
     It has a copy of the log. ``force`` ignores nodes that did not answer, and accepts a copy that has diverged from the
     primary's, or that was never acknowledged to one.
     """
-    if mine.unhealthy is not None and not force:
-        return f"it is {mine.unhealthy}: repair that first, or force it if its copy is the right one"
-    if mine.adopted == 0 and not force:
-        # No primary has counted this copy, so it may lack committed records.
-        return (
-            "its copy of the log was never acknowledged to a primary, so it may lack committed records: let it "
-            "follow one first, or force it, which loses the records that only other nodes have"
-        )
+    why = own_objection(mine, force=force)
+    if why is not None:
+        return why
     later = next((report for report in others if report.term > mine.term), None)
     if later is not None:
         return f"{later.name} has seen term {later.term}: another node is becoming the primary"
