@@ -265,6 +265,10 @@ def decode_cut(data: bytes | memoryview, where: str) -> Cut:
     return Cut(since, upto, entries, tuple(chunks))
 
 
+class OtherLogsHead(CorruptData):
+    """The head is that of another log: the log was replaced, or is being restored."""
+
+
 class HeadCodec:
     """The head as a cell's content.
 
@@ -292,7 +296,7 @@ class HeadCodec:
         state = decode_head(data, where)
         found = state.value.log_id
         if self._log_id not in (None, found):
-            raise CorruptData(f"{where} belongs to log {found}, not to {self._log_id}: restore it.")
+            raise OtherLogsHead(f"{where} belongs to log {found}, not to {self._log_id}: restore it.")
         return state
 
 

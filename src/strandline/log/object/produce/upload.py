@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Generic, TypeVar
 from uuid import UUID
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from strandline.errors import Contended, Diverged, OutcomeUnknown, OutOfOrder, TransientStorageError
 from strandline.formats.arrow.block import Compression, Parts, encode_page
 from strandline.formats.object.batch import BatchInfo, encode_batch
-from strandline.formats.object.head import HeadCodec, encode_chunk
+from strandline.formats.object.head import HeadCodec, OtherLogsHead, encode_chunk
 from strandline.log.contract import Receipt
 from strandline.log.object.head.edits import BatchListing, StaleUpload, apply_spills, list_batches, plan_spills
 from strandline.log.object.head.index import chunk_path
@@ -207,7 +207,6 @@ class Lister:
         self._store = store
         self._clock = clock
         self._chance = chance
-        self._log_id = log_id
         self.cell: StoreCell[Head] = StoreCell(
             store,
             "head",
@@ -226,7 +225,8 @@ class Lister:
 
     def put(self, batch: Sealed[BatchListing]) -> Sealed[BatchListing]:
         """Write the object under a fresh name of the generation last seen; durable when it returns."""
-        generation = self.known().generation
+        with self._same_log():
+            generation = self.known().generation
         location = f"batches/{generation:016d}/{self._chance.uuid().hex}.batch"
         self._store.put(location, batch.parts)
         return Sealed(batch.parts, replace(batch.listing, location=location, generation=generation))
@@ -237,6 +237,10 @@ class Lister:
         Each call is a new operation: the outcome of the last one does not matter, the head knows the numbers.
         ``check`` may refuse to list them in a given head; it never gets a head that this call has made.
         """
+        with self._same_log():
+            return self._enlist(listings, check)
+
+    def _enlist(self, listings: Sequence[BatchListing], check: Callable[[Head], None]) -> Head:
         self._look_if_crowded()
         lost = self.cell.conflicts
         spills = plan_spills(self.known())  # a writer of single batches must keep the head small, too
@@ -245,11 +249,6 @@ class Lister:
             self._store.put(chunk_path(spill.reference, spill.level), encode_chunk(spill.items, spill.level))
 
         def edit(head: Head) -> Head:
-            if head.log_id != self._log_id:
-                raise Diverged(
-                    f"{self.cell.where} belongs to log {head.log_id}, not to {self._log_id}: the log was replaced, and "
-                    "nothing was appended. Open it again."
-                )
             check(head)
             listed = list_batches(head, listings, self._clock.now())
             return listed if listed is head else apply_spills(listed, spills)
@@ -259,6 +258,13 @@ class Lister:
         finally:
             if self.cell.conflicts > lost:
                 self._alone = 0
+
+    @contextmanager
+    def _same_log(self) -> Iterator[None]:
+        try:
+            yield
+        except OtherLogsHead as error:
+            raise Diverged(f"{error} The log was replaced, and nothing was appended: open it again.") from error
 
     @property
     def crowded(self) -> bool:
