@@ -73,7 +73,7 @@ class _NodeHandle(LogReading, Closing):
         return self._committed_log.position_of(start)
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[WalSpan]:
-        """The spans after a cursor, up to what is committed; whoever shares the disk can fetch them."""
+        """The spans after a cursor, up to what is committed; every process on the same disk can fetch them."""
         return self._committed_log.plan(since, limit)
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:

@@ -212,9 +212,9 @@ class WriteAheadLog(Closing):
         """Block until an lsn above ``past`` is durable (True), or until the timeout (False)."""
         return self.log.wait(Cursor(self.log.log_id, past), timeout)
 
-    def verify(self, told: OnProgress | None = None) -> WalVerification:
+    def verify(self, on_progress: OnProgress | None = None) -> WalVerification:
         """Read every byte of the log and report all damage, concurrently with other calls; changes nothing."""
-        return self.log.verify(told)
+        return self.log.verify(on_progress)
 
     def prune_through(self, lsn: int) -> int:
         """Durably delete everything up to and including this lsn, but nothing that a slot needs; returns the reached

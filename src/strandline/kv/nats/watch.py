@@ -116,7 +116,7 @@ class NatsSubscription(Closing):
         self._current_upto = seen if full else 0
         self._target = listing_upto
         self._listed_at: int | None = None
-        self._told = -1
+        self._given_upto = -1
         self._look_at = self._clock.monotonic() + (_FIRST_LOOK if full else 0)
         self._look_after = _FIRST_LOOK
         self._suspect = False
@@ -232,7 +232,7 @@ class NatsSubscription(Closing):
         return self._give(chunk, self._through)
 
     def _give(self, chunk: _Chunk, upto: int) -> Updates:
-        self._told = upto
+        self._given_upto = upto
         return Updates(chunk.ops, chunk.keys, chunk.values, chunk.versions, Cursor(self._identity, upto + 1))
 
     def _state(self) -> StreamState:
@@ -279,7 +279,7 @@ class NatsSubscription(Closing):
         if self._through < last:
             return None  # in flight
         self._seen = self._through = max(self._seen, state.last, last)
-        return self._give(_Chunk(), self._seen) if self._seen > self._told else None
+        return self._give(_Chunk(), self._seen) if self._seen > self._given_upto else None
 
     def _at_target(self) -> bool:
         return self._target is not None and self._through >= self._target
@@ -300,7 +300,7 @@ class NatsSubscription(Closing):
             if self._through < last:
                 return None
         self._target = None
-        self._seen = self._through = self._told = max(self._seen, self._listed_at)
+        self._seen = self._through = self._given_upto = max(self._seen, self._listed_at)
         return Listed(Cursor(self._identity, self._seen + 1))
 
     def close(self) -> None:

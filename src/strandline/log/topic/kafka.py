@@ -215,10 +215,10 @@ class KafkaTopic(Closing):
         asked = self._kafka.TopicCollection([self._name])
         found = admin.describe_topics(asked, request_timeout=self._timeout)[self._name]
         try:
-            told_id = found.result(self._timeout + _SLACK).topic_id
+            topic_id = found.result(self._timeout + _SLACK).topic_id
         except (self._kafka.KafkaException, TimeoutError):
             return NO_TOPIC  # older brokers have no topic ids
-        high, low = told_id.get_most_significant_bits(), told_id.get_least_significant_bits()
+        high, low = topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()
         return UUID(int=(high % (1 << 64)) << 64 | low % (1 << 64))
 
     def _silent(self, what: str) -> TransientStorageError:

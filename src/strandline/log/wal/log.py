@@ -328,9 +328,9 @@ class WalLog(WalReading, Closing):
         """
         return self.slots.enforce(limits, self.bytes_behind)
 
-    def verify(self, told: OnProgress | None = None) -> WalVerification:
+    def verify(self, on_progress: OnProgress | None = None) -> WalVerification:
         """Read every byte of the log and report all damage, concurrently with other calls; changes nothing."""
-        return verify(self.folder, disk=self.disk, clock=self.clock, on_progress=told)
+        return verify(self.folder, disk=self.disk, clock=self.clock, on_progress=on_progress)
 
     def trim(self, upto: int | str | Retention, *, beyond_slots: bool = False, limits: SlotLimits = NO_LIMITS) -> int:
         """Durably delete everything below an offset, or what a policy does not retain; returns the new first offset.
