@@ -5,6 +5,10 @@ import itertools
 import pytest
 
 import strandline as sl
+from strandline.errors import CorruptData
+from strandline.log.object import open_log
+from strandline.testing.faulty import FaultyStore
+from strandline.testing.plain import PlainStore
 from tests.interrupts import interruptions
 
 
@@ -51,3 +55,22 @@ def test_a_slot_whose_creator_died_anywhere_can_be_used(use, was_there):
             assert call(log) == answer, f"died at {place}"
         now[0] = fresh()
     assert listed > 2
+
+
+def test_a_slot_that_is_created_while_it_is_read_is_not_taken_for_lost():
+    place = PlainStore()
+    log = open_log(place, create=True)
+    line = FaultyStore(place)
+    reader = open_log(line)
+    looks = itertools.count()
+
+    def create(call):
+        # It has found no object of the slot, and reads the head to find out why.
+        if (call.name, call.path, call.stage) == ("get", "head", "before") and next(looks) == 0:
+            log.slots.create("s", 0)
+
+    line.hook(create)
+    assert reader.slots.get("s").position == 0
+    place.delete("slots/s.json")
+    with pytest.raises(CorruptData, match="is missing although the head names it"):
+        reader.slots.get("s")

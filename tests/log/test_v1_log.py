@@ -230,6 +230,8 @@ def test_waiting_ends_when_another_thread_appends(tmp_path):
 def test_a_newcomer_can_ask_for_a_time(filled):
     second = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=6)
     assert filled.position_of(second) == 6
+    assert filled.position_of(second + timedelta(microseconds=999)) == 6, "its times are whole milliseconds"
+    assert filled.position_of(second + timedelta(microseconds=1000)) == 7
     assert filled.position_of(second + timedelta(seconds=5)) == 8
     assert filled.position_of("retained") == 5
     assert filled.position_of("beginning") == 0

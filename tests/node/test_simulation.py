@@ -191,11 +191,11 @@ def resumes_at_the_slot(patch):
         since = Cursor(since.log_id, max(since.next, slot.position))
         return LogFeed(self.log, since, self.heartbeat, lambda upto: self.replicas.sent(caller.name, upto))
 
-    def goes_on(self, name, at):
+    def resume_at(self, name, at):
         del at
         self.now = bootstrapping(self.now, name, flag=False)
 
-    patch.setattr(Replicas, "goes_on", goes_on)
+    patch.setattr(Replicas, "resume_at", resume_at)
     patch.setattr(PrimaryRole, "feed", feed)
 
 

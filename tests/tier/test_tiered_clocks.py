@@ -66,7 +66,7 @@ def test_a_time_is_found_in_segments_as_in_the_log_although_a_clock_was_ahead(
     kind: Kind, target: int, between: int | None
 ) -> None:
     tiers = written(kind, between=between)
-    shifts = (-1_500_000, -1000, 0, 1000, 1_500_000)
+    shifts = (-1_500_000, -1000, 0, 500, 1000, 1_500_000)
     right = [*tiers.times[:2], *tiers.times[-3:]]  # those of a wrong clock, and of the day after it, are not asked for
     starts = [EPOCH + timedelta(microseconds=time + shift) for time in right for shift in shifts]
     expected = [tiers.hot().position_of(start) for start in starts]

@@ -84,6 +84,7 @@ written since the log was trimmed."""
 
 SECOND: Final = 1_000_000
 """A second in the log's unit of time."""
+MILLISECOND: Final = 1_000
 
 
 def microseconds(time: datetime) -> int:

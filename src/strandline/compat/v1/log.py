@@ -29,7 +29,7 @@ from strandline.log.planning import check_fingerprint, known_columns
 from strandline.log.reading import HeadPoller
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Duration, Timeout, checked
-from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
+from strandline.model.cursor import MILLISECOND, NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import Descriptor, MetadataRanges, QueueEntry, QueueManifest, WriterId
 from strandline.model.records import READ_SCHEMA, RecordSource, conform
 from strandline.model.retention import SlotState
@@ -228,8 +228,8 @@ class QueueLog(LogReading):
         manifest = self.manifest()
 
         def listed_since(time: int) -> int | None:
-            found = (entry.sequence for entry in manifest.entries if _time_of(entry) >= time)
-            return next(found, None)
+            begun = time - time % MILLISECOND  # times are kept in milliseconds: no batch of the same one is skipped
+            return next((entry.sequence for entry in manifest.entries if _time_of(entry) >= begun), None)
 
         return rules.position_of(start, self.log_id, edits.bounds_of(manifest), listed_since)
 

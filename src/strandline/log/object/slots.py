@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Self, TypeVar
 
 from strandline.errors import AlreadyExists, Contended, CorruptData, Fenced, NotFound, SlotInvalid
 from strandline.formats.object.identity import SlotCodec
@@ -23,6 +23,8 @@ from strandline.storage.cell import StoreCell
 from strandline.storage.clock import Chance, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.store import ObjectStore
+
+T = TypeVar("T")
 
 _FOLDER: Final = "slots/"
 _HOLD: Final = "hold-"
@@ -96,18 +98,21 @@ class SlotKeeper:
 
     def read(self, cell: StoreCell[SlotState], name: str) -> SlotState:
         """The same by its cell."""
-        with self._explained(name):
-            return cell.read().value
+        return self._explained(name, lambda: cell.read().value)
 
-    @contextlib.contextmanager
-    def _explained(self, name: str) -> Iterator[None]:
-        """Explain why the object of a slot is missing."""
+    def _explained(self, name: str, act: Callable[[], T]) -> T:
+        """Do something with the cell of a slot; if it is missing, say why."""
         try:
-            yield
+            return act()
         except NotFound as error:
-            if self.read_head().slots.get(name, _NOT_LISTED) is None:
-                raise self._lost(name) from error
-            raise self._absent(name) from error
+            if self.read_head().slots.get(name, _NOT_LISTED) is not None:
+                raise self._absent(name) from error
+        try:
+            return act()  # the cell is written before the head says so: its creation was finished meanwhile
+        except NotFound as error:
+            if self.read_head().slots.get(name, _NOT_LISTED) is not None:
+                raise self._absent(name) from error
+            raise self._lost(name) from error
 
     def _absent(self, name: str) -> NotFound:
         return NotFound(f"There is no slot {name!r} in {self.store.url}: create it first.")
@@ -295,13 +300,11 @@ class SlotKeeper:
         rules.check_cursor(to, Cursor(head.log_id, 0), Bounds(0, bounds.next))
         entries_after(to, bounds.first, lambda offset: entries_from(head, offset, self.chunks))
         now, fingerprint = self.clock.now(), to.fingerprint
-        with self._explained(name):
-            cell.update(
-                self.op(),
-                lambda slot: rules.advance(
-                    slot, holder=holder, epoch=epoch, to=to.next, now=now, fingerprint=fingerprint
-                ),
-            )
+
+        def moved(slot: SlotState) -> SlotState:
+            return rules.advance(slot, holder=holder, epoch=epoch, to=to.next, now=now, fingerprint=fingerprint)
+
+        self._explained(name, lambda: cell.update(self.op(), moved))
 
     def touch(self, name: str, epoch: int) -> None:
         """Record that an unclaimed slot is needed."""
@@ -310,8 +313,7 @@ class SlotKeeper:
     def seen(self, cell: StoreCell[SlotState], name: str, epoch: int) -> None:
         """Implements a claimed slot's ``touch``."""
         now = self.clock.now()
-        with self._explained(name):
-            cell.update(self.op(), lambda slot: rules.seen(slot, epoch=epoch, now=now))
+        self._explained(name, lambda: cell.update(self.op(), lambda slot: rules.seen(slot, epoch=epoch, now=now)))
 
 
 @checked

@@ -35,7 +35,7 @@ class Hot(Log, Protocol):
         """Its slots."""
 
 
-@checked
+@checked(own=("__init__",))
 @dataclass(frozen=True, slots=True)
 class TieredSlots:
     """The slots of the hot log, which pin records in either tier. Satisfies :class:`~strandline.log.contract.Slots`."""
