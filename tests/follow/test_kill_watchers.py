@@ -136,6 +136,7 @@ def test_over_the_own_log(tmp_path, scope, kills):
     survive(tmp_path, LogKeyValue(log), job, kills=kills, seed=1)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "scope", [pytest.param(["a.", "c.1"], marks=pytest.mark.matrix), []], ids=["watched", "followed"]
@@ -165,6 +166,7 @@ class OnPrimary(LogKeyValue):
         return self._primary.append(batch).ensure().first
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "scope", [["a.", "c.1"], pytest.param([], marks=pytest.mark.matrix)], ids=["watched", "followed"]

@@ -173,6 +173,7 @@ class TestBootstrap:
             recorder.acknowledge(writer, number, append(cluster.clients["a"], writer, number, count=4, size=MIB))
         return cluster, recorder
 
+    @pytest.mark.matrix
     @pytest.mark.parametrize("killed", [pytest.param("a", marks=pytest.mark.matrix), "b"])
     def test_goes_on_where_it_was_when_one_of_the_two_is_killed(self, pair, killed):
         cluster, recorder = pair
@@ -198,6 +199,7 @@ class TestBootstrap:
         assert sent < self.SIZE - had + self.SPOILED + self.BATCH + MIB
         assert cluster.node_state("b").generation == 1
 
+    @pytest.mark.matrix
     @pytest.mark.parametrize(
         "held", [pytest.param(0, marks=pytest.mark.matrix), HELD, pytest.param(SIZE, marks=pytest.mark.matrix)]
     )
@@ -268,6 +270,7 @@ class TestTheNetwork:
             recorder.more()
         check(cluster, recorder)
 
+    @pytest.mark.matrix
     def test_acknowledgements_that_are_lost_come_later_and_nothing_is_there_twice(self, start):
         cluster = start()
         leader = cluster.begin()

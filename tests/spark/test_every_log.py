@@ -42,7 +42,7 @@ def replica(folder: Path, opened: ExitStack) -> Place:
     return Place(copy.url, primary, lambda upto: copy.reading(after=upto, timeout=60))
 
 
-KINDS: list[Callable[[Path, ExitStack], Place]] = [write_ahead_log, node, replica]
+KINDS: list[Any] = [write_ahead_log, node, pytest.param(replica, marks=pytest.mark.matrix)]
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
