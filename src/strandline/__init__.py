@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from strandline.followers.watch.run import Exports as Exports
     from strandline.kv.contract import Watcher as Watcher
     from strandline.log.contract import Log as Log
-    from strandline.log.object.produce.producer import Producer as Producer
+    from strandline.log.produce.producer import Producer as Producer
     from strandline.model.cursor import Cursor as Cursor
     from strandline.model.keyed import Prefix as Prefix
     from strandline.model.records import Op as Op
@@ -65,7 +65,7 @@ _get, __dir__, __all__ = lazy(
         "MemoryStore": "strandline.followers.stores.state",
         "Op": "strandline.model.records",
         "Prefix": "strandline.model.keyed",
-        "Producer": "strandline.log.object.produce.producer",
+        "Producer": "strandline.log.produce.producer",
         "RocksStore": "strandline.followers.stores.rocks",
         "Sink": "strandline.model.sink",
         "Store": "strandline.model.sink",

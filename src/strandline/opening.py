@@ -60,7 +60,7 @@ def open_url(
     timeout: float = ...,
     clock: Clock = ...,
     chance: Chance = ...,
-) -> Any: ...
+) -> ObjectLog | TieredLog | WalLog | WalReader | RemoteLog: ...
 
 
 @checked(name="open")

@@ -79,7 +79,7 @@ def test_a_lister_that_ignores_writers_numbers_is_caught(monkeypatch: pytest.Mon
             head = replace(listed, tail=(*listed.tail[:-1], entry), writers={**head.writers, **listed.writers})
         return head
 
-    monkeypatch.setattr("strandline.log.object.produce.upload.list_batches", list_anyway)
+    monkeypatch.setattr("strandline.log.object.upload.list_batches", list_anyway)
     assert "listed twice" in caught()
 
 

@@ -118,7 +118,7 @@ class TestWhenABatchCloses:
         self, log: ObjectLog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # The real limits are thirty times as large and in the same proportion. All this compresses well.
-        for module in ("log.object.produce.buffer", "model.records"):
+        for module in ("log.produce.buffer", "model.records"):
             monkeypatch.setattr(f"strandline.{module}.MAX_BATCH_BYTES", 10 << 20)
         monkeypatch.setattr("strandline.formats.arrow.header.PADDED_LIMIT", (10 << 20) + (10 << 17))
         monkeypatch.setattr("strandline.formats.arrow.header._EARLIER_LIMIT", 0)

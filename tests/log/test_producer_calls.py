@@ -19,9 +19,8 @@ from strandline.compat.v1.log import open_queue
 from strandline.errors import BufferFull, InvalidInput
 from strandline.log.contract import Receipt
 from strandline.log.object.log import open_log
-from strandline.log.object.produce.buffer import MAX_METADATA
-from strandline.log.object.produce.rows import CALL, ENTRY, Room, cut_calls, page_of_calls
-from strandline.log.object.produce.upload import RANGE_BYTES
+from strandline.log.produce.rows import CALL, ENTRY, Room, cut_calls, page_of_calls
+from strandline.log.produce.shipper import MAX_METADATA, RANGE_BYTES
 from strandline.testing.clock import ManualClock
 
 SOON = 120.0

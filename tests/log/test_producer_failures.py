@@ -113,7 +113,7 @@ def test_a_table_that_could_not_be_encoded_is_in_no_batch_and_harms_nobody(
             raise MemoryError
         return encode_page(*args)
 
-    monkeypatch.setattr("strandline.log.object.produce.upload.encode_page", encode_some)
+    monkeypatch.setattr("strandline.log.object.upload.encode_page", encode_some)
     with log.producer(linger=NEVER) as producer:
         before = producer.append_batch(records(b"before"))
         with pytest.raises(MemoryError):

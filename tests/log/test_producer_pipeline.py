@@ -14,9 +14,9 @@ from strandline.errors import BufferFull, Contended, InvalidInput
 from strandline.formats.arrow.block import Compression
 from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
-from strandline.log.object.produce.buffer import Limits
-from strandline.log.object.produce.committer import ListingPace
-from strandline.log.object.produce.upload import Lister, ObjectShipper
+from strandline.log.object.upload import Lister, ObjectShipper
+from strandline.log.produce.buffer import Limits
+from strandline.log.produce.committer import ListingPace
 from strandline.model.cursor import Bounds
 from strandline.model.head import Head, WriterId
 from strandline.model.records import Op, record_batch

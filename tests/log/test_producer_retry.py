@@ -368,7 +368,7 @@ class TestWhereRetryingCannotHelp:
         producer = log.producer(linger=NEVER)
         before = producer.append_batch(records(b"before"))
         lost = producer.append(value=b"lost")
-        monkeypatch.setattr("strandline.log.object.produce.buffer.page_of", no_memory)
+        monkeypatch.setattr("strandline.log.produce.buffer.page_of", no_memory)
         with pytest.raises(MemoryError):
             producer.flush(SOON)
         monkeypatch.undo()
@@ -391,7 +391,7 @@ class TestWhereRetryingCannotHelp:
         producer, gate = log.producer(linger=NEVER, batch_bytes=1), Gate(line)
         under_way = producer.append_batch(records(bytes(1000)))
         lost = producer.append(value=b"lost")
-        monkeypatch.setattr("strandline.log.object.produce.buffer.page_of", no_memory)
+        monkeypatch.setattr("strandline.log.produce.buffer.page_of", no_memory)
         closing = threading.Thread(target=lambda: failure_of(_Closing(producer)), daemon=True)
         closing.start()
         assert isinstance(failure_of(under_way), ProducerFailed)

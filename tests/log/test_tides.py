@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from strandline.log.object import slots
+from strandline.log.object import slots, upload
 from strandline.log.object.head import edits
 from strandline.log.object.maintain import collector
-from strandline.log.object.produce import upload
 from strandline.model.head import Head
 from strandline.model.retention import SlotState
 from strandline.testing.faulty import CALM

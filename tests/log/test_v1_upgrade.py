@@ -358,6 +358,6 @@ def test_a_twin_that_does_not_expect_the_end_it_saw_is_caught(scene, monkeypatch
     def unexpecting(head, listings, now):
         return honest(head, [replace(listing, expect=None) for listing in listings], now)
 
-    monkeypatch.setattr("strandline.log.object.produce.upload.list_batches", unexpecting)
+    monkeypatch.setattr("strandline.log.object.upload.list_batches", unexpecting)
     with pytest.raises(AssertionError):
         test_two_that_have_seen_different_holes_do_not_copy_a_batch_twice(scene)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
@@ -15,6 +15,9 @@ from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
 from strandline.model.retention import SlotState
+
+if TYPE_CHECKING:
+    from strandline.log.produce.producer import Producer
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,15 @@ class Log(LogReading, Protocol):
         The same writer and number again is a no-op, whatever the outcome of the first try. Numbers of a writer begin at
         0 and are listed strictly in order, else ``OutOfOrder``. With ``expect``, ``ExpectationFailed`` unless the
         log ends exactly there.
+        """
+
+    def producer(
+        self, *, batch_bytes: int = ..., linger: float = ..., budget: int = ..., block: bool = ...
+    ) -> Producer:
+        """A producer: many small appends become few batches, in the order of the calls, each listed once.
+
+        A batch is closed at ``batch_bytes``, ``linger`` seconds after its first record, or by a flush. When ``budget``
+        bytes are not yet listed, appending blocks, or raises ``BufferFull`` if ``block`` is false.
         """
 
     def end(self) -> Cursor:

@@ -17,8 +17,11 @@ from strandline.log.contract import Handle, Receipt
 from strandline.log.object.head.edits import BatchListing, apply_spills, list_batches, plan_spills
 from strandline.log.object.head.head_log import HeadLog
 from strandline.log.object.head.index import entries_from
-from strandline.log.object.produce.handles import settled
 from strandline.log.planning import clipped, known_columns
+from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, producer_by
+from strandline.log.produce.buffer import Limits
+from strandline.log.produce.handles import settled
+from strandline.log.produce.producer import Producer
 from strandline.log.slot_table import SlotTable
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor
@@ -67,6 +70,7 @@ class MemoryLog(HeadLog[MemorySpan]):
     def __init__(self, *, clock: Clock = CLOCK, chance: Chance = CHANCE) -> None:
         """An empty log with a fresh identity."""
         self._clock = clock
+        self._chance = chance
         self._head = Head(chance.uuid())
         self.chunks = MemoryChunks()
         self._batches: dict[int, tuple[pa.RecordBatch, ...]] = {}
@@ -107,12 +111,37 @@ class MemoryLog(HeadLog[MemorySpan]):
                 self._head = apply_spills(listed, spills)
                 self._changed.notify_all()
             last = self._head.writers[writer]
+        repeated = listed is head
         if last.number == number:
-            return settled(Receipt(last.first, last.count))
+            return settled(Receipt(last.first, last.count), repeated=repeated)
         places = {
             entry.number: Receipt(entry.first, entry.count) for entry in self._head.tail if entry.writer == writer
         }
-        return settled(places.get(number, Receipt(None, count)))
+        return settled(places.get(number, Receipt(None, count)), repeated=repeated)
+
+    def producer(
+        self,
+        *,
+        writer: WriterId | None = None,
+        batch_bytes: int = BATCH_BYTES,
+        linger: float = LINGER,
+        budget: int = BUDGET,
+        block: bool = True,
+    ) -> Producer:
+        """A producer with a writer id of its own, or the given one, which then continues after its last number."""
+        return producer_by(
+            self.append,
+            Limits(batch_bytes, linger, budget, block, uploads=1),
+            writer=writer,
+            last_number=self.last_number,
+            clock=self._clock,
+            chance=self._chance,
+        )
+
+    def last_number(self, writer: WriterId) -> int | None:
+        """The number of the writer's last append; None if the log does not know the writer."""
+        last = self._head.writers.get(writer)
+        return None if last is None else last.number
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the log reaches past the cursor or the time is over."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Unpack, final
 from uuid import UUID
 
 import pyarrow as pa
 
 from strandline.errors import NotReady, Unsupported
-from strandline.log.contract import LogReading, Slots
+from strandline.log.contract import Handle, LogReading, Receipt, Slots
+from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, RETRY_SECONDS, producer_by
+from strandline.log.produce.buffer import Limits
+from strandline.log.produce.producer import Producer
 from strandline.log.wal.read.span import WalSpan
 from strandline.log.writers import numbered
 from strandline.model.addresses import Address, as_folder
@@ -25,6 +30,7 @@ from strandline.node.lead.primary import COMMIT_SECONDS, PrimaryRole
 from strandline.node.messages import Caller, Commit, Resume, Topology
 from strandline.node.replicate.replica import Condition
 from strandline.node.running import RunningNode, leading
+from strandline.storage.clock import CHANCE
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 
@@ -192,6 +198,35 @@ class Primary(_NodeHandle):
         """Append without waiting. ``handle.result(timeout)`` waits, and returns the commit."""
         return self._role.submit(batch, append=numbered(writer, number), policy=as_policy(policy))
 
+    def producer(
+        self,
+        *,
+        writer: WriterId | None = None,
+        batch_bytes: int = BATCH_BYTES,
+        linger: float = LINGER,
+        budget: int = BUDGET,
+        block: bool = True,
+        retry_seconds: float = RETRY_SECONDS,
+    ) -> Producer:
+        """A producer with a writer id of its own, or the given one, which then continues after its last number.
+
+        Its records are listed when the node's commit policy is satisfied. While it is not, or while replicas are too
+        far behind, it tries again for ``retry_seconds``; then its handles raise the reason.
+        """
+
+        def append(batch: pa.Table, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
+            return _Submitted(self._role.submit(batch, append=(writer, number), expect=expect))
+
+        return producer_by(
+            append,
+            Limits(batch_bytes, linger, budget, block, uploads=1),
+            writer=writer,
+            last_number=self._role.last_number,
+            clock=self.running.clock,
+            chance=CHANCE,
+            retry_seconds=retry_seconds,
+        )
+
     def register_replica(self, replica: str, region: str | None = None) -> int | None:
         """Register a replica, and retain everything from now on for it; returns the position of its slot.
 
@@ -293,6 +328,10 @@ class Replica(_NodeHandle):
         """``Unsupported``: only the primary orders records."""
         raise Unsupported(f"{self.name} is a replica, and only the primary of a log appends to it: append there.")
 
+    def producer(self, *, writer: WriterId | None = None, **options: object) -> NoReturn:
+        """``Unsupported``: only the primary orders records."""
+        raise Unsupported(f"{self.name} is a replica, and only the primary of a log appends to it: produce there.")
+
     @property
     def position(self) -> Cursor | None:
         """The cursor behind everything durable here. None before its first bootstrap."""
@@ -342,6 +381,29 @@ class Replica(_NodeHandle):
         """
         self.running.promote(force=force)
         return Primary(self.running)
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """An append of a producer: its result is the receipt, once the commit policy is satisfied."""
+
+    handle: CommitHandle
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the log recognised its number."""
+        return self.handle.repeated
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self.handle.done()
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """The receipt; ``CommitTimedOut`` if the policy was not satisfied in time."""
+        return self.handle.result(COMMIT_SECONDS if timeout is None else timeout).ensure()
+
+    def __await__(self) -> Generator[object, None, Receipt]:
+        return asyncio.to_thread(self.result).__await__()
 
 
 def _after(log: CommittedLog, after: Cursor | None, timeout: float) -> CommittedLog:

@@ -212,6 +212,8 @@ class Commit:
     outcome: Outcome
     bookmark: Cursor
     """The cursor behind the records: a read after it, on any node, sees them."""
+    repeated: bool = False
+    """Whether the log had this writer's append of this number before, so that this one added nothing."""
 
     def ensure(self) -> Receipt:
         """The receipt; ``CommitTimedOut`` if the policy was not satisfied in time."""
@@ -276,6 +278,7 @@ def write_commit(commit: Commit) -> bytes:
         "first": commit.receipt.first,
         "count": commit.receipt.count,
         "bookmark": str(commit.bookmark),
+        "repeated": commit.repeated,
     }
     match commit.outcome:
         case NotRequired():
@@ -301,7 +304,7 @@ def read_commit(fields: Fields) -> Commit:
         case other:
             raise fields.refused(f"the outcome {other[:40]!r} is not known")
     receipt = Receipt(fields.maybe_natural("first"), fields.natural("count"))
-    return Commit(receipt, outcome, fields.cursor("bookmark"))
+    return Commit(receipt, outcome, fields.cursor("bookmark"), fields.flag("repeated"))
 
 
 # --- protocols -------------------------------------------------------------------------------------------------
@@ -388,6 +391,9 @@ class PrimaryService(PrimaryApi, Protocol):
         expect: int | None = None,
     ) -> Commit:
         """Append a batch and wait for the node's commit policy, or for a stronger one that the call asks for."""
+
+    def last_number(self, writer: WriterId) -> int | None:
+        """The number of the writer's last append; None if the log does not know the writer."""
 
 
 @runtime_checkable

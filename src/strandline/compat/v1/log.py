@@ -21,11 +21,11 @@ from strandline.log import slots as rules
 from strandline.log.contract import Handle, LogReading
 from strandline.log.folders import FolderKind, check_missing
 from strandline.log.object.log import ObjectLog, open_log
-from strandline.log.object.produce.buffer import Limits
-from strandline.log.object.produce.handles import settled
-from strandline.log.object.produce.producer import Producer
-from strandline.log.object.produce.upload import PAGE_ROWS
+from strandline.log.object.upload import PAGE_ROWS
 from strandline.log.planning import check_fingerprint, known_columns
+from strandline.log.produce.buffer import Limits
+from strandline.log.produce.handles import settled
+from strandline.log.produce.producer import Producer
 from strandline.log.reading import HeadPoller
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Duration, Timeout, checked

@@ -13,8 +13,9 @@ from strandline.compat.v1.format import ManifestCodec, encode_queue_batch, encod
 from strandline.errors import AlreadyExists, Contended, InvalidInput, NotFound, OutcomeUnknown
 from strandline.formats.arrow.block import Compression
 from strandline.log.contract import Receipt
-from strandline.log.object.produce.rows import check_opaque
-from strandline.log.object.produce.upload import RESOLVES, Draft, Sealed, Shipper
+from strandline.log.object.upload import RESOLVES, StoreShipper
+from strandline.log.produce.rows import check_opaque
+from strandline.log.produce.shipper import Draft, Sealed
 from strandline.log.queue.contract import Writes
 from strandline.model.head import MetadataRanges, QueueManifest, WriterId
 from strandline.model.stamp import OpId
@@ -109,7 +110,7 @@ class QueueReceipt(Receipt):
 
 
 @dataclass(frozen=True)
-class QueueShipper(Shipper[QueueDraft, QueueListing]):
+class QueueShipper(StoreShipper[QueueDraft, QueueListing]):
     """One writer's shipper to a queue.
 
     A listed batch is recognised by its name, which is derived from writer and number, while it is listed:

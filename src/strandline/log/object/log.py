@@ -29,12 +29,12 @@ from strandline.log.folders import FolderKind, check_missing, check_new, check_n
 from strandline.log.object.head.head_log import HeadLog
 from strandline.log.object.head.index import StoredChunks
 from strandline.log.object.maintain.collector import GRACE, GarbageCollector, TrimResult
-from strandline.log.object.produce.buffer import Limits
-from strandline.log.object.produce.handles import settled
-from strandline.log.object.produce.producer import Producer
-from strandline.log.object.produce.upload import Lister, ObjectShipper
 from strandline.log.object.slots import Hold, HoldSeconds, SlotKeeper
+from strandline.log.object.upload import Lister, ObjectShipper
 from strandline.log.planning import clipped, known_columns
+from strandline.log.produce.buffer import Limits
+from strandline.log.produce.handles import settled
+from strandline.log.produce.producer import Producer
 from strandline.log.reading import HeadPoller
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Timeout, checked

@@ -11,6 +11,9 @@ from uuid import UUID
 from strandline.errors import LogClosed
 from strandline.formats.wal.mark import Mark
 from strandline.log.folders import FolderKind, check_missing, check_new
+from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, producer_by
+from strandline.log.produce.buffer import Limits
+from strandline.log.produce.producer import Producer
 from strandline.log.wal.names import hold_lock
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.reading import WalReading
@@ -61,6 +64,7 @@ class WalLog(WalReading, Closing):
         disk, clock = settings.disk, settings.clock
         super().__init__(folder, found.log_id, Catalog(folder, found.log_id, found.firsts, disk=disk), disk=disk)
         self.clock = clock
+        self._chance = settings.chance
         self._steady = SteadyTime(clock, folder)
         self._durable = settings.durable
         self._held = contextlib.ExitStack()
@@ -184,6 +188,32 @@ class WalLog(WalReading, Closing):
         content = encoded(batch, now=self.clock.now())
         self._begin_at(expect or 0)
         return self._committer.add_batch(content, writer=append, expect=expect, term=term, timestamp=timestamp)
+
+    def producer(
+        self,
+        *,
+        writer: WriterId | None = None,
+        batch_bytes: int = BATCH_BYTES,
+        linger: float = LINGER,
+        budget: int = BUDGET,
+        block: bool = True,
+    ) -> Producer:
+        """A producer with a writer id of its own, or the given one, which then continues after its last number.
+
+        Each of its batches is one frame. It cannot outlive the log: close it first.
+        """
+        return producer_by(
+            self.append,
+            Limits(batch_bytes, linger, budget, block, uploads=1),
+            writer=writer,
+            last_number=self.last_number,
+            clock=self.clock,
+            chance=self._chance,
+        )
+
+    def last_number(self, writer: WriterId) -> int | None:
+        """The number of the writer's last append; None if the log does not know the writer."""
+        return self._committer.last_number(writer)
 
     def append_copy(self, batch: LogBatch) -> WalHandle:
         """Append a copy of a batch of another log of this identity, with its offset, term, time, writer and number.

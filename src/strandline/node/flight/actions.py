@@ -12,6 +12,7 @@ from strandline.errors import InvalidInput
 from strandline.formats.json.fields import Fields, write_fields, write_record
 from strandline.formats.wal.slots import slot_fields
 from strandline.model.cursor import Limit
+from strandline.model.head import WriterId
 from strandline.model.json_values import fingerprint_text
 from strandline.node.flight.security import Role, Session
 from strandline.node.lead.consumer_slots import ConsumerSlots
@@ -122,6 +123,12 @@ def _offset_at(served: NodeService, session: Session, fields: Fields) -> list[by
     return [write_fields({"offset": served.reading().position_of(time)})]
 
 
+def _last_number(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("writer")
+    session.need(Role.CLIENT, Role.ADMIN)
+    return [write_fields({"number": served.primary.last_number(WriterId(fields.uuid("writer")))})]
+
+
 def _consumers(served: NodeService, session: Session) -> ConsumerSlots:
     session.need(Role.CLIENT, Role.ADMIN)
     return served.primary.slots
@@ -203,6 +210,7 @@ ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
         "plan": Action("The spans after a cursor, within a limit.", _plan),
         "cursor-at": Action("The cursor at an offset.", _cursor_at),
         "offset-at": Action("The offset of the first batch at a time or later.", _offset_at),
+        "last-number": Action("The number of a writer's last append.", _last_number),
         "slots": Action("The slots of consumers.", _slots),
         "create-slot": Action("Create the slot of a consumer.", _create_slot),
         "claim-slot": Action("Become the holder of a slot.", _claim_slot),

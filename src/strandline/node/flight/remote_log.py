@@ -19,6 +19,9 @@ from strandline.formats.node.wire import Flag
 from strandline.log import slots as rules
 from strandline.log.contract import LogReading
 from strandline.log.planning import Gathering, behind
+from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, RETRY_SECONDS, producer_by
+from strandline.log.produce.buffer import Limits
+from strandline.log.produce.producer import Producer
 from strandline.log.reading import HeadPoller, cursor_of
 from strandline.log.writers import numbered
 from strandline.model.addresses import AddressText
@@ -36,7 +39,7 @@ from strandline.node.flight.stream_receiver import Receiver, read_part, size_of
 from strandline.node.flight.streams import read_schema
 from strandline.node.lead.policies import CommitPolicy, as_policy
 from strandline.node.messages import Commit, NodeStatus, Plan, PlannedSpan, Topology, answer, read_commit
-from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 
@@ -172,6 +175,36 @@ class RemoteLog(LogReading, Closing):
         if data is None:
             raise TransientStorageError(f"{url} did not answer an append: the records may be appended or not.")
         return read_commit(answer(data, url))
+
+    def producer(
+        self,
+        *,
+        writer: WriterId | None = None,
+        batch_bytes: int = BATCH_BYTES,
+        linger: float = LINGER,
+        budget: int = BUDGET,
+        block: bool = True,
+        retry_seconds: float = RETRY_SECONDS,
+    ) -> Producer:
+        """A producer with a writer id of its own, or the given one, which then continues after its last number.
+
+        Its records are listed when the commit policy of the primary is satisfied. A batch whose answer was lost, that
+        waits for the policy, or that no primary takes now is sent again, under the same number, for ``retry_seconds``;
+        then its handles raise the reason.
+        """
+        return producer_by(
+            self.append,
+            Limits(batch_bytes, linger, budget, block, uploads=1),
+            writer=writer,
+            last_number=self.last_number,
+            clock=self._clock,
+            chance=CHANCE,
+            retry_seconds=retry_seconds,
+        )
+
+    def last_number(self, writer: WriterId) -> int | None:
+        """The number of the writer's last append, as the primary knows; None if it does not know the writer."""
+        return self._ask("last-number", writer=writer).maybe_natural("number")
 
     def read(
         self,

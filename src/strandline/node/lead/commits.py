@@ -180,6 +180,11 @@ class CommitHandle:
     _is_alone: bool
     """Whether the policy needs nothing but durability on the primary."""
 
+    @property
+    def repeated(self) -> bool:
+        """Whether the log recognised the number of the append, which adds nothing then."""
+        return self._handle.repeated
+
     def done(self) -> bool:
         """Whether :meth:`result` would not block."""
         if not self._handle.done():
@@ -200,7 +205,7 @@ class CommitHandle:
         receipt = self._handle.result()
         self._leadership.check(_DOUBT)
         _COUNTS[type(outcome)].inc()
-        return Commit(receipt, outcome, self._bookmark())
+        return Commit(receipt, outcome, self._bookmark(), self.repeated)
 
     def _upto(self) -> int:
         first = self._handle.first

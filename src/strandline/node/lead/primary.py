@@ -152,6 +152,11 @@ class PrimaryRole:
             handle, asked, self._commits, self.leadership, self.log, self._clock, self.term_start, alone
         )
 
+    def last_number(self, writer: WriterId) -> int | None:
+        """The number of the writer's last append; None if the log does not know the writer. ``Fenced`` if not led."""
+        self.leadership.check("the last number of a writer may be another now")
+        return self.log.last_number(writer)
+
     def _slow_down(self) -> None:
         if not self.options.flow.is_on:
             return

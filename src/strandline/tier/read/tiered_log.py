@@ -20,6 +20,7 @@ from strandline.log.heartbeat import Limited
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.slots import Hold, HoldSeconds, SlotKeeper
 from strandline.log.planning import Gathering, behind
+from strandline.log.produce.producer import Producer
 from strandline.log.reading import read_between
 from strandline.log.slot_table import SlotTable
 from strandline.log.slots import position_of
@@ -243,6 +244,10 @@ class TieredLog(Closing):
     def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
         """Append a batch to the hot tier, whole or not at all."""
         return self._hot.append(batch, writer=writer, number=number, expect=expect)
+
+    def producer(self, **options: Any) -> Producer:
+        """A producer of the hot tier, with the same options."""
+        return self._hot.producer(**options)
 
     def hold(self, position: int, seconds: HoldSeconds) -> Hold:
         """Pin all records from ``position`` on for some time, in either tier; raises as creating a slot does."""

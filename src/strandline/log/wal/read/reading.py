@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, Self, TypeVar, final
+from typing import NoReturn, TypeVar, final
 from urllib.parse import quote
 from uuid import UUID
 
@@ -30,6 +30,7 @@ from strandline.model.records import RecordSource
 from strandline.model.retention import Retention
 from strandline.model.times import TOLERANCE
 from strandline.storage.clock import CLOCK, Clock, boot_id
+from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.fork_check import Origin, bound_to_process
 
@@ -222,7 +223,7 @@ def _diverged(since: Cursor, but: str) -> Diverged:
 @bound_to_process(keep=("log_id",))
 @final
 @checked
-class WalReader(WalReading):
+class WalReader(WalReading, Closing):
     """A log as other processes on the machine see it: up to the mark that its writer publishes after each sync.
 
     Changes nothing, takes no lock, and shows only durable records. After the machine stopped without the log being
@@ -245,11 +246,8 @@ class WalReader(WalReading):
     def __repr__(self) -> str:
         return f"WalReader({self.folder!r}, log_id={self._log_id})"
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Does nothing: there is nothing to close."""
+    def close(self) -> None:
+        """Does nothing: there is nothing to close. Other logs have something to close, so all have this method."""
 
     def view(self) -> View:
         """The durable, retained range now, as published by the writer."""
@@ -288,5 +286,9 @@ class WalReader(WalReading):
         return f"The log in {self.folder} was opened for reading: only the process that writes it may change it."
 
     def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> NoReturn:
+        """``Unsupported``: it was opened for reading."""
+        raise Unsupported(self._refusal)
+
+    def producer(self, *, writer: WriterId | None = None, **options: object) -> NoReturn:
         """``Unsupported``: it was opened for reading."""
         raise Unsupported(self._refusal)

@@ -211,11 +211,18 @@ class GroupCommitter(Generic[W]):
             if term > self.term:
                 self.term, self._group.run = term, None
 
+    def last_number(self, writer: WriterId) -> int | None:
+        """The number of the writer's last append; None if it is not known."""
+        with self._lock:
+            state, _ = self._writers.get(writer, (None, _DONE))
+        return None if state is None else state.number
+
     def _repeated(self, writer: WriterId, number: int, count: int) -> WalHandle | None:
         state, group = self._writers.get(writer, (None, _DONE))
         if state is not None and number <= state.number:
             # An earlier number is in the same group or in an earlier one, and durable when this one is.
-            return WalHandle(group, *((state.first, state.count) if number == state.number else (None, count)))
+            first, held = (state.first, state.count) if number == state.number else (None, count)
+            return WalHandle(group, first, held, repeated=True)
         check_number(writer, number, state)
         return None
 

@@ -287,12 +287,14 @@ def _wake(waiting: Awaited, error: Callable[[], Exception] | None) -> None:
 class WalHandle:
     """The handle of an append to a write-ahead log: its offsets are assigned, its durability is awaited."""
 
-    __slots__ = ("count", "first", "group")
+    __slots__ = ("count", "first", "group", "repeated")
 
-    def __init__(self, group: CommitGroup, first: int | None, count: int) -> None:
+    def __init__(self, group: CommitGroup, first: int | None, count: int, *, repeated: bool = False) -> None:
         self.group = group
         self.first = first
         self.count = count
+        self.repeated = repeated
+        """Whether the log recognised the number of the append, which adds nothing then."""
 
     def done(self) -> bool:
         """Whether the outcome is known."""

@@ -8,9 +8,9 @@ from uuid import UUID
 
 from strandline.errors import ExpectationFailed, ProducerClosed
 from strandline.log.contract import Receipt
-from strandline.log.object.produce.buffer import CLOSED, Buffer, Failure
-from strandline.log.object.produce.handles import Outcome
-from strandline.log.object.produce.outbox import Bell, Outbox, Sent
+from strandline.log.produce.buffer import CLOSED, Buffer, Failure
+from strandline.log.produce.handles import Outcome
+from strandline.log.produce.outbox import Bell, Outbox, Sent
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.metrics import count_written
 from strandline.storage.worker_thread import WorkerThread

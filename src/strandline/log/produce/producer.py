@@ -8,13 +8,13 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Final, Self
 
-from strandline.errors import InvalidInput
+from strandline.errors import InvalidInput, Unsupported
 from strandline.log.contract import Receipt
-from strandline.log.object.produce.buffer import MAX_METADATA, Buffer, Limits
-from strandline.log.object.produce.committer import ProducerThreads
-from strandline.log.object.produce.handles import BatchHandle, ProduceHandle, RecordHandle, placed_era
-from strandline.log.object.produce.outbox import Bell, Outbox
-from strandline.log.object.produce.rows import (
+from strandline.log.produce.buffer import Buffer, Limits
+from strandline.log.produce.committer import ProducerThreads
+from strandline.log.produce.handles import BatchHandle, ProduceHandle, RecordHandle, placed_era
+from strandline.log.produce.outbox import Bell, Outbox
+from strandline.log.produce.rows import (
     CALL,
     ENTRY,
     ONLY_VALUES,
@@ -27,7 +27,7 @@ from strandline.log.object.produce.rows import (
     check_timestamp,
     header_bytes,
 )
-from strandline.log.object.produce.upload import Shipper
+from strandline.log.produce.shipper import Shipper
 from strandline.model.arguments import checked
 from strandline.model.head import MetadataRange, WriterId
 from strandline.model.records import Op, RecordSource, conform, record_batch
@@ -87,7 +87,7 @@ class Producer(Closing):
         number: int,
         clock: Clock,
     ) -> None:
-        """Use :meth:`ObjectLog.producer`."""
+        """Use :meth:`~strandline.log.contract.Log.producer` of a log."""
         ready = Bell()
         outbox = Outbox(shipper, number=number, uploads=limits.uploads, ready=ready.set)
         self.writer = writer
@@ -170,6 +170,7 @@ class Producer(Closing):
         """Append values as records without key, op and headers, whole or not at all, with metadata attached.
 
         Each call is one metadata range, also without metadata, and the handle's ``ingested`` is its ingestion time.
+        ``Unsupported`` with metadata where the log has no place for it: only object logs and queues of version 1 have.
         ``expect`` is as in :meth:`append_batch`.
         """
         content: bytes | tuple[bytes, ...] | None = None
@@ -181,11 +182,11 @@ class Producer(Closing):
         else:
             content = tuple(values)  # a copy: the caller may change its list
             op, total, size = CALL, len(content), _size_of(content)
-        if type(metadata) is not bytes or len(metadata) > MAX_METADATA:
-            raise InvalidInput(f"Metadata is at most {MAX_METADATA:,} bytes: it is stored in the head.")
+        buffer = self._buffer
+        if type(metadata) is not bytes or len(metadata) > buffer.most_metadata:
+            raise _refused(metadata, buffer.most_metadata)
         if expect is not None or size >= _LARGE_CALL:
             return self._produce_whole(as_tuple(content), metadata, expect)
-        buffer = self._buffer
         if buffer.full:
             buffer.wait_for_room()
         era = buffer.era  # before the ticket: the call is in this era or a later one
@@ -251,6 +252,16 @@ class Producer(Closing):
     def buffered(self) -> int:
         """Bytes that are appended and not yet listed, without the last few queued records."""
         return self._buffer.buffered
+
+
+def _refused(metadata: object, most: int) -> InvalidInput:
+    """Why a ``produce`` call cannot have this metadata."""
+    if most or type(metadata) is not bytes:
+        return InvalidInput(f"Metadata is at most {most:,} bytes: it is stored in the head.")
+    return Unsupported(
+        "This log has no place for the metadata of a call, only an object log and a queue of version 1 have: put it "
+        "into the values, or into headers of records (append, append_batch). Nothing was appended."
+    )
 
 
 def _size_of(values: tuple[bytes, ...]) -> int:

@@ -12,9 +12,9 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import BufferFull, InvalidInput, ProducerClosed, ProducerFailed, UsedAcrossFork
-from strandline.log.object.produce.handles import Era, Outcome
-from strandline.log.object.produce.outbox import Bell, Outbox
-from strandline.log.object.produce.rows import (
+from strandline.log.produce.handles import Era, Outcome
+from strandline.log.produce.outbox import Bell, Outbox
+from strandline.log.produce.rows import (
     FIRST_PAGE,
     PAGE_BYTES,
     Call,
@@ -27,14 +27,11 @@ from strandline.log.object.produce.rows import (
     page_of,
     page_of_calls,
 )
-from strandline.log.object.produce.upload import Draft, Shipper
+from strandline.log.produce.shipper import MAX_METADATA, Draft, Shipper
 from strandline.model.head import MetadataRange, MetadataRanges
 from strandline.model.records import MAX_BATCH_BYTES, MAX_RECORD_BYTES
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin, call_in_child
-
-MAX_METADATA: Final = 1 << 14
-"""A batch is closed when it has so much metadata, which is stored in the head; no single piece may be larger."""
 
 _LAG: Final = 4
 """How many pages may queue up during an encoding before appenders wait for it."""
@@ -114,6 +111,7 @@ class Buffer:
         self, shipper: Shipper[Any, Any], outbox: Outbox, limits: Limits, *, writer: UUID, clock: Clock
     ) -> None:
         self.opaque = shipper.opaque
+        self.most_metadata = shipper.most_metadata
         self._tick = shipper.tick
         self.now_ns: Callable[[], int] = clock.now_ns
         self.full = False

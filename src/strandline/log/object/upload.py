@@ -1,12 +1,12 @@
-"""Shippers: how a producer builds, uploads and lists batches; and the shipper of the object log."""
+"""Uploads batch objects and lists them in the head: the shipper of the object log."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import Final
 from uuid import UUID
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from strandline.formats.object.head import HeadCodec, OtherLogsHead, encode_chun
 from strandline.log.contract import Receipt
 from strandline.log.object.head.edits import BatchListing, StaleUpload, apply_spills, list_batches, plan_spills
 from strandline.log.object.head.index import chunk_path
+from strandline.log.produce.shipper import D, Draft, L, Sealed, Shipper
 from strandline.model.head import Head, MetadataRanges, WriterId
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
@@ -27,83 +28,12 @@ from strandline.storage.metrics import count_written
 from strandline.storage.retry import Backoff
 from strandline.storage.store import ObjectStore
 
-L = TypeVar("L")
-
-RANGE_BYTES: Final = 16
-"""Bytes of a metadata range in the listing, besides its payload."""
-
-
 RESOLVES: Final = 5
 """How often an append with an unknown outcome is repeated before it is raised."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sealed(Generic[L]):
-    """A finished batch with its number; it can be uploaded repeatedly.
-
-    ``listing`` is the entry of its format; the producer does not use it.
-    """
-
-    parts: Sequence[bytes | memoryview]
-    listing: L
-
-
-@dataclass(slots=True)
-class Draft(ABC):
-    """A batch being built. Used by one thread at a time."""
-
-    count: int = 0
-    size: int = 0
-    """Approximate encoded bytes in memory, which count against the producer's budget."""
-    plain: int = 0
-    """Bytes that a reader needs to decode it; a batch is closed by these."""
-    metadata: list[MetadataRanges] = field(default_factory=list)
-    attached: int = 0
-    """Bytes of its metadata in the listing."""
-
-    @abstractmethod
-    def add(self, batches: Iterable[pa.RecordBatch]) -> int:
-        """Append record batches, all or, if it raises, none; returns the index of their first record."""
-
-    def attach(self, ranges: MetadataRanges) -> None:
-        """Add the metadata of ``produce`` calls, at times that are whole ticks."""
-        self.metadata.append(ranges)
-        self.attached += sum(map(len, ranges.payloads)) + RANGE_BYTES * len(ranges)
-
-
-D = TypeVar("D", bound=Draft)
-
-
-class Shipper(ABC, Generic[D, L]):
-    """One producer's connection to a log: it knows the format, the writer and the store.
-
-    Uploads may run in several threads at once, also during a listing; listings are made one at a time.
-    """
-
-    opaque: ClassVar[bool] = False
-    """Whether records are values only. Then a producer refuses keys, headers and deletes at the call.
-
-    Timestamps of records are not stored either.
-    """
-    tick: ClassVar[int] = 1
-    """Resolution of ingestion times in microseconds: those of calls are multiples of it."""
-
-    @property
-    def crowded(self) -> bool:
-        """Whether other writers list, too, as observed recently. Then a producer leaves them room."""
-        return False
-
-    @abstractmethod
-    def new_draft(self) -> D:
-        """An empty draft."""
-
-    @abstractmethod
-    def seal(self, draft: D, *, number: int, expect: int | None = None) -> Sealed[L]:
-        """Seal a draft as the writer's batch of this number; no I/O. It is not stored yet."""
-
-    @abstractmethod
-    def upload(self, sealed: Sealed[L]) -> Sealed[L]:
-        """Store the batch under a fresh name; durable when it returns, but not listed. The result has the name."""
+class StoreShipper(Shipper[D, L]):
+    """A shipper to an object store: uploads objects, then lists them by one conditional write."""
 
     @abstractmethod
     def _enlist(self, batches: Sequence[Sealed[L]]) -> list[Receipt]:
@@ -119,12 +49,7 @@ class Shipper(ABC, Generic[D, L]):
         """The error text if the batches were too old to be listed each time."""
 
     def enlist(self, batches: Sequence[Sealed[L]]) -> list[Receipt]:
-        """List uploaded batches with consecutive numbers by one conditional write: all of them or none.
-
-        Repeating it with the same batches is safe after every error, ``OutcomeUnknown`` too: a batch that is listed
-        already is recognised, and listed once. ``ExpectationFailed`` if the first of them expected another end: nothing
-        was listed.
-        """
+        """List uploaded batches by one conditional write: all of them or none. Repeats it if the outcome is unknown."""
         for attempt in range(1, RESOLVES + 1):
             try:
                 return self._enlist(batches)
@@ -280,7 +205,7 @@ class Lister:
 
 
 @dataclass(eq=False)
-class ObjectShipper(Shipper[ObjectDraft, BatchListing]):
+class ObjectShipper(StoreShipper[ObjectDraft, BatchListing]):
     """One writer's shipper to an object log."""
 
     lister: Lister

@@ -7,6 +7,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from typing import ClassVar
 
 from strandline.log.contract import Receipt
 from strandline.model.arguments import TIMEOUT
@@ -184,8 +185,16 @@ def _nowhere() -> None:
     """Nothing is queued."""
 
 
-def settled(receipt: Receipt) -> BatchHandle:
+class RepeatedHandle(BatchHandle):
+    """The handle of an append whose number the log has recognised: it adds nothing."""
+
+    __slots__ = ()
+
+    repeated: ClassVar = True
+
+
+def settled(receipt: Receipt, *, repeated: bool = False) -> BatchHandle:
     """A handle whose outcome is known already."""
     outcome = Outcome()
     outcome.set_result(receipt)
-    return BatchHandle((outcome, 0, receipt.count))
+    return (RepeatedHandle if repeated else BatchHandle)((outcome, 0, receipt.count))

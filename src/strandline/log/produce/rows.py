@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import InvalidInput
-from strandline.log.object.produce.upload import RANGE_BYTES
+from strandline.log.produce.shipper import RANGE_BYTES
 from strandline.model.arguments import shown
 from strandline.model.head import MetadataRanges
 from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch

@@ -13,8 +13,8 @@ from typing import Any
 
 from strandline.errors import ExpectationFailed
 from strandline.log.contract import Receipt
-from strandline.log.object.produce.handles import Outcome
-from strandline.log.object.produce.upload import Draft, Sealed, Shipper
+from strandline.log.produce.handles import Outcome
+from strandline.log.produce.shipper import Draft, Sealed, Shipper
 from strandline.storage.clock import CLOCK
 
 
@@ -177,14 +177,15 @@ class Outbox:
         return [] if self._halted else list(takewhile(Sent.done, self._sent))
 
     def deliver(self, batches: list[Sent]) -> Delivery:
-        """List the oldest batches with one conditional write, up to the first whose upload failed. Blocks."""
+        """Let the log list the oldest batches, up to the first whose upload failed. Blocks."""
         good = list(takewhile(lambda sent: sent.error() is None, batches))
         failure = batches[len(good)].error() if len(good) < len(batches) else None
         if not good:
             return Delivery([], failure)
         try:
             receipts = self._shipper.enlist([sent.uploaded.result() for sent in good if sent.uploaded])
-            return Delivery(receipts, failure, self._shipper.crowded)
+            # The log may have listed the first few only: the rest is delivered again, and raises then why not.
+            return Delivery(receipts, failure if len(receipts) == len(good) else None, self._shipper.crowded)
         except BaseException as error:  # noqa: BLE001 - every error must reach the handles
             return Delivery([], error)
 

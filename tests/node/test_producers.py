@@ -1,0 +1,99 @@
+"""Producers of a node's log: in the primary's process and over Flight, over lost answers and restarts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.errors import CommitTimedOut, Unsupported
+from strandline.testing.logs import content
+from strandline.testing.producers import ProducerContract
+from tests.node.tcp import TcpProxy
+
+SOON, NEVER = 30.0, 3600.0
+
+
+@pytest.fixture
+def primary(tmp_path: Path) -> Iterator[sl.node.Primary]:
+    with sl.node.Primary.open(tmp_path / "primary", policy="local") as primary:
+        yield primary
+
+
+@pytest.mark.matrix
+class TestPrimary(ProducerContract):
+    @pytest.fixture
+    def log(self, primary: sl.node.Primary) -> Any:
+        return primary
+
+
+@pytest.mark.matrix
+class TestRemoteLog(ProducerContract):
+    @pytest.fixture
+    def log(self, primary: sl.node.Primary) -> Iterator[Any]:
+        with sl.open(primary.url) as log:
+            yield log
+
+
+def test_a_producer_goes_on_over_a_restart_of_its_node_and_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings: dict[str, Any] = {"policy": "local", "listen": ("127.0.0.1", port)}
+    primary = sl.node.Primary.open(tmp_path / "a", **settings)
+    with sl.open(primary.url) as log, log.producer(linger=0.0) as producer:
+        producer.append(value=b"0").result(SOON)
+        primary.close()
+        meanwhile = [producer.append(value=b"%d" % number) for number in range(1, 50)]
+        assert not any(handle.done() for handle in meanwhile)
+        with sl.node.Primary.open(tmp_path / "a", **settings) as primary:
+            assert [handle.result(SOON).first for handle in meanwhile] == list(range(1, 50))
+            assert [value for _, value in content(primary)] == [b"%d" % number for number in range(50)]
+
+
+def test_an_append_whose_answer_is_lost_on_the_way_is_listed_once(primary: sl.node.Primary) -> None:
+    with TcpProxy() as line:
+        line.lead_to(int(primary.url.rpartition(":")[2]))
+        with (
+            sl.open(f"grpc://127.0.0.1:{line.port}", timeout=0.5) as log,
+            log.producer(linger=NEVER) as producer,
+        ):
+            producer.append(value=b"a")
+            producer.flush(SOON)
+            line.hold("down")  # the node gets the append, and nobody gets its answer
+            handle = producer.append(value=b"b")
+            with pytest.raises(TimeoutError):
+                producer.flush(0.0)
+            assert primary.reading().wait(primary.cursor_at(1), SOON)
+            line.cut()
+            line.heal()
+            producer.flush(SOON)
+            assert handle.result(0).first == 1
+    assert content(primary) == [(0, b"a"), (1, b"b")]
+
+
+@pytest.mark.matrix
+def test_a_producer_waits_for_the_commit_policy_and_says_if_it_was_not_satisfied(tmp_path: Path) -> None:
+    with sl.node.Primary.open(tmp_path / "a", name="a", policy="ack_n(1)") as primary:
+        primary.register_replica("b")
+        impatient = primary.producer(retry_seconds=0.0)
+        handle = impatient.append(value=b"a")
+        with pytest.raises(CommitTimedOut):
+            handle.result(SOON)
+        with sl.node.Replica.open(tmp_path / "b", primary.url, name="b"):
+            assert [receipt.first for receipt in impatient.retry(SOON)] == [0]
+            impatient.close()
+            with sl.open(primary.url) as log, log.producer(writer=impatient.writer) as producer:
+                assert producer.append(value=b"b").result(SOON).first == 1
+            assert content(primary) == [(0, b"a"), (1, b"b")]
+
+
+def test_a_replica_produces_nothing_and_says_where_to(primary: sl.node.Primary, tmp_path: Path) -> None:
+    with (
+        sl.node.Replica.open(tmp_path / "b", primary.url, name="b") as replica,
+        pytest.raises(Unsupported, match="b is a replica, and only the primary"),
+    ):
+        replica.producer()
