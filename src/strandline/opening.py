@@ -16,6 +16,7 @@ from strandline.model.addresses import Address, as_address, split_address
 from strandline.model.arguments import checked
 from strandline.model.retention import Retention, SlotLimits
 from strandline.node.flight.channel import TIMEOUT
+from strandline.node.flight.node_channels import ReadFrom
 from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
@@ -58,6 +59,7 @@ def open_url(
     events_options: Mapping[str, Any] | None = ...,
     security: ClientSecurity | None = ...,
     timeout: float = ...,
+    read_from: ReadFrom = ...,
     clock: Clock = ...,
     chance: Chance = ...,
 ) -> ObjectLog | TieredLog | WalLog | WalReader | RemoteLog: ...
@@ -76,6 +78,7 @@ def open_url(
     events_options: Mapping[str, Any] | None = None,
     security: ClientSecurity | None = None,
     timeout: float = TIMEOUT,
+    read_from: ReadFrom = "leader",
     clock: Clock = CLOCK,
     chance: Chance = CHANCE,
     **queue: Any,
@@ -87,6 +90,7 @@ def open_url(
     ``memory://``, a path
     ``wal:///folder``                                    a write-ahead log on this machine's disk: one process writes
     ``grpc://host:port``, ``grpc+tls://host:port``       the log of a node, over Arrow Flight
+    ``grpc://host:port,host:port``                       the same, on whichever of these nodes leads
     ===================================================  ============================================================
 
     Args:
@@ -101,6 +105,7 @@ def open_url(
         events_options: Settings of the Kafka client, if the cold tier's events are in Kafka.
         security: The token, and the certificates, for a node.
         timeout: Seconds that a node may take to answer.
+        read_from: With the addresses of several nodes: read from the ``"leader"``, or rather from ``"replicas"``.
         clock: The clock, for tests.
         chance: Random numbers, for tests.
         queue: Parts of a queue of version 1.
@@ -117,13 +122,17 @@ def open_url(
     scheme = _scheme_of(place)
     if format is not None:
         return open_queue(place, options=options, clock=clock, chance=chance, **queue)
-    _only(scheme, _NODES, "a node (grpc://)", security=security, timeout=None if timeout == TIMEOUT else timeout)
+    node = {
+        "timeout": None if timeout == TIMEOUT else timeout,
+        "read_from": None if read_from == "leader" else read_from,
+    }
+    _only(scheme, _NODES, "a node (grpc://)", security=security, **node)
     _only(scheme, ("wal",), "a write-ahead log (wal://)", read_only=read_only or None)
     _only(scheme, _STORES, "an object log", retention=retention, limits=limits)
     _only(scheme, (), "a queue of version 1 (format='queue-v1')", **queue)
     if scheme in _NODES:
         _only(scheme, (*_STORES, "wal"), "a log that is made here", create=create or None, options=options)
-        return RemoteLog(_text(place), security=security, timeout=timeout, clock=clock)
+        return RemoteLog(_text(place), security=security, timeout=timeout, read_from=read_from, clock=clock)
     tiers: dict[str, Any] = {"options": options, "events_options": events_options, "clock": clock}
     if scheme != "wal":
         found = open_log(

@@ -75,6 +75,7 @@ class Readable:
 
     def __init__(self, node):
         self.node, self.log_id, self.start = node, node.log.log_id, node.log.start
+        self.cursor_at = node.log.cursor_at
 
     def bounds(self):
         bounds = self.node.log.bounds()
@@ -174,8 +175,8 @@ class Node:
 
     def append(self, records, *, append, policy, timeout, expect=None):
         self.note("append", append, policy and str(policy), timeout)
-        receipt = self.log.append_batch(records, writer=append and append[0], number=append and append[1]).result(120)
-        return Commit(receipt, self.outcome, self.log.end())
+        handle = self.log.append_batch(records, writer=append and append[0], number=append and append[1])
+        return Commit(handle.result(120), self.outcome, self.log.end(), handle.repeated)
 
     def reading(self):
         return Readable(self)

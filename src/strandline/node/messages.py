@@ -175,6 +175,8 @@ class Plan:
     spans: tuple[PlannedSpan, ...]
     is_whole: bool
     """Whether more would not be within the limit, or is not there."""
+    end: int | None = None
+    """Where the log ends for readers of this node; None from an earlier version."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from typing import Final
 from strandline.errors import InvalidInput
 from strandline.formats.json.fields import Fields, write_fields, write_record
 from strandline.formats.wal.slots import slot_fields
-from strandline.model.cursor import Limit
+from strandline.log.planning import Fingerprinted, SpanWithTerm
+from strandline.model.cursor import Limit, Span
 from strandline.model.head import WriterId
 from strandline.model.json_values import fingerprint_text
 from strandline.node.flight.security import Role, Session
@@ -99,17 +100,24 @@ def _plan(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     asked = fields.maybe_natural("batches")
     most = _MOST_SPANS if asked is None else min(asked, _MOST_SPANS)
     limit = Limit(fields.maybe_natural("records"), fields.maybe_natural("bytes"), most, fields.maybe_natural("upto"))
-    spans = served.reading().plan(fields.cursor("since"), limit)
-    planned = tuple(
-        PlannedSpan(span.first, span.next, span.size, span.term, fingerprint_text(span.fingerprint)) for span in spans
-    )
-    return [write_record(Plan(planned, is_whole=len(planned) < most or most == asked))]
+    log = served.reading()
+    end = log.bounds().next  # before the plan, which reaches at least so far
+    planned = tuple(_planned(span) for span in log.plan(fields.cursor("since"), limit))
+    return [write_record(Plan(planned, is_whole=len(planned) < most or most == asked, end=end))]
+
+
+def _planned(span: Span) -> PlannedSpan:
+    term = span.term if isinstance(span, SpanWithTerm) else 0
+    fingerprint = span.fingerprint if isinstance(span, Fingerprinted) else 0
+    return PlannedSpan(span.first, span.next, span.size, term, fingerprint_text(fingerprint))
 
 
 def _cursor_at(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only("offset")
     session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
-    return [write_fields({"cursor": served.reading().cursor_at(fields.natural("offset"))})]
+    log = served.reading()
+    end = log.bounds().next
+    return [write_fields({"cursor": log.cursor_at(fields.natural("offset")), "end": end})]
 
 
 def _offset_at(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
@@ -120,7 +128,9 @@ def _offset_at(served: NodeService, session: Session, fields: Fields) -> list[by
         time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=asked)
     except OverflowError:  # before year 1 or after year 9999, as a time of another zone may be
         time = datetime(1, 1, 1, tzinfo=UTC) if asked < 0 else datetime(9999, 12, 31, tzinfo=UTC)
-    return [write_fields({"offset": served.reading().position_of(time)})]
+    log = served.reading()
+    end = log.bounds().next
+    return [write_fields({"offset": log.position_of(time), "end": end})]
 
 
 def _last_number(served: NodeService, session: Session, fields: Fields) -> list[bytes]:

@@ -1,41 +1,39 @@
-"""A node's log over Arrow Flight, as clients use it."""
+"""A replicated log over Arrow Flight, as clients use it: on one of its nodes, or on whichever leads."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, final
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar, final
 from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import CorruptData, TransientStorageError
+from strandline.errors import CorruptData, Diverged, NotReady, TransientStorageError
 from strandline.formats.json.fields import Fields
-from strandline.formats.node.ticket import ReadTicket, encode_ticket
-from strandline.formats.node.wire import Flag
+from strandline.formats.node.ticket import ReadTicket
 from strandline.log import slots as rules
 from strandline.log.contract import LogReading
 from strandline.log.planning import Gathering, behind
 from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, RETRY_SECONDS, producer_by
 from strandline.log.produce.buffer import Limits
 from strandline.log.produce.producer import Producer
-from strandline.log.reading import HeadPoller, cursor_of
+from strandline.log.reading import HeadPoller, cursor_of, pauses
 from strandline.log.writers import numbered
 from strandline.model.addresses import AddressText
-from strandline.model.arguments import Timeout, checked
-from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
+from strandline.model.arguments import Duration, Timeout, checked
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import WriterId
 from strandline.model.json_values import fingerprint_of
 from strandline.model.records import RecordSource
 from strandline.node.flight.append_stream import AppendCommand, as_messages, write_command
 from strandline.node.flight.channel import TIMEOUT, Channel
 from strandline.node.flight.errors import asking
+from strandline.node.flight.node_channels import FAILOVER_TIMEOUT, NodeChannels, ReadFrom
 from strandline.node.flight.remote_slots import RemoteSlots
+from strandline.node.flight.remote_span import RemoteSpan, streamed
 from strandline.node.flight.security import ClientSecurity
-from strandline.node.flight.stream_receiver import Receiver, read_part, size_of
 from strandline.node.flight.streams import read_schema
 from strandline.node.lead.policies import CommitPolicy, as_policy
 from strandline.node.messages import Commit, NodeStatus, Plan, PlannedSpan, Topology, answer, read_commit
@@ -43,88 +41,28 @@ from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 
-_JOINED_BYTES: Final = 8 << 20
-"""A call for more brings nothing: several are made side by side."""
+T = TypeVar("T")
+
+_OFFSET: Final = "offset"
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class RemoteSpan:
-    """Offsets ``first`` up to ``next`` of a node's log. Picklable: it carries the node's address and the credentials.
+@dataclass(slots=True)
+class _Seen:
+    """The most that nodes have shown so far: what was readable once stays so, whichever node is asked."""
 
-    Committed records never change, so that any node of the log serves the same.
-    """
-
-    url: str
-    log_id: UUID
-    first: int
-    next: int
-    size: int
-    term: int
-    fingerprint: int
-    security: ClientSecurity | None = field(default=None, repr=False)
-    timeout: float = TIMEOUT
-
-    def join(self, following: Span) -> RemoteSpan | None:
-        """Both in one call, if they are neighbours of the same term and small."""
-        size = self.size + following.size
-        if not isinstance(following, RemoteSpan) or following.first != self.next or size > _JOINED_BYTES:
-            return None
-        both = replace(self, next=following.next, size=size, fingerprint=following.fingerprint)
-        return both if replace(following, first=self.first, size=size) == both else None
-
-    def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
-        """Read the span's records with their offsets; ``CursorExpired`` if they were trimmed."""
-        schema = read_schema(columns)  # an unknown column is refused here
-        channel = _channel(os.getpid(), self.url, self.security, self.timeout)
-        ticket = ReadTicket(
-            Cursor(self.log_id, self.first), self.next, columns=None if columns is None else tuple(columns)
-        )
-        batches = list(_streamed(channel, ticket, schema, CLOCK))
-        if sum(batch.num_rows for batch in batches) != self.next - self.first:
-            raise CorruptData(f"{self.url} gave other records than offsets {self.first} to {self.next - 1}.")
-        return batches
-
-
-@functools.lru_cache(maxsize=16)
-def _channel(process: int, url: str, security: ClientSecurity | None, timeout: float) -> Channel:
-    """The connection that all spans of a node share in this process."""
-    del process  # a forked child has connections of its own
-    return Channel(url, security=security, timeout=timeout)
-
-
-def _streamed(channel: Channel, ticket: ReadTicket, schema: pa.Schema, clock: Clock) -> Iterator[pa.RecordBatch]:
-    url, encoded = channel.url, encode_ticket(ticket)
-
-    @contextlib.contextmanager
-    def begin() -> Iterator[Any]:
-        reader = channel.get(encoded, timeout=None)
-        if not reader.schema.equals(schema):
-            reader.cancel()
-            raise CorruptData(f"{url} streams {str(reader.schema.names)[:200]} instead of {schema.names}.")
-        yield reader
-
-    def accept(chunk: Any) -> tuple[pa.RecordBatch, int] | None:
-        part, note = read_part(chunk, url)
-        return None if note.flags & Flag.HEARTBEAT or not part.num_rows else (part, size_of(part))
-
-    turn = channel.timeout
-    receiver = Receiver(begin, accept, url=url, what="reading", silence=turn, clock=clock)
-    with contextlib.closing(receiver):
-        while True:
-            batches = receiver.take(turn)
-            yield from batches
-            if not batches and receiver.done:
-                return
+    log_id: UUID | None = None
+    first: int = 0
+    next: int = 0
 
 
 @bound_to_process()
 @final
 @checked
 class RemoteLog(LogReading, Closing):
-    """A log on a node: append to it on its primary, and read it anywhere up to what is committed. Safe in threads.
+    """A replicated log: append to it on its primary, and read it anywhere up to what is committed. Safe in threads.
 
-    Satisfies :class:`~strandline.log.contract.Log`.
+    Satisfies :class:`~strandline.log.contract.Log`. With the addresses of several nodes it finds the one that leads,
+    and follows a change of leader; no answer is older than an earlier one.
     """
 
     def __init__(
@@ -132,24 +70,41 @@ class RemoteLog(LogReading, Closing):
         url: AddressText,
         *,
         security: ClientSecurity | None = None,
-        timeout: float = TIMEOUT,
+        timeout: Duration = TIMEOUT,
+        read_from: ReadFrom = "leader",
+        failover_timeout: float = FAILOVER_TIMEOUT,
         clock: Clock = CLOCK,
     ) -> None:
-        """For the node at ``grpc://host:port`` or ``grpc+tls://host:port``; connects when it is first used."""
-        self._channel = Channel(url, security=security, timeout=timeout)
+        """For the node at ``grpc://host:port``, or for all of ``grpc://host:port,host:port``; connects on first use.
+
+        Args:
+            url: The address of a node, or of several nodes of the same log; ``grpc+tls://`` for TLS.
+            security: The token, and the certificates.
+            timeout: Seconds that a node may take to answer.
+            read_from: With several addresses: the ``"leader"``, or ``"replicas"``, which takes load off the leader.
+                Either way another node is read while these cannot be.
+            failover_timeout: With several addresses: seconds that a call waits while no node can serve it.
+            clock: The clock, for tests.
+        """
+        self._nodes = NodeChannels(
+            url, security=security, timeout=timeout, failover_timeout=failover_timeout, read_from=read_from, clock=clock
+        )
         self._security = security
         self._clock = clock
         self._waiter = HeadPoller()
-        self._log_id: UUID | None = None
+        self._seen = _Seen()
+        self._lock = threading.Lock()
         self._origin = Origin(f"The remote log {url}", self)
 
     @property
     def url(self) -> str:
-        """The node's address."""
-        return self._channel.url
+        """The address, or addresses, as given."""
+        return self._nodes.url
 
     def __repr__(self) -> str:
-        return f"RemoteLog({self.url!r})"
+        return f"RemoteLog({self._nodes.url!r})"
+
+    # --- appending ---------------------------------------------------------------------------------------------
 
     def append(
         self,
@@ -165,16 +120,34 @@ class RemoteLog(LogReading, Closing):
 
         The same writer and number again is a no-op. With ``expect``, ``ExpectationFailed`` unless the log ends exactly
         there. ``TransientStorageError`` if no answer came: the records may be appended or not, and only a numbered
-        append can be repeated without doubt.
+        append can be repeated without doubt. With several addresses that is done here, for up to ``failover_timeout``
+        seconds, at whichever node leads.
         """
-        url = self.url
         table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
-        command = write_command(AppendCommand(numbered(writer, number), as_policy(policy), timeout, expect))
-        with asking(url, "an append"):
-            data = self._channel.put(command, as_messages(table), table.schema, timeout + self._channel.timeout)
-        if data is None:
-            raise TransientStorageError(f"{url} did not answer an append: the records may be appended or not.")
-        return read_commit(answer(data, url))
+        append = numbered(writer, number)
+        command = write_command(AppendCommand(append, as_policy(policy), timeout, expect))
+        tries = 0  # that may have appended it
+
+        def put(channel: Channel) -> Commit:
+            nonlocal tries
+            tries += 1
+            try:
+                commit = send(channel)
+            except NotReady:
+                tries -= 1
+                raise
+            return replace(commit, repeated=commit.repeated and tries == 1)
+
+        def send(channel: Channel) -> Commit:
+            with asking(channel.url, "an append"):
+                data = channel.put(command, as_messages(table), table.schema, timeout + channel.timeout)
+            if data is None:
+                raise TransientStorageError(
+                    f"{channel.url} did not answer an append: the records may be appended or not."
+                )
+            return read_commit(answer(data, channel.url))
+
+        return self._nodes.on_leader(put, may_repeat=append is not None)
 
     def producer(
         self,
@@ -204,7 +177,10 @@ class RemoteLog(LogReading, Closing):
 
     def last_number(self, writer: WriterId) -> int | None:
         """The number of the writer's last append, as the primary knows; None if it does not know the writer."""
-        return self._ask("last-number", writer=writer).maybe_natural("number")
+        found = self._nodes.on_leader(lambda channel: self._ask(channel, "last-number", writer=writer), may_repeat=True)
+        return found.maybe_natural("number")
+
+    # --- reading -----------------------------------------------------------------------------------------------
 
     def read(
         self,
@@ -218,29 +194,102 @@ class RemoteLog(LogReading, Closing):
 
         ``since`` is an offset, a cursor, a time or a word: ``"beginning"``, ``"retained"`` or ``"now"``. With
         ``follow`` the stream goes on without an end. Raises as the node does, ``TransientStorageError`` if the
-        connection broke: go on behind the last offset.
+        connection broke: go on behind the last offset. With several addresses that is done here.
         """
         schema = read_schema(columns)
         cursor = None if since is None else cursor_of(self, since)
         ticket = ReadTicket(cursor, upto, follow, None if columns is None else tuple(columns))
-        return _streamed(self._channel, ticket, schema, self._clock)
+        if self._nodes.is_one:
+            return streamed(self._nodes.all[0], ticket, schema, self._clock)
+        return self._read_anywhere(ticket)
 
-    def _ask(self, action: str, timeout: float | None = None, **fields: Any) -> Fields:
-        return answer(self._channel.ask(action, fields, timeout=timeout), self.url)
+    def _read_anywhere(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
+        """A stream that goes on at another node when one is lost, without a gap and without a record twice."""
+        log_id, bounds = self._look()
+        cursor = Cursor(log_id, bounds.first) if ticket.since is None else ticket.since
+        end = ticket.upto if ticket.follow or ticket.upto is not None else bounds.next
+        if end is not None and not ticket.follow and end > bounds.next:
+            raise NotReady(f"The log does not reach offset {end} yet; it ends at {bounds.next}.")
+        if end is not None and cursor.next >= end:
+            self.plan(cursor, Limit(batches=1))  # nothing to read, but a cursor of another log is refused
+        columns = None if ticket.columns is None else tuple(dict.fromkeys((*ticket.columns, _OFFSET)))
+        schema = read_schema(columns)
+
+        def begin(channel: Channel) -> tuple[pa.RecordBatch | None, Iterator[pa.RecordBatch]]:
+            asked = ReadTicket(cursor, end, ticket.follow, columns)
+            batches = streamed(channel, asked, schema, self._clock)
+            return next(batches, None), batches
+
+        waiting: Iterator[float] | None = None
+        while end is None or cursor.next < end:
+            try:
+                first, batches = self._nodes.on_reader(begin)
+                while first is not None:
+                    cursor, waiting = Cursor(log_id, first.column(_OFFSET)[-1].as_py() + 1), None
+                    yield first if ticket.columns is None else first.select(ticket.columns)
+                    first = next(batches, None)
+            except (TransientStorageError, NotReady):
+                waiting = waiting or pauses(self._nodes.failover_timeout, self._clock)
+                pause = next(waiting, 0.0)
+                if not pause:
+                    raise
+                self._clock.sleep(pause)
+            else:
+                return
+
+    def _ask(self, channel: Channel, action: str, **fields: Any) -> Fields:
+        return answer(channel.ask(action, fields), channel.url)
+
+    def _read(self, ask: Callable[[Channel], T], end_of: Callable[[T], int | None]) -> T:
+        """Ask a node to read from; one whose log ends before what was shown already is left for another one."""
+        if self._nodes.is_one:
+            return ask(self._nodes.all[0])
+        shown = self._seen.next
+
+        def checked_ask(channel: Channel) -> T:
+            found = ask(channel)
+            end = end_of(found)
+            if end is not None and end < shown:
+                self._refuse_shorter(channel, end, shown)
+            self._show(0, end or 0)
+            return found
+
+        return self._nodes.on_reader(checked_ask)
+
+    def _refuse_shorter(self, channel: Channel, end: int, shown: int) -> None:
+        if self._nodes.is_led_by(channel):
+            raise Diverged(
+                f"Offsets below {shown} of {self.url} were readable, and {channel.url}, which leads, ends at {end}: a "
+                "forced promotion or a restored folder lost them. Build again what has read them, and open it again."
+            )
+        raise NotReady(f"{channel.url} is behind: it ends at {end}, and offsets below {shown} were read: ask another.")
+
+    def _show(self, first: int, end: int) -> None:
+        with self._lock:
+            self._seen.first = max(self._seen.first, first)
+            self._seen.next = max(self._seen.next, end)
 
     def bounds(self) -> Bounds:
         """The first retained and the next offset that readers see."""
         return self._look()[1]
 
     def _look(self) -> tuple[UUID, Bounds]:
-        fields = self._ask("bounds")
-        self._log_id = fields.uuid("log_id")
-        return self._log_id, Bounds(fields.natural("first"), fields.natural("next"))
+        fields = self._read(lambda channel: self._ask(channel, "bounds"), lambda found: found.natural("next"))
+        log_id, bounds = fields.uuid("log_id"), Bounds(fields.natural("first"), fields.natural("next"))
+        known = self._seen.log_id
+        if not self._nodes.is_one:
+            if known is not None and known != log_id:
+                raise Diverged(f"{self.url} is log {log_id} now, and was log {known}: it was replaced. Open it again.")
+            self._show(bounds.first, bounds.next)
+            bounds = Bounds(min(self._seen.first, bounds.next), bounds.next)
+        self._seen.log_id = log_id
+        return log_id, bounds
 
     @property
     def log_id(self) -> UUID:
         """The log's identity; asks the node once."""
-        return self._look()[0] if self._log_id is None else self._log_id
+        known = self._seen.log_id
+        return self._look()[0] if known is None else known
 
     def end(self) -> Cursor:
         """The cursor at the end that readers see now."""
@@ -249,36 +298,47 @@ class RemoteLog(LogReading, Closing):
 
     def cursor_at(self, offset: int) -> Cursor:
         """The cursor at ``offset``, with term and fingerprint as far as the node still holds the record before it."""
-        return self._ask("cursor-at", offset=offset).cursor("cursor")
+        found = self._read(lambda channel: self._ask(channel, "cursor-at", offset=offset), _end_of)
+        cursor, end = found.cursor("cursor"), _end_of(found)
+        # The record before it may yet be replaced by another one, as long as it is not committed.
+        return Cursor(cursor.log_id, offset) if end is not None and end < offset else cursor
 
     def position_of(self, start: Start) -> int:
         """The offset of a start; whether it is retained is not checked."""
         log_id, bounds = self._look()
-        return rules.position_of(
-            start, log_id, bounds, lambda time: self._ask("offset-at", time=time).natural("offset")
-        )
+        return rules.position_of(start, log_id, bounds, self._offset_at)
+
+    def _offset_at(self, time: int) -> int:
+        return self._read(lambda channel: self._ask(channel, "offset-at", time=time), _end_of).natural("offset")
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[RemoteSpan]:
         """The spans after a cursor, in order and without a hole; any process can fetch them from the node."""
         planned: Gathering[RemoteSpan] = Gathering(limit)
         while True:
-            rest = planned.rest
-            found = self._ask(
-                "plan", since=since, records=rest.records, bytes=rest.bytes, batches=rest.batches, upto=rest.upto
-            ).record(Plan)
-            spans = [self._span(since, row) for row in found.spans]
+            found, urls = self._planned(since, planned.rest)
+            spans = [self._span(since, row, urls) for row in found.spans]
             if not planned.add(spans) or planned.is_full or found.is_whole or not spans:
                 return planned.spans
             since = behind(since, spans[-1])
 
-    def _span(self, since: Cursor, row: PlannedSpan) -> RemoteSpan:
+    def _planned(self, since: Cursor, rest: Limit) -> tuple[Plan, tuple[str, ...]]:
+        """A plan, and the addresses of its spans: first that of the node that planned them."""
+        limits = {"records": rest.records, "bytes": rest.bytes, "batches": rest.batches, "upto": rest.upto}
+
+        def ask(channel: Channel) -> tuple[Plan, str]:
+            return self._ask(channel, "plan", since=since, **limits).record(Plan), channel.url
+
+        plan, url = self._read(ask, lambda found: found[0].end)
+        return plan, (url,) if self._nodes.is_one else tuple(dict.fromkeys((url, *self._nodes.reading_urls())))
+
+    def _span(self, since: Cursor, row: PlannedSpan, urls: tuple[str, ...]) -> RemoteSpan:
         try:
             fingerprint = fingerprint_of(row.fingerprint) or 0
         except ValueError as error:
-            raise CorruptData(f"{self.url} planned a span that cannot be read: {error}.") from error
+            raise CorruptData(f"{urls[0]} planned a span that cannot be read: {error}.") from error
         return RemoteSpan(
-            self.url, since.log_id, row.first, row.next, row.size, row.term, fingerprint,
-            self._security, self._channel.timeout,
+            urls, since.log_id, row.first, row.next, row.size, row.term, fingerprint,
+            self._security, self._nodes.timeout, self._nodes.failover_timeout,
         )  # fmt: skip
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
@@ -288,28 +348,36 @@ class RemoteLog(LogReading, Closing):
     @property
     def slots(self) -> RemoteSlots:
         """The slots of consumers, which the primary has; ``NotReady`` on a node that does not lead."""
-        return RemoteSlots(self._channel)
+        return RemoteSlots(self._nodes)
+
+    # --- administration ----------------------------------------------------------------------------------------
 
     def topology(self) -> Topology:
         """The replicas of the log with their offsets."""
-        return self._ask("topology").record(Topology)
-
-    def promote(self, *, force: bool = False, timeout: float = 60.0) -> Topology:
-        """Make this node the primary, if nothing committed can be lost by that."""
-        return self._ask("promote", timeout, force=force).record(Topology)
+        return self._nodes.on_leader(lambda channel: self._ask(channel, "topology").record(Topology), may_repeat=True)
 
     def status(self) -> NodeStatus:
-        """Role, position and health of this node."""
-        return self._ask("status").record(NodeStatus)
+        """Role, position and health of this node; with several addresses, of the one that leads."""
+        return self._nodes.on_leader(lambda channel: self._ask(channel, "status").record(NodeStatus), may_repeat=True)
+
+    def promote(self, *, force: bool = False, timeout: float = 60.0) -> Topology:
+        """Make this node the primary, if nothing committed can be lost by that. Takes the address of one node."""
+        channel = self._nodes.only("A promotion")
+        return answer(channel.ask("promote", {"force": force}, timeout=timeout), channel.url).record(Topology)
 
     def rebootstrap(self) -> None:
-        """Tell this node, a replica, to rebuild its copy of the log."""
-        self._channel.call("rebootstrap", {})
+        """Tell this node, a replica, to rebuild its copy of the log. Takes the address of one node."""
+        self._nodes.only("A bootstrap").call("rebootstrap", {})
 
     def unregister(self, replica: str, *, keep_slot: bool = False) -> None:
-        """Tell this node, the primary, to unregister a replica; an unknown one is fine."""
-        self._channel.call("unregister", {"name": replica, "term": 0, "keep_slot": keep_slot})
+        """Tell the primary to unregister a replica; an unknown one is fine."""
+        fields = {"name": replica, "term": 0, "keep_slot": keep_slot}
+        self._nodes.on_leader(lambda channel: channel.call("unregister", fields), may_repeat=True)
 
     def close(self) -> None:
-        """Close the connection. Idempotent."""
-        self._channel.close()
+        """Close the connections. Idempotent."""
+        self._nodes.close()
+
+
+def _end_of(fields: Fields) -> int | None:
+    return fields.maybe_natural("end")

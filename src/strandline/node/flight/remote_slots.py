@@ -14,7 +14,7 @@ from strandline.log.slots import floor as floor_of
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.retention import SlotState
-from strandline.node.flight.channel import Channel
+from strandline.node.flight.node_channels import NodeChannels
 from strandline.node.messages import answer
 
 
@@ -24,13 +24,19 @@ from strandline.node.messages import answer
 class RemoteSlots:
     """The slots of consumers of a node's log. Satisfies :class:`~strandline.log.contract.Slots`.
 
-    ``NotReady`` from a node that does not lead. ``TransientStorageError`` if no answer came: the change may be done.
+    ``NotReady`` from a node that does not lead; with several addresses the one that leads is found. If no answer came,
+    what can be repeated is, there; creating, resetting and dropping are ``TransientStorageError``: they may be done.
     """
 
-    channel: Channel
+    nodes: NodeChannels
 
-    def _ask(self, action: str, **fields: Any) -> Fields:
-        return answer(self.channel.ask(action, fields), self.channel.url)
+    def _ask(self, action: str, *, may_repeat: bool = False, **fields: Any) -> Fields:
+        return self.nodes.on_leader(
+            lambda channel: answer(channel.ask(action, fields), channel.url), may_repeat=may_repeat
+        )
+
+    def _tell(self, action: str, *, may_repeat: bool = False, **fields: Any) -> None:
+        self.nodes.on_leader(lambda channel: channel.call(action, fields), may_repeat=may_repeat)
 
     def create(self, name: str, position: int, *, lifetime: float | None = None) -> SlotState:
         """Durably create a slot that pins everything from ``position`` on."""
@@ -38,8 +44,8 @@ class RemoteSlots:
 
     def claim(self, name: str, holder: str) -> RemoteSlot:
         """Durably become the slot's holder; another one is fenced."""
-        epoch = self._ask("claim-slot", name=check_name(name), holder=holder).natural("epoch")
-        return RemoteSlot(self, name, holder, epoch)
+        fields = self._ask("claim-slot", may_repeat=True, name=check_name(name), holder=holder)
+        return RemoteSlot(self, name, holder, fields.natural("epoch"))
 
     def reset(self, name: str, position: int) -> SlotState:
         """Durably move a slot and make it valid again; its holder is fenced."""
@@ -47,15 +53,15 @@ class RemoteSlots:
 
     def drop(self, name: str) -> None:
         """Durably remove a slot."""
-        self.channel.call("drop-slot", {"name": check_name(name)})
+        self._tell("drop-slot", name=check_name(name))
 
     def touch(self, name: str, epoch: int) -> None:
         """Keep a slot alive."""
-        self.channel.call("touch-slot", {"name": check_name(name), "epoch": epoch})
+        self._tell("touch-slot", may_repeat=True, name=check_name(name), epoch=epoch)
 
     def advance(self, name: str, holder: str, epoch: int, to: Cursor) -> None:
         """Move a slot up; the node writes it before it trims."""
-        self.channel.call("advance-slot", {"name": name, "holder": holder, "epoch": epoch, "to": to})
+        self._tell("advance-slot", may_repeat=True, name=name, holder=holder, epoch=epoch, to=to)
 
     def flush(self) -> None:
         """Do nothing: the node writes positions before it trims."""
@@ -66,7 +72,7 @@ class RemoteSlots:
 
     def list(self) -> Sequence[SlotState]:
         """All slots of consumers, by name."""
-        return [_state(fields) for fields in self._ask("slots").objects("slots")]
+        return [_state(fields) for fields in self._ask("slots", may_repeat=True).objects("slots")]
 
     def floor(self) -> int | None:
         """The lowest position that a consumer still needs."""

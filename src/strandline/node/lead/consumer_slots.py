@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from strandline.errors import AlreadyExists, Fenced, InvalidInput, NotFound, SlotInvalid
+from strandline.errors import AlreadyExists, Fenced, InvalidInput, NotFound, NotReady, SlotInvalid
 from strandline.log.slots import check_name
 from strandline.log.slots import floor as floor_of
 from strandline.log.wal.slots import WalSlots
@@ -29,7 +29,7 @@ _UNCHANGED: Final = "no slot was changed"
 class ConsumerSlots:
     """The slots of consumers, without those of replicas. Satisfies :class:`~strandline.log.contract.Slots`.
 
-    ``Fenced`` if this node no longer leads.
+    ``NotReady`` if this node no longer leads: ``Fenced`` tells a holder that another one has its slot.
     """
 
     table: Callable[[], WalSlots]
@@ -37,7 +37,10 @@ class ConsumerSlots:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[WalSlots]:
-        self.leadership.check(_UNCHANGED)
+        try:
+            self.leadership.check(_UNCHANGED)
+        except Fenced as error:
+            raise NotReady(str(error)) from error
         with _as_called():
             yield self.table()
 

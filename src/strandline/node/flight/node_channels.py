@@ -1,0 +1,307 @@
+"""Connections to the nodes of one log: finds who leads, follows a change of leader, reads where that is possible."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final, Literal, TypeAlias, TypeVar, final
+
+from strandline.errors import (
+    CursorExpired,
+    Diverged,
+    Fenced,
+    InvalidInput,
+    NotReady,
+    Overloaded,
+    StrandlineError,
+    TransientStorageError,
+    Unsupported,
+)
+from strandline.log.reading import pauses
+from strandline.model.addresses import as_address, refuse_credentials, split_address
+from strandline.node.flight.channel import Channel
+from strandline.node.flight.security import ClientSecurity, is_loopback
+from strandline.node.messages import NodeStatus, answer
+from strandline.storage.clock import Clock
+from strandline.storage.fork_check import Origin, bound_to_process
+
+T = TypeVar("T")
+
+ReadFrom: TypeAlias = Literal["leader", "replicas"]
+
+FAILOVER_TIMEOUT: Final = 30.0
+"""Twice the default period of a lease: so long a node may take to lead after the former primary was lost."""
+
+_LEADING, _FOLLOWING = "leading", "following"
+_GRACE: Final = 0.25
+"""Seconds to wait for the other answers once a node has said that it leads: one of a higher term may say so, too."""
+
+_FALLBACK_SECONDS: Final = 1.0
+_REPLICA_SECONDS: Final = 10.0
+"""How long a node is read from before a better one is looked for."""
+
+TOKEN_REMEDY: Final = "send a token (--token FILE, ClientSecurity(token=…)) or a certificate"  # noqa: S105 - says how
+
+
+def addresses_of(url: str) -> tuple[str, ...]:
+    """The addresses of nodes in one text, each once: they have one scheme, and commas between them.
+
+    >>> addresses_of("grpc://db1:7007,db2:7007")
+    ('grpc://db1:7007', 'grpc://db2:7007')
+    """
+    refuse_credentials(as_address(url), TOKEN_REMEDY)
+    scheme, mark, rest = url.partition("://")
+    found = [each if "://" in each else f"{scheme}{mark}{each}" for each in rest.split(",")]
+    if len({each.partition("://")[0] for each in found}) > 1:
+        raise InvalidInput(f"{url!r} mixes schemes: give all nodes of a log as grpc:// or all as grpc+tls://.")
+    return tuple(dict.fromkeys(found))
+
+
+def near_first(urls: Sequence[str]) -> tuple[str, ...]:
+    """The same addresses in the same order, but those of this machine first.
+
+    >>> near_first(["grpc://db1:7007", "grpc://127.0.0.1:7007"])
+    ('grpc://127.0.0.1:7007', 'grpc://db1:7007')
+    """
+    return tuple(sorted(urls, key=lambda url: not _is_here(split_address(url).hostname or "")))
+
+
+def _is_here(host: str) -> bool:
+    return is_loopback(host) or host == socket.gethostname()
+
+
+@dataclass(frozen=True, slots=True)
+class _Leader:
+    """A node that said that it leads."""
+
+    channel: Channel
+    term: int
+
+
+@bound_to_process(keep=("url",))
+@final
+class NodeChannels:
+    """Calls to the nodes of one log. Safe in threads.
+
+    With one address every call goes there, whatever its role. With several, changes go to the node that leads, and
+    reads to a node that can serve them; while none can, a call waits for up to ``failover_timeout`` seconds.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        security: ClientSecurity | None,
+        timeout: float,
+        failover_timeout: float,
+        read_from: ReadFrom,
+        clock: Clock,
+    ) -> None:
+        """Connects when it is first used."""
+        self.url = url
+        self.timeout = timeout
+        self.failover_timeout = failover_timeout
+        self._read_from = read_from
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._leader: _Leader | None = None
+        self._readers: tuple[Channel, ...] = ()
+        """The nodes to read from, in this order."""
+        self._look_at = 0.0
+        """When to look for better ones."""
+        self.all = tuple(Channel(each, security=security, timeout=timeout) for each in addresses_of(url))
+        self._origin = Origin(f"The connection to {url}", self)
+
+    @property
+    def is_one(self) -> bool:
+        """Whether there is one address only."""
+        return len(self.all) == 1
+
+    def only(self, what: str) -> Channel:
+        """The one node; ``Unsupported`` with several addresses."""
+        if not self.is_one:
+            raise Unsupported(f"{what} concerns one node, and {self.url} names {len(self.all)}: open the node's own.")
+        return self.all[0]
+
+    def close(self) -> None:
+        """Close all connections. Idempotent."""
+        with contextlib.ExitStack() as closing:
+            for channel in self.all:
+                closing.callback(channel.close)
+
+    # --- changes -----------------------------------------------------------------------------------------------
+
+    def on_leader(self, call: Callable[[Channel], T], *, may_repeat: bool) -> T:
+        """Call the node that leads. If it does not lead any more, find the next one and call that.
+
+        ``may_repeat``: the call is harmless if it is executed twice. Otherwise one without an answer is not repeated,
+        and ``TransientStorageError`` says that its outcome is unknown.
+        """
+        if self.is_one:
+            return call(self.all[0])
+        waiting: Iterator[float] | None = None
+        while True:
+            leader = self._leader
+            try:
+                if leader is None:
+                    leader = self._find_leader()
+                return call(leader.channel)
+            except NotReady as error:  # nothing was done
+                failure: StrandlineError = error
+            except TransientStorageError as error:
+                if leader is not None and not may_repeat:
+                    self._forget(leader)
+                    raise
+                failure = error
+            except Fenced as error:
+                # It was the primary when the call began; or the caller may not do this at all.
+                if leader is None or not may_repeat or self._leads(leader):
+                    raise
+                failure = error
+            self._forget(leader)
+            waiting = waiting or pauses(self.failover_timeout, self._clock)
+            self._pause(waiting, failure)
+
+    def _pause(self, waiting: Iterator[float], failure: StrandlineError) -> None:
+        pause = next(waiting, 0.0)
+        if not pause:
+            raise failure
+        self._clock.sleep(pause)
+
+    def _forget(self, leader: _Leader | None) -> None:
+        with self._lock:
+            if self._leader is leader:
+                self._leader = None
+            self._look_at = 0.0
+
+    def _leads(self, leader: _Leader) -> bool:
+        """Whether a node still leads in the same term; asks it."""
+        try:
+            status = _status(leader.channel)
+        except StrandlineError:
+            return False
+        return status.condition == _LEADING and status.term == leader.term
+
+    def _find_leader(self) -> _Leader:
+        self._look()
+        leader = self._leader
+        if leader is None:
+            raise NotReady(f"None of {self.url} leads now: ask again, or promote one of them.")
+        return leader
+
+    # --- reads -------------------------------------------------------------------------------------------------
+
+    def on_reader(self, call: Callable[[Channel], T], *, waits: bool = True) -> T:
+        """Call a node that can be read from; if it cannot serve this, another one.
+
+        What only a primary can know (``CursorExpired``, ``Diverged``) is raised if a primary says so; ``NotReady`` if
+        none can be asked. Without ``waits`` each node is tried once.
+        """
+        if self.is_one:
+            return call(self.all[0])
+        waiting = pauses(self.failover_timeout if waits else 0.0, self._clock)
+        while True:
+            failure: StrandlineError | None = None
+            for channel in self._to_read():
+                try:
+                    return call(channel)
+                except (CursorExpired, Diverged) as error:
+                    leader = self._leader
+                    if leader is not None and leader.channel is channel and self._leads(leader):
+                        raise
+                    failure = failure or NotReady(
+                        f"{channel.url} says so and does not lead, and no other node knows: {error}"
+                    )
+                except (NotReady, TransientStorageError, Overloaded) as error:
+                    failure = error if failure is None or isinstance(error, NotReady) else failure
+            self._forget(self._leader)
+            self._pause(waiting, failure or NotReady(f"None of {self.url} can be read from now: ask again."))
+
+    def is_led_by(self, channel: Channel) -> bool:
+        """Whether this node leads, by what it says now."""
+        if self.is_one:
+            return True
+        self._look()
+        leader = self._leader
+        return leader is not None and leader.channel is channel
+
+    def reading_urls(self) -> tuple[str, ...]:
+        """The addresses of all nodes, best to read from first."""
+        return tuple(channel.url for channel in (self.all if self.is_one else self._to_read()))
+
+    def _to_read(self) -> tuple[Channel, ...]:
+        if not self._readers or self._clock.monotonic() >= self._look_at:
+            self._look()
+        return self._readers
+
+    # --- looking -----------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Ask all nodes for their status, and choose the leader and the order of those to read from."""
+        found = self._statuses()
+        _check_one_log(found)
+        leading = [_Leader(channel, each.term) for channel, each in found.items() if each.condition == _LEADING]
+        leader = max(leading, key=lambda each: each.term, default=None)
+        best = [] if leader is None else [leader.channel]
+        shift = os.getpid() % len(self.all)  # clients of different processes spread over the replicas
+        turned = (*self.all[shift:], *self.all[:shift])
+        following = [each for each in turned if each in found and found[each].condition == _FOLLOWING]
+        is_preferred = bool(best)
+        if self._read_from == "replicas":
+            near = near_first([each.url for each in following])
+            best = [*sorted(following, key=lambda each: near.index(each.url)), *best]
+            is_preferred = bool(following)
+        others = sorted((each for each in self.all if each not in best), key=lambda each: -_reach(found.get(each)))
+        with self._lock:
+            self._leader = leader
+            self._readers = (*best, *others)
+            pause = _REPLICA_SECONDS if is_preferred else _FALLBACK_SECONDS
+            self._look_at = self._clock.monotonic() + pause
+
+    def _statuses(self) -> dict[Channel, NodeStatus]:
+        """The status of each node that answers in time; not all are waited for once one leads."""
+        answers: SimpleQueue[tuple[Channel, NodeStatus | None]] = SimpleQueue()
+
+        def ask(channel: Channel) -> None:
+            status = None
+            with contextlib.suppress(StrandlineError):
+                status = _status(channel)
+            answers.put((channel, status))
+
+        for channel in self.all:
+            threading.Thread(target=ask, args=(channel,), name="strandline-status", daemon=True).start()
+        found: dict[Channel, NodeStatus] = {}
+        deadline = self._clock.monotonic() + self.timeout
+        for _ in self.all:
+            try:
+                channel, status = answers.get(timeout=max(0.0, deadline - self._clock.monotonic()))
+            except Empty:
+                break
+            if status is not None:
+                found[channel] = status
+                if status.condition == _LEADING:
+                    deadline = min(deadline, self._clock.monotonic() + _GRACE)
+        return found
+
+
+def _status(channel: Channel) -> NodeStatus:
+    return answer(channel.ask("status", {}), channel.url).record(NodeStatus)
+
+
+def _reach(status: NodeStatus | None) -> int:
+    """How far a node can be read; -1 if it does not answer, or does not know."""
+    return -1 if status is None or status.committed is None else status.committed
+
+
+def _check_one_log(found: dict[Channel, NodeStatus]) -> None:
+    logs = {each.position.log_id: channel for channel, each in found.items() if each.position is not None}
+    if len(logs) > 1:
+        (one, first), (other, second), *_ = logs.items()
+        raise InvalidInput(
+            f"{first.url} is a node of log {one} and {second.url} of log {other}: give addresses of one log."
+        )

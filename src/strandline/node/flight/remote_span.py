@@ -1,0 +1,129 @@
+"""Spans of a node's log: read over Flight in any process, from any node of the log."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, final
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.errors import CorruptData, InvalidInput, StrandlineError
+from strandline.formats.node.ticket import ReadTicket, encode_ticket
+from strandline.formats.node.wire import Flag
+from strandline.log.reading import pauses
+from strandline.model.cursor import Cursor, Span
+from strandline.node.flight.channel import TIMEOUT, Channel
+from strandline.node.flight.node_channels import FAILOVER_TIMEOUT, near_first
+from strandline.node.flight.security import ClientSecurity
+from strandline.node.flight.stream_receiver import Receiver, read_part, size_of
+from strandline.node.flight.streams import read_schema
+from strandline.storage.clock import CLOCK, Clock
+
+_JOINED_BYTES: Final = 8 << 20
+"""A call for more brings nothing: several are made side by side."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RemoteSpan:
+    """Offsets ``first`` up to ``next`` of a node's log. Picklable: it carries the nodes' addresses and the credentials.
+
+    Committed records never change, so that any node of the log serves the same.
+    """
+
+    urls: tuple[str, ...]
+    """Where to read it, in this order; a node on the machine that reads comes first."""
+    log_id: UUID
+    first: int
+    next: int
+    size: int
+    term: int
+    fingerprint: int
+    security: ClientSecurity | None = field(default=None, repr=False)
+    timeout: float = TIMEOUT
+    failover_timeout: float = FAILOVER_TIMEOUT
+
+    def join(self, following: Span) -> RemoteSpan | None:
+        """Both in one call, if they are neighbours of the same term and small."""
+        size = self.size + following.size
+        if not isinstance(following, RemoteSpan) or following.first != self.next or size > _JOINED_BYTES:
+            return None
+        both = replace(self, next=following.next, size=size, fingerprint=following.fingerprint)
+        return both if replace(following, first=self.first, size=size) == both else None
+
+    def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
+        """Read the span's records with their offsets; ``CursorExpired`` if they were trimmed.
+
+        With several addresses, a node that cannot serve it is left for the next one, and while none can, all are asked
+        again for up to ``failover_timeout`` seconds.
+        """
+        schema = read_schema(columns)  # an unknown column is refused here
+        ticket = ReadTicket(
+            Cursor(self.log_id, self.first), self.next, columns=None if columns is None else tuple(columns)
+        )
+        if len(self.urls) == 1:
+            return self._fetched(self.urls[0], ticket, schema)
+        return self._fetched_anywhere(lambda url: self._fetched(url, ticket, schema))
+
+    def _fetched_anywhere(self, fetch: Callable[[str], list[pa.RecordBatch]]) -> list[pa.RecordBatch]:
+        waiting = pauses(self.failover_timeout, CLOCK)
+        while True:
+            failures: list[StrandlineError] = []
+            for url in near_first(self.urls):
+                try:
+                    return fetch(url)
+                except (CorruptData, InvalidInput):
+                    raise
+                except StrandlineError as error:
+                    # A replica that lags says Diverged: only all together can say that a record is gone.
+                    failures.append(error)
+            unknown = next((error for error in failures if error.retryable), None)
+            pause = 0.0 if unknown is None else next(waiting, 0.0)
+            if not pause:
+                raise unknown or failures[0]
+            CLOCK.sleep(pause)
+
+    def _fetched(self, url: str, ticket: ReadTicket, schema: pa.Schema) -> list[pa.RecordBatch]:
+        channel = _channel(os.getpid(), url, self.security, self.timeout)
+        batches = list(streamed(channel, ticket, schema, CLOCK))
+        if sum(batch.num_rows for batch in batches) != self.next - self.first:
+            raise CorruptData(f"{url} gave other records than offsets {self.first} to {self.next - 1}.")
+        return batches
+
+
+@functools.lru_cache(maxsize=64)
+def _channel(process: int, url: str, security: ClientSecurity | None, timeout: float) -> Channel:
+    """The connection that all spans of a node share in this process."""
+    del process  # a forked child has connections of its own
+    return Channel(url, security=security, timeout=timeout)
+
+
+def streamed(channel: Channel, ticket: ReadTicket, schema: pa.Schema, clock: Clock) -> Iterator[pa.RecordBatch]:
+    """The batches of a stream as they come, without heartbeats; ends it when it is closed."""
+    url, encoded = channel.url, encode_ticket(ticket)
+
+    @contextlib.contextmanager
+    def begin() -> Iterator[Any]:
+        reader = channel.get(encoded, timeout=None)
+        if not reader.schema.equals(schema):
+            reader.cancel()
+            raise CorruptData(f"{url} streams {str(reader.schema.names)[:200]} instead of {schema.names}.")
+        yield reader
+
+    def accept(chunk: Any) -> tuple[pa.RecordBatch, int] | None:
+        part, note = read_part(chunk, url)
+        return None if note.flags & Flag.HEARTBEAT or not part.num_rows else (part, size_of(part))
+
+    turn = channel.timeout
+    receiver = Receiver(begin, accept, url=url, what="reading", silence=turn, clock=clock)
+    with contextlib.closing(receiver):
+        while True:
+            batches = receiver.take(turn)
+            yield from batches
+            if not batches and receiver.done:
+                return
