@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from strandline.followers.watch.api import watch_applied as watch_applied
     from strandline.followers.watch.api import watch_applied_async as watch_applied_async
     from strandline.followers.watch.run import Exports as Exports
+    from strandline.ingestion.api import ingest as ingest
     from strandline.kv.contract import Watcher as Watcher
     from strandline.log.contract import Log as Log
     from strandline.log.produce.producer import Producer as Producer
@@ -75,6 +76,7 @@ _get, __dir__, __all__ = lazy(
         "errors": "strandline.errors:",
         "follow": "strandline.followers.run",
         "followers": "strandline.followers:",
+        "ingest": "strandline.ingestion.api",
         "kv": "strandline.kv:",
         "log": "strandline.log:",
         "node": "strandline.node:",

@@ -23,6 +23,7 @@ from strandline.log.produce.buffer import Limits
 from strandline.log.produce.handles import settled
 from strandline.log.produce.producer import Producer
 from strandline.log.slot_table import SlotTable
+from strandline.log.source_writers import remembered
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor
 from strandline.model.head import ChunkRef, Entry, Head, WriterId
@@ -110,9 +111,10 @@ class MemoryLog(HeadLog[MemorySpan]):
                 self.chunks.update({spill.reference: spill.items for spill in spills})
                 self._head = apply_spills(listed, spills)
                 self._changed.notify_all()
-            last = self._head.writers[writer]
+            known, upto = remembered(writer, number)
+            last = self._head.writers[known]
         repeated = listed is head
-        if last.number == number:
+        if last.number == upto:
             return settled(Receipt(last.first, last.count), repeated=repeated)
         places = {
             entry.number: Receipt(entry.first, entry.count) for entry in self._head.tail if entry.writer == writer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 from uuid import UUID
@@ -21,6 +22,7 @@ from strandline.errors import (
     WriterExpired,
 )
 from strandline.log.contract import Log, Receipt
+from strandline.log.source_writers import advance_of, check_source_number, is_source
 from strandline.model.arguments import shown, whole
 from strandline.model.head import WriterId, WriterState
 from strandline.storage.clock import Chance, Clock
@@ -28,6 +30,9 @@ from strandline.storage.retry import Backoff
 
 MAX_WRITERS: Final = 512
 """How many writers a log remembers; the longest-silent ones are forgotten first."""
+
+MAX_SOURCES: Final = 256
+"""How many of them may be sources of ingested records, which are never forgotten."""
 
 
 def numbered(writer: WriterId | None, number: int | None) -> tuple[WriterId, int] | None:
@@ -45,15 +50,27 @@ def numbered(writer: WriterId | None, number: int | None) -> tuple[WriterId, int
         return None
     if not isinstance(writer, UUID):
         raise InvalidInput(f"A writer is a WriterId, which is a UUID, not {shown(writer)}.")
-    return writer, int(whole().check(number, "The number of an append"))
+    checked = int(whole().check(number, "The number of an append"))
+    check_source_number(writer, checked)
+    return writer, checked
 
 
-def check_number(writer: WriterId, number: int, last: WriterState | None, *, forgotten: bool = False) -> None:
+def check_number(
+    writer: WriterId,
+    number: int,
+    last: WriterState | None,
+    *,
+    known: Iterable[WriterId],
+    forgotten: bool = False,
+) -> None:
     """Refuse a number that does not follow the writer's last one, and an unknown writer that is not new.
 
-    ``forgotten``: the log may have known this writer, even if it begins with its first number.
+    ``known`` are all writers that the log remembers. ``forgotten``: the log may have known this writer, even if it
+    begins with its first number.
     """
-    if last is None:
+    if is_source(writer):
+        _check_position(writer, number, last, known)
+    elif last is None:
         if number > 0 or forgotten:
             raise WriterExpired(
                 f"The log does not know writer {writer} (number {number}): it was silent for too long, and "
@@ -66,11 +83,30 @@ def check_number(writer: WriterId, number: int, last: WriterState | None, *, for
         )
 
 
+def _check_position(writer: WriterId, number: int, last: WriterState | None, known: Iterable[WriterId]) -> None:
+    """Refuse an append from a source that does not begin where the last one ended; the first begins anywhere."""
+    if last is None:
+        if sum(map(is_source, known)) >= MAX_SOURCES:
+            raise InvalidInput(
+                f"The log remembers the positions of {MAX_SOURCES} sources, and cannot take records of another one: "
+                "ingest it into another log."
+            )
+    elif number != last.number:
+        raise OutOfOrder(
+            f"The append holds positions {number} up to {number + advance_of(writer)} of its source, and the log has "
+            f"all of it below {last.number}: another ingest appends it, too, or the log lost its end. Nothing was "
+            "appended. Start the ingest again."
+        )
+
+
 def forget_silent(writers: dict[WriterId, WriterState]) -> int:
-    """Forget writers beyond the limit; returns one past the last sequence of any forgotten one, else 0."""
+    """Forget writers beyond the limit; returns one past the last sequence of any forgotten one, else 0.
+
+    Sources are never forgotten: an ingest that did not find its position would append everything again.
+    """
     floor = 0
     while len(writers) > MAX_WRITERS:
-        silent = min(writers, key=lambda known: writers[known].sequence)
+        silent = min(writers, key=lambda known: (is_source(known), writers[known].sequence))
         floor = max(floor, writers.pop(silent).sequence + 1)
     return floor
 

@@ -20,6 +20,7 @@ from strandline.log.contract import Receipt
 from strandline.log.object.head.edits import BatchListing, StaleUpload, apply_spills, list_batches, plan_spills
 from strandline.log.object.head.index import chunk_path
 from strandline.log.produce.shipper import D, Draft, L, Sealed, Shipper
+from strandline.log.source_writers import remembered
 from strandline.model.head import Head, MetadataRanges, WriterId
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
@@ -300,8 +301,10 @@ class ObjectShipper(StoreShipper[ObjectDraft, BatchListing]):
     def _receipts(self, head: Head, batches: Sequence[Sealed[BatchListing]]) -> list[Receipt]:
         writer = self.writer
         places = {entry.number: Receipt(entry.first, entry.count) for entry in head.tail if entry.writer == writer}
-        last = head.writers.get(writer)
-        if last is not None:
-            places[last.number] = Receipt(last.first, last.count)
+        for number in {batch.listing.number for batch in batches}:
+            known, last_number = remembered(writer, number)
+            last = head.writers.get(known)
+            if last is not None and last.number == last_number:
+                places[number] = Receipt(last.first, last.count)
         # The listed batch counts, not the content of a repeated append.
         return [places.get(batch.listing.number, Receipt(None, batch.listing.count)) for batch in batches]

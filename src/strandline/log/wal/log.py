@@ -14,6 +14,7 @@ from strandline.log.folders import FolderKind, check_missing, check_new
 from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, producer_by
 from strandline.log.produce.buffer import Limits
 from strandline.log.produce.producer import Producer
+from strandline.log.source_writers import known_as
 from strandline.log.wal.names import hold_lock
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.reading import WalReading
@@ -31,7 +32,7 @@ from strandline.log.writers import numbered
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
-from strandline.model.head import LogBatch, WriterId
+from strandline.model.head import LogBatch, WriterId, WriterState
 from strandline.model.records import RecordSource
 from strandline.model.retention import NO_LIMITS, Retention, SlotLimits, SlotState, as_retention
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock, SteadyTime, boot_id
@@ -214,6 +215,18 @@ class WalLog(WalReading, Closing):
     def last_number(self, writer: WriterId) -> int | None:
         """The number of the writer's last append; None if the log does not know the writer."""
         return self._committer.last_number(writer)
+
+    def last_append(self, writer: WriterId) -> WriterState | None:
+        """The last append of a writer, or of a source of ingested records; None if the log does not know it.
+
+        Waits until that append is durable. Its ``sequence`` is its offset, ``listed`` is 0 if it is not known.
+        """
+        found = self._committer.last_append(known_as(writer))
+        if found is None:
+            return None
+        state, group = found
+        group.wait()
+        return state
 
     def append_copy(self, batch: LogBatch) -> WalHandle:
         """Append a copy of a batch of another log of this identity, with its offset, term, time, writer and number.

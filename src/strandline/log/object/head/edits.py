@@ -9,6 +9,7 @@ from typing import Final
 from strandline.errors import AlreadyExists, ExpectationFailed, InvalidInput, NotFound, StrandlineError
 from strandline.log.object.head.index import references_of
 from strandline.log.slots import check_position
+from strandline.log.source_writers import check_source_number, remembered
 from strandline.log.writers import check_number, forget_silent
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.head import ChunkRef, Cut, Entry, Head, MetadataRange, Pin, Trimmed, WriterId, WriterState
@@ -59,10 +60,12 @@ def list_batches(head: Head, listings: Sequence[BatchListing], now: int) -> Head
 
 
 def _list_one(head: Head, new: BatchListing, now: int) -> Head:
-    last = head.writers.get(new.writer)
-    if last is not None and new.number <= last.number:
+    check_source_number(new.writer, new.number)
+    writer, number = remembered(new.writer, new.number)
+    last = head.writers.get(writer)
+    if last is not None and number <= last.number:
         return head
-    check_number(new.writer, new.number, last, forgotten=new.born < head.writers_floor)
+    check_number(new.writer, new.number, last, known=head.writers, forgotten=new.born < head.writers_floor)
     if new.generation < head.min_generation:
         raise StaleUpload(f"{new.location} is of generation {new.generation}, below {head.min_generation}.")
     if new.expect is not None and new.expect != head.next_offset:
@@ -84,8 +87,8 @@ def _list_one(head: Head, new: BatchListing, now: int) -> Head:
         number=new.number,
         metadata=new.metadata,
     )
-    state = WriterState(new.number, entry.sequence, entry.first, entry.count, listed)
-    writers, writers_floor = _remember(head, new.writer, state)
+    state = WriterState(number, entry.sequence, entry.first, entry.count, listed)
+    writers, writers_floor = _remember(head, writer, state)
     return replace(
         head,
         next_offset=entry.next,

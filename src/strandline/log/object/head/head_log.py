@@ -10,9 +10,10 @@ from strandline.log.contract import LogReading
 from strandline.log.object.head.edits import bounds_of
 from strandline.log.object.head.index import Chunks, entries_from, entries_listed_since
 from strandline.log.planning import entries_after, plan_entries
+from strandline.log.source_writers import known_as
 from strandline.model.arguments import checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
-from strandline.model.head import Entry, Head
+from strandline.model.head import Entry, Head, WriterId, WriterState
 
 S = TypeVar("S", bound=Span)
 
@@ -50,6 +51,10 @@ class HeadLog(LogReading, ABC, Generic[S]):
             return Cursor(self.log_id, offset)
         before = next(entries_from(head, offset - 1, self.chunks), None)
         return Cursor(self.log_id, offset, fingerprint=None if before is None else before.fingerprint)
+
+    def last_append(self, writer: WriterId) -> WriterState | None:
+        """The last append of a writer, or of a source of ingested records; None if the log does not know it."""
+        return self.head().writers.get(known_as(writer))
 
     def position_of(self, start: Start) -> int:
         """The offset at which a new consumer with this start begins; does not check whether it is retained."""

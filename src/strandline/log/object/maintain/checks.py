@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.log.findings import Severity
+from strandline.log.source_writers import is_source, remembered
 from strandline.log.writers import MAX_WRITERS
 from strandline.model.head import ChunkRef, Entry, Head, MetadataRanges, WriterId, WriterState
 from strandline.model.retention import SlotState
@@ -137,17 +138,18 @@ class Writers:
 
     def check(self, entry: Entry) -> Iterator[tuple[Severity, str]]:
         """Faults in the writer's number of the next entry."""
-        known = self.recent.pop(entry.writer, None)
-        forgotten = self.older.pop(entry.writer, None)
+        writer, number = remembered(entry.writer, entry.number)
+        known = self.recent.pop(writer, None)
+        forgotten = self.older.pop(writer, None)
         last = known or forgotten
-        if last is not None and entry.number != last.number + 1:
+        if last is not None and entry.number != last.number + (not is_source(writer)):
             where = f"the batch at offset {entry.first}"
             if known is None and entry.number == 0:
                 yield Severity.NOTE, f"{where} begins writer {entry.writer} again, which the log had forgotten"
             else:
                 what = f"{where} has number {entry.number} of writer {entry.writer}, whose last was {last.number}"
                 yield Severity.DAMAGE, f"{what}: a batch is listed twice, or is missing"
-        self.recent[entry.writer] = WriterState(entry.number, entry.sequence, entry.first, entry.count, entry.listed)
+        self.recent[writer] = WriterState(number, entry.sequence, entry.first, entry.count, entry.listed)
         for memory, limit, next_one in ((self.recent, MAX_WRITERS, self.older), (self.older, _OLDER_WRITERS, None)):
             if len(memory) > limit:
                 silent = next(iter(memory))

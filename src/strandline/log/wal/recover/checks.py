@@ -13,6 +13,7 @@ from strandline.formats.wal.frame import Ending, Frame, decode_frame
 from strandline.formats.wal.index import Index, IndexEntry
 from strandline.log.findings import Finding, FindingKind, Severity
 from strandline.log.slots import retained_first
+from strandline.log.source_writers import remembered
 from strandline.log.wal.names import LEAD, salt_of
 from strandline.log.wal.read.catalog import Located
 from strandline.log.wal.recover.scan_tail import Hole
@@ -132,7 +133,8 @@ class FileCheck:
             self._add(frame.start, frame.end, FindingKind.FRAME, _reason(error), is_cut=False)
         else:
             if append is not None:
-                writers[append[0]] = WriterState(append[1], first, first, info.count, info.timestamp * 1000)
+                writer, number = remembered(*append)
+                writers[writer] = WriterState(number, first, first, info.count, info.timestamp * 1000)
         self._pass(frame)
         facts.next = max(facts.next, first + info.count)
         facts.frames += 1

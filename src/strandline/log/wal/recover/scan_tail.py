@@ -31,6 +31,7 @@ from strandline.formats.wal.frame import (
 from strandline.formats.wal.index import Index, decode_index, new_chain
 from strandline.formats.wal.mark import Mark
 from strandline.log.folders import FolderKind, check_missing
+from strandline.log.source_writers import remembered
 from strandline.log.wal.names import IDENTITY, KEPT, LEAD, data_name, firsts_in, index_name, salt_of
 from strandline.log.wal.read.catalog import Located, damaged
 from strandline.log.wal.read.watermark import read_mark
@@ -66,7 +67,8 @@ def located(path: str, frame: Frame) -> tuple[Located, dict[WriterId, WriterStat
     found = Located(path, frame.start, size, first, end, info.term, info.timestamp)
     if append is None:
         return found, {}
-    return found, {append[0]: WriterState(append[1], first, first, info.count, info.timestamp * 1000)}
+    writer, number = remembered(*append)
+    return found, {writer: WriterState(number, first, first, info.count, info.timestamp * 1000)}
 
 
 def walk(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
 
 from strandline.errors import DiskFull, ExpectationFailed, Fenced, LogFailed
+from strandline.log.source_writers import remembered
 from strandline.log.wal.write.groups import (
     CommitGroup,
     Encoded,
@@ -218,20 +219,27 @@ class GroupCommitter(Generic[W]):
         return None if state is None else state.number
 
     def _repeated(self, writer: WriterId, number: int, count: int) -> WalHandle | None:
-        state, group = self._writers.get(writer, (None, _DONE))
-        if state is not None and number <= state.number:
+        known, upto = remembered(writer, number)
+        state, group = self._writers.get(known, (None, _DONE))
+        if state is not None and upto <= state.number:
             # An earlier number is in the same group or in an earlier one, and durable when this one is.
-            first, held = (state.first, state.count) if number == state.number else (None, count)
+            first, held = (state.first, state.count) if upto == state.number else (None, count)
             return WalHandle(group, first, held, repeated=True)
-        check_number(writer, number, state)
+        check_number(writer, number, state, known=self._writers)
         return None
 
     def _remember(self, writer: WriterId, number: int, first: int, count: int, group: CommitGroup) -> None:
-        self._writers[writer] = (WriterState(number, first, first, count, 0), group)
+        known, upto = remembered(writer, number)
+        self._writers[known] = (WriterState(upto, first, first, count, 0), group)
         if len(self._writers) > _MANY_WRITERS:
             states = {known: state for known, (state, _) in self._writers.items()}
             forget_silent(states)
             self._writers = {known: self._writers[known] for known in states}
+
+    def last_append(self, writer: WriterId) -> tuple[WriterState, CommitGroup] | None:
+        """The last append of a writer, and the group to wait for until it is durable; None if it is not known."""
+        with self._lock:
+            return self._writers.get(writer)
 
     def _make_room(self) -> None:
         """Wait until less is queued; called and left with the lock held."""

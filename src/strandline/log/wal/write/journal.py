@@ -16,6 +16,7 @@ from strandline.formats.arrow.value_page import MOST_RECORDS, encode_values
 from strandline.formats.wal.folder import batch_metadata, lead_metadata
 from strandline.formats.wal.frame import FrameInfo, encode_frame
 from strandline.formats.wal.index import Index, IndexEntry, encode_entry, index_lead, new_chain
+from strandline.log.source_writers import remembered
 from strandline.log.wal.names import LEAD, data_name, index_name, salt_of
 from strandline.log.wal.read.catalog import Located
 from strandline.log.wal.read.span import Held, Records
@@ -282,7 +283,7 @@ class Journal:
         place = self.place
         for (frame, _), append in zip(written.held, written.appends, strict=True):
             if append is not None:
-                writer, number = append
+                writer, number = remembered(*append)
                 state = WriterState(number, frame.first, frame.first, frame.next - frame.first, frame.timestamp * 1000)
                 place.writers[writer] = state
                 self._index.saw(writer, state)

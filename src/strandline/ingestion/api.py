@@ -1,0 +1,121 @@
+"""The public call: ``ingest``, of logs or of their addresses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from os import PathLike
+from threading import Event as StopEvent
+from typing import Any
+
+from strandline.followers.run import Batching
+from strandline.ingestion.log_sink import TargetLog
+from strandline.ingestion.run import Ingested, IngestProgress, ingest_log
+from strandline.log.contract import Log
+from strandline.model.addresses import Address, as_address, split_address
+from strandline.model.arguments import checked
+from strandline.model.cursor import Start
+from strandline.opening import open_url
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.closing import Closing
+
+
+@checked
+def ingest(
+    source: Address | Log,
+    target: Address | TargetLog,
+    *,
+    follow: bool = False,
+    slot: str | None = None,
+    start: Start = "beginning",
+    skip_trimmed: bool = False,
+    stop: StopEvent | None = None,
+    batching: Batching | None = None,
+    on_progress: Callable[[IngestProgress], None] | None = None,
+    source_options: Mapping[str, Any] | None = None,
+    target_options: Mapping[str, Any] | None = None,
+    clock: Clock = CLOCK,
+    chance: Chance = CHANCE,
+) -> Ingested:
+    """Append every record of a source to a log, exactly once and in order, however often it is interrupted.
+
+    The target alone holds the progress: records and source position are in one append. Killed at any moment and
+    started again, it continues behind the last record in the target, even if the target has deleted that record since.
+    Of two ingests of the same source into one target, one is refused; other writers of the target do no harm. Keys,
+    operations, values, timestamps and headers are kept; offsets differ, see
+    :func:`~strandline.ingestion.translation.translate_cursor`.
+
+    Args:
+        source: A log or its address, as for ``strandline.open``; a WAL is read beside the process that writes it.
+        target: A log that can be appended to, or its address; an object log or a WAL is created if there is none.
+        follow: Go on when the end is reached, until ``stop`` is set. Otherwise it ends at the source's end as of now.
+        slot: The slot that pins the source between two runs. Without one the source is pinned only while
+            this runs; with ``follow`` the slot is called ``ingest-`` and the target's id.
+        start: Where the first ingest of a source begins; later ones continue.
+        skip_trimmed: Go on with the first retained record of a source that deleted records before they were ingested.
+        stop: Ends it soon; everything that was read is appended before.
+        batching: Limits of one append.
+        on_progress: Called after each append.
+        source_options: Arguments of ``strandline.open`` for the address of the source.
+        target_options: The same for the target.
+        clock: The clock, for tests.
+        chance: Random numbers, for tests.
+
+    Raises ``CursorExpired`` if the source deleted records that were not ingested yet, ``Diverged`` if it is not the one
+    that was ingested before, ``OutOfOrder`` if another ingest appends the same source, or the target lost its end.
+
+    >>> import pyarrow as pa
+    >>> orders = open_url("memory://doctest-ingest", create=True)
+    >>> with orders.producer() as producer:
+    ...     _ = producer.append_batch(pa.table({"key": [b"a", b"b"], "value": [b"1", b"2"]}))
+    >>> copy = open_url("memory://doctest-ingested", create=True)
+    >>> ingest(orders, copy).records, ingest(orders, copy).records, copy.bounds()
+    (2, 0, Bounds(first=0, next=2))
+    """
+    with contextlib.ExitStack() as opened:
+        return ingest_log(
+            _opened_source(source, source_options or {}, opened),
+            _opened_target(target, target_options or {}, opened),
+            slot=slot,
+            start=start,
+            skip_trimmed=skip_trimmed,
+            keep_following=follow,
+            stop=stop,
+            batching=batching,
+            on_progress=on_progress or (lambda _: None),
+            clock=clock,
+            chance=chance,
+        )
+
+
+def _opened_source(source: Address | Log, options: Mapping[str, Any], opened: contextlib.ExitStack) -> Log:
+    if not isinstance(source, (str, PathLike)):
+        return source
+    log: Log = _closed_at_end(open_source(source, **options), opened)
+    return log
+
+
+def open_source(address: Address, **options: Any) -> Any:
+    """The source at an address; a write-ahead log is opened for reading."""
+    url = as_address(address)
+    if "://" in url and split_address(url).scheme == "wal":
+        options = {"read_only": True, **options}
+    return open_url(address, **options)
+
+
+def _opened_target(target: Address | TargetLog, options: Mapping[str, Any], opened: contextlib.ExitStack) -> TargetLog:
+    if not isinstance(target, (str, PathLike)):
+        return target
+    log: TargetLog = _closed_at_end(open_target(target, **options), opened)
+    return log
+
+
+def open_target(address: Address, **options: Any) -> Any:
+    """The target at an address; an object log or a write-ahead log is created if there is none."""
+    url = as_address(address)
+    scheme = split_address(url).scheme if "://" in url else "file"
+    return open_url(address, **options) if scheme.startswith("grpc") else open_url(address, create=True, **options)
+
+
+def _closed_at_end(log: Any, opened: contextlib.ExitStack) -> Any:
+    return opened.enter_context(log) if isinstance(log, Closing) else log

@@ -1,0 +1,179 @@
+"""A log as the sink of another one: appends its records, and the position in the source, in one append."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple, Protocol, final, runtime_checkable
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.errors import CommitTimedOut, NotReady, OutcomeUnknown, StrandlineError
+from strandline.log.contract import Handle, LogReading, Receipt, require
+from strandline.log.source_writers import advancing, source_writer
+from strandline.model.cursor import Cursor
+from strandline.model.head import WriterId, WriterState
+from strandline.model.records import RECORD_SCHEMA, RecordSource
+from strandline.model.sink import remaining
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.retry import Backoff
+
+APPEND_BYTES: Final = 32 << 20
+"""Records are joined to appends of about this size; a larger source batch is split."""
+
+_COMMITTED_WITHIN: Final = 30.0
+_LOOK: Final = 0.05
+
+RETRIES: Final = Backoff(attempts=40, base=0.05, ceiling=2.0)
+"""For about a minute: as long as a change of leader may take."""
+
+
+TARGET: Final = ("append", "bounds", "cursor_at", "last_append", "plan")
+
+
+@runtime_checkable
+class TargetLog(LogReading, Protocol):
+    """The part of a log that an ingest needs of its target."""
+
+    def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
+        """Append a batch, whole or not at all, once per number."""
+
+    def last_append(self, writer: WriterId) -> WriterState | None:
+        """The last append of a source; None if there was none."""
+
+
+class SourcePiece(NamedTuple):
+    """Records of one append, and the position in the source behind them."""
+
+    records: pa.Table
+    next: int
+
+
+def pieces_of(records: pa.Table, upto: int, *, most: int = APPEND_BYTES, whole: bool = False) -> Iterator[SourcePiece]:
+    """The records of a range in appends of about ``most`` bytes, in order; the last one reaches ``upto``.
+
+    Records with the same offset, as in a batch of a queue of version 1, are never separated. ``whole``: each offset is
+    an append of its own.
+    """
+    batches = [batch for batch in records.to_batches() if batch.num_rows]
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in _cut(batches, most):
+        first = batch.column(0)[0].as_py()
+        # Records with one offset stay together: their position cannot be told apart.
+        is_border = bool(held) and held[-1].column(0)[-1].as_py() != first
+        if is_border and (whole or size + batch.nbytes > most):
+            yield _piece(held, first)
+            held, size = [], 0
+        held.append(batch)
+        size += batch.nbytes
+    if held:
+        yield _piece(held, upto)
+
+
+def _cut(batches: list[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        parts = min(batch.num_rows, -(-batch.nbytes // most))
+        rows = -(-batch.num_rows // parts)
+        yield from (batch.slice(at, rows) for at in range(0, batch.num_rows, rows)) if parts > 1 else (batch,)
+
+
+def _piece(batches: list[pa.RecordBatch], upto: int) -> SourcePiece:
+    return SourcePiece(pa.Table.from_batches(batches).select(RECORD_SCHEMA.names), upto)
+
+
+@final
+class LogSink:
+    """The copy of a source in a log. Satisfies :class:`~strandline.model.sink.Sink`. One thread at a time.
+
+    Each append begins at the position that the target remembers for the source, else the target refuses it: a second
+    ingest, or a target that lost its end, is ``OutOfOrder``, and nothing is doubled or skipped. Timestamps, operations,
+    keys, values and headers are kept; other writers may append to the target, too.
+    """
+
+    def __init__(
+        self, target: TargetLog, *, whole: bool = False, clock: Clock = CLOCK, chance: Chance = CHANCE
+    ) -> None:
+        """Into ``target``. ``whole``: each source batch with an offset of its own becomes an append of its own."""
+        require(target, "the target of an ingest", *TARGET)
+        self._target = target
+        self._whole = whole
+        self._clock = clock
+        self._chance = chance
+        self._has_looked = False
+        self._number: int | None = None
+        """The position that the target remembers: the next append begins there. None before the first one."""
+        self._shown: Cursor | None = None
+        """The cursor to resume from."""
+        self._at: Cursor | None = None
+        """Everything below is stored, or holds no records."""
+        self.records = 0
+        """Number of records appended by this object."""
+
+    def __repr__(self) -> str:
+        return f"LogSink({self._target!r})"
+
+    def last_append(self, log_id: UUID) -> WriterState | None:
+        """The last append from a source, when readers of the target can see it; None if there was none.
+
+        Not earlier: until then a change of leader may lose it, and its source must not forget the records.
+        """
+        deadline = self._clock.monotonic() + _COMMITTED_WITHIN
+        while True:
+            found = self._target.last_append(source_writer(str(log_id)))
+            if found is None or self._target.bounds().next >= found.first + found.count:
+                return found
+            if self._clock.monotonic() > deadline:
+                raise NotReady(
+                    f"{self._target!r} has not committed its records up to offset {found.first + found.count} within "
+                    f"{_COMMITTED_WITHIN:g} s: see that its replicas run, and start the ingest again."
+                )
+            self._clock.sleep(_LOOK)
+
+    def cursor(self, log_id: UUID) -> Cursor | None:
+        """The position in the source that is stored in the target; None if nothing was ingested yet."""
+        if not self._has_looked:
+            found = self.last_append(log_id)
+            if found is not None:
+                self._number, self._shown = found.number, Cursor(log_id, found.number)
+                self._at = self._shown
+            self._has_looked = True
+        return self._shown
+
+    def skip_to(self, cursor: Cursor) -> None:
+        """Continue at a later cursor of the source: the next append passes over the offsets before it."""
+        self._shown = self._at = cursor
+
+    def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
+        """Append the records of a range, with the position ``upto``; durable when it returns.
+
+        The position of a range without records is stored with the next records.
+        """
+        rest = remaining(records, since=since, upto=upto, at=self._at)
+        if rest is None:
+            return
+        writer = source_writer(str(since.log_id))
+        number = since.next if self._number is None else self._number
+        self._shown = since if self._shown is None else self._shown
+        for piece in pieces_of(rest, upto.next, whole=self._whole):
+            self._append(piece.records, advancing(writer, piece.next - number), number)
+            self._number = number = piece.next
+            self._shown = self._at = upto if number == upto.next else since.at(number)
+            self.records += piece.records.num_rows
+        self._at = upto
+
+    def _append(self, records: pa.Table, writer: WriterId, number: int) -> Receipt:
+        """Append once, however often it is tried: the target recognises the repetition by its number."""
+        attempt = 0
+        while True:
+            try:
+                return self._target.append(records, writer=writer, number=number).result()
+            except StrandlineError as error:
+                attempt += 1
+                if attempt >= RETRIES.attempts or not _may_be_repeated(error):
+                    raise
+                self._clock.sleep(RETRIES.pause(attempt - 1, self._chance.jitter()))
+
+
+def _may_be_repeated(error: StrandlineError) -> bool:
+    return error.retryable or isinstance(error, (OutcomeUnknown, CommitTimedOut))

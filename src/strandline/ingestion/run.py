@@ -1,0 +1,201 @@
+"""``ingest``: follows a source into a log, from the position that the target remembers.
+
+There is no checkpoint. Each append has the position in the source as its number, and the advance in its writer id
+(:mod:`strandline.log.source_writers`): the target alone knows how far it has come, records and position are in one
+append, and an append that does not begin at that position is refused. So a crash at any point, a lost answer, a second
+ingest or a target that lost its end can neither double nor skip a record. The rest is
+:func:`~strandline.followers.run.follow`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from threading import Event as StopEvent
+from typing import Final
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.compat.v1.log import QueueLog
+from strandline.errors import CursorExpired, Diverged, InvalidInput, NotFound, NotReady, StorageError, Unsupported
+from strandline.followers.run import Batching, follow
+from strandline.ingestion.log_sink import TARGET, LogSink, TargetLog
+from strandline.log.contract import READING, Log, LogReading, Slots, require
+from strandline.log.heartbeat import SlotHeartbeat
+from strandline.model.cursor import Cursor, Limit, Start
+from strandline.model.records import RECORD_SCHEMA
+from strandline.model.retention import NEWCOMER_SECONDS
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+
+_BATCHING: Final = Batching(records=1 << 20, bytes=32 << 20, window=0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class IngestProgress:
+    """Progress of an ingest: the source is in the target up to ``next``, and ended at ``end`` when it began.
+
+    ``records`` were appended by this run.
+    """
+
+    next: int
+    end: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """The result of an ingest: the cursors behind the ingested records, in the source and in the target."""
+
+    source: Cursor
+    target: Cursor | None
+    """None if nothing was ever ingested."""
+    records: int
+    """Number of records appended by this run."""
+
+
+@dataclass(slots=True)
+class _ReportingSink:
+    """The sink of an ingest, which reports its progress."""
+
+    sink: LogSink
+    end: int
+    report: Callable[[IngestProgress], None]
+
+    def cursor(self, log_id: UUID) -> Cursor | None:
+        return self.sink.cursor(log_id)
+
+    def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
+        self.sink.apply(records, since=since, upto=upto)
+        self.report(IngestProgress(upto.next, self.end, self.sink.records))
+
+
+def ingest_log(
+    source: Log,
+    target: TargetLog,
+    *,
+    slot: str | None = None,
+    start: Start = "beginning",
+    skip_trimmed: bool = False,
+    keep_following: bool = False,
+    stop: StopEvent | None = None,
+    batching: Batching | None = None,
+    on_progress: Callable[[IngestProgress], None] = lambda _: None,
+    clock: Clock = CLOCK,
+    chance: Chance = CHANCE,
+) -> Ingested:
+    """Append the records of one log to another; see :func:`~strandline.ingestion.api.ingest`."""
+    require(source, "ingested", *READING)
+    require(target, "the target of an ingest", *TARGET)
+    if source.log_id == target.log_id:
+        raise InvalidInput("A log cannot be ingested into itself: choose another target.")
+    sink = LogSink(target, whole=isinstance(source, QueueLog), clock=clock, chance=chance)
+    _resume(source, target, sink, skip_trimmed=skip_trimmed)
+    end = source.end().next
+    if slot is None and keep_following and not isinstance(source, QueueLog) and has_slots(source):
+        slot = f"ingest-{target.log_id}"
+    first = sink.cursor(source.log_id)
+    with contextlib.ExitStack() as held:
+        if slot is None and first is not None:
+            held.enter_context(pinned(source, first.next, clock=clock, chance=chance))
+        reached = follow(
+            source,
+            _ReportingSink(sink, end, on_progress),
+            slot,
+            start=start,
+            until=None if keep_following else end,
+            stop=stop,
+            batching=batching or _BATCHING,
+            clock=clock,
+            chance=chance,
+        )
+    last = sink.last_append(source.log_id)
+    return Ingested(reached, None if last is None else target.cursor_at(last.first + last.count), sink.records)
+
+
+def _resume(source: Log, target: TargetLog, sink: LogSink, *, skip_trimmed: bool) -> None:
+    """Find the position of an earlier ingest; refuses a source that cannot continue from there."""
+    last = sink.last_append(source.log_id)
+    cursor = sink.cursor(source.log_id)
+    if last is None or cursor is None:
+        return
+    bounds = source.bounds()
+    if bounds.next < cursor.next:
+        raise Diverged(
+            f"The source ends at offset {bounds.next}, and {target!r} holds it up to {cursor.next}: the source was "
+            "restored from an older copy, or created again. Ingest it into another log."
+        )
+    if cursor.next < bounds.first:
+        if not skip_trimmed:
+            raise CursorExpired(
+                f"The source begins at offset {bounds.first}, and {target!r} holds it up to {cursor.next}: the "
+                f"{bounds.first - cursor.next:,} offsets between them were deleted before they were ingested, and are "
+                "lost to the target. To go on without them, pass skip_trimmed=True (--skip-trimmed)."
+            )
+        sink.skip_to(source.cursor_at(bounds.first))
+        return
+    there, here = last_record(target, last.first + last.count), last_record(source, cursor.next)
+    if there is not None and here is not None and not there.equals(here):
+        raise Diverged(
+            f"The last record that {target!r} holds of the source is not the one at offset {cursor.next - 1} of the "
+            "source: the source was restored from a copy, or created again, and has grown differently since. Ingest "
+            "it into another log."
+        )
+
+
+def last_record(log: LogReading, upto: int) -> pa.RecordBatch | None:
+    """The last record below an offset, without the offset; None if it is not retained."""
+    try:
+        spans = log.plan(Cursor(log.log_id, upto - 1), Limit(batches=1, upto=upto))
+        batches = [batch for span in spans for batch in span.fetch() if batch.num_rows]
+    except (CursorExpired, NotFound):
+        return None
+    return batches[-1].slice(batches[-1].num_rows - 1).select(RECORD_SCHEMA.names) if batches else None
+
+
+def has_slots(source: object) -> bool:
+    """Whether the source has slots, so that it can be pinned."""
+    try:
+        return isinstance(getattr(source, "slots", None), Slots)
+    except (NotReady, Unsupported):
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Touched:
+    """An unclaimed slot, kept alive by heartbeats; it expires without them."""
+
+    slots: Slots
+    name: str
+    epoch: int
+    is_provisional: bool = True
+
+    def advance(self, to: Cursor) -> None:
+        """Stays where it is."""
+
+    def touch(self) -> None:
+        self.slots.touch(self.name, self.epoch)
+
+
+@contextlib.contextmanager
+def pinned(source: Log, position: int, *, clock: Clock, chance: Chance) -> Iterator[None]:
+    """Pin a source while it is read: by a slot that is dropped in the end, and expires if this process is killed.
+
+    A source without slots, such as a replica, a queue of version 1 or the reader of a write-ahead log, is not pinned.
+    """
+    if isinstance(source, QueueLog) or not has_slots(source):
+        yield
+        return
+    name = f"ingest-{chance.uuid()}"
+    try:
+        created = source.slots.create(name, position, lifetime=NEWCOMER_SECONDS)
+    except (NotReady, Unsupported):
+        yield
+        return
+    try:
+        with SlotHeartbeat(_Touched(source.slots, name, created.epoch), source, clock=clock):
+            yield
+    finally:
+        with contextlib.suppress(NotFound, StorageError, NotReady):
+            source.slots.drop(name)

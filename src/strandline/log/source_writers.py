@@ -1,0 +1,90 @@
+"""Writers of ingested records: their ids and numbers hold the position in the source, so that a target knows it.
+
+An append from a source has the source's position as its number, and how far it advances that position in its writer id.
+The log remembers one number for each source: the position behind its last append. So records and source position are
+in one append by construction, need no format of their own, and are known even after the records were trimmed.
+
+Layout of such a UUID (version 8): the mark ``src`` (24 bits), a hash of the source's identity (50 bits), and the
+advance (48 bits), which is 0 in the id under which the log remembers the source.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+from uuid import UUID
+
+from strandline.errors import InvalidInput
+from strandline.model.head import WriterId
+
+_MARK: Final = b"src"
+_MARK_AT: Final = 104
+_MARK_NUMBER: Final = int.from_bytes(_MARK, "big")
+_ADVANCE: Final = 48
+_MOST: Final = (1 << _ADVANCE) - 1
+_VERSION: Final = 0x80
+_VERSION_AT: Final = 76
+_VARIANT: Final = 0x80
+_LARGEST: Final = (1 << 63) - 1
+
+
+def source_writer(identity: str) -> WriterId:
+    """The id under which a log remembers the position in a source with this identity.
+
+    >>> writer = source_writer("kafka:cluster/orders/0")
+    >>> is_source(writer), is_source(WriterId(UUID(int=7)))
+    (True, False)
+    >>> source_writer("kafka:cluster/orders/1") == writer
+    False
+    """
+    data = bytearray(_MARK + blake2b(identity.encode(), digest_size=7).digest() + bytes(_ADVANCE // 8))
+    data[6] = _VERSION | data[6] & 0x0F
+    data[8] = _VARIANT | data[8] & 0x3F
+    return WriterId(UUID(bytes=bytes(data)))
+
+
+def is_source(writer: WriterId) -> bool:
+    """Whether this is the writer id of a source: then its numbers are positions."""
+    number = writer.int
+    return number >> _MARK_AT == _MARK_NUMBER and number >> _VERSION_AT & 0x0F == _VERSION >> 4
+
+
+def advancing(writer: WriterId, advance: int) -> WriterId:
+    """The writer id of an append that advances the position in the source so far.
+
+    >>> writer = source_writer("orders")
+    >>> advance_of(advancing(writer, 1000)), known_as(advancing(writer, 1000)) == writer
+    (1000, True)
+    """
+    if not 0 < advance <= _MOST:
+        raise InvalidInput(f"An append advances the position in its source by 1 up to {_MOST:,}, not by {advance:,}.")
+    return WriterId(UUID(int=(writer.int >> _ADVANCE << _ADVANCE) | advance))
+
+
+def advance_of(writer: WriterId) -> int:
+    """How far an append of this writer advances the position in its source."""
+    return writer.int & _MOST
+
+
+def known_as(writer: WriterId) -> WriterId:
+    """The id under which a log remembers a writer: that of the source, whatever the advance."""
+    return WriterId(UUID(int=writer.int >> _ADVANCE << _ADVANCE)) if is_source(writer) else writer
+
+
+def remembered(writer: WriterId, number: int) -> tuple[WriterId, int]:
+    """The id and number under which a log remembers an append.
+
+    Those of the append, or for an append from a source its id without the advance, and the position behind the append.
+    """
+    if not is_source(writer):
+        return writer, number
+    return known_as(writer), number + advance_of(writer)
+
+
+def check_source_number(writer: WriterId, number: int) -> None:
+    """``InvalidInput`` for an append from a source that advances nothing, or past the largest position."""
+    if is_source(writer) and (not advance_of(writer) or number + advance_of(writer) > _LARGEST):
+        raise InvalidInput(
+            f"The append from a source at position {number} advances it by {advance_of(writer)}: the id of its writer "
+            "holds the advance, at least 1, and positions have 63 bits."
+        )
