@@ -12,7 +12,7 @@ from strandline.errors import InvalidInput
 from strandline.formats.json.fields import Fields, write_fields, write_record
 from strandline.formats.wal.slots import slot_fields
 from strandline.log.planning import Fingerprinted, SpanWithTerm
-from strandline.model.cursor import Limit, Span
+from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.head import WriterId
 from strandline.model.json_values import fingerprint_text
 from strandline.node.flight.security import Role, Session
@@ -21,6 +21,8 @@ from strandline.node.messages import Caller, NodeService, Plan, PlannedSpan, wri
 
 _MOST_SPANS: Final = 4096
 """Spans of one answer; who needs more asks again behind the last."""
+
+WAIT: Final = "wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,19 @@ def _bounds(served: NodeService, session: Session, fields: Fields) -> list[bytes
     log = served.reading()
     bounds = log.bounds()
     return [write_fields({"log_id": log.log_id, "first": bounds.first, "next": bounds.next})]
+
+
+def wait_of(body: bytes) -> tuple[Cursor, float]:
+    """The cursor and the seconds of a wait."""
+    fields = Fields.parse(body or b"{}", f"The action {WAIT!r}").only("past", "seconds")
+    return fields.cursor("past"), fields.seconds("seconds")
+
+
+def _wait(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+    """The end behind which the server has waited."""
+    del fields
+    session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    return [write_fields({"next": served.reading().bounds().next})]
 
 
 def _plan(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
@@ -217,6 +232,7 @@ ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
         "topology": Action("The replicas of the log with their offsets.", _topology),
         "report": Action("The state of this node's copy; from then on it refuses terms below the caller's.", _report),
         "bounds": Action("The first and the next offset that readers see.", _bounds),
+        WAIT: Action("Block until there is a record past a cursor; answers with the next offset.", _wait),
         "plan": Action("The spans after a cursor, within a limit.", _plan),
         "cursor-at": Action("The cursor at an offset.", _cursor_at),
         "offset-at": Action("The offset of the first batch at a time or later.", _offset_at),

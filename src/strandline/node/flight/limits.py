@@ -34,6 +34,12 @@ class ServerLimits:
     """Calls that are reserved for replicas and administrators; at most a quarter of all."""
     feeds_each: int = 8
     """Streams of log batches for one replica."""
+    waits: int = 64
+    """Calls that wait for records at a time; beyond that, clients poll."""
+    waits_each: int = 16
+    """The same per caller."""
+    wait_seconds: float = 10.0
+    """Longest wait of one call; a client calls again."""
     message_bytes: int = 8 << 20
     """Largest message; a larger one is refused by its length. Clients send larger values in pieces."""
     append_bytes: int = 256 << 20
@@ -105,6 +111,7 @@ class CallLimiter:
         """Calls outside the reserved places."""
         self._each: Counter[str] = Counter()
         self._feeds: Counter[str] = Counter()
+        self._waits: Counter[str] = Counter()
 
     @property
     def inside(self) -> int:
@@ -193,6 +200,25 @@ class CallLimiter:
         finally:
             with self._lock:
                 _less(self._feeds, who)
+
+    @contextlib.contextmanager
+    def waiting(self, who: str) -> Iterator[None]:
+        """Count a call that waits for records during the block; ``Overloaded`` if there are too many.
+
+        Each takes a thread and does nothing: so many must not be left that others find none.
+        """
+        with self._lock:
+            if self._waits.total() >= self._limits.waits or self._waits[who] >= self._limits.waits_each:
+                raise Overloaded(
+                    f"{self._waits.total()} calls wait for records, {self._waits[who]} of them of {who}, which is the "
+                    "limit: look at the bounds from time to time instead, or wait a little later."
+                )
+            self._waits[who] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                _less(self._waits, who)
 
     def end_silent(self) -> None:
         """End the calls that have sent no message for too long."""

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import CorruptData, Diverged, NotReady, TransientStorageError
+from strandline.errors import CorruptData, Diverged, InvalidInput, NotReady, Overloaded, TransientStorageError
 from strandline.formats.json.fields import Fields
 from strandline.formats.node.ticket import ReadTicket
 from strandline.log import slots as rules
@@ -27,6 +27,7 @@ from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import WriterId
 from strandline.model.json_values import fingerprint_of
 from strandline.model.records import RecordSource
+from strandline.node.flight.actions import WAIT
 from strandline.node.flight.append_stream import AppendCommand, as_messages, write_command
 from strandline.node.flight.channel import TIMEOUT, Channel
 from strandline.node.flight.errors import asking
@@ -44,6 +45,11 @@ from strandline.storage.fork_check import Origin, bound_to_process
 T = TypeVar("T")
 
 _OFFSET: Final = "offset"
+
+_LONGEST_WAIT: Final = 10.0
+"""Seconds of one waiting call: a node that is gone is noticed in between."""
+
+_FAILED_PAUSE: Final = 0.1
 
 
 @dataclass(slots=True)
@@ -240,8 +246,11 @@ class RemoteLog(LogReading, Closing):
     def _ask(self, channel: Channel, action: str, **fields: Any) -> Fields:
         return answer(channel.ask(action, fields), channel.url)
 
-    def _read(self, ask: Callable[[Channel], T], end_of: Callable[[T], int | None]) -> T:
-        """Ask a node to read from; one whose log ends before what was shown already is left for another one."""
+    def _read(self, ask: Callable[[Channel], T], end_of: Callable[[T], int | None], *, waits: bool = True) -> T:
+        """Ask a node to read from; one whose log ends before what was shown already is left for another one.
+
+        Without ``waits`` each node is asked once.
+        """
         if self._nodes.is_one:
             return ask(self._nodes.all[0])
         shown = self._seen.next
@@ -254,7 +263,7 @@ class RemoteLog(LogReading, Closing):
             self._show(0, end or 0)
             return found
 
-        return self._nodes.on_reader(checked_ask)
+        return self._nodes.on_reader(checked_ask, waits=waits)
 
     def _refuse_shorter(self, channel: Channel, end: int, shown: int) -> None:
         if self._nodes.is_led_by(channel):
@@ -342,8 +351,36 @@ class RemoteLog(LogReading, Closing):
         )  # fmt: skip
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
-        """Block until there is a record to read past the cursor (True), or until the timeout (False); polls."""
-        return self._waiter.wait(self, past, timeout, self._clock)
+        """Block until there is a record to read past the cursor (True), or until the timeout (False).
+
+        A call to the node waits there. If it has too many of those, or is of an earlier version, this polls.
+        """
+        deadline = self._clock.monotonic() + timeout
+        while True:
+            try:
+                left = max(0.0, deadline - self._clock.monotonic())
+                if self._wait(past, min(left, _LONGEST_WAIT)) > past.next:
+                    return True
+            except (Overloaded, InvalidInput):
+                return self._waiter.wait(self, past, deadline - self._clock.monotonic(), self._clock)
+            except (NotReady, TransientStorageError):
+                if self._nodes.is_one:
+                    raise
+                self._clock.sleep(min(_FAILED_PAUSE, max(0.0, deadline - self._clock.monotonic())))
+            if self._clock.monotonic() >= deadline:
+                return False
+
+    def _wait(self, past: Cursor, seconds: float) -> int:
+        """The next offset of a node, behind the cursor or as of the end of a wait there."""
+        if not self._nodes.is_one and self._seen.next > past.next:
+            return self._seen.next  # it is known already: a node that is behind must not deny it
+
+        def ask(channel: Channel) -> int:
+            fields = {"past": past, "seconds": seconds}
+            data = channel.ask(WAIT, fields, timeout=seconds + channel.timeout)
+            return answer(data, channel.url).natural("next")
+
+        return self._read(ask, lambda found: found, waits=False)
 
     @property
     def slots(self) -> RemoteSlots:

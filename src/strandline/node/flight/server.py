@@ -25,7 +25,7 @@ from strandline.formats.node.ticket import (
 from strandline.formats.node.wire import decode_advance, encode_answer
 from strandline.model.node import NO_HEARTBEAT
 from strandline.model.records import RECORD_SCHEMA
-from strandline.node.flight.actions import ACTIONS, act
+from strandline.node.flight.actions import ACTIONS, WAIT, act, wait_of
 from strandline.node.flight.admission import Admission, AdmittedCall
 from strandline.node.flight.append_stream import collect, read_command
 from strandline.node.flight.errors import refusal_of, stopping
@@ -39,7 +39,7 @@ from strandline.node.flight.protocol import (
     write_put_result,
 )
 from strandline.node.flight.security import Role, ServerSecurity, check_listening
-from strandline.node.flight.streams import CHUNK_SCHEMA, HeartbeatTimer, feeding, pieces, read_schema, reading
+from strandline.node.flight.streams import CHUNK_SCHEMA, TURN, HeartbeatTimer, feeding, pieces, read_schema, reading
 from strandline.node.flight.transport import CallCancelled, GrpcCall, GrpcServer, watch
 from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import Caller, NodeService, write_commit
@@ -215,8 +215,22 @@ class _Service:
     def _do_action(self, admitted: AdmittedCall) -> Iterator[bytes]:
         action = fl.Action.deserialize(check_request(admitted.first()))
         admitted.named()
-        for answer in act(self._served, admitted.session, action.type, action.body.to_pybytes()):
+        body = action.body.to_pybytes()
+        if action.type == WAIT:
+            self._wait(admitted, body)
+        for answer in act(self._served, admitted.session, action.type, body):
             yield fl.Result(pa.py_buffer(answer)).serialize()
+
+    def _wait(self, admitted: AdmittedCall, body: bytes) -> None:
+        """Block until there is a record past a cursor, or the time is over."""
+        admitted.session.need(*_EVERYBODY)
+        past, seconds = wait_of(body)
+        log, live = self._served.reading(), self._live(admitted)
+        deadline = self._clock.monotonic() + min(seconds, self._limits.wait_seconds)
+        with self._admission.limiter.waiting(admitted.who):
+            while live() and (left := deadline - self._clock.monotonic()) > 0:
+                if log.wait(past, min(left, TURN)):
+                    return
 
     def _list_flights(self, admitted: AdmittedCall) -> Iterator[bytes]:
         admitted.first()
