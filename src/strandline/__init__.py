@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from strandline.followers.watch.api import watch_applied_async as watch_applied_async
     from strandline.followers.watch.run import Exports as Exports
     from strandline.ingestion.api import ingest as ingest
+    from strandline.ingestion.translation import translate_cursor as translate_cursor
     from strandline.kv.contract import Watcher as Watcher
     from strandline.log.contract import Log as Log
     from strandline.log.produce.producer import Producer as Producer
@@ -84,6 +85,7 @@ _get, __dir__, __all__ = lazy(
         "snapshots": "strandline.snapshots:",
         "spark": "strandline.spark:",
         "tier": "strandline.tier:",
+        "translate_cursor": "strandline.ingestion.translation",
         "watch_applied": "strandline.followers.watch.api",
         "watch_applied_async": "strandline.followers.watch.api",
     },

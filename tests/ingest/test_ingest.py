@@ -27,6 +27,11 @@ PAIRS = [
             ("memory", "memory"),
             ("wal", "object"),
             ("wal", "wal"),
+            ("object", "remote"),
+            ("object", "node"),
+            ("remote", "object"),
+            ("node", "wal"),
+            ("remote", "remote"),
             ("object", "object"),
         ]
     ),

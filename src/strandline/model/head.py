@@ -145,6 +145,14 @@ class WriterState:
     listed: int
 
 
+class StoredAppend(NamedTuple):
+    """One stored batch: its offsets ``first`` up to ``next``, and writer and number of its append, if it had them."""
+
+    first: int
+    next: int
+    append: tuple[WriterId, int] | None
+
+
 @dataclass(frozen=True, slots=True)
 class Pin:
     """A position that a slot is about to take; it pins until the slot's own cell is written.

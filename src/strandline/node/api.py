@@ -20,7 +20,7 @@ from strandline.log.writers import numbered
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
-from strandline.model.head import WriterId
+from strandline.model.head import StoredAppend, WriterId, WriterState
 from strandline.model.records import RecordSource
 from strandline.node.config import NodeConfig, NodeSettings, ReplicaSettings
 from strandline.node.lead.commits import CommitHandle
@@ -73,6 +73,10 @@ class _NodeHandle(LogReading, Closing):
     def cursor_at(self, offset: int) -> Cursor:
         """The cursor at ``offset``."""
         return self._committed_log.cursor_at(offset)
+
+    def append_at(self, offset: int) -> StoredAppend:
+        """The batch with the record at an offset."""
+        return self._committed_log.append_at(offset)
 
     def position_of(self, start: Start) -> int:
         """The offset of a start; whether it is retained is not checked."""
@@ -180,6 +184,10 @@ class Primary(_NodeHandle):
         return self._role.append(
             batch, append=numbered(writer, number), policy=as_policy(policy), timeout=timeout, expect=expect
         )
+
+    def last_append(self, writer: WriterId) -> WriterState | None:
+        """The last append of a writer, or of a source of ingested records; None if the log does not know it."""
+        return self._role.last_append(writer)
 
     def append_values(
         self, values: Sequence[bytes], *, policy: str | CommitPolicy | None = None, timeout: float = COMMIT_SECONDS

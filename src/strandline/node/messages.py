@@ -12,7 +12,7 @@ from strandline.formats.json.fields import Fields, write_fields
 from strandline.log.contract import Receipt
 from strandline.log.slots import Cause, FullRebootstrap, PartialResync
 from strandline.model.cursor import Cursor
-from strandline.model.head import LogBatch, WriterId
+from strandline.model.head import LogBatch, WriterId, WriterState
 from strandline.model.json_values import PlainName
 from strandline.model.node import Heartbeat
 from strandline.model.records import RecordSource
@@ -396,6 +396,9 @@ class PrimaryService(PrimaryApi, Protocol):
 
     def last_number(self, writer: WriterId) -> int | None:
         """The number of the writer's last append; None if the log does not know the writer."""
+
+    def last_append(self, writer: WriterId) -> WriterState | None:
+        """The last append of a writer, or of a source of ingested records; None if the log does not know it."""
 
 
 @runtime_checkable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Final
@@ -154,6 +154,21 @@ def _last_number(served: NodeService, session: Session, fields: Fields) -> list[
     return [write_fields({"number": served.primary.last_number(WriterId(fields.uuid("writer")))})]
 
 
+def _last_append(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("writer")
+    session.need(Role.CLIENT, Role.ADMIN)
+    last = served.primary.last_append(WriterId(fields.uuid("writer")))
+    return [write_fields({} if last is None else asdict(last))]
+
+
+def _append_at(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("offset")
+    session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    found = served.reading().append_at(fields.natural("offset"))
+    writer, number = found.append or (None, None)
+    return [write_fields({"first": found.first, "next": found.next, "writer": writer, "number": number})]
+
+
 def _consumers(served: NodeService, session: Session) -> ConsumerSlots:
     session.need(Role.CLIENT, Role.ADMIN)
     return served.primary.slots
@@ -237,6 +252,8 @@ ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
         "cursor-at": Action("The cursor at an offset.", _cursor_at),
         "offset-at": Action("The offset of the first batch at a time or later.", _offset_at),
         "last-number": Action("The number of a writer's last append.", _last_number),
+        "last-append": Action("The last append of a writer, or of a source of ingested records.", _last_append),
+        "append-at": Action("The batch with the record at an offset: its offsets, writer and number.", _append_at),
         "slots": Action("The slots of consumers.", _slots),
         "create-slot": Action("Create the slot of a consumer.", _create_slot),
         "claim-slot": Action("Become the holder of a slot.", _claim_slot),

@@ -24,7 +24,7 @@ from strandline.log.writers import numbered
 from strandline.model.addresses import AddressText
 from strandline.model.arguments import Duration, Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
-from strandline.model.head import WriterId
+from strandline.model.head import StoredAppend, WriterId, WriterState
 from strandline.model.json_values import fingerprint_of
 from strandline.model.records import RecordSource
 from strandline.node.flight.actions import WAIT
@@ -59,6 +59,10 @@ class _Seen:
     log_id: UUID | None = None
     first: int = 0
     next: int = 0
+
+
+def _no_end(_: Fields) -> None:
+    """The answer does not say where the log ends."""
 
 
 @bound_to_process()
@@ -185,6 +189,19 @@ class RemoteLog(LogReading, Closing):
         """The number of the writer's last append, as the primary knows; None if it does not know the writer."""
         found = self._nodes.on_leader(lambda channel: self._ask(channel, "last-number", writer=writer), may_repeat=True)
         return found.maybe_natural("number")
+
+    def last_append(self, writer: WriterId) -> WriterState | None:
+        """The last append of a writer, or of a source of ingested records; None if the primary does not know it."""
+        found = self._nodes.on_leader(lambda channel: self._ask(channel, "last-append", writer=writer), may_repeat=True)
+        return found.record(WriterState) if "number" in found else None
+
+    def append_at(self, offset: int) -> StoredAppend:
+        """The batch with the record at an offset; ``CursorExpired`` if it is not retained."""
+        found = self._read(lambda channel: self._ask(channel, "append-at", offset=offset), _no_end)
+        first, following = found.natural("first"), found.natural("next")
+        if found.maybe_natural("number") is None:
+            return StoredAppend(first, following, None)
+        return StoredAppend(first, following, (WriterId(found.uuid("writer")), found.natural("number")))
 
     # --- reading -----------------------------------------------------------------------------------------------
 

@@ -7,10 +7,12 @@ from datetime import datetime
 from typing import NamedTuple, final
 from uuid import UUID
 
+from strandline.errors import NotReady
 from strandline.log.contract import LogReading, Slots
 from strandline.log.wal.read.reading import WalReading
 from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
+from strandline.model.head import StoredAppend
 
 
 class ReadableLog(NamedTuple):
@@ -69,6 +71,13 @@ class CommittedLog(LogReading):
     def cursor_at(self, offset: int) -> Cursor:
         """The cursor behind everything below ``offset``."""
         return self._source().log.cursor_at(offset)
+
+    def append_at(self, offset: int) -> StoredAppend:
+        """The batch with the record at an offset; ``NotReady`` if it is not committed yet."""
+        source = self._source()
+        if offset >= source.bounds().next:
+            raise NotReady(f"The log ends at offset {source.bounds().next}, and has no record at {offset} yet.")
+        return source.log.append_at(offset)
 
     def position_of(self, start: Start) -> int:
         """The offset at which a new consumer begins; neither ``now`` nor a time is past the end that readers see.

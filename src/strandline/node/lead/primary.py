@@ -10,7 +10,7 @@ from strandline.errors import ExpectationFailed, Fenced, LogClosed, NotReady, Ov
 from strandline.log.slots import Cause, FullRebootstrap, PartialResync, plan_resume
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Cursor
-from strandline.model.head import WriterId
+from strandline.model.head import WriterId, WriterState
 from strandline.model.node import Heartbeat, Peer
 from strandline.model.records import RecordSource
 from strandline.node.lead.bootstrap_snapshots import BootstrapSnapshots, Export
@@ -156,6 +156,11 @@ class PrimaryRole:
         """The number of the writer's last append; None if the log does not know the writer. ``Fenced`` if not led."""
         self.leadership.check("the last number of a writer may be another now")
         return self.log.last_number(writer)
+
+    def last_append(self, writer: WriterId) -> WriterState | None:
+        """The last append of a writer or of a source; None if the log does not know it. ``Fenced`` if not led."""
+        self.leadership.check("the last append of a writer may be another now")
+        return self.log.last_append(writer)
 
     def _slow_down(self) -> None:
         if not self.options.flow.is_on:

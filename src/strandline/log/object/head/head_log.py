@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
+from strandline.errors import NotReady
 from strandline.log import slots as rules
 from strandline.log.contract import LogReading
 from strandline.log.object.head.edits import bounds_of
@@ -13,7 +14,7 @@ from strandline.log.planning import entries_after, plan_entries
 from strandline.log.source_writers import known_as
 from strandline.model.arguments import checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
-from strandline.model.head import Entry, Head, WriterId, WriterState
+from strandline.model.head import Entry, Head, StoredAppend, WriterId, WriterState
 
 S = TypeVar("S", bound=Span)
 
@@ -55,6 +56,15 @@ class HeadLog(LogReading, ABC, Generic[S]):
     def last_append(self, writer: WriterId) -> WriterState | None:
         """The last append of a writer, or of a source of ingested records; None if the log does not know it."""
         return self.head().writers.get(known_as(writer))
+
+    def append_at(self, offset: int) -> StoredAppend:
+        """The batch with the record at an offset; ``CursorExpired`` if it is not retained."""
+        head = self.head()
+        rules.check_cursor(Cursor(self.log_id, offset), Cursor(self.log_id, 0), bounds_of(head))
+        entry = next(entries_from(head, offset, self.chunks), None)
+        if entry is None:
+            raise NotReady(f"The log ends at offset {head.next_offset}, and has no record at {offset} yet.")
+        return StoredAppend(entry.first, entry.next, (entry.writer, entry.number))
 
     def position_of(self, start: Start) -> int:
         """The offset at which a new consumer with this start begins; does not check whether it is retained."""

@@ -25,7 +25,7 @@ from strandline.log.wal.recover.scan_tail import read_identity, read_slots_file
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Signed, Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
-from strandline.model.head import WriterId
+from strandline.model.head import StoredAppend, WriterId
 from strandline.model.records import RecordSource
 from strandline.model.retention import Retention
 from strandline.model.times import TOLERANCE
@@ -98,6 +98,14 @@ class WalReading(LogReading, ABC):
             )
 
         return self._look(look)
+
+    def append_at(self, offset: int) -> StoredAppend:
+        """The frame with the record at an offset; ``CursorExpired`` if it is not retained. Reads the frame."""
+        spans = self.plan(Cursor(self._log_id, offset), Limit(batches=1))
+        if not spans:
+            raise NotReady(f"The log ends at offset {offset}, and has no record there yet.")
+        batch = spans[0].batch()
+        return StoredAppend(batch.first, batch.next, batch.append)
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[WalSpan]:
         """The spans to fetch after a cursor; the cost is proportional to the result, anywhere in the log.
