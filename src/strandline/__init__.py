@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from strandline import snapshots as snapshots
     from strandline import spark as spark
     from strandline import tier as tier
-    from strandline.followers.consumer.consumer import Consumer as Consumer
     from strandline.followers.delta.sink import DeltaSink as DeltaSink
     from strandline.followers.run import Batching as Batching
     from strandline.followers.run import follow as follow
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from strandline.model.records import Op as Op
     from strandline.model.sink import Sink as Sink
     from strandline.model.sink import Store as Store
+    from strandline.opening import Consumer as Consumer
     from strandline.opening import open_url
 
     open = open_url  # noqa: A001 - the public name
@@ -59,7 +59,7 @@ _get, __dir__, __all__ = lazy(
     {
         "AppendLogStore": "strandline.followers.stores.append_log",
         "Batching": "strandline.followers.run",
-        "Consumer": "strandline.followers.consumer.consumer",
+        "Consumer": "strandline.opening",
         "Cursor": "strandline.model.cursor",
         "DeltaSink": "strandline.followers.delta.sink",
         "Exports": "strandline.followers.watch.run",

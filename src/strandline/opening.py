@@ -9,6 +9,8 @@ from urllib.parse import unquote
 
 from strandline.compat.v1.log import QueueLog, open_queue
 from strandline.errors import InvalidInput
+from strandline.followers.consumer.consumer import Consumer
+from strandline.followers.consumer.opening import OPENERS
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
@@ -23,6 +25,8 @@ from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.store import ObjectStore
 from strandline.tier.opening import tiered
 from strandline.tier.read.tiered_log import TieredLog
+
+__all__ = ["Consumer", "OpenedLog", "open_url"]
 
 OpenedLog: TypeAlias = ObjectLog | TieredLog | WalLog | WalReader | RemoteLog | QueueLog
 """What ``open`` gives, by the scheme of the address."""
@@ -182,3 +186,7 @@ def _only(scheme: str, schemes: tuple[str, ...], what: str, **given: Any) -> Non
     wrong = [name for name, value in given.items() if value is not None]
     if wrong and scheme not in schemes:
         raise InvalidInput(f"{', '.join(f'{name}=' for name in wrong)} is for {what}, not for {scheme}://.")
+
+
+# Consumers open these addresses as everybody does; their own room knows object stores only.
+OPENERS.update(dict.fromkeys(("wal", *_NODES), open_url))

@@ -617,7 +617,7 @@ class TestPlaces:
             sl.Consumer(f"memory://nowhere-{uuid4().hex}")
 
     def test_anything_else_is_refused(self) -> None:
-        for place, options in ((4711, {}), (sl.log.MemoryLog(), {}), ("memory://x", {"format": "queue-v9"})):
+        for place, options in ((4711, {}), (object(), {}), ("memory://x", {"format": "queue-v9"})):
             with pytest.raises(InvalidInput):
                 sl.Consumer(place, **options)
 

@@ -33,7 +33,7 @@ def every_log(url: str, writer: sl.log.WriterId) -> int:
 
 def a_queue(url: str) -> str:
     assert_type(sl.open(url, format="queue-v1"), sl.compat.QueueLog)
-    with sl.Consumer(url) as consumer:
+    with sl.Consumer(sl.open(url)) as consumer:
         batch = consumer.next_batch()
         return "nothing" if batch is None else str(batch.sequence)
 

@@ -17,7 +17,9 @@ from strandline.errors import ConsumerClosed, CorruptData, InvalidInput, NotFoun
 from strandline.followers.consumer.batch import BatchPiece, ConsumedBatch, FetchHandle
 from strandline.followers.consumer.opening import DEFAULT_SLOT, BackgroundCollector, Format, Place, queue_at
 from strandline.followers.consumer.progress import AckProgress, AckStep, Gauges
+from strandline.log.queue.contract import start_of
 from strandline.log.reading import AHEAD_BYTES, fetch_in_order, pauses
+from strandline.model.addresses import Address
 from strandline.model.arguments import TIMEOUT, Duration, Named, Positive, Prose, Signed, Timeout, checked
 from strandline.model.cursor import Start
 from strandline.model.head import Descriptor
@@ -46,9 +48,9 @@ def _is_handed_to_asyncio(frame: FrameType | None) -> bool:
 @bound_to_process(own=("next_batch",))
 @checked(own=("next_batch",))  # a wrapper could be interrupted while it holds the batch
 class Consumer:
-    """Takes batches in order from a slot of a log, or from a queue of version 1, and acknowledges them.
+    """Takes batches in order from a slot of any log, or from a queue of version 1, and acknowledges them.
 
-    Opening claims the slot (of an object log it is created if there is none) and fences its former holder: a fenced
+    Opening claims the slot (which is created if there is none) and fences its former holder: a fenced
     consumer gets ``Fenced`` at its next read of the queue, durable acknowledgement or :meth:`flush`, and changes
     nothing. Batches that it was given before can still be fetched while the objects exist.
 
@@ -87,6 +89,7 @@ class Consumer:
         ack_every: Positive = 100,
         on_poison: OnPoison = "raise",
         dead_letter_limit: int = 16,
+        dead_letters: Address | None = None,
         trim_every: Duration | None = 300.0,
         format: Format | None = None,  # noqa: A002 - as in open
         manifest: str = "ingest/manifest",
@@ -98,7 +101,8 @@ class Consumer:
         """Claim the slot; durable when it returns.
 
         Args:
-            place: An address, an opened log, or a queue.
+            place: An address, an opened log, or a queue. Of a write-ahead log, the one that its process writes: only
+                that one changes slots. Of a node, its primary.
             slot: The slot's name; a queue of version 1 has only its own.
             last_acked: Acknowledge everything through this batch and start after it, which may move back. None starts
                 at the slot's position.
@@ -111,6 +115,8 @@ class Consumer:
             on_poison: How to handle a batch whose object is damaged or missing: ``"raise"``, which leaves the
                 cursor before it, or ``"dead-letter"``, which stores its remains and continues.
             dead_letter_limit: How many batches this consumer may dead-letter before it raises.
+            dead_letters: Folder or bucket for dead letters, of a log that has no object store: a write-ahead log, or a
+                node's. Needed there for ``on_poison="dead-letter"``.
             trim_every: Seconds between background trims and collections; None for none.
             format: ``"queue-v1"`` for a queue of version 1.
             manifest: Address of the manifest of a queue of version 1.
@@ -126,13 +132,15 @@ class Consumer:
         """
         self.holder: str = f"consumer-{chance.uuid().hex}" if holder is None else holder
         """The holder of the slot."""
-        self._queue = queue_at(
+        self._queue, self._opened = queue_at(
             place,
             slot=slot,
             start=start,
             format=format,
             manifest=manifest,
             data=data,
+            dead_letters=dead_letters,
+            sets_aside=on_poison == "dead-letter",
             options=options,
             clock=clock,
             chance=chance,
@@ -143,7 +151,12 @@ class Consumer:
         self._reading = threading.Lock()  # protects the read cursor, with its I/O
         self._acking = threading.Lock()  # protects acknowledgements, with their I/O
         self._state = threading.Lock()  # protects the numbers below; never held during I/O
-        self._progress = AckProgress(self._queue.claim(self.holder, last_acked), ack_every=ack_every)
+        try:
+            self._progress = AckProgress(self._queue.claim(self.holder, last_acked), ack_every=ack_every)
+        except BaseException:
+            if self._opened is not None:
+                self._opened.close()
+            raise
         self._fetcher = self._queue.fetcher()
         self._gauges = Gauges(self._queue.url, self._queue.slot)
         self._closed = False
@@ -208,7 +221,7 @@ class Consumer:
                 is_next = False
                 try:
                     with self._state:
-                        is_next = batch.sequence == self._progress.read  # else another call delivered it
+                        is_next = start_of(batch.descriptor) == self._progress.read  # else another call delivered it
                         if is_next:
                             self._progress.hand_out([batch.descriptor])
                             return batch
@@ -307,6 +320,8 @@ class Consumer:
                     with self._reading:
                         if piece.descriptor.sequence < self._read:
                             continue  # another call delivered it
+                        if start_of(piece.descriptor) != self._read:
+                            break  # another call delivered a part of it: look again
                         if piece.poison is not None:
                             self._set_poison_aside(piece.descriptor, piece.poison)
                             continue
@@ -447,6 +462,8 @@ class Consumer:
                     self._collector.stop()
                 if self._heartbeat is not None:
                     self._heartbeat.stop()
+            if self._opened is not None:
+                self._opened.close()
 
     def __enter__(self) -> Self:
         return self

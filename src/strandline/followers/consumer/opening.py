@@ -6,25 +6,47 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from os import PathLike
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 from strandline.compat.v1.log import SLOT, QueueLog, open_queue
 from strandline.compat.v1.queue import V1Queue
 from strandline.errors import InvalidInput
+from strandline.log.contract import READING, Log, LogReading, require
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.queue.contract import Queue
 from strandline.log.queue.log_queue import OwnQueue
-from strandline.model.addresses import Address
-from strandline.model.arguments import shown
+from strandline.log.queue.slot_queue import SlotQueue, no_letters
+from strandline.model.addresses import Address, as_address, split_address
 from strandline.model.cursor import Start
 from strandline.storage.clock import Chance, Clock
+from strandline.storage.closing import Closing
+from strandline.storage.urls import open_store
 
-Place: TypeAlias = Address | ObjectLog | QueueLog | Queue
+Place: TypeAlias = Address | LogReading | QueueLog | Queue
 """Where a consumer is opened: an address, an opened log or queue, or any object with the contract of queues."""
 
 Format = Literal["queue-v1"]
 
 DEFAULT_SLOT: Final = "default"
+
+OPENERS: Final[dict[str, Callable[[str], Log]]] = {}
+"""How logs in other places than object stores are opened, by the scheme of the address: the rooms above know it."""
+
+
+@runtime_checkable
+class Tiered(Protocol):
+    """A log over two tiers."""
+
+    @property
+    def hot(self) -> object:
+        """The log without its cold tier."""
+
+
+class OpenedQueue(NamedTuple):
+    """A queue, and the log that was opened for it, if any: closing the consumer closes that, too."""
+
+    queue: Queue
+    opened: Closing | None = None
 
 
 def queue_at(
@@ -35,31 +57,71 @@ def queue_at(
     format: Format | None,  # noqa: A002 - as in open
     manifest: str,
     data: str,
+    dead_letters: Address | None,
+    sets_aside: bool,
     options: Mapping[str, str] | None,
     clock: Clock,
     chance: Chance,
-) -> Queue:
-    """The queue at an address, of an opened log, or the given one. Nothing is claimed yet."""
+) -> OpenedQueue:
+    """The queue at an address, of an opened log, or the given one. Nothing is claimed yet.
+
+    An object log is read without its cold tier: while the slot is held, its batches are retained.
+    """
+    opened: Closing | None = None
+    log: object = place
     if isinstance(place, str | PathLike):
-        if format is None:
-            place = open_log(place, options=options, clock=clock, chance=chance)
-        else:
-            place = open_queue(place, manifest=manifest, data=data, options=options, clock=clock, chance=chance)
-    if isinstance(place, ObjectLog):
-        return OwnQueue(place, slot, start=start)
-    if isinstance(place, QueueLog):
+        log = _open(place, format=format, manifest=manifest, data=data, options=options, clock=clock, chance=chance)
+        opened = log if isinstance(log, Closing) and not isinstance(log, ObjectLog) else None
+    elif isinstance(place, Tiered) and isinstance(place.hot, ObjectLog):
+        log = place.hot
+    if dead_letters is not None and isinstance(log, ObjectLog | QueueLog | Queue):
+        raise InvalidInput("dead_letters= is for a log without an object store: this one keeps them in its own.")
+    if isinstance(log, ObjectLog):
+        return OpenedQueue(OwnQueue(log, slot, start=start))
+    if isinstance(log, QueueLog):
         if slot not in (DEFAULT_SLOT, SLOT) or start != "retained":
             raise InvalidInput(
                 "A queue of version 1 has one slot, which begins with the listed batches: it takes neither "
                 f"slot={slot!r} nor start={start!r}. Pass last_acked to begin elsewhere."
             )
-        return V1Queue(place)
-    if not isinstance(place, Queue):
-        raise InvalidInput(
-            f"Consumer: place is an address, an opened object log or a queue, not {shown(place)}: any other log "
-            "is read with strandline.follow."
-        )
-    return place
+        return OpenedQueue(V1Queue(log))
+    if isinstance(log, Queue):
+        return OpenedQueue(log)
+    try:
+        queue = _slot_queue(log, slot, start, dead_letters, sets_aside=sets_aside, options=options, clock=clock)
+    except BaseException:
+        if opened is not None:
+            opened.close()
+        raise
+    return OpenedQueue(queue, opened)
+
+
+def _slot_queue(
+    log: object,
+    slot: str,
+    start: Start,
+    dead_letters: Address | None,
+    *,
+    sets_aside: bool,
+    options: Mapping[str, str] | None,
+    clock: Clock,
+) -> SlotQueue:
+    require(log, "consumed", *READING, slots=True)
+    url = getattr(log, "url", None) or repr(log)
+    if sets_aside and dead_letters is None:
+        raise InvalidInput(no_letters(url))
+    letters = None if dead_letters is None else open_store(dead_letters, options)
+    return SlotQueue(cast("Log", log), slot, start=start, url=url, letters=letters, clock=clock)
+
+
+def _open(place: Address, *, format: Format | None, **settings: Any) -> object:  # noqa: A002
+    if format is not None:
+        return open_queue(place, **settings)
+    url = as_address(place)
+    opener = OPENERS.get(split_address(url).scheme) if "://" in url else None
+    if opener is not None:
+        return opener(url)
+    return open_log(place, **{name: settings[name] for name in ("options", "clock", "chance")})
 
 
 _LOGGER: Final = logging.getLogger(__name__)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from strandline.errors import CorruptData, InvalidInput, OutOfOrderAck
-from strandline.log.queue.contract import Look
+from strandline.log.queue.contract import Look, start_of
 from strandline.model.cursor import SECOND
 from strandline.model.head import Descriptor
 from strandline.storage.metrics import (
@@ -33,10 +34,12 @@ class AckStep:
 
 
 class AckProgress:
-    """The bookkeeping of one consumer, in sequences: ``durable <= acknowledged <= read``, and each only grows.
+    """The bookkeeping of one consumer, in positions: ``durable <= acknowledged <= read``, and each only grows.
 
     Everything below ``read`` was delivered, below ``acknowledged`` was acknowledged in this process, and below
-    ``durable`` in the store. A batch that was set aside counts as acknowledged as soon as all before it are.
+    ``durable`` in the store. A batch that was set aside counts as acknowledged as soon as all before it are. A batch
+    ends at its sequence, and the next one begins behind it: a queue that counts batches numbers them one by one, a
+    queue that counts records by the offset of the last.
 
     An acknowledgement takes two calls: one plans an :class:`AckStep` and changes nothing, :meth:`done` applies it. The
     caller executes the step in between; if that fails, nothing has changed and the same call can be repeated.
@@ -52,44 +55,54 @@ class AckProgress:
     (7, 6, 5)
     """
 
-    __slots__ = ("_ack_every", "_aside", "_handed_out", "_kept", "acknowledged", "durable", "read")
+    __slots__ = ("_ack_every", "_aside", "_counted", "_handed_out", "_settled", "acknowledged", "durable", "read")
 
     def __init__(self, first: int, *, ack_every: int = 100) -> None:
         """Begin with everything below ``first`` acknowledged; each ``ack_every`` acknowledgements become durable."""
         self.read = first
-        """The next sequence to deliver."""
+        """The next position to deliver."""
         self.acknowledged = first
-        """The next sequence to acknowledge."""
+        """The next position to acknowledge."""
         self.durable = first
         """Everything below is acknowledged in the store."""
         self._ack_every = ack_every
-        # Batches without a durable acknowledgement: a step names its last one. A signal may interrupt any method below
-        # between two calls: the attribute that counts is set in one statement, and the rest is repeated later.
-        self._handed_out: dict[int, Descriptor] = {}
-        self._kept = first
-        self._aside: set[int] = set()
+        # Batches without a durable acknowledgement, by sequence, each with its number among all that were handed out: a
+        # step names its last one. A signal may interrupt any method below between two calls: the attribute that counts
+        # is set in one statement, and the rest is repeated later.
+        self._handed_out: dict[int, tuple[int, Descriptor]] = {}
+        self._counted = 0
+        self._settled = 0
+        """How many of those handed out are durably acknowledged."""
+        self._aside: dict[int, int] = {}
+        """Begin and end of batches that were set aside."""
 
     def hand_out(self, descriptors: Sequence[Descriptor]) -> None:
         """Move the read cursor past these batches, which must be the next ones; else nothing changes."""
-        for place, descriptor in enumerate(descriptors, self.read):
-            if descriptor.sequence != place:
+        place = self.read
+        for descriptor in descriptors:
+            if start_of(descriptor) != place:
                 raise CorruptData(
                     f"The queue gave batch {descriptor.sequence} ({descriptor.location}) where {place} is next: its "
                     "list of batches is damaged. Nothing was handed out."
                 )
-        for descriptor in descriptors:
-            self._handed_out[descriptor.sequence] = descriptor
-        self.read += len(descriptors)
+            place = descriptor.sequence + 1
+        counted = self._counted
+        for number, descriptor in enumerate(descriptors, counted):
+            self._handed_out[descriptor.sequence] = (number, descriptor)
+        self._counted = counted + len(descriptors)
+        self.read = place
 
     def take_back(self, descriptor: Descriptor) -> None:
         """Deliver the last delivered batch again, since it did not reach its reader; a no-op for any other."""
-        if descriptor.sequence == self.read - 1 >= self.acknowledged and descriptor.sequence not in self._aside:
-            self.read -= 1
-            self._handed_out.pop(self.read, None)
+        start = start_of(descriptor)
+        if descriptor.sequence == self.read - 1 and start >= self.acknowledged and start not in self._aside:
+            self.read = start
+            if self._handed_out.pop(descriptor.sequence, None) is not None:
+                self._counted -= 1
 
     def check_aside(self, descriptor: Descriptor) -> None:
         """Refuse to set aside a batch that is acknowledged already, or beyond the next one to deliver."""
-        if not self.acknowledged <= descriptor.sequence <= self.read:
+        if not self.acknowledged <= start_of(descriptor) <= self.read:
             raise InvalidInput(
                 f"Batch {descriptor.sequence} cannot be set aside: {self.acknowledged} is the next to acknowledge, and "
                 f"{self.read} the next to hand out. Nothing was changed."
@@ -98,20 +111,21 @@ class AckProgress:
     def set_aside(self, descriptor: Descriptor) -> None:
         """Count a batch as acknowledged in its turn; if it is the next one, it also counts as delivered."""
         self.check_aside(descriptor)
-        if descriptor.sequence == self.read:
+        if start_of(descriptor) == self.read:
             self.hand_out([descriptor])
-        self._aside.add(descriptor.sequence)
+        self._aside[start_of(descriptor)] = descriptor.sequence + 1
         self._acknowledge(self.acknowledged)
 
     def ack(self, sequence: int) -> AckStep:
         """Plan to acknowledge the next batch; ``OutOfOrderAck`` if it is not the next, or was not delivered."""
-        if sequence != self.acknowledged or sequence >= self.read:
+        found = self._handed_out.get(sequence)
+        if found is None or start_of(found[1]) != self.acknowledged:
             raise self._out_of_order(sequence)
         return self._step(sequence, durably=False)
 
     def ack_through(self, sequence: int) -> AckStep:
         """Plan to acknowledge everything through a batch, durably; ``OutOfOrderAck`` as :meth:`ack`."""
-        if not self.acknowledged <= sequence < self.read:
+        if sequence < self.acknowledged or sequence not in self._handed_out:
             raise self._out_of_order(sequence)
         return self._step(sequence, durably=True)
 
@@ -119,7 +133,7 @@ class AckProgress:
         """Plan to make every acknowledgement durable; None if all are."""
         if self.acknowledged == self.durable:
             return None
-        return AckStep(self.acknowledged, self._handed_out[self.acknowledged - 1])
+        return AckStep(self.acknowledged, self._handed_out[self.acknowledged - 1][1])
 
     def done(self, step: AckStep) -> None:
         """Apply an executed step. Another one, or a batch set aside, may have come first: nothing goes back."""
@@ -127,28 +141,31 @@ class AckProgress:
         if step.through is None:
             return
         self.durable = max(self.durable, step.through.sequence + 1)
-        for sequence in range(self._kept, self.durable):
-            self._handed_out.pop(sequence, None)
-        self._kept = self.durable
+        for sequence in list(takewhile(lambda sequence: sequence < self.durable, self._handed_out)):
+            number, _ = self._handed_out[sequence]
+            self._settled = max(self._settled, number + 1)
+            del self._handed_out[sequence]
 
     def _step(self, sequence: int, *, durably: bool) -> AckStep:
         acknowledged = self._past_aside(sequence + 1)
-        durably = durably or acknowledged - self.durable >= self._ack_every
-        return AckStep(acknowledged, self._handed_out[acknowledged - 1] if durably else None)
+        number, through = self._handed_out[acknowledged - 1]
+        durably = durably or number + 1 - self._settled >= self._ack_every
+        return AckStep(acknowledged, through if durably else None)
 
-    def _acknowledge(self, sequence: int) -> None:
-        self.acknowledged = self._past_aside(sequence)
+    def _acknowledge(self, position: int) -> None:
+        self.acknowledged = self._past_aside(position)
         if self._aside:
-            self._aside = {aside for aside in self._aside if aside > self.acknowledged}
+            self._aside = {start: end for start, end in self._aside.items() if start > self.acknowledged}
 
-    def _past_aside(self, sequence: int) -> int:
-        while sequence in self._aside:
-            sequence += 1
-        return sequence
+    def _past_aside(self, position: int) -> int:
+        while position in self._aside:
+            position = self._aside[position]
+        return position
 
     def _out_of_order(self, sequence: int) -> OutOfOrderAck:
-        expected = self.acknowledged
-        if expected == self.read:
+        waiting = (found for found in self._handed_out if found >= self.acknowledged)
+        expected = next(waiting, self.acknowledged)
+        if self.acknowledged == self.read:
             what = "it was not handed out yet: read it first"
         else:
             what = f"handed out are {expected} through {self.read - 1}"

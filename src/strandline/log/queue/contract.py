@@ -17,11 +17,26 @@ from strandline.model.head import Descriptor, MetadataRange, MetadataRanges
 from strandline.storage.store import ObjectStore
 
 
+@runtime_checkable
+class Beginning(Protocol):
+    """A descriptor whose sequence is that of its last record: it also tells where it begins."""
+
+    @property
+    def start(self) -> int:
+        """The position of its first record."""
+
+
+def start_of(descriptor: Descriptor) -> int:
+    """The position at which a batch begins: behind the sequence of the batch before it."""
+    return descriptor.start if isinstance(descriptor, Beginning) else descriptor.sequence
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """Result of one look at a queue: consecutive batches, and how much is listed but not acknowledged.
 
-    ``length`` counts batches; ``records`` and ``size``, in stored bytes, are None where the queue does not know them.
+    ``length`` counts batches, or records in a queue that numbers batches by their records; ``records`` and ``size``,
+    in stored bytes, are None where the queue does not know them.
     """
 
     descriptors: tuple[Descriptor, ...]
@@ -54,7 +69,7 @@ class Fetcher(Protocol):
 
 @runtime_checkable
 class Queue(Protocol):
-    """The consumer side of a log: an object log with a slot, or a queue of version 1.
+    """The consumer side of a log: a slot of a log, or a queue of version 1.
 
     All calls except :meth:`writes` and :meth:`fetcher` may block on the store. Only :meth:`claim` and
     :meth:`acknowledge` change anything. Once claimed it is safe in threads. ``strandline.testing.queues.QueueContract``
@@ -139,7 +154,8 @@ def _plain(value: object) -> Any:
     if isinstance(value, tuple | MetadataRanges):
         return [_plain(item) for item in value]
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        # What is not shown is not stored either: the way to read a batch may hold credentials.
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value) if field.repr}
     return str(value) if isinstance(value, UUID) else value
 
 

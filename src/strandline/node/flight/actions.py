@@ -218,6 +218,12 @@ def _advance_slot(served: NodeService, session: Session, fields: Fields) -> list
     return []
 
 
+def _flush_slots(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+    fields.only()
+    _consumers(served, session).flush()
+    return []
+
+
 def _status(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only()
     session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
@@ -261,6 +267,7 @@ ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
         "drop-slot": Action("Remove a slot.", _drop_slot),
         "touch-slot": Action("Keep a slot alive.", _touch_slot),
         "advance-slot": Action("Acknowledge everything below a cursor.", _advance_slot),
+        "flush-slots": Action("Write the positions of slots that are only in memory so far.", _flush_slots),
         "status": Action("Role, position and health of this node.", _status),
         "promote": Action("Become the primary.", _promote),
         "rebootstrap": Action("Build this replica's copy of the log again.", _rebootstrap),

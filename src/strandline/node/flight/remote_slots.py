@@ -60,11 +60,12 @@ class RemoteSlots:
         self._tell("touch-slot", may_repeat=True, name=check_name(name), epoch=epoch)
 
     def advance(self, name: str, holder: str, epoch: int, to: Cursor) -> None:
-        """Move a slot up; the node writes it before it trims."""
+        """Move a slot up; the node writes it before it trims, and with :meth:`flush`."""
         self._tell("advance-slot", may_repeat=True, name=name, holder=holder, epoch=epoch, to=to)
 
     def flush(self) -> None:
-        """Do nothing: the node writes positions before it trims."""
+        """Let the node write positions that are only in its memory so far."""
+        self._tell("flush-slots", may_repeat=True)
 
     def get(self, name: str) -> SlotState:
         """One slot, or ``NotFound``."""

@@ -58,7 +58,7 @@ class QueueContract(QueueReadContract, AckingContract, PoisonContract):
             with pytest.raises(Fenced):
                 call(old)
         assert (old.next_to_read, old.next_to_ack) == (2, 1)
-        assert values(new) == [[b"0a", b"0b"], [b"1"], [b"2"], [b"3"], [b"4"]]
+        assert values(new) == [list(self.zero), [b"1"], [b"2"], [b"3"], [b"4"]]
         new.ack(0)
         new.flush()
         assert first_to_come(five) == 1
@@ -78,7 +78,7 @@ class QueueContract(QueueReadContract, AckingContract, PoisonContract):
         old = five.open()
         held, handle = old.next_descriptors(2), old.fetch_handle()
         new = five.open()
-        assert [old.fetch_descriptor(descriptor).values for descriptor in held] == [[b"0a", b"0b"], [b"1"]]
+        assert [old.fetch_descriptor(descriptor).values for descriptor in held] == [list(self.zero), [b"1"]]
         assert [handle.fetch(descriptor) for descriptor in held] == [new.next_batch(), new.next_batch()]
 
     def test_a_consumer_that_was_fenced_may_open_anew(self, five: QueuePlace) -> None:

@@ -191,6 +191,10 @@ class WalSpan:
         append = append_of(block.metadata, f"{frame.path} at byte {frame.position}")
         return batch_of(frame, Records(tuple(block.batches), append=append), _stored_pages(block))
 
+    def raw(self) -> memoryview:
+        """The bytes of the frame as they are on the disk, unchecked; ``NotFound`` if the file is missing."""
+        return self._bytes(self.frame.position, self.frame.size)
+
     def _read(self) -> ArrowStream:
         frame = self.frame
         return self._decode(self._bytes(frame.position, frame.size))
