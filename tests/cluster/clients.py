@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
-from strandline.errors import CursorExpired, InvalidInput, NotReady, StrandlineError
+from strandline.errors import CursorExpired, InvalidInput, NotReady, StrandlineError, TransientStorageError
+from strandline.log.contract import Log
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
 from strandline.node.lead.commits import CommitHandle
-from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.messages import Reached
 from strandline.node.node import Node
 from tests.cluster.history import Acknowledged, HistoryEntry, Read, Shown
@@ -115,7 +115,7 @@ def read(name: str, node: Node, upto: int | None = None, last: int | None = None
         end = bounds.next if upto is None else min(upto, bounds.next)
         first = bounds.first if last is None else max(bounds.first, end - last)
         return Read(name, first, entries(seen, first, end))
-    except (NotReady, CursorExpired):
+    except (NotReady, CursorExpired, TransientStorageError):
         return None
 
 
@@ -123,12 +123,12 @@ def shown(name: str, node: Node) -> Shown | None:
     """Where the log ends for readers of a node; None if it says that it cannot tell now."""
     leads = node.is_primary
     try:
-        return Shown(name, node.reading().bounds().next, leads)
+        return Shown(name, node.reading().end().next, leads)
     except NotReady:
         return None
 
 
-def entries(log: CommittedLog, first: int, end: int) -> tuple[HistoryEntry, ...]:
+def entries(log: Log, first: int, end: int) -> tuple[HistoryEntry, ...]:
     """The records of a range."""
     found: list[HistoryEntry] = []
     while first + len(found) < end:

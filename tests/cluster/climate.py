@@ -68,17 +68,19 @@ def _mend(world: World) -> None:
     """All machines reach each other and the store again."""
     world.network.cuts.clear()
     for machine in world.machines.values():
-        machine.line.turn_up()
+        for line in world.lines(machine):
+            line.turn_up()
     world.note("the network is mended")
 
 
 def _blind(world: World) -> None:
     """A machine cannot reach the store of the lease any more, or can again."""
     if machine := _any(world):
-        if world.dice.random() < 0.5:
-            machine.line.turn_down()
-        else:
-            machine.line.turn_up()
+        for line in world.lines(machine):
+            if world.dice.random() < 0.5:
+                line.turn_down()
+            else:
+                line.turn_up()
 
 
 def _trim(world: World) -> None:
@@ -95,7 +97,7 @@ def _trim(world: World) -> None:
     world.checker.take(found)  # nobody can look at it later
 
     def trim() -> int:
-        if world.dice.random() < 0.5:
+        if world.cold is None and world.dice.random() < 0.5:
             return primary.log.trim(upto, beyond_slots=True)
         return primary.trim(upto)
 
@@ -211,6 +213,11 @@ class Climate:
         """Nodes come and go, and with them who leads; everything else works well."""
         kinds: dict[Happening, float] = {_kill: 0.5, _cut_power: 0.5, _pause: 1.0, _cut: 2.0, _mend: 3.0}
         return cls(Weather(held=0.5, ahead=0.5), CALM, kinds, 0.05, 0.0)
+
+    @classmethod
+    def of_tiers(cls) -> Climate:
+        """Nodes come and go, and whoever leads trims what it may."""
+        return replace(cls.of_elections(), happenings={**cls.of_elections().happenings, _trim: 2.0, _promote: 1.0})
 
     @classmethod
     def of_pauses(cls) -> Climate:

@@ -23,6 +23,7 @@ from strandline.testing.simdisk import CrashMode
 from tests.cluster import history
 from tests.cluster.clients import ClientWriter, entries, read, shown
 from tests.cluster.climate import Climate
+from tests.cluster.cold import COLD, SimulatedColdTier
 from tests.cluster.history import Acknowledged, Broken, Checker, TermsSeen
 from tests.cluster.machine import Machine, MachineClock, Time, WatchedDisk
 from tests.cluster.network import Network, SimulatedLink
@@ -54,8 +55,11 @@ class RunSummary:
 class World:
     """Three machines, three writers, and everything between them; :meth:`play` tells a whole history."""
 
-    def __init__(self, seed: int, climate: Climate | None = None) -> None:
-        """Everything that is drawn is drawn from this seed; what goes wrong, too, unless a climate is given."""
+    def __init__(self, seed: int, climate: Climate | None = None, *, tiered: bool = False) -> None:
+        """Everything that is drawn is drawn from this seed; what goes wrong, too, unless a climate is given.
+
+        ``tiered``: the log has a cold tier.
+        """
         self.seed = seed
         self.steps = 0
         self.counts: Counter[str] = Counter()
@@ -77,6 +81,7 @@ class World:
             clock = MachineClock(self.time, drift=dice.uniform(-0.005, 0.005), skew=dice.uniform(-60, 60))
             line = FaultyStore(place, seed=dice.getrandbits(64), faults=self.climate.store, clock=clock)
             self.machines[name] = Machine(name, self.new_disk(name), clock, line, founds=name == "a")
+        self.cold = SimulatedColdTier(self, dice) if tiered else None
         self.writers = [ClientWriter(f"w{number}") for number in range(3)]
 
     def new_disk(self, name: str) -> WatchedDisk:
@@ -120,8 +125,14 @@ class World:
             self.turn()
         elif draw < 0.93:
             self.write()
+        elif self.cold is not None and draw < 0.95:
+            self.cold.round()
         else:
             self.read()
+
+    def lines(self, machine: Machine) -> list[FaultyStore]:
+        """The stores as a machine reaches them."""
+        return [machine.line] if self.cold is None else [machine.line, self.cold.lines[machine.name]]
 
     def ready(self) -> list[Machine]:
         """The machines whose nodes run and answer now."""
@@ -204,6 +215,7 @@ class World:
                 poll_seconds=POLL,
                 nodes={name: name for name in NAMES},
                 automatic=True,
+                cold=COLD if self.cold else None,
             ),
         )
         lease = Lease(
@@ -218,6 +230,7 @@ class World:
                 connect=lambda url: self._reach(name, url),
                 lease=lease,
                 create=machine.founds,
+                open_cold=self.cold.opener(machine) if self.cold else None,
                 background=False,
             )
 
@@ -308,7 +321,8 @@ class World:
         ready = self.ready()
         if ready:
             machine = self.dice.choice(ready)
-            found = self.within(machine, lambda: read(machine.name, machine.running, last=self.dice.choice((4, 30))))
+            last = self.dice.choice((4, 30, None) if self.cold else (4, 30))
+            found = self.within(machine, lambda: read(machine.name, machine.running, last=last))
             if found is not None:
                 self.checker.take(found)
                 self.counts["reads"] += 1
@@ -321,8 +335,9 @@ class World:
         self.climate = self.climate.calm()
         self.network.calm_down()
         for machine in self.machines.values():
-            machine.line.heal()
-            machine.line.land_late()
+            for line in self.lines(machine):
+                line.heal()
+                line.land_late()
             machine.disk.disarm()
             machine.paused = 0.0
             machine.starts = min(machine.starts, self.time.now)
@@ -334,11 +349,15 @@ class World:
             self.turn()
             if self.steps % 4 == 0:
                 self.write()
+            if self.cold is not None and self.steps % 32 == 0:
+                self.cold.round()
             if self.steps % 8 == 0 and self.time.now > quiet and self._is_settled():
                 break
         waiting = [f"{writer.name}:{number}" for writer in self.writers for number in writer.open]
         if waiting:
             raise Broken(f"{waiting} were never acknowledged, although all was well; nodes: {self._roles()}")
+        if self.cold is not None:
+            self.cold.check_whole()
         self.checker.take(self._final())
 
     def _is_settled(self) -> bool:
@@ -368,6 +387,6 @@ class World:
         return history.Final(logs, tuple(primaries), troubles, committed)
 
 
-def play(seed: int, steps: int = 500, climate: Climate | None = None) -> RunSummary:
+def play(seed: int, steps: int = 500, climate: Climate | None = None, *, tiered: bool = False) -> RunSummary:
     """Tell the history of a seed, and check it."""
-    return World(seed, climate).play(steps)
+    return World(seed, climate, tiered=tiered).play(steps)

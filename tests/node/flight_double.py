@@ -81,6 +81,9 @@ class Readable:
         bounds = self.node.log.bounds()
         return Bounds(bounds.first, bounds.next if self.node.watermark is None else self.node.watermark)
 
+    def end(self):
+        return Cursor(self.log_id, self.bounds().next)
+
     def plan(self, since, limit):
         upto = self.bounds().next if limit.upto is None else min(limit.upto, self.bounds().next)
         return [] if since.next >= upto else self.node.log.plan(since, Limit(None, limit.bytes, limit.batches, upto))
@@ -123,6 +126,13 @@ class Node:
     @property
     def primary(self):
         return self
+
+    @property
+    def slots(self):
+        return self.log.slots
+
+    def append_at(self, offset):
+        return self.log.append_at(offset)
 
     def register(self, caller, *, region):
         self.note("register", caller, region)

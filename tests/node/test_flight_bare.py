@@ -118,6 +118,7 @@ def test_appending_takes_a_table_and_answers_where_it_is(node, client):
     writer.write_table(table)
     writer.done_writing()
     said = json.loads(answers.read().to_pybytes())
+    assert said.pop("repeated") is False
     assert said == {"first": 6, "count": 1, "outcome": "not-required", "bookmark": f"{node.log.log_id}/0/7"}
     writer.close()
     assert client.do_get(ticket(since=f"{node.log.log_id}/0/6")).read_all().column("value").to_pylist() == [b"later"]

@@ -349,7 +349,7 @@ class TestResuming:
         fill(primary)
         primary.register(ONE)
         with monkeypatch.context() as failing:
-            failing.setattr(primary.log.slots, "claim", lambda *_: (_ for _ in ()).throw(StorageError("no")))
+            failing.setattr(primary.log.slots, "claim", lambda *_, **__: (_ for _ in ()).throw(StorageError("no")))
             with pytest.raises(StorageError):
                 primary.resume(ONE, at(primary, 3))
         assert primary.resume(ONE, at(primary, 3)) == PartialResync(at(primary, 3))

@@ -17,12 +17,15 @@ from strandline.node.lead.feed import LogFeed
 from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.replicas import ReplicaProgress, ReplicaRegistry, Replicas, bootstrapping
+from strandline.node.lead.tiering import NodeColdTier, TiererSlot, TiererSlots
 from strandline.node.messages import Caller
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
 from strandline.node.replicate.log_copy import LogCopy, behind
 from strandline.node.replicate.replica import ReplicaRole
 from strandline.testing.simdisk import CrashMode
+from strandline.tier.claim import ClaimCell
+from strandline.tier.read.tiered_log import TieredLog
 from tests.cases import sampled
 from tests.cluster import Broken, Climate, World, check, play
 from tests.cluster.clients import read
@@ -39,11 +42,11 @@ from tests.cluster.history import (
 from tests.cluster.network import Weather
 
 
-def play_many(seeds, steps=500, climate=None):
+def play_many(seeds, steps=500, climate=None, *, tiered=False):
     """Play them all; what happened in total."""
     total = Counter()
     for seed in seeds:
-        told = play(seed, steps, climate)
+        told = play(seed, steps, climate, tiered=tiered)
         total += told.counts
         total["steps"] += told.steps
     return total
@@ -68,6 +71,26 @@ class TestHistories:
             "shown": 10_000,
         }.items():
             assert total[what] >= max(1, least // every), f"{what} happened {total[what]} times only, in {dict(total)}"
+
+    @pytest.mark.parametrize("every", sampled(20))
+    def test_nothing_is_lost_or_doubled_in_either_tier_of_a_log_that_fails_over(self, every):
+        total = play_many(range(0, 60, every), steps=300, tiered=True)
+        for what, least in {
+            "acknowledged": 800,
+            "failovers": 20,
+            "segments": 500,
+            "switches": 500,
+            "expired": 10,
+            "rounds failed": 40,
+            "died tiering": 5,
+        }.items():
+            assert total[what] >= max(1, least // every), f"{what} happened {total[what]} times only, in {dict(total)}"
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(1800)
+    def test_nothing_is_lost_or_doubled_in_either_tier_in_a_long_time(self):
+        play_many(range(30_000, 30_400), tiered=True)
+        play_many(range(31_000, 31_100), climate=Climate.of_tiers(), tiered=True)
 
     @pytest.mark.slow
     @pytest.mark.timeout(1800)
@@ -371,6 +394,54 @@ class TestAPrimaryOfOldRecords:
             assert writer.poll(0, writer.open[0], self.world.time.now) == ""
 
 
+def tiers_what_is_not_committed(patch):
+    """Broken: the tierer copies everything that is durable on the primary."""
+    readable = PrimaryRole.readable
+    tierer = NodeColdTier.tierer
+
+    def all_of_it(self):
+        return readable(self)._replace(watermark=lambda: self.log.bounds().next)
+
+    def broken(self, primary):
+        made = tierer(self, primary)
+        made._log._source = lambda: all_of_it(primary)
+        return made
+
+    patch.setattr(NodeColdTier, "tierer", broken)
+
+
+def trims_before_its_tierer_has_looked(patch):
+    """Broken: a new primary does not pin what is in no segment."""
+    patch.setattr(PrimaryRole, "pin_uncopied", lambda *_, **__: None)
+
+
+def keeps_the_place_of_its_tierer_after_another_one_led(patch):
+    """Broken: a slot from an earlier leadership counts, though another primary has written segments since."""
+    pin = PrimaryRole.pin_uncopied
+    patch.setattr(PrimaryRole, "pin_uncopied", lambda self, **_: pin(self, anew=False))
+
+
+def tiers_though_another_node_leads(patch):
+    """Broken: neither the lease nor the claim of a later term ends a round."""
+    patch.setattr(ClaimCell, "take", lambda _: None)
+    patch.setattr(ClaimCell, "check", lambda _: None)
+    patch.setattr(TiererSlots, "_checked", lambda self: self.table)
+    patch.setattr(TiererSlot, "advance", lambda self, to: self.claimed.advance(to))
+
+
+def reads_segments_of_an_abandoned_history(patch):
+    """Broken: whatever segment has an offset is read."""
+    start = TieredLog._hot_start
+    patch.setattr(TieredLog, "_hot_start", lambda self: replace(start(self), term=None))
+
+
+TIERED_TWINS = [
+    (tiers_what_is_not_committed, "both were committed|diverged|Diverged|never settled|Gap"),
+    (trims_before_its_tierer_has_looked, "something else is known|Gap|gap"),
+    (tiers_though_another_node_leads, "both were committed|something else is known|CursorExpired|NotFound"),
+]
+
+
 class TestBrokenTwins:
     @pytest.mark.matrix
     @pytest.mark.parametrize(("twin", "climate", "finding"), TWINS)
@@ -378,3 +449,10 @@ class TestBrokenTwins:
         twin(monkeypatch)
         with pytest.raises(Broken, match=finding):
             play_many(range(400), climate=climate)
+
+    @pytest.mark.matrix
+    @pytest.mark.parametrize(("twin", "finding"), TIERED_TWINS)
+    def test_is_caught_in_a_log_with_a_cold_tier(self, twin, finding, monkeypatch):
+        twin(monkeypatch)
+        with pytest.raises(Broken, match=finding):
+            play_many(range(200), climate=Climate.of_tiers(), tiered=True)

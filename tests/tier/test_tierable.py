@@ -51,11 +51,11 @@ def primary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sl.node.Primar
         yield opened
 
 
-def test_a_primary_s_inner_log_cannot_have_a_cold_tier_yet(
+def test_a_primary_s_inner_log_is_tiered_by_its_node_only(
     door: Callable[[Any], object], primary: sl.node.Primary
 ) -> None:
     log = primary.running.node.primary.log
-    with pytest.raises(Unsupported, match=r"belongs to the node in .*cannot have a cold tier yet: only object logs"):
+    with pytest.raises(Unsupported, match=r"belongs to the node in .*: open the node with cold="):
         door(log)
     assert not (Path(log.folder) / COLD_FILE).exists()
 
@@ -144,7 +144,7 @@ def test_what_is_no_log_is_not_read_as_keyed_values_and_what_only_reads_is_not_w
         pytest.raises(Unsupported, match=r"^A WriteAheadLog cannot be read as keyed values: it has no "),
     ):
         LogKeyValue(wal)  # type: ignore[arg-type]
-    with pytest.raises(Unsupported, match="cannot be written to: it has no append"):
+    with pytest.raises(Unsupported, match="a node's log for readers: append with the Primary"):
         LogKeyValue(primary.reading()).put("key", b"value")  # type: ignore[arg-type]
 
 

@@ -1,7 +1,7 @@
 """A log that failed over to a replica, beside a cold tier: the new primary's history is kept, the old one is retired.
 
-The log of a primary and its replicas cannot have a cold tier yet. So each node's copy is taken out of its folder and is
-a write-ahead log on its own: the same log, with the terms that the nodes gave it.
+Each node's copy is taken out of its folder and is a write-ahead log on its own: the same log, with the terms that the
+nodes gave it. What nodes do with their cold tier themselves is tested with the nodes.
 """
 
 from __future__ import annotations

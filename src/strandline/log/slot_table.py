@@ -55,11 +55,18 @@ class SlotTable:
             return rules.floor(self._slots.values())
 
     def create(
-        self, name: str, position: int, *, lifetime: float | None = None, retained_from: int | None = None
+        self,
+        name: str,
+        position: int,
+        *,
+        lifetime: float | None = None,
+        retained_from: int | None = None,
+        hot: bool = False,
     ) -> SlotState:
         """Durably create a slot; with a ``lifetime`` it expires after so many seconds, unless claimed or touched.
 
-        ``retained_from`` is the first offset of the log's cold tier, if it has one: a slot may be there, too.
+        ``retained_from`` is the first offset of the log's cold tier, if it has one: a slot may be there, too. ``hot``:
+        its consumer cannot read the cold tier.
         """
         with self._changing():
             former = self._slots.get(rules.check_name(name))
@@ -70,13 +77,13 @@ class SlotTable:
             self._mark_alive(name)
             now = self._clock.now()
             expires = None if lifetime is None else now + int(lifetime * SECOND)
-            return self._store(SlotState(name, position, None, epoch, now, expires=expires))
+            return self._store(SlotState(name, position, None, epoch, now, expires=expires, hot=hot))
 
-    def claim(self, name: str, holder: str) -> TableSlot:
-        """Durably become the slot's holder."""
+    def claim(self, name: str, holder: str, *, hot: bool = False) -> TableSlot:
+        """Durably become the slot's holder; ``hot`` if that cannot read the cold tier."""
         with self._changing():
             before = self.get(name)
-            claimed = rules.claim(before, holder, self._clock.now())
+            claimed = rules.claim(before, holder, self._clock.now(), hot=hot)
             self._mark_alive(name)
             if claimed != before:
                 self._store(claimed)

@@ -126,12 +126,12 @@ def reset(
     """The slot moved, back or ahead, valid again and without a holder; refused if it moved since ``before``.
 
     The epoch grows: its holder, or another process that was about to move it, is fenced. ``born`` marks the pin behind
-    it; ``expires`` is the expiry of a slot that is created again.
+    it; ``expires`` is the expiry of a slot that is created again. Until it is claimed, it pins the hot tier if it did.
     """
     if (state.epoch, state.position, state.dropped) != (before.epoch, before.position, before.dropped):
         raise Fenced(f"Slot {state.name!r} was moved by another process while it was being reset.")
     expires = _until(state, now) if expires is None else expires
-    return SlotState(state.name, position, None, state.epoch + 1, now, expires=expires, born=born)
+    return SlotState(state.name, position, None, state.epoch + 1, now, expires=expires, born=born, hot=state.hot)
 
 
 def put_at(state: SlotState, position: int) -> SlotState:

@@ -68,6 +68,8 @@ class NodeState:
     """Number of divergences between its log and its primary's."""
     led_since: int = 0
     """The first term since which no other node has led; 0 for unknown."""
+    cold: str = ""
+    """The store of the log's cold tier; empty for none."""
     settled: bool = False
     """Whether ``committed`` covers everything that its readers were shown and, as the primary, everything acknowledged.
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from strandline.node.flight.security import ServerSecurity as ServerSecurity
     from strandline.node.lead.policies import FlowLimits as FlowLimits
     from strandline.node.lead.policies import parse_policy as parse_policy
+    from strandline.node.options import TierSettings as TierSettings
     from strandline.node.running import NodeConfig as NodeConfig
     from strandline.node.running import RunningNode as RunningNode
 
@@ -28,6 +29,7 @@ __getattr__, __dir__, __all__ = lazy(
         "Replica": "strandline.node.api",
         "RunningNode": "strandline.node.running",
         "ServerSecurity": "strandline.node.flight.security",
+        "TierSettings": "strandline.node.options",
         "parse_policy": "strandline.node.lead.policies",
     },
 )

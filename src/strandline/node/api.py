@@ -11,20 +11,18 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import NotReady, Unsupported
-from strandline.log.contract import Handle, LogReading, Receipt, Slots
+from strandline.log.contract import Handle, Log, LogReading, Receipt, Slots
 from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, RETRY_SECONDS, producer_by
 from strandline.log.produce.buffer import Limits
 from strandline.log.produce.producer import Producer
-from strandline.log.wal.read.span import WalSpan
 from strandline.log.writers import numbered
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Timeout, checked
-from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import StoredAppend, WriterId, WriterState
 from strandline.model.records import RecordSource
 from strandline.node.config import NodeConfig, NodeSettings, ReplicaSettings
 from strandline.node.lead.commits import CommitHandle
-from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.policies import CommitPolicy, as_policy
 from strandline.node.lead.primary import COMMIT_SECONDS, PrimaryRole
 from strandline.node.messages import Caller, Commit, Resume, Topology
@@ -54,7 +52,7 @@ class _NodeHandle(LogReading, Closing):
         return self.running.name
 
     @property
-    def _committed_log(self) -> CommittedLog:
+    def _committed_log(self) -> Log:
         return self.running.node.reading()
 
     @property
@@ -76,14 +74,14 @@ class _NodeHandle(LogReading, Closing):
 
     def append_at(self, offset: int) -> StoredAppend:
         """The batch with the record at an offset."""
-        return self._committed_log.append_at(offset)
+        return self.running.append_at(offset)
 
     def position_of(self, start: Start) -> int:
         """The offset of a start; whether it is retained is not checked."""
         return self._committed_log.position_of(start)
 
-    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[WalSpan]:
-        """The spans after a cursor, up to what is committed; every process on the same disk can fetch them."""
+    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[Span]:
+        """The spans after a cursor, up to what is committed; processes on the same disk can fetch them."""
         return self._committed_log.plan(since, limit)
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
@@ -93,7 +91,7 @@ class _NodeHandle(LogReading, Closing):
     @property
     def slots(self) -> Slots:
         """The slots of consumers, which the primary has; ``NotReady`` on a node that does not lead."""
-        return self.running.node.primary.slots
+        return self.running.slots
 
     @property
     def url(self) -> str:
@@ -270,7 +268,7 @@ class Primary(_NodeHandle):
         role = self._role
         return role.topology(Caller(self.name, role.term))
 
-    def reading(self) -> CommittedLog:
+    def reading(self) -> Log:
         """The log as clients see it: up to the commit watermark. Stays usable when this node no longer leads.
 
         ``NotReady`` while this primary, restarted or promoted, waits for its replicas to acknowledge the watermark.
@@ -350,9 +348,7 @@ class Replica(_NodeHandle):
         """The commit watermark: everything below is here, and satisfies the primary's policy."""
         return self.running.node.replica.committed
 
-    def reading(
-        self, *, after: Cursor | None = None, max_staleness: float | None = None, timeout: float = 1.0
-    ) -> CommittedLog:
+    def reading(self, *, after: Cursor | None = None, max_staleness: float | None = None, timeout: float = 1.0) -> Log:
         """The copy up to the commit watermark. A record that was read is never taken back.
 
         A replica that was killed first learns the watermark from a primary.
@@ -414,7 +410,7 @@ class _Submitted:
         return asyncio.to_thread(self.result).__await__()
 
 
-def _after(log: CommittedLog, after: Cursor | None, timeout: float) -> CommittedLog:
+def _after(log: Log, after: Cursor | None, timeout: float) -> Log:
     """A primary's log after a bookmark: waits until the bookmarked record is committed."""
     if after is not None:
         if log.bounds().next < after.next and not log.wait(after.at(after.next - 1), timeout):

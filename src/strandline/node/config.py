@@ -9,12 +9,12 @@ from typing import Final, TypedDict
 from strandline.errors import InvalidInput
 from strandline.model.addresses import Address, AddressText, as_address, check_replica_name, refuse_credentials
 from strandline.model.arguments import Duration, Port, checked
-from strandline.model.retention import Retention, SlotLimits
+from strandline.model.retention import Retention, SlotLimits, as_retention
 from strandline.node.flight.channel import TIMEOUT, Channel
 from strandline.node.flight.limits import ServerLimits
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, check_listening
 from strandline.node.lead.policies import CommitPolicy, FlowLimits, Quorum
-from strandline.node.options import NodeOptions
+from strandline.node.options import NodeOptions, TierSettings
 from strandline.storage.urls import open_store
 
 LEASE: Final = "lease"
@@ -38,6 +38,8 @@ class NodeSettings(TypedDict, total=False):
     url: str
     lease_seconds: float
     take_over: Address
+    cold: str
+    tiering: TierSettings
     server: ServerSecurity
     client: ClientSecurity
     server_limits: ServerLimits
@@ -98,6 +100,10 @@ class NodeConfig(NodeOptions):
             Channel(url, security=self.client, timeout=self.timeout).close()  # connects only when it is used
         if self.lease is not None:
             open_store(self.lease)
+        if self.cold is not None:
+            refuse_credentials(self.cold, "set them in the environment, or by TierSettings(options=…)")
+            open_store(self.cold, self.tiering.options)  # no request
+        _ = as_retention(self.tiering.retention)
 
     def _check_itself(self) -> None:
         check_replica_name(self.name)

@@ -9,14 +9,13 @@ from uuid import UUID
 
 from strandline.errors import CommitTimedOut, CorruptData
 from strandline.formats.json.fields import Fields, write_fields
-from strandline.log.contract import Receipt
+from strandline.log.contract import Log, Receipt, Slots
 from strandline.log.slots import Cause, FullRebootstrap, PartialResync
 from strandline.model.cursor import Cursor
-from strandline.model.head import LogBatch, WriterId, WriterState
+from strandline.model.head import LogBatch, StoredAppend, WriterId, WriterState
 from strandline.model.json_values import PlainName
 from strandline.model.node import Heartbeat
 from strandline.model.records import RecordSource
-from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.consumer_slots import ConsumerSlots
 from strandline.node.lead.policies import CommitPolicy
 from strandline.node.lead.replicas import ReplicaProgress
@@ -65,7 +64,9 @@ class Topology:
     """The commit watermark: what readers see."""
     members: tuple[Member, ...] = ()
     first: int = 0
-    """The first offset that the primary retains: a replica behind it has to bootstrap."""
+    """The first offset that the primary itself retains: a replica behind it has to bootstrap."""
+    cold: str | None = None
+    """The store of the log's cold tier; None for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,8 @@ class NodeStatus:
     """The commit watermark here; None while it is unknown, or there is no copy: reads raise ``NotReady``."""
     divergences: int = 0
     """How often this node stopped with a divergence; on a primary, all that its replicas reported."""
+    tiering: str | None = None
+    """Why the primary's last round of tiering failed; None if it did not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +168,8 @@ class PlannedSpan:
     next: int
     size: int
     term: int
-    fingerprint: str
+    fingerprint: str | None
+    """None for a span of the cold tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,8 +432,15 @@ class NodeService(Protocol):
     def report(self, caller: Caller) -> ElectionReport:
         """The node's election report, in either role; from now on it refuses terms below the caller's."""
 
-    def reading(self) -> CommittedLog:
-        """The log up to the commit watermark."""
+    @property
+    def slots(self) -> Slots:
+        """The slots of consumers; ``NotReady`` if it does not lead."""
+
+    def append_at(self, offset: int) -> StoredAppend:
+        """The batch with the record at an offset, in the hot tier."""
+
+    def reading(self) -> Log:
+        """The log up to the commit watermark, over both tiers."""
 
     def promote(self, *, force: bool) -> Topology:
         """Become the primary if that loses nothing committed; ``force`` ignores nodes that cannot be reached."""

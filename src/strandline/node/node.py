@@ -6,11 +6,15 @@ import logging
 import threading
 from collections.abc import Callable
 from typing import Final, final
+from uuid import UUID
 
 from strandline.errors import Fenced, InvalidInput, NotReady, StorageError, StrandlineError
+from strandline.log.contract import Slots
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.snapshot import KIND
 from strandline.model.cursor import Cursor
+from strandline.model.head import StoredAppend
+from strandline.model.retention import TIER_SLOT, SlotState
 from strandline.node.elect.candidacy import Candidacy
 from strandline.node.elect.election import own_term
 from strandline.node.lead.bootstrap_snapshots import Export
@@ -18,6 +22,7 @@ from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.policies import Quorum
 from strandline.node.lead.primary import PrimaryRole
+from strandline.node.lead.tiering import NodeColdTier
 from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology, Upstream
 from strandline.node.node_folder import INCOMING, NodeFolder
 from strandline.node.options import NodeOptions
@@ -27,6 +32,8 @@ from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease, LeaseState
 from strandline.storage.metrics import TERM
+from strandline.tier.copy.tierer import Round, Tierer
+from strandline.tier.read.tiered_log import TieredLog
 
 _LOGGER = logging.getLogger(__name__)
 _RENEWALS: Final = 3
@@ -52,16 +59,30 @@ class Node(Closing):
         *,
         connect: Callable[[str], Upstream],
         lease: Lease | None = None,
+        open_cold: Callable[[str, UUID], NodeColdTier] | None = None,
         background: bool = True,
     ) -> None:
-        """Use :meth:`open`. ``connect`` reaches a node by its URL."""
+        """Use :meth:`open`. ``connect`` reaches a node by its URL, ``open_cold`` opens the cold tier of a log."""
         if options.automatic and (lease is None or not isinstance(options.commit_policy, Quorum)):
             raise InvalidInput(
                 "A node takes over by itself only with a lease and the policy quorum(...): with any other policy "
                 "an acknowledged record could be lost. Promote by hand, or configure both."
             )
+        known, wanted = node_folder.state.cold, options.cold_address
+        if known and wanted and known != wanted:
+            raise InvalidInput(
+                f"The log of node {node_folder.state.name} has its cold tier in {known}, and keeps it: leave out "
+                f"{wanted}, or name the former."
+            )
         self.options = options
         self.node_folder = node_folder
+        self._open_cold = open_cold
+        self._cold: NodeColdTier | None = None
+        self._cold_lock = threading.Lock()
+        self._tiering = threading.Lock()
+        """Held during a round of tiering."""
+        self._tierer: tuple[PrimaryRole, Tierer] | None = None
+        """The tierer of a leadership."""
         self._lease = lease
         self._reach = connect
         self._background = background
@@ -99,6 +120,7 @@ class Node(Closing):
         create: bool = False,
         take_over: str | None = None,
         lead: bool = False,
+        open_cold: Callable[[str, UUID], NodeColdTier] | None = None,
         background: bool = True,
     ) -> Node:
         """Open the node in this folder. It follows the primary, unless no other node can have led since it did.
@@ -111,7 +133,7 @@ class Node(Closing):
                 take_over_log(node_folder, take_over, lease)
             if create and not node_folder.state.generation:
                 create_log(node_folder, lease)
-            node = cls(node_folder, options, connect=connect, lease=lease, background=background)
+            node = cls(node_folder, options, connect=connect, lease=lease, open_cold=open_cold, background=background)
         except BaseException:
             node_folder.close()
             raise
@@ -416,22 +438,74 @@ class Node(Closing):
         self.node_folder.remember(
             seen=term, adopted=term, led=term, led_since=led_since, committed=committed, settled=False, trouble=None,
             primary=self.name, policy=str(self.options.commit_policy),
+            cold=self.node_folder.state.cold or self.options.cold_address,
         )  # fmt: skip
         # A bootstrap that was under way: this node has the log now, and the files would stay for as long as it leads.
         self.node_folder.disk.remove_folder(self.node_folder.path(INCOMING))
         exports: dict[str, Export] = {KIND: lambda folder: export_log(self.log, folder, node_folder=self.node_folder)}
         leadership = Leadership(term, lease)
         primary = PrimaryRole(self.node_folder, copy.lead(), leadership, self.options, exports=exports, settled=settled)
+        if self.node_folder.state.cold:
+            primary.pin_uncopied(anew=not continues)
         leadership.check("it does not lead")
         self._led, self._role = copy, primary
         return primary
 
     # --- service -----------------------------------------------------------------------------------------------
 
-    def reading(self) -> CommittedLog:
-        """The log up to the commit watermark, in either role and through changes of it."""
+    def reading(self) -> CommittedLog | TieredLog:
+        """The log up to the commit watermark, over both tiers, in either role and through changes of it."""
         self._role.readable()  # raises if there is nothing to show yet
+        cold = self._cold_tier()
+        return self._committed_log() if cold is None else self._over_both_tiers(cold)
+
+    def append_at(self, offset: int) -> StoredAppend:
+        """The batch with the record at an offset; segments do not distinguish batches."""
+        return self._committed_log().append_at(offset)
+
+    def _committed_log(self) -> CommittedLog:
         return CommittedLog(lambda: self._role.readable(), lambda: self.primary.slots)  # noqa: PLW0108 - of the role by then
+
+    def _over_both_tiers(self, cold: NodeColdTier) -> TieredLog:
+        return cold.log(self._committed_log(), self._tier_slot)
+
+    def _tier_slot(self) -> SlotState | None:
+        """The tierer's slot, which only the primary has."""
+        role = self._role
+        slots = role.log.slots.list() if isinstance(role, PrimaryRole) else ()
+        return next((slot for slot in slots if slot.name == TIER_SLOT), None)
+
+    def _cold_tier(self) -> NodeColdTier | None:
+        """The log's cold tier; None if it has none, or this node has no copy of the log yet."""
+        url, copy = self.node_folder.state.cold, self.copy
+        if not url or copy is None or self._open_cold is None:
+            return None
+        with self._cold_lock:
+            if self._cold is None or self._cold.log_id != copy.log.log_id:
+                self._cold = self._open_cold(url, copy.log.log_id)
+            return self._cold
+
+    @property
+    def slots(self) -> Slots:
+        """The slots of consumers, which the primary has; ``NotReady`` on a node that does not lead."""
+        primary, cold = self.primary, self._cold_tier()
+        return primary.slots if cold is None else cold.slots(primary, self._over_both_tiers(cold))
+
+    def tier(
+        self, *, everything: bool = False, sweep: bool = True, stop: threading.Event | None = None
+    ) -> Round | None:
+        """One round of tiering, if this node leads a log with a cold tier; raises as ``Tierer.run_once`` does.
+
+        Any thread may call it; the node is stepped meanwhile.
+        """
+        with self._tiering:
+            role, cold = self._role, self._cold_tier()
+            if cold is None or not isinstance(role, PrimaryRole) or not role.leadership.is_held:
+                return None
+            known = self._tierer
+            if known is None or known[0] is not role:
+                known = self._tierer = role, cold.tierer(role)
+            return known[1].run_once(everything=everything, sweep=sweep, stop=stop)
 
     def status(self) -> NodeStatus:
         """State, in either role."""
@@ -484,6 +558,8 @@ class Node(Closing):
             else:
                 self._role.close()
             self._settle()
+            if self._cold is not None:
+                self._cold.close()
             if self.copy is not None:
                 self.copy.close()
             self.node_folder.close()

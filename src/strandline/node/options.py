@@ -4,10 +4,37 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Annotated, Any
 
-from strandline.model.arguments import Duration
+from strandline.model.arguments import Duration, checked, whole
 from strandline.model.retention import FOREVER, Retention, SlotLimits, as_retention, default_limits
 from strandline.node.lead.policies import NO_FLOW_LIMITS, CommitPolicy, FlowLimits, parse_policy
+from strandline.tier.attachment import PARTITIONS
+from strandline.tier.copy.tierer import LINGER, TARGET_BYTES
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSettings:
+    """How a node that leads tiers its log."""
+
+    retention: str | Retention = FOREVER
+    """How long segments are kept; consumers' slots pin them."""
+    target: Annotated[int, whole(1, 1 << 30)] = TARGET_BYTES
+    """Bytes of a segment."""
+    linger: float = LINGER
+    """Seconds after which a smaller segment is copied."""
+    pause: Duration = 10.0
+    """Seconds between two rounds."""
+    events: str | None = None
+    """The topic of segment events: the address of a topic of logs, by default ``events`` in the store, or
+    ``kafka://host:port/topic``. Fixed once the cold tier is attached."""
+    partitions: Annotated[int, whole(1, 10_000)] = PARTITIONS
+    """Partitions of that topic; fixed, too."""
+    options: Mapping[str, str] | None = None
+    """Settings of the object store, by obstore's names."""
+    events_options: Mapping[str, Any] | None = None
+    """Settings of the Kafka client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +57,17 @@ class NodeOptions:
     """The other nodes of the log by name, with the URL of each: they vote before this node leads."""
     upstream: str | None = None
     """The URL of the primary, where there is no lease."""
+    cold: str | None = None
+    """The store of the log's cold tier: ``s3://bucket/path``. Whichever node leads copies the log there, and all nodes
+    read it; the others learn the address from the primary. A log keeps its cold tier."""
+    tiering: TierSettings = field(default_factory=TierSettings)
     automatic: bool = False
     """Whether the node stands for election when the primary is gone; needs a lease and a quorum."""
+
+    @property
+    def cold_address(self) -> str:
+        """The address of the cold tier as it is stored; empty for none."""
+        return (self.cold or "").rstrip("/")
 
     @property
     def commit_policy(self) -> CommitPolicy:

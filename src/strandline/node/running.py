@@ -11,14 +11,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Final, TypeVar, final
+from uuid import UUID
 
 from strandline.errors import NotReady
+from strandline.log.contract import Log, Slots
 from strandline.model.arguments import Timeout, checked
+from strandline.model.head import StoredAppend
 from strandline.node.config import LEASE, NodeConfig
 from strandline.node.flight.primary_client import FlightUpstream
 from strandline.node.flight.server import FlightNode
-from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.primary import PrimaryRole
+from strandline.node.lead.tiering import NodeColdTier, TieringLoop
 from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology, Upstream
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
@@ -138,13 +141,18 @@ class RunningNode(Closing):
                     create=config.create,
                     take_over=config.take_over,
                     lead=config.lead,
+                    open_cold=self._cold_at,
                 )
             )
             opened.pop_all()
         self._node = node
         self._origin = Origin(f"The node {config.name}", self)
+        self._tiering = TieringLoop(lambda sweep, stop: node.tier(sweep=sweep, stop=stop), config.tiering.pause, clock)
+        self._tiered = threading.Event()
+        """Set when the thread that tiers has ended."""
         self._thread = threading.Thread(target=self._run, name=f"strandline-node-{config.name}", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._tier, name=f"strandline-tier-{config.name}", daemon=True).start()
 
     def _serve(self) -> FlightNode:
         host, port = self.config.listen
@@ -169,6 +177,18 @@ class RunningNode(Closing):
         if self._stop.is_set():  # opened while the other connections were closed
             upstream.close()
         return upstream
+
+    def _cold_at(self, url: str, log_id: UUID) -> NodeColdTier:
+        return NodeColdTier.at(url, log_id, self.config.tiering, clock=self.clock)
+
+    def _tier(self) -> None:
+        try:
+            self._tiering.run(self._stop)
+        except Exception:  # a bug: without the thread nothing is tiered, or trimmed, but the log goes on
+            _LOGGER.exception("Node %s tiers no more. Start it again.", self.config.name)
+            raise
+        finally:
+            self._tiered.set()
 
     # --- control thread ----------------------------------------------------------------------------------------
 
@@ -262,8 +282,17 @@ class RunningNode(Closing):
         """Rebuild the copy of the log from a snapshot of the primary."""
         self._control.run(self.node.rebootstrap)
 
-    def reading(self) -> CommittedLog:
-        """The log up to the commit watermark, through changes of role and copy."""
+    @property
+    def slots(self) -> Slots:
+        """The slots of consumers; ``NotReady`` if the node does not lead."""
+        return self.node.slots
+
+    def append_at(self, offset: int) -> StoredAppend:
+        """The batch with the record at an offset, in the hot tier."""
+        return self.node.append_at(offset)
+
+    def reading(self) -> Log:
+        """The log up to the commit watermark, over both tiers, through changes of role and copy."""
         return self.node.reading()
 
     def report(self, caller: Caller) -> ElectionReport:
@@ -273,7 +302,7 @@ class RunningNode(Closing):
 
     def status(self) -> NodeStatus:
         """Role, position and health."""
-        status = self.node.status()
+        status = replace(self.node.status(), tiering=self._tiering.trouble)
         return status if self.failure is None else replace(status, condition=FAILED, trouble=repr(self.failure))
 
     # --- closing -----------------------------------------------------------------------------------------------
@@ -290,6 +319,7 @@ class RunningNode(Closing):
             for upstream in list(self._upstreams):
                 upstream.close()
             self._ended.wait()
+        self._tiered.wait(_PATIENCE)  # a round that the store holds up ends later, with LogClosed
         self._release()
         error, self._close_error = self._close_error, None
         if error is not None:

@@ -59,11 +59,19 @@ PARTITIONS: Final = 8
 class ColdCell:
     """The stored description of a log's cold tier. Thread-safe."""
 
-    def __init__(self, place: ObjectStore, log_id: UUID, *, clock: Clock = CLOCK, chance: Chance = CHANCE) -> None:
-        """The cell of the log in this store."""
+    def __init__(
+        self,
+        place: ObjectStore,
+        log_id: UUID,
+        *,
+        path: str = COLD_FILE,
+        clock: Clock = CLOCK,
+        chance: Chance = CHANCE,
+    ) -> None:
+        """The cell of the log in this store, in the object ``path``."""
         self._log_id = log_id
         self._chance = chance
-        self._cell: StoreCell[ColdTier] = StoreCell(place, COLD_FILE, ColdCodec(), clock=clock, chance=chance)
+        self._cell: StoreCell[ColdTier] = StoreCell(place, path, ColdCodec(), clock=clock, chance=chance)
 
     def look(self) -> ColdTier | None:
         """The current description; None if the log has no cold tier."""

@@ -171,6 +171,8 @@ def lines(seen: NodeStatus) -> Iterator[Text]:
     if seen.divergences:
         whose = "its replicas have reported" if seen.condition == "leading" else "it has found"
         yield Text(f"  {whose} {show.counted(seen.divergences, 'divergence')} so far")
+    if seen.tiering is not None:
+        yield Text(f"  tiering is repeated: {seen.tiering}")
     if seen.trouble is not None:
         yield Text(f"  {seen.trouble}")
 

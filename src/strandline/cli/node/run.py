@@ -21,13 +21,17 @@ from strandline.log.folders import Contents, FolderKind, refuse_others
 from strandline.model.retention import SlotLimits, default_limits, parse_retention
 from strandline.node.flight.security import ClientSecurity, Role, ServerSecurity, is_loopback, parse_identities
 from strandline.node.lead.policies import FlowLimits
+from strandline.node.options import TierSettings
 from strandline.node.running import NodeConfig, RunningNode
 
 PORT: Final = 7450
+_SEGMENT: Any = "256MiB"  # given to the parser
+_LINGER: Any = "1h"
 _LOOK: Final = 0.2
 _HIGHEST_PORT: Final = 65535
 _role: Final = partial(typer.Option, rich_help_panel="Who leads")
 _writes: Final = partial(typer.Option, rich_help_panel="What is written and kept")
+_cold: Final = partial(typer.Option, rich_help_panel="The cold tier")
 _security: Final = partial(typer.Option, rich_help_panel="Who may connect")
 
 
@@ -159,6 +163,36 @@ def run(
     ] = 0,
     refuse_at: Annotated[int, _writes(metavar="RECORDS", min=0, help="And refuse them here; 0: never.")] = 0,
     poll_seconds: Annotated[float, _writes(metavar="SECONDS", help="Heartbeat interval.")] = 1.0,
+    cold: Annotated[
+        str | None,
+        _cold(
+            metavar="URL",
+            help="The store of the log's cold tier, such as s3://bucket/orders: whichever node leads copies the log "
+            "there, and all nodes read it. The log keeps it; the other nodes learn it from the primary.",
+        ),
+    ] = None,
+    cold_events: Annotated[
+        str | None,
+        _cold(
+            metavar="URL",
+            help="The topic of the cold tier's events: kafka://host:port/topic, or a store.",
+            show_default="'events' in the cold tier's store",
+        ),
+    ] = None,
+    cold_retention: Annotated[
+        str,
+        _cold(
+            metavar="POLICY",
+            parser=understood,
+            help="What the cold tier keeps: forever, consumed, age:90d or bytes:10TiB; slots of consumers pin it.",
+        ),
+    ] = "forever",
+    segment_bytes: Annotated[
+        int, _cold(metavar="SIZE", parser=size_in_bytes, help="About how large a segment is.")
+    ] = _SEGMENT,
+    linger: Annotated[
+        int, _cold(metavar="TIME", parser=length_of_time, help="Records are copied after this long at the latest.")
+    ] = _LINGER,
     tokens: Annotated[
         str | None, _security(metavar="FILE", help="Let in who has one of these: a line 'name roles token' each.")
     ] = None,
@@ -229,6 +263,8 @@ def run(
         limits=_limits(retention, max_lag_bytes, max_idle),
         flow=FlowLimits(slow_at, refuse_at),
         poll_seconds=poll_seconds,
+        cold=cold,
+        tiering=TierSettings(retention=cold_retention, target=segment_bytes, linger=float(linger), events=cold_events),
         server=ServerSecurity.load(certificate=cert, key=key, client_roots=client_ca, tokens=tokens, identities=known),
         client=ClientSecurity.load(roots=ca, certificate=shown, key=key if shown else None, token=token),
         insecure=insecure,

@@ -11,12 +11,12 @@ from typing import Final
 from strandline.errors import InvalidInput
 from strandline.formats.json.fields import Fields, write_fields, write_record
 from strandline.formats.wal.slots import slot_fields
+from strandline.log.contract import Slots
 from strandline.log.planning import Fingerprinted, SpanWithTerm
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.head import WriterId
 from strandline.model.json_values import fingerprint_text
 from strandline.node.flight.security import Role, Session
-from strandline.node.lead.consumer_slots import ConsumerSlots
 from strandline.node.messages import Caller, NodeService, Plan, PlannedSpan, write_resume
 
 _MOST_SPANS: Final = 4096
@@ -106,7 +106,7 @@ def _wait(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     """The end behind which the server has waited."""
     del fields
     session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
-    return [write_fields({"next": served.reading().bounds().next})]
+    return [write_fields({"next": served.reading().end().next})]
 
 
 def _plan(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
@@ -116,22 +116,22 @@ def _plan(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     most = _MOST_SPANS if asked is None else min(asked, _MOST_SPANS)
     limit = Limit(fields.maybe_natural("records"), fields.maybe_natural("bytes"), most, fields.maybe_natural("upto"))
     log = served.reading()
-    end = log.bounds().next  # before the plan, which reaches at least so far
+    end = log.end().next  # before the plan, which reaches at least so far
     planned = tuple(_planned(span) for span in log.plan(fields.cursor("since"), limit))
     return [write_record(Plan(planned, is_whole=len(planned) < most or most == asked, end=end))]
 
 
 def _planned(span: Span) -> PlannedSpan:
     term = span.term if isinstance(span, SpanWithTerm) else 0
-    fingerprint = span.fingerprint if isinstance(span, Fingerprinted) else 0
-    return PlannedSpan(span.first, span.next, span.size, term, fingerprint_text(fingerprint))
+    fingerprint = fingerprint_text(span.fingerprint) if isinstance(span, Fingerprinted) else None
+    return PlannedSpan(span.first, span.next, span.size, term, fingerprint)
 
 
 def _cursor_at(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only("offset")
     session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
     log = served.reading()
-    end = log.bounds().next
+    end = log.end().next
     return [write_fields({"cursor": log.cursor_at(fields.natural("offset")), "end": end})]
 
 
@@ -144,7 +144,7 @@ def _offset_at(served: NodeService, session: Session, fields: Fields) -> list[by
     except OverflowError:  # before year 1 or after year 9999, as a time of another zone may be
         time = datetime(1, 1, 1, tzinfo=UTC) if asked < 0 else datetime(9999, 12, 31, tzinfo=UTC)
     log = served.reading()
-    end = log.bounds().next
+    end = log.end().next
     return [write_fields({"offset": log.position_of(time), "end": end})]
 
 
@@ -164,14 +164,14 @@ def _last_append(served: NodeService, session: Session, fields: Fields) -> list[
 def _append_at(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only("offset")
     session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
-    found = served.reading().append_at(fields.natural("offset"))
+    found = served.append_at(fields.natural("offset"))
     writer, number = found.append or (None, None)
     return [write_fields({"first": found.first, "next": found.next, "writer": writer, "number": number})]
 
 
-def _consumers(served: NodeService, session: Session) -> ConsumerSlots:
+def _consumers(served: NodeService, session: Session) -> Slots:
     session.need(Role.CLIENT, Role.ADMIN)
-    return served.primary.slots
+    return served.slots
 
 
 def _slots(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
@@ -213,8 +213,8 @@ def _touch_slot(served: NodeService, session: Session, fields: Fields) -> list[b
 def _advance_slot(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only("name", "holder", "epoch", "to")
     holder = fields.text("holder", longest=256)
-    slots = _consumers(served, session)
-    slots.advance(fields.name("name"), holder, fields.natural("epoch"), fields.cursor("to"))
+    session.need(Role.CLIENT, Role.ADMIN)
+    served.primary.slots.advance(fields.name("name"), holder, fields.natural("epoch"), fields.cursor("to"))
     return []
 
 

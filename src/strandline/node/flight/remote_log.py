@@ -359,7 +359,7 @@ class RemoteLog(LogReading, Closing):
 
     def _span(self, since: Cursor, row: PlannedSpan, urls: tuple[str, ...]) -> RemoteSpan:
         try:
-            fingerprint = fingerprint_of(row.fingerprint) or 0
+            fingerprint = fingerprint_of(row.fingerprint)
         except ValueError as error:
             raise CorruptData(f"{urls[0]} planned a span that cannot be read: {error}.") from error
         return RemoteSpan(

@@ -43,7 +43,8 @@ class RemoteSpan:
     next: int
     size: int
     term: int
-    fingerprint: int
+    fingerprint: int | None
+    """None for records of the cold tier."""
     security: ClientSecurity | None = field(default=None, repr=False)
     timeout: float = TIMEOUT
     failover_timeout: float = FAILOVER_TIMEOUT

@@ -12,12 +12,12 @@ from strandline.errors import NotFound, NotReady
 from strandline.formats.arrow.block import Parts, page_checksum
 from strandline.formats.node.ticket import FeedTicket, FileTicket, ReadTicket
 from strandline.formats.node.wire import Flag, Note, encode_note
+from strandline.log.contract import Log
 from strandline.log.planning import behind, known_columns
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import LogBatch
 from strandline.model.node import NO_HEARTBEAT, Heartbeat
 from strandline.model.records import READ_SCHEMA
-from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.messages import Caller, PrimaryApi
 from strandline.storage.clock import Clock
 
@@ -76,7 +76,7 @@ def read_schema(columns: Sequence[str] | None) -> pa.Schema:
 
 
 def reading(
-    log: CommittedLog,
+    log: Log,
     ticket: ReadTicket,
     live: Live,
     timer: HeartbeatTimer,
@@ -88,7 +88,7 @@ def reading(
     """
     nothing = _message(_empty(read_schema(ticket.columns)))
     cursor = log.start() if ticket.since is None else ticket.since
-    end = ticket.upto if ticket.follow or ticket.upto is not None else log.bounds().next
+    end = ticket.upto if ticket.follow or ticket.upto is not None else log.end().next
     if end is not None and cursor.next >= end:
         log.plan(cursor, Limit(batches=1))  # nothing to read, but a cursor past the end or of another log is refused
     while live() and (end is None or cursor.next < end):
@@ -109,7 +109,7 @@ def reading(
             timer.sent()
 
 
-def _fetched(log: CommittedLog, span: Any, cursor: Cursor, columns: Sequence[str] | None) -> list[pa.RecordBatch]:
+def _fetched(log: Log, span: Any, cursor: Cursor, columns: Sequence[str] | None) -> list[pa.RecordBatch]:
     try:
         found: list[pa.RecordBatch] = span.fetch(columns)
     except NotFound:
@@ -118,8 +118,8 @@ def _fetched(log: CommittedLog, span: Any, cursor: Cursor, columns: Sequence[str
     return found
 
 
-def _read_note(flags: int, first: int, upto: int, log: CommittedLog, content: int = 0) -> bytes:
-    heartbeat = NO_HEARTBEAT._replace(committed=log.bounds().next)
+def _read_note(flags: int, first: int, upto: int, log: Log, content: int = 0) -> bytes:
+    heartbeat = NO_HEARTBEAT._replace(committed=log.end().next)
     return encode_note(Note(flags, first, upto - first, 0, 0, None, heartbeat, content))
 
 

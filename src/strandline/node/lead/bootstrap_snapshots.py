@@ -107,7 +107,7 @@ class BootstrapSnapshots:
     def _seal(self, replica: str, kind: str) -> Snapshot:
         if self._pin(replica) is not None:
             self._log.slots.drop(replica + BOOTSTRAP_SUFFIX)
-        self._log.slots.create(replica + BOOTSTRAP_SUFFIX, self._log.bounds().next, lifetime=PIN_SECONDS)
+        self._log.slots.create(replica + BOOTSTRAP_SUFFIX, self._log.bounds().next, lifetime=PIN_SECONDS, hot=True)
         folder = self._node_folder.path(SNAPSHOTS, replica)
         self._node_folder.disk.make_folders(folder)
         taken = self._exports[kind](numbered(folder, next_number(folder, disk=self._node_folder.disk)))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import NamedTuple, final
+from typing import Final, NamedTuple, NoReturn, final
 from uuid import UUID
 
-from strandline.errors import NotReady
-from strandline.log.contract import LogReading, Slots
+from strandline.errors import NotReady, Unsupported
+from strandline.log.contract import LogReading
 from strandline.log.wal.read.reading import WalReading
 from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
-from strandline.model.head import StoredAppend
+from strandline.model.head import StoredAppend, WriterId
+from strandline.model.records import RecordSource
+from strandline.tier.read.tiered_slots import HotSlots
+
+_FOR_READERS: Final = "This is a node's log for readers: append with the Primary, or over the network."
 
 
 class ReadableLog(NamedTuple):
@@ -31,13 +35,13 @@ class ReadableLog(NamedTuple):
 
 @final
 class CommittedLog(LogReading):
-    """The reading half of a node's log. It ends at the commit watermark, and outlives changes of role and copy.
+    """A node's copy of the log for readers. It ends at the commit watermark, and outlives changes of role and copy.
 
     A stream continues when the node is promoted or bootstraps. A reader that was ahead on another primary waits, and
     gets no ``Diverged``.
     """
 
-    def __init__(self, source: Callable[[], ReadableLog], slots: Callable[[], Slots]) -> None:
+    def __init__(self, source: Callable[[], ReadableLog], slots: Callable[[], HotSlots]) -> None:
         """``source`` gives the copy and the watermark as of now; its ``NotReady`` is raised by every call.
 
         ``slots`` gives the slots of consumers, which the primary has.
@@ -46,9 +50,17 @@ class CommittedLog(LogReading):
         self._slots = slots
 
     @property
-    def slots(self) -> Slots:
+    def slots(self) -> HotSlots:
         """The slots of consumers; ``NotReady`` on a node that does not lead."""
         return self._slots()
+
+    def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> NoReturn:
+        """``Unsupported``: this is the log for readers."""
+        raise Unsupported(_FOR_READERS)
+
+    def producer(self, *, writer: WriterId | None = None, **options: object) -> NoReturn:
+        """``Unsupported``, too."""
+        raise Unsupported(_FOR_READERS)
 
     @property
     def log_id(self) -> UUID:
@@ -78,6 +90,16 @@ class CommittedLog(LogReading):
         if offset >= source.bounds().next:
             raise NotReady(f"The log ends at offset {source.bounds().next}, and has no record at {offset} yet.")
         return source.log.append_at(offset)
+
+    def term_at(self, offset: int) -> int | None:
+        """The term of a record; None if it is not retained here, or not committed."""
+        source = self._source()
+        return source.log.term_at(offset) if offset < source.bounds().next else None
+
+    def end_of_term(self, term: int) -> int:
+        """The first committed offset with a record of a higher term, or the end if there is none."""
+        source = self._source()
+        return min(source.log.end_of_term(term), source.bounds().next)
 
     def position_of(self, start: Start) -> int:
         """The offset at which a new consumer begins; neither ``now`` nor a time is past the end that readers see.

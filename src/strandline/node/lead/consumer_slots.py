@@ -44,13 +44,18 @@ class ConsumerSlots:
         with _as_called():
             yield self.table()
 
-    def create(self, name: str, position: int, *, lifetime: float | None = None) -> SlotState:
-        """Durably create a slot that pins everything from ``position`` on."""
+    def create(
+        self, name: str, position: int, *, lifetime: float | None = None, retained_from: int | None = None
+    ) -> SlotState:
+        """Durably create a slot that pins everything from ``position`` on, in either tier.
+
+        ``retained_from`` is the first offset of the log's cold tier, if it has one: a slot may be there, too.
+        """
         stored = _stored(name)
         if len(self.list()) >= MOST_SLOTS:
             raise InvalidInput(f"The log has {MOST_SLOTS:,} slots, which is the most: drop one that nobody needs.")
         with self._changing() as table:
-            return _shown(table.create(stored, position, lifetime=lifetime))
+            return _shown(table.create(stored, position, lifetime=lifetime, retained_from=retained_from))
 
     def claim(self, name: str, holder: str) -> ConsumerSlot:
         """Durably become the slot's holder; another one is fenced."""
@@ -58,10 +63,10 @@ class ConsumerSlots:
             claimed = table.claim(_stored(name), holder)
         return ConsumerSlot(self, name, holder, claimed.epoch)
 
-    def reset(self, name: str, position: int) -> SlotState:
+    def reset(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
         """Durably move a slot and make it valid again; its holder is fenced."""
         with self._changing() as table:
-            return _shown(table.reset(_stored(name), position))
+            return _shown(table.reset(_stored(name), position, retained_from=retained_from))
 
     def drop(self, name: str) -> None:
         """Durably remove a slot."""

@@ -13,6 +13,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId, WriterState
 from strandline.model.node import Heartbeat, Peer
 from strandline.model.records import RecordSource
+from strandline.model.retention import TIER_SLOT
 from strandline.node.lead.bootstrap_snapshots import BootstrapSnapshots, Export
 from strandline.node.lead.commits import CommitHandle, Commits
 from strandline.node.lead.committed_log import ReadableLog
@@ -105,6 +106,17 @@ class PrimaryRole:
     def slots(self) -> ConsumerSlots:
         """The slots of consumers."""
         return ConsumerSlots(lambda: self.log.slots, self.leadership)
+
+    def pin_uncopied(self, *, anew: bool) -> None:
+        """Retain everything that is not in the cold tier, before anything is trimmed.
+
+        ``anew``: another node may have led, and written other segments; the tierer compares the two first.
+        """
+        slots, first = self.log.slots, self.log.bounds().first
+        if all(slot.name != TIER_SLOT for slot in slots.list()):
+            slots.create(TIER_SLOT, first)
+        elif anew:
+            slots.reset(TIER_SLOT, first)
 
     # --- appending ---------------------------------------------------------------------------------------------
 
@@ -374,6 +386,7 @@ class PrimaryRole:
             heartbeat.committed,
             members,
             self.log.bounds().first,
+            self._node_folder.state.cold or None,
         )
 
     @property

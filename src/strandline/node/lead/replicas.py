@@ -231,7 +231,9 @@ class Replicas:
         for peer in peers:
             self.now = register(self.now, peer.name, region=peer.region, now=self.time(), divergences=peer.divergences)
             if self.slot(peer.name) is None:
-                log.slots.create(peer.name, log.bounds().first)  # its position comes with its first acknowledgement
+                # Its position comes with its first acknowledgement.
+                log.slots.create(peer.name, log.bounds().first, hot=True)
+            self._claimed(peer.name)
 
     def time(self) -> int:
         """Microseconds on a clock that never jumps: a wall clock that is set back would hide silent replicas."""
@@ -265,7 +267,7 @@ class Replicas:
                 )
             state = self.slot(name)
             if state is None:
-                state = self._log.slots.create(name, at)
+                state = self._log.slots.create(name, at, hot=True)
             self._claimed(name)
             self.now = register(self.now, name, region=region, now=self.time())
             self._changed(self.now)
@@ -363,7 +365,8 @@ class Replicas:
     def _claimed(self, name: str) -> Slot:
         slot = self._slots.get(name)
         if slot is None:
-            slot = self._slots[name] = self._log.slots.claim(name, name)
+            # A replica copies the hot tier only: the cold tier is shared, and does not serve its feed.
+            slot = self._slots[name] = self._log.slots.claim(name, name, hot=True)
         return slot
 
     def _reset(self, name: str, position: int) -> None:

@@ -14,6 +14,7 @@ from strandline.errors import (
     Diverged,
     Fenced,
     Gap,
+    InvalidInput,
     LogClosed,
     LogFailed,
     NotReady,
@@ -36,6 +37,7 @@ from strandline.node.replicate.bootstrap import bootstrap
 from strandline.node.replicate.incoming import IncomingBatches, stepped_back
 from strandline.node.replicate.log_copy import LogCopy
 from strandline.storage.retry import Backoff
+from strandline.storage.urls import open_store
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -89,6 +91,7 @@ class ReplicaRole:
         self._connect = connect
         self._region = options.region
         self._poll_seconds = options.poll_seconds
+        self._cold = options.cold_address
         self._background = background
         self._clock = node_folder.clock
         self._chance = node_folder.chance
@@ -339,9 +342,27 @@ class ReplicaRole:
 
     def _update_topology(self, topology: Topology) -> None:
         peers = tuple(Peer(member.name, member.region, member.divergences) for member in topology.members)
-        self._node_folder.remember(peers=peers, policy=topology.policy, primary=topology.primary)
+        self._node_folder.remember(
+            peers=peers, policy=topology.policy, primary=topology.primary, cold=self._cold_of(topology)
+        )
         self._epoch = topology.epoch
         self._primary_committed = max(self._primary_committed, topology.committed)
+
+    def _cold_of(self, topology: Topology) -> str:
+        """The store of the log's cold tier, which the log keeps; empty for none."""
+        known, said = self._node_folder.state.cold or self._cold, topology.cold
+        if said is None or said == known:
+            return known
+        if known:
+            raise NotReady(
+                f"The log's cold tier is in {known}, but {topology.primary} has it in {said}: start that node with the "
+                "former, or it leads another log."
+            )
+        try:
+            open_store(said)  # no request
+        except InvalidInput as error:
+            raise CorruptData(f"{topology.primary} names no store for the cold tier: {error}") from error
+        return said
 
     def _adopt(self, term: int, start: int, durable: int) -> None:
         """Store, before anything is acknowledged, that this copy has everything from before the primary's term."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from strandline.errors import CorruptData, Fenced, InvalidInput, StorageError
-from strandline.log.contract import Log
+from strandline.log.contract import Log, Slot
 from strandline.model.retention import Forever, MaxAge, Retention
 from strandline.model.segments import SegmentMetadata
 from strandline.storage.clock import Clock, SteadyTime
@@ -34,8 +34,11 @@ class Expiry:
     clock: Clock
     steady: SteadyTime
 
-    def run(self) -> list[SegmentMetadata]:
-        """Delete expired segments; returns them. Even a fenced tierer deletes nothing that a slot pins."""
+    def run(self, slot: Slot) -> list[SegmentMetadata]:
+        """Delete expired segments; returns them. Even a fenced tierer deletes nothing that a slot pins.
+
+        ``slot`` is the tierer's own. ``Fenced`` if another tierer has claimed it since.
+        """
         # Before the slots: a slot created in the hot tier meanwhile is seen, or not below this.
         hot = self.log.bounds().first
         wanted = self._expired(hot)
@@ -48,6 +51,9 @@ class Expiry:
         number = self.announced.announce(wanted[-1].end + 1 if wanted else 0)
         gone = self._expired(hot)[: len(wanted)]
         self.log.slots.flush()
+        # After the announcement: on a node that leads no more, the slots of its successor were not seen. The successor
+        # claimed the cold tier before it created one below the hot tier: it is found here, or finds the announcement.
+        slot.touch()
         if not self.announced.decide(number, gone[-1].end + 1 if gone else 0):
             return []  # another tierer took over, and may have accepted a slot that this one has not seen
         return self.ledger.remove_all(gone, "expired")
@@ -79,11 +85,12 @@ class Expiry:
             return segment.event_timestamp * 1000
         return tail.group(len(tail) - 1).listed
 
-    def give_up(self, upto: int, *, force: bool) -> None:
+    def give_up(self, slot: Slot, upto: int, *, force: bool) -> None:
         """Announce the deletion of all segments up to ``upto``; ``InvalidInput`` if a slot pins them, unless forced."""
         hot = self.log.bounds().first
         number = None if self.announced is None else self.announced.announce(upto)
         pinned = planning.pinned_from(self.log.slots.list(), self.name, self.log.slots.floor())
+        slot.touch()
         is_needed = pinned is not None and pinned < min(hot, upto) and not force
         if self.announced is not None and number is not None:
             is_decided = self.announced.decide(number, 0 if is_needed else upto)

@@ -135,7 +135,7 @@ class Tierer:
         copied = []
         while not self._stopping() and (segment := self._copy_next(slot, everything=everything)) is not None:
             copied.append(segment)
-        expired = self._expiry.run()
+        expired = self._expiry.run(slot)
         swept = self._ledger.sweep(self._grace) if sweep else []
         return Round(tuple(copied), tuple(removed), tuple(expired), tuple(swept), tuple(retired))
 
@@ -307,9 +307,9 @@ class Tierer:
 
         ``InvalidInput``, and no change, if a slot pins offsets that only segments have, unless forced.
         """
-        if self._ledger.deletion() is None:
-            self._claimed()
-            self._expiry.give_up(self._ledger.reach() or 0, force=force)
+        slot = self._claimed() if self._ledger.deletion() is None else None
+        if slot is not None:
+            self._expiry.give_up(slot, self._ledger.reach() or 0, force=force)
             self._ledger.publish_deletion(PartitionDeleteState.MARKED)
         self._delete_partition()
 

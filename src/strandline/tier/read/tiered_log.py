@@ -30,14 +30,14 @@ from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
-from strandline.model.retention import NO_LIMITS, TIER_SLOT, SlotLimits
+from strandline.model.retention import NO_LIMITS, TIER_SLOT, SlotLimits, SlotState
 from strandline.model.segments import SegmentMetadata
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.tier.attachment import ColdCell
 from strandline.tier.copy.history import TermLookups, divergence, read_history
 from strandline.tier.read.cold_reader import ColdPiece, ColdReader, HotStart, check_term
-from strandline.tier.read.tiered_slots import Hot, TieredSlots
+from strandline.tier.read.tiered_slots import ColdPins, Hot, TierableSlots, TieredSlots
 
 _TRIES: Final = 8
 """How often a plan may move between the tiers while the log is trimmed."""
@@ -57,10 +57,20 @@ class TieredLog(Closing):
     """
 
     def __init__(
-        self, hot: Hot, cold: ColdCell, reader: Callable[[ExitStack], ColdReader], *, close_hot: bool = False
+        self,
+        hot: Hot,
+        cold: ColdCell,
+        reader: Callable[[ExitStack], ColdReader],
+        *,
+        close_hot: bool = False,
+        tier_slot: Callable[[], SlotState | None] | None = None,
     ) -> None:
-        """Use :func:`~strandline.tier.opening.tiered`. ``reader`` opens the cold tier on first use."""
+        """Use :func:`~strandline.tier.opening.tiered`. ``reader`` opens the cold tier on first use.
+
+        ``tier_slot`` gives the tierer's slot, if it is not among those of the hot log.
+        """
         self._close_hot = close_hot
+        self._find_tier_slot = tier_slot or self._listed_tier_slot
         self._hot = hot
         self._cold = cold
         self._open_reader = reader
@@ -102,11 +112,14 @@ class TieredLog(Closing):
             # that was never trimmed needs no segment: diverged ones do not keep it from being read.
             if not self._is_checked and self._hot.bounds().first:
                 with _opening():
-                    for slot in self._hot.slots.list():
-                        if slot.name == TIER_SLOT and slot.pins:
-                            self._reader.check_slot(slot, self._hot)
+                    slot = self._find_tier_slot()
+                    if slot is not None and slot.pins:
+                        self._reader.check_slot(slot, self._hot)
                 self._is_checked = True
             return self._reader
+
+    def _listed_tier_slot(self) -> SlotState | None:
+        return next((slot for slot in self._hot.slots.list() if slot.name == TIER_SLOT), None)
 
     @property
     def log_id(self) -> UUID:
@@ -116,8 +129,8 @@ class TieredLog(Closing):
     def bounds(self) -> Bounds:
         """The first offset retained in either tier, and the end. ``NotReady`` while the segments are not known."""
         # The hot tier first: the segments of its trimmed records were published before.
-        end = self._hot.bounds().next
-        return Bounds(self._old().first(self._hot_start()), end)
+        bounds = self._hot.bounds()
+        return Bounds(self._old().first(self._hot_start()), bounds.next) if bounds.first else bounds
 
     def _hot_start(self) -> HotStart:
         """The start of the hot tier, and the term of the record before it."""
@@ -254,7 +267,7 @@ class TieredLog(Closing):
         hot = self._hot
         if not isinstance(hot, ObjectLog):
             raise InvalidInput(f"{hot!r} has no holds, only slots: create one.")
-        return self.slots.pin(position, lambda first: hot.hold(position, seconds, retained_from=first), Hold.release)
+        return self._pins.pin(position, lambda first: hot.hold(position, seconds, retained_from=first), Hold.release)
 
     def slot_limits(self) -> SlotLimits:
         """The limits of slots in the hot log."""
@@ -263,7 +276,11 @@ class TieredLog(Closing):
     @property
     def slots(self) -> TieredSlots:
         """The log's slots, which pin records in either tier."""
-        return TieredSlots(self._hot.slots, self._cold, lambda: self.bounds().first)
+        return TieredSlots(self._hot.slots, self._pins)
+
+    @property
+    def _pins(self) -> ColdPins:
+        return ColdPins(self._cold, lambda: self.bounds().first)
 
 
 @contextmanager
@@ -287,7 +304,8 @@ def hot_log(log: object) -> ObjectLog | WalLog | WalReader:
         log = log.hot
     if not isinstance(log, ObjectLog | WalLog | WalReader):
         raise Unsupported(
-            f"A {type(log).__name__} cannot have a cold tier: only object logs can, and write-ahead logs on their own."
+            f"A {type(log).__name__} cannot have a cold tier: only object logs can, and write-ahead logs on their own. "
+            "A node attaches that of its log itself, if it is opened with cold=."
         )
     check_own(log)
     return log
@@ -300,9 +318,10 @@ def check_tierable(log: object) -> None:
         raise Unsupported(
             f"{log!r} was opened for reading, but tiering moves a slot: run it in the process that writes the log."
         )
-    if not isinstance(getattr(log, "slots", None), SlotTable | SlotKeeper | TieredSlots):
+    if not isinstance(getattr(log, "slots", None), SlotTable | SlotKeeper | TieredSlots | TierableSlots):
         raise Unsupported(
-            f"A {type(log).__name__} cannot be tiered: only object logs can, and write-ahead logs on their own."
+            f"A {type(log).__name__} cannot be tiered: only object logs can, and write-ahead logs on their own. A node "
+            "tiers its log itself, if it is opened with cold=."
         )
     check_own(log)
 
@@ -315,6 +334,6 @@ def check_own(log: object) -> None:
     names = contents(folder.parent, disk=log.disk).found.get(FolderKind.NODE, ())
     if _STATE in names and folder.name in names:
         raise Unsupported(
-            f"The log in {folder} belongs to the node in {folder.parent}, and the log of a primary and its replicas "
-            "cannot have a cold tier yet: only object logs can, and write-ahead logs on their own."
+            f"The log in {folder} belongs to the node in {folder.parent}, another copy leads after a failover: open "
+            "the node with cold= (strandline node run --cold), and whichever node leads tiers the log."
         )

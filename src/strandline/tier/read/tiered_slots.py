@@ -27,6 +27,10 @@ class HotSlots(Slots, Protocol):
         """Move a slot."""
 
 
+class TierableSlots:
+    """A base of the slots that a tierer can use, for rooms above this one."""
+
+
 class Hot(Log, Protocol):
     """A log that can have a cold tier."""
 
@@ -35,34 +39,13 @@ class Hot(Log, Protocol):
         """Its slots."""
 
 
-@checked(own=("__init__",))
 @dataclass(frozen=True, slots=True)
-class TieredSlots:
-    """The slots of the hot log, which pin records in either tier. Satisfies :class:`~strandline.log.contract.Slots`."""
+class ColdPins:
+    """Pins positions that only the cold tier has, in step with its expiry."""
 
-    hot: HotSlots
     cold: ColdCell
     first: Callable[[], int]
     """The first offset retained in either tier."""
-
-    def create(self, name: str, position: int, *, lifetime: float | None = None) -> SlotState:
-        """Create a slot that pins all records from ``position`` on, in either tier.
-
-        ``CursorExpired`` if the position is no longer retained, or is about to expire.
-        """
-        return self.pin(
-            position,
-            lambda first: self.hot.create(name, position, lifetime=lifetime, retained_from=first),
-            lambda _: self.hot.drop(name),
-        )
-
-    def reset(self, name: str, position: int) -> SlotState:
-        """Move a slot, back or ahead, and make it valid again; raises as :meth:`create` does.
-
-        If the position is being expired at that moment, the slot is there all the same: it pins more than can be read,
-        and has to be reset again.
-        """
-        return self.pin(position, lambda first: self.hot.reset(name, position, retained_from=first), lambda _: None)
 
     def pin(self, position: int, pin: Callable[[int | None], P], undo: Callable[[P], None]) -> P:
         """Call ``pin`` with the start of the cold tier if the position is there; ``undo`` if it has just expired."""
@@ -87,6 +70,36 @@ class TieredSlots:
                 f"Offset {position} is about to be removed from the cold tier, which begins at {cold.start} then: "
                 "begin there, or bootstrap."
             )
+
+
+@checked(own=("__init__",))
+@dataclass(frozen=True, slots=True)
+class TieredSlots:
+    """The slots of the hot log, which pin records in either tier. Satisfies :class:`~strandline.log.contract.Slots`."""
+
+    hot: HotSlots
+    pins: ColdPins
+
+    def create(self, name: str, position: int, *, lifetime: float | None = None) -> SlotState:
+        """Create a slot that pins all records from ``position`` on, in either tier.
+
+        ``CursorExpired`` if the position is no longer retained, or is about to expire.
+        """
+        return self.pins.pin(
+            position,
+            lambda first: self.hot.create(name, position, lifetime=lifetime, retained_from=first),
+            lambda _: self.hot.drop(name),
+        )
+
+    def reset(self, name: str, position: int) -> SlotState:
+        """Move a slot, back or ahead, and make it valid again; raises as :meth:`create` does.
+
+        If the position is being expired at that moment, the slot is there all the same: it pins more than can be read,
+        and has to be reset again.
+        """
+        return self.pins.pin(
+            position, lambda first: self.hot.reset(name, position, retained_from=first), lambda _: None
+        )
 
     def claim(self, name: str, holder: str) -> Slot:
         """Become the slot's holder; a former holder is fenced."""

@@ -1,0 +1,290 @@
+"""The cold tier of a replicated log, as one node uses it: every node reads segments, the primary writes them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final, final
+from uuid import UUID
+
+from strandline.errors import NotReady, StrandlineError
+from strandline.log.contract import Slot
+from strandline.log.slots import floor as floor_of
+from strandline.log.topic.contract import Topic
+from strandline.log.wal.slots import WalSlots
+from strandline.model.addresses import CONSUMER_SUFFIX
+from strandline.model.cursor import Cursor
+from strandline.model.retention import TIER_SLOT, SlotState
+from strandline.model.segments import COLD_FILE, ColdTier
+from strandline.node.lead.committed_log import CommittedLog
+from strandline.node.lead.leadership import Leadership
+from strandline.node.lead.primary import PrimaryRole
+from strandline.node.options import TierSettings
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.closing import Closing
+from strandline.storage.store import ObjectStore
+from strandline.storage.urls import open_store
+from strandline.tier.attachment import ColdAccess, ColdCell, open_events
+from strandline.tier.claim import CLAIM_FILE, ClaimCell, TierClaim
+from strandline.tier.copy.tierer import Round, Tierer
+from strandline.tier.metadata.manager import MetadataManager
+from strandline.tier.opening import partition_of
+from strandline.tier.read.cold_reader import ColdReader
+from strandline.tier.read.tiered_log import TieredLog
+from strandline.tier.read.tiered_slots import ColdPins, TierableSlots, TieredSlots
+
+_LOGGER = logging.getLogger(__name__)
+_NOT_TIERED: Final = "nothing was tiered"
+_SWEEP_EVERY: Final = 3600.0
+_FIRST_PAUSE: Final = 0.1
+
+
+@final
+class NodeColdTier(Closing):
+    """The cold tier of a node's log. Opened on first use; thread-safe.
+
+    The store holds the segments of a log below its id, the description of its cold tier, and who claimed it.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        log_id: UUID,
+        settings: TierSettings,
+        *,
+        open_topic: Callable[[ColdTier, bool], Topic],
+        background: bool = True,
+        clock: Clock = CLOCK,
+        chance: Chance = CHANCE,
+    ) -> None:
+        """In this store; ``open_topic(cold, create)`` opens the topic of segment events."""
+        self.log_id = log_id
+        self.settings = settings
+        self.cell = ColdCell(store, log_id, path=f"{log_id}/{COLD_FILE}", clock=clock, chance=chance)
+        self._store = store
+        self._open_topic = open_topic
+        self._background = background
+        self._clock = clock
+        self._chance = chance
+        self._lock = threading.Lock()
+        self._opened = ExitStack()
+        self._known: tuple[MetadataManager, ColdTier] | None = None
+        self._log: TieredLog | None = None
+
+    @classmethod
+    def at(cls, url: str, log_id: UUID, settings: TierSettings, *, clock: Clock = CLOCK) -> NodeColdTier:
+        """The cold tier at the address of a store."""
+        access = ColdAccess(settings.options, settings.events_options, clock)
+        return cls(
+            open_store(url, settings.options),
+            log_id,
+            settings,
+            open_topic=lambda cold, create: open_events(cold, access, create=create),
+            clock=clock,
+        )
+
+    def attach(self) -> None:
+        """Durably record where the cold tier is, and create the topic of its events. Idempotent."""
+        store, settings = self._store.url, self.settings
+        events = f"{store.rstrip('/')}/events" if settings.events is None else settings.events
+        cold = ColdTier(self.log_id, store, events, settings.partitions, "")
+        self._open_topic(cold, True).close()
+        self.cell.attach(store, events, partitions=settings.partitions)
+
+    def _events(self) -> tuple[MetadataManager, ColdTier]:
+        """The manager that follows the events of the log's segments, for readers and the tierer."""
+        with self._lock:
+            if self._known is None:
+                cold = self.cell.look()
+                if cold is None:
+                    raise NotReady(
+                        f"The cold tier in {self._store.url} is not attached yet: the primary does that when it "
+                        "reaches the store."
+                    )
+                with ExitStack() as opened:
+                    topic = self._open_topic(cold, False)
+                    opened.callback(topic.close)
+                    manager = MetadataManager.start(topic, background=self._background, clock=self._clock)
+                    opened.callback(manager.close)
+                    manager.reconcile_assignment([manager.metadata_partition(partition_of(cold))])
+                    self._opened, self._known = opened.pop_all(), (manager, cold)
+            return self._known
+
+    def log(self, hot: CommittedLog, tier_slot: Callable[[], SlotState | None]) -> TieredLog:
+        """The log over both tiers; ``hot`` gives the node's copy as of each call."""
+        if self._log is None:
+            self._log = TieredLog(hot, self.cell, lambda _: self._reader(), tier_slot=tier_slot)
+        return self._log
+
+    def _reader(self) -> ColdReader:
+        manager, cold = self._events()
+        return ColdReader(manager, self._store, partition_of(cold), self._clock)
+
+    def slots(self, primary: PrimaryRole, log: TieredLog) -> TieredSlots:
+        """The slots of consumers on the primary, which pin records in either tier."""
+
+        def first() -> int:
+            # A former primary may be about to expire segments, and knows only its own slots. After this claim it cannot
+            # decide to; what it decided before was announced.
+            self._claim(primary).take()
+            return log.bounds().first
+
+        return TieredSlots(primary.slots, ColdPins(self.cell, first))
+
+    def tierer(self, primary: PrimaryRole) -> Tierer:
+        """The tierer of a primary, for as long as that leads."""
+        self.attach()
+        manager, cold = self._events()
+        slots = TiererSlots(primary.log.slots, primary.leadership, self._claim(primary))
+        settings = self.settings
+        return Tierer(
+            CommittedLog(primary.readable, lambda: slots),
+            manager,
+            self._store,
+            name=cold.name,
+            target=settings.target,
+            linger=settings.linger,
+            retention=settings.retention,
+            announced=self.cell,
+            clock=self._clock,
+            chance=self._chance,
+        )
+
+    def _claim(self, primary: PrimaryRole) -> ClaimCell:
+        claim = TierClaim(self.log_id, primary.term, primary.name)
+        return ClaimCell(self._store, f"{self.log_id}/{CLAIM_FILE}", claim, clock=self._clock, chance=self._chance)
+
+    def close(self) -> None:
+        """Stop following the events. Idempotent."""
+        with self._lock:
+            opened, self._opened, self._known = self._opened, ExitStack(), None
+        opened.close()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TiererSlots(TierableSlots):
+    """The slots that a primary's tierer sees: its own, and those of consumers. Satisfies ``Slots``.
+
+    Its own is in the primary's log; the cell in the cold tier's store fences it by term. Replicas read the hot tier
+    only, and pin no segments.
+    """
+
+    table: WalSlots
+    leadership: Leadership
+    claim_cell: ClaimCell
+
+    def _checked(self) -> WalSlots:
+        self.leadership.check(_NOT_TIERED)
+        return self.table
+
+    def create(
+        self, name: str, position: int, *, lifetime: float | None = None, retained_from: int | None = None
+    ) -> SlotState:
+        """Durably create the tierer's slot."""
+        return self._checked().create(name, position, lifetime=lifetime, retained_from=retained_from)
+
+    def claim(self, name: str, holder: str) -> TiererSlot:
+        """Become the holder of the tierer's slot, and claim the cold tier for this term."""
+        claimed = self._checked().claim(name, holder)
+        self.claim_cell.take()
+        return TiererSlot(claimed, self)
+
+    def reset(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
+        """Durably move the tierer's slot; its holder is fenced."""
+        return self._checked().reset(name, position, retained_from=retained_from)
+
+    def drop(self, name: str) -> None:
+        """Durably remove the tierer's slot."""
+        self._checked().drop(name)
+
+    def touch(self, name: str, epoch: int) -> None:
+        """``Fenced`` unless this node leads, and no primary of a later term has claimed the cold tier."""
+        self._checked().touch(name, epoch)
+        self.claim_cell.check()
+
+    def flush(self) -> None:
+        """Write positions that are only in memory so far."""
+        self._checked().flush()
+
+    def get(self, name: str) -> SlotState:
+        """One slot, or ``NotFound``."""
+        return self.table.get(name)
+
+    def list(self) -> Sequence[SlotState]:
+        """The tierer's slot and those of consumers, by name."""
+        return [slot for slot in self.table.list() if slot.name == TIER_SLOT or slot.name.endswith(CONSUMER_SUFFIX)]
+
+    def floor(self) -> int | None:
+        """The lowest position that the tierer or a consumer still needs."""
+        return floor_of(self.list())
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TiererSlot:
+    """The claimed slot of a primary's tierer. Satisfies :class:`~strandline.log.contract.Slot`."""
+
+    claimed: Slot
+    slots: TiererSlots
+
+    @property
+    def name(self) -> str:
+        """The slot's name."""
+        return self.claimed.name
+
+    @property
+    def epoch(self) -> int:
+        """The fencing number of the claim in the primary's log."""
+        return self.claimed.epoch
+
+    def state(self) -> SlotState:
+        """The stored state."""
+        return self.claimed.state()
+
+    def advance(self, to: Cursor) -> None:
+        """Everything below is in segments: the primary's log may be trimmed up to there."""
+        self.slots.leadership.check(_NOT_TIERED)
+        self.claimed.advance(to)
+
+    def touch(self) -> None:
+        """``Fenced`` unless this node leads, and no primary of a later term has claimed the cold tier."""
+        self.slots.touch(self.name, self.epoch)
+
+
+@final
+class TieringLoop:
+    """Runs rounds of tiering while the node leads. Used by one thread."""
+
+    def __init__(self, tier: Callable[[bool, threading.Event], Round | None], pause: float, clock: Clock) -> None:
+        """``tier(sweep, stop)`` makes one round; None if this node does not lead, or has no cold tier."""
+        self._tier = tier
+        self._pause = pause
+        self._clock = clock
+        self.trouble: str | None = None
+        """Why the last round failed; None if it did not."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Until ``stop`` is set, which ends a copy before anything of it is published or stored."""
+        swept: float | None = None
+        failures = 0
+        while not stop.is_set():
+            now = self._clock.monotonic()
+            sweep = swept is None or now - swept >= _SWEEP_EVERY
+            try:
+                done = self._tier(sweep, stop)
+            except StrandlineError as error:
+                failures += 1
+                # A primary that has just begun, or has just lost its lease, is not worth a warning.
+                if str(error) != self.trouble:
+                    level = logging.INFO if isinstance(error, NotReady) else logging.WARNING
+                    _LOGGER.log(level, "A round of tiering failed, and is repeated: %s", error)
+                self.trouble = str(error)
+                self._clock.wait(stop, min(self._pause, _FIRST_PAUSE * 2.0 ** min(failures, 20)))
+                continue
+            failures, self.trouble = 0, None
+            swept = now if sweep and done is not None else swept
+            self._clock.wait(stop, self._pause)

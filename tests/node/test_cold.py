@@ -1,0 +1,256 @@
+"""A replicated log with a cold tier: the primary tiers it, all nodes read it, failover loses and doubles nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.errors import CursorExpired, Fenced, InvalidInput, NotReady
+from strandline.model.cursor import Bounds, Cursor
+from strandline.model.retention import TIER_SLOT
+from strandline.node import Primary, Replica, TierSettings
+
+WAIT = 60.0
+NOWHERE = "grpc://127.0.0.1:9"
+BY_HAND = TierSettings(pause=3600.0, target=2000)
+"""Rounds of tiering are made by the tests."""
+
+
+def values(log: Any) -> list[bytes]:
+    return [value for batch in log.read() for value in batch.column("value").to_pylist()]
+
+
+def numbered(first: int, end: int, who: str = "of a") -> list[bytes]:
+    return [b"%s %d" % (who.encode(), number) for number in range(first, end)]
+
+
+class Cluster:
+    """Nodes of one log, in one process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cold = (folder / "cold").as_uri()
+
+    def primary(self, name: str = "a", **settings: Any) -> Primary:
+        return Primary.open(
+            self.folder / name,
+            name=name,
+            **{"cold": self.cold, "tiering": BY_HAND, "retention": "consumed", **settings},
+        )
+
+    def replica(self, upstream: str = NOWHERE, name: str = "b", **settings: Any) -> Replica:
+        return Replica.open(
+            self.folder / name, upstream, name=name, **{"tiering": BY_HAND, "retention": "consumed", **settings}
+        )
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+def tier(node: Primary) -> Any:
+    """Copy everything, and trim the hot tier behind it."""
+    done = node.running.node.tier(everything=True)
+    assert done is not None
+    node.running.node.primary.tick()
+    return done
+
+
+def until(node: Primary | Replica, is_so: Callable[[], bool], what: str) -> None:
+    assert node.running.wait_until(is_so, WAIT), what
+
+
+def caught_up(primary: Primary, replica: Replica) -> None:
+    end = primary.bounds().next
+    until(replica, lambda: replica.position is not None and replica.position.next == end, "it has everything")
+    until(replica, lambda: replica.committed == end and primary.commit_watermark(1) == end, "and knows that")
+
+
+def hot_first(node: Primary | Replica) -> int:
+    copy = node.running.node.copy
+    assert copy is not None
+    return copy.bounds().first
+
+
+def test_the_primary_tiers_its_log_and_reads_both_tiers_as_one(cluster: Cluster) -> None:
+    with cluster.primary() as primary:
+        primary.append_values(numbered(0, 5))
+        assert tier(primary).copied
+        primary.append_values(numbered(5, 8))
+        assert hot_first(primary) == 5, "the hot tier was trimmed behind the copy"
+        assert primary.bounds() == Bounds(0, 8)
+        assert values(primary) == numbered(0, 8)
+
+
+def test_a_replica_and_a_client_read_segments_too(cluster: Cluster) -> None:
+    with cluster.primary() as primary:
+        primary.append_values(numbered(0, 5))
+        tier(primary)
+        primary.append_values(numbered(5, 8))
+        with cluster.replica(primary.url) as replica:
+            caught_up(primary, replica)
+            assert hot_first(replica) == 5, "a newcomer bootstraps the hot rest only"
+            assert values(replica) == numbered(0, 8)
+            for node in (primary, replica):
+                with sl.open(node.url) as remote:
+                    assert remote.bounds() == Bounds(0, 8)
+                    assert values(remote) == numbered(0, 8)
+                    spans = remote.plan(remote.start())
+                    assert [batch.num_rows for span in spans for batch in span.fetch(["value"])] == [5, 3]
+
+
+def failed_over(cluster: Cluster, former: Primary, replica: Replica) -> Primary:
+    """``replica`` leads, and the former primary is gone."""
+    caught_up(former, replica)
+    former.close()
+    return replica.promote(force=True)
+
+
+def test_after_a_failover_the_new_primary_goes_on_tiering(cluster: Cluster) -> None:
+    former = cluster.primary()
+    former.append_values(numbered(0, 5))
+    tier(former)
+    with cluster.replica(former.url) as replica:
+        former.append_values(numbered(5, 8))
+        promoted = failed_over(cluster, former, replica)
+        assert values(promoted) == numbered(0, 8)
+        promoted.append_values(numbered(8, 12))
+        copied = tier(promoted).copied
+        assert [(segment.start, segment.end) for segment in copied] == [(5, 11)]
+        assert hot_first(promoted) == 12
+        assert values(promoted) == numbered(0, 12), "all of it from segments"
+
+
+def test_nothing_is_trimmed_on_a_new_primary_before_its_tierer_has_looked(cluster: Cluster) -> None:
+    former = cluster.primary()
+    former.append_values(numbered(0, 5))
+    with cluster.replica(former.url) as replica:
+        promoted = failed_over(cluster, former, replica)
+        promoted.append_values(numbered(5, 8))
+        assert promoted.trim(8) == 0, "nothing is in segments yet"
+        assert values(promoted) == numbered(0, 8)
+
+
+def test_a_tail_that_was_copied_and_lost_with_its_primary_is_replaced_in_the_cold_tier(cluster: Cluster) -> None:
+    former = cluster.primary()
+    former.append_values(numbered(0, 5))
+    with cluster.replica(former.url) as replica:
+        caught_up(former, replica)
+    former.append_values(numbered(5, 9))
+    tier(former)
+    former.close()
+    with cluster.replica() as replica:
+        promoted = replica.promote(force=True)
+        assert values(promoted) == numbered(0, 5)
+        with pytest.raises(NotReady, match="ends at 5, but its cold tier has offset 5 in term 1"):
+            promoted.running.node.tier(everything=True)
+        promoted.append_values(numbered(5, 7, "of b"))
+        tier(promoted)
+        assert values(promoted) == numbered(0, 5) + numbered(5, 7, "of b")
+        with cluster.replica(promoted.url, name="c") as newcomer:
+            caught_up(promoted, newcomer)
+            assert values(newcomer) == values(promoted)
+
+
+def test_a_former_primary_that_does_not_know_of_the_next_one_writes_no_segments(cluster: Cluster) -> None:
+    with cluster.primary() as former:
+        former.append_values(numbered(0, 5))
+        with cluster.replica(former.url) as replica:
+            caught_up(former, replica)
+        tier(former)
+        former.append_values(numbered(5, 7, "never committed elsewhere"))
+        with cluster.replica() as replica:  # cannot reach the former one: both lead
+            promoted = replica.promote(force=True)
+            promoted.append_values(numbered(5, 9, "of b"))
+            tier(promoted)
+            with pytest.raises(Fenced, match="b has written the cold tier in term 2: this node writes no segments"):
+                former.running.node.tier(everything=True)
+            assert values(promoted) == numbered(0, 5) + numbered(5, 9, "of b")
+
+
+def test_a_consumer_s_slot_may_be_in_the_cold_tier_and_pins_its_segments(cluster: Cluster) -> None:
+    settings = TierSettings(pause=3600.0, target=2000, retention="consumed")
+    with cluster.primary(tiering=settings) as primary:
+        primary.append_values(numbered(0, 5))
+        tier(primary)
+        primary.append_values(numbered(5, 8))
+        tier(primary)
+        assert hot_first(primary) == 8
+        with sl.open(primary.url) as remote:
+            remote.slots.create("orders", 5)
+        assert [(segment.start, segment.end) for segment in tier(primary).expired] == [(0, 4)]
+        assert primary.bounds() == Bounds(5, 8)
+        assert values(primary) == numbered(5, 8)
+        with pytest.raises(CursorExpired, match="begins at 5"):
+            primary.slots.create("late", 3)
+        with pytest.raises(CursorExpired):
+            primary.plan(Cursor(primary.log_id, 0))
+
+
+def test_without_consumers_nothing_counts_as_consumed_whatever_replicas_need(cluster: Cluster) -> None:
+    settings = TierSettings(pause=3600.0, target=2000, retention="consumed")
+    with cluster.primary(tiering=settings) as primary:
+        primary.append_values(numbered(0, 5))
+        with cluster.replica(primary.url) as replica:
+            caught_up(primary, replica)
+            assert not tier(primary).expired
+            assert not tier(primary).expired
+
+
+def test_a_replica_that_is_behind_pins_the_hot_tier_though_it_is_copied(cluster: Cluster) -> None:
+    with cluster.primary() as primary:
+        primary.append_values(numbered(0, 5))
+        with cluster.replica(primary.url) as replica:
+            caught_up(primary, replica)
+        primary.append_values(numbered(5, 8))
+        tier(primary)
+        assert hot_first(primary) == 5
+        with cluster.replica(primary.url) as replica:
+            caught_up(primary, replica)
+            assert replica.running.node.node_folder.state.generation == 1, "it has not bootstrapped again"
+            until(primary, lambda: [tier(primary)] != [] and hot_first(primary) == 8, "and is trimmed then")
+
+
+def test_only_committed_records_are_tiered(cluster: Cluster) -> None:
+    with cluster.primary(policy="ack_n(1)") as primary:
+        primary.register_replica("b")
+        with cluster.replica(primary.url) as replica:
+            primary.append_values(numbered(0, 5)).ensure()
+            caught_up(primary, replica)
+        primary.append_values(numbered(5, 8), timeout=0.0)
+        assert [(segment.start, segment.end) for segment in tier(primary).copied] == [(0, 4)]
+
+
+def test_a_log_keeps_its_cold_tier(cluster: Cluster, tmp_path: Path) -> None:
+    with cluster.primary() as primary:
+        primary.append_values(numbered(0, 5))
+        tier(primary)
+    with pytest.raises(
+        InvalidInput, match=r"has its cold tier in file://.*/cold, and keeps it: leave out file:///other"
+    ):
+        cluster.primary(cold="file:///other")
+    with cluster.primary(cold=None) as primary:
+        assert values(primary) == numbered(0, 5), "the address is remembered"
+        assert any(slot.name == TIER_SLOT for slot in primary.running.node.primary.log.slots.list())
+
+
+def test_a_node_tiers_by_itself_and_says_why_it_cannot(cluster: Cluster) -> None:
+    settings = TierSettings(pause=0.05, target=1, linger=0.0)
+    with cluster.primary(tiering=settings) as primary:
+        primary.append_values(numbered(0, 5))
+        until(primary, lambda: hot_first(primary) == 5, "copied and trimmed")
+        assert values(primary) == numbered(0, 5)
+        assert primary.running.status().tiering is None
+    Path(cluster.folder / "cold" / str(primary_log(cluster)) / "tierer.json").write_bytes(b"{}")
+    with cluster.primary(tiering=settings) as primary:
+        until(primary, lambda: "tierer.json is damaged" in str(primary.running.status().tiering), "it says why")
+        primary.append_values(numbered(5, 6)).ensure()
+
+
+def primary_log(cluster: Cluster) -> str:
+    return next(path.parent.name for path in (cluster.folder / "cold").glob("*/tierer.json"))
