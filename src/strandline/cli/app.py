@@ -11,6 +11,7 @@ import strandline
 from strandline.cli.demo.command import demo
 from strandline.cli.doctor.command import doctor
 from strandline.cli.gc import gc
+from strandline.cli.ingest import ingest
 from strandline.cli.lag import lag, with_default_interval
 from strandline.cli.node import node
 from strandline.cli.node.admin import promote
@@ -61,7 +62,7 @@ class _Watching(TyperCommand):
 app.command()(produce)
 app.command()(tail)
 app.command(cls=_Watching)(lag)
-for command in (retention, gc, verify, promote, doctor, upgrade, quickstart, demo):
+for command in (retention, gc, verify, promote, doctor, ingest, upgrade, quickstart, demo):
     app.command()(command)
 for name, group in {"slots": slots, "tier": tier, "segments": segments, "wal": wal, "node": node}.items():
     app.add_typer(group, name=name)

@@ -9,6 +9,8 @@ from threading import Event as StopEvent
 from typing import Any
 
 from strandline.followers.run import Batching
+from strandline.ingestion.jetstream import JetStreamSource
+from strandline.ingestion.kafka import KafkaPartition
 from strandline.ingestion.log_sink import TargetLog
 from strandline.ingestion.run import Ingested, IngestProgress, ingest_log
 from strandline.log.contract import Log
@@ -46,7 +48,8 @@ def ingest(
     :func:`~strandline.ingestion.translation.translate_cursor`.
 
     Args:
-        source: A log or its address, as for ``strandline.open``; a WAL is read beside the process that writes it.
+        source: A log or its address, as for ``strandline.open``, where a WAL is read beside the process that writes
+            it; or ``kafka://host:port/topic[/partition]``, or ``nats://host:port/stream``.
         target: A log that can be appended to, or its address; an object log or a WAL is created if there is none.
         follow: Go on when the end is reached, until ``stop`` is set. Otherwise it ends at the source's end as of now.
         slot: The slot that pins the source between two runs. Without one the source is pinned only while
@@ -56,7 +59,8 @@ def ingest(
         stop: Ends it soon; everything that was read is appended before.
         batching: Limits of one append.
         on_progress: Called after each append.
-        source_options: Arguments of ``strandline.open`` for the address of the source.
+        source_options: Arguments of ``strandline.open`` for the address of the source; for Kafka and NATS ``config``,
+            the settings of the client, and ``timeout``.
         target_options: The same for the target.
         clock: The clock, for tests.
         chance: Random numbers, for tests.
@@ -98,8 +102,13 @@ def _opened_source(source: Address | Log, options: Mapping[str, Any], opened: co
 def open_source(address: Address, **options: Any) -> Any:
     """The source at an address; a write-ahead log is opened for reading."""
     url = as_address(address)
-    if "://" in url and split_address(url).scheme == "wal":
-        options = {"read_only": True, **options}
+    match split_address(url).scheme if "://" in url else "file":
+        case "kafka":
+            return KafkaPartition(url, **options)
+        case "nats" | "tls":
+            return JetStreamSource(url, **options)
+        case "wal":
+            return open_url(url, **{"read_only": True, **options})
     return open_url(address, **options)
 
 

@@ -258,6 +258,41 @@ class NatsConnection:
 
         asyncio.run_coroutine_threadsafe(publish(), self._loop)
 
+    @property
+    def cluster(self) -> str:
+        """The name of the servers' cluster; empty for a single server."""
+        return str(getattr(self._client, "_server_info", {}).get("cluster", ""))
+
+    def pull(self, stream: str, since: int, *, idle: float) -> Any:
+        """A consumer of a stream from a sequence on, which the server removes after so many idle seconds."""
+        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+        config = ConsumerConfig(
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=since,
+            ack_policy=AckPolicy.NONE,
+            inactive_threshold=idle,
+        )
+        client = self._client.jetstream(timeout=self.timeout)
+        what = f"Reading stream {stream}"
+        return self.run(client.pull_subscribe("", stream=stream, config=config), what)
+
+    def fetch(self, subscription: Any, count: int, timeout: float) -> list[Any]:
+        """The next messages of a consumer; none if none came in time."""
+
+        async def fetched() -> list[Any]:
+            try:
+                return list(await subscription.fetch(count, timeout=timeout))
+            except self._nats.errors.TimeoutError:
+                return []
+
+        return self.run(fetched(), "Reading a stream", patience=timeout + self.timeout)
+
+    def release(self, subscription: Any) -> None:
+        """Remove a consumer; one that is gone already is fine."""
+        with contextlib.suppress(StorageError):
+            self.run(subscription.unsubscribe(), "Ending a consumer")
+
     def close(self) -> None:
         """Close the connection and its thread. Idempotent, and allowed in a forked child."""
         if self.closed:

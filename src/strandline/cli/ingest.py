@@ -1,0 +1,155 @@
+"""``strandline ingest``: copy a log, a queue, a Kafka partition or a JetStream stream into a log, exactly once."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import Annotated, Any, cast
+
+import typer
+
+import strandline as sl
+from strandline.cli import output as show
+from strandline.cli.common import (
+    DATA,
+    INTERRUPTED,
+    MANIFEST,
+    Data,
+    Json,
+    LogFormat,
+    Manifest,
+    TargetFormat,
+    guarded,
+    open_shared,
+    stop_on_signal,
+    wal_folder,
+)
+from strandline.cli.common import retention as known_retention
+from strandline.cli.common import start as known_start
+from strandline.cli.node.admin import Ca, Cert, Key, TokenFile
+from strandline.ingestion.api import open_source, open_target
+from strandline.ingestion.run import Ingested, IngestProgress
+from strandline.model.cursor import Start
+from strandline.node.flight.security import ClientSecurity
+from strandline.storage.closing import Closing
+
+_START: Any = "beginning"  # given to the parser
+_PLACES = "a folder, file://, s3://, gs://, az://, wal:///folder or grpc://host:port"
+
+
+@guarded
+def ingest(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help=f"What is copied: {_PLACES}, kafka://host:port/topic[/partition] or nats://host:port/stream.",
+        ),
+    ],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help=f"The log to append to: {_PLACES}; made if there is none.")
+    ],
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on at the end, until Ctrl-C.")] = False,
+    slot: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The slot that pins the source between two runs; made if there is none."),
+    ] = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            parser=known_start,
+            help="Where the first ingest of this source begins: beginning, retained, now, an offset or a time.",
+        ),
+    ] = _START,
+    skip_trimmed: Annotated[
+        bool,
+        typer.Option("--skip-trimmed", help="Go on without records that the source deleted before they were ingested."),
+    ] = False,
+    format: LogFormat = TargetFormat.LOG,  # noqa: A002
+    manifest: Manifest = MANIFEST,
+    data: Data = DATA,
+    retention: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            parser=known_retention,
+            help="What an object log that is made may forget: forever (the default), consumed, age:7d, bytes:100GiB.",
+        ),
+    ] = None,
+    token: TokenFile = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    json: Json = False,
+) -> None:
+    """Append every record of a source to a log, each once and in order.
+
+    Killed at any moment and started again it continues: the target holds the position in the source, in the same
+    append as the records. Others may append to source and target meanwhile.
+    """
+    security = ClientSecurity.load(roots=ca, certificate=cert, key=key, token=token)
+    with ExitStack() as opened, stop_on_signal() as stop:
+        copied = _source(source, format, manifest, data, security)
+        into = open_target(
+            _place(target), **_options(target, security), **({"retention": retention} if retention else {})
+        )
+        for log in (copied, into):
+            if isinstance(log, Closing):
+                opened.enter_context(log)
+        began = time.monotonic()
+        advance = opened.enter_context(show.meter("ingesting", total=None, quiet=json))
+        tell = show.so_far(advance)
+
+        def on_progress(progress: IngestProgress) -> None:
+            tell(progress.records)
+
+        done = sl.ingest(
+            copied,
+            into,
+            follow=follow,
+            slot=slot,
+            start=cast("Start", start),
+            skip_trimmed=skip_trimmed,
+            stop=stop,
+            on_progress=on_progress,
+        )
+        interrupted = stop.is_set() and not follow
+        end = into.bounds().next
+    seconds = time.monotonic() - began
+    fields = {
+        "records": done.records,
+        "next": done.source.next,
+        "target_next": end,
+        "seconds": round(seconds, 3),
+        "finished": not interrupted,
+    }
+    show.answer(fields, sentence(done, end, seconds), as_json=json)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _place(place: str) -> str:
+    """The address; the folder of a write-ahead log is one, too."""
+    folder = wal_folder(place) if "://" not in place else None
+    return place if folder is None else f"wal://{folder}"
+
+
+def _options(place: str, security: ClientSecurity | None) -> dict[str, Any]:
+    return {"security": security} if place.startswith("grpc") and security is not None else {}
+
+
+def _source(place: str, kind: TargetFormat, manifest: str, data: str, security: ClientSecurity | None) -> Any:
+    if kind is TargetFormat.QUEUE_V1:
+        return open_shared(place, manifest=manifest, data=data)
+    return open_source(_place(place), **_options(place, security))
+
+
+def sentence(done: Ingested, end: int, seconds: float) -> str:
+    """One sentence about the ingest."""
+    what = "There was nothing to ingest"
+    if done.records:
+        what = f"{show.counted(done.records, 'record')} ingested in {show.seconds(seconds)}"
+    return f"{what}: the target holds the source up to position {done.source.next:,}, and ends at offset {end:,}."

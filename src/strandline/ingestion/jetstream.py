@@ -1,0 +1,152 @@
+"""A stream of NATS JetStream as the source of an ingest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, final
+from uuid import UUID, uuid5
+
+import pyarrow as pa
+
+from strandline.errors import InvalidInput, NotFound, StorageError
+from strandline.ingestion.streams import MessageStream, message_batch
+from strandline.kv.nats.connection import NatsConnection
+from strandline.log.reading import HeadPoller
+from strandline.model.addresses import split_address
+from strandline.model.arguments import Timeout
+from strandline.model.cursor import Bounds, Cursor, microseconds
+from strandline.model.records import Op
+from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.fork_check import Origin, bound_to_process
+
+_NAMESPACE: Final = UUID("0e2f4f3b-6a9a-5f3e-9a41-4f0b8c1d2e33")
+_AT_ONCE: Final = 1000
+_POLL: Final = 0.5
+_IDLE: Final = 60.0
+"""Seconds after which the server removes the consumer of an ingest that ended."""
+_OPERATIONS: Final = {"DEL": Op.DELETE, "PURGE": Op.PURGE}
+"""Values of the header KV-Operation, which buckets of key-value pairs write."""
+
+
+def parse_nats(address: str) -> tuple[str, str]:
+    """Server and stream of an address.
+
+    >>> parse_nats("nats://one:4222/orders")
+    ('nats://one:4222', 'orders')
+    """
+    place = split_address(address)
+    stream = place.path.strip("/")
+    if not place.netloc or not stream or any(letter in stream for letter in "/.*> \t"):
+        raise InvalidInput(f"{address!r} names no stream: write nats://host:port/stream.")
+    return f"{place.scheme}://{place.netloc}", stream
+
+
+@bound_to_process()
+@final
+class JetStreamSource(MessageStream):
+    """A stream, read in order: the subject is the key, the data the value, headers and time are kept.
+
+    A message that a key-value bucket wrote as a deletion is one. Positions are the stream's sequences. Nothing is
+    acknowledged: an ingest does not change the stream.
+    """
+
+    def __init__(
+        self, address: str, *, config: Mapping[str, Any] | None = None, timeout: float = 10.0, clock: Clock = CLOCK
+    ) -> None:
+        """Open ``nats://host:port/stream``; ``config`` are options of the client, such as ``user_credentials``."""
+        server, self._stream = parse_nats(address)
+        self._clock = clock
+        self._waiter = HeadPoller()
+        self._nats = NatsConnection([server], timeout=timeout, clock=clock, options=config or {})
+        self.name = f"Stream {self._stream}"
+        self._subscription: Any = None
+        self._at = -1
+        self._early: list[Any] = []
+        """Messages that were read, but not taken yet."""
+        try:
+            self.bounds()
+        except NotFound as error:
+            self._nats.close()
+            raise NotFound(f"There is no stream {self._stream} at {server}: check its name.") from error
+        except BaseException:
+            self._nats.close()
+            raise
+        self._log_id = uuid5(_NAMESPACE, f"{self._nats.cluster}/{self._stream}")
+        self._origin = Origin(self.name, self)
+
+    def __repr__(self) -> str:
+        return f"JetStreamSource({self._stream!r})"
+
+    @property
+    def log_id(self) -> UUID:
+        """The identity of the stream, by its name and that of the servers' cluster."""
+        return self._log_id
+
+    def bounds(self) -> Bounds:
+        """The first retained and the next sequence."""
+        state = self._nats.state(self._stream, f"Asking for stream {self._stream}")
+        return Bounds(max(1, state.first), max(1, state.first, state.last + 1))
+
+    def wait(self, past: Cursor, timeout: Timeout) -> bool:
+        """Block until the stream reaches past the cursor (True), or until the timeout (False); polls."""
+        return self._waiter.wait(self, past, timeout, self._clock)
+
+    def take(self, since: int, *, upto: int, records: int, size: int) -> tuple[pa.RecordBatch, int]:
+        """The next messages from a sequence on, and the sequence behind them."""
+        taken: list[Any] = []
+        bytes_taken = 0
+        try:
+            if since != self._at:
+                self._subscribe(since)
+            while len(taken) < records and bytes_taken < size and self._at < upto:
+                found = self._early or self._fetched()
+                if not found:
+                    self._at = upto if not taken else self._at  # the rest was deleted
+                    break
+                self._early = [message for message in found if _sequence(message) >= upto]
+                more = [message for message in found if self._at <= _sequence(message) < upto]
+                taken += more
+                bytes_taken += sum(len(message.data) for message in more)
+                self._at = upto if self._early else _sequence(found[-1]) + 1
+        except StorageError:
+            self._at = -1  # begin anew: the consumer may be gone
+            raise
+        return _batch(taken), min(self._at, upto)
+
+    def _subscribe(self, since: int) -> None:
+        self._unsubscribe()
+        self._early = []
+        self._subscription = self._nats.pull(self._stream, since, idle=_IDLE)
+        self._at = since
+
+    def _fetched(self) -> list[Any]:
+        return self._nats.fetch(self._subscription, _AT_ONCE, _POLL)
+
+    def _unsubscribe(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            self._nats.release(subscription)
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._nats.close()
+
+
+def _sequence(message: Any) -> int:
+    return int(message.metadata.sequence.stream)
+
+
+def _batch(messages: list[Any]) -> pa.RecordBatch:
+    headers = [message.headers for message in messages]
+    return message_batch(
+        {
+            "offset": [_sequence(message) for message in messages],
+            "timestamp": [microseconds(message.metadata.timestamp) for message in messages],
+            "op": [int(_OPERATIONS.get((each or {}).get("KV-Operation", ""), Op.PUT)) for each in headers],
+            "key": [message.subject.encode() for message in messages],
+            "value": [message.data for message in messages],
+            "headers": [
+                None if not each else [(name, value.encode()) for name, value in each.items()] for each in headers
+            ],
+        }
+    )

@@ -1,0 +1,143 @@
+"""Streams of NATS JetStream as sources."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+import strandline as sl
+from strandline.errors import CursorExpired, Diverged, InvalidInput, NotFound
+from strandline.ingestion.jetstream import JetStreamSource
+from strandline.log.memory import MemoryLog
+from strandline.model.records import Op
+from tests.ingest.parts import content, position
+
+nats = pytest.importorskip("nats")
+NAMES = itertools.count()
+pytestmark = pytest.mark.matrix
+
+
+def with_stream(url, work):
+    async def run():
+        client = await nats.connect(url)
+        try:
+            return await work(client.jetstream())
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def stream(nats_url):
+    name = f"ingested{next(NAMES)}"
+    with_stream(nats_url, lambda js: js.add_stream(name=name, subjects=[f"{name}.>"]))
+    return name
+
+
+def publish(url, stream, count, first=0):
+    async def work(js):
+        for number in range(first, first + count):
+            headers = {"trace": str(number)} if number % 2 else None
+            await js.publish(f"{stream}.k{number}", b"v%d" % number, headers=headers)
+
+    with_stream(url, work)
+
+
+def ingest(url, stream, target, **options):
+    return sl.ingest(f"{url}/{stream}", target, **options)
+
+
+def test_messages_become_records_once_and_in_order_with_subject_headers_and_time(nats_url, stream):
+    target = MemoryLog()
+    assert ingest(nats_url, stream, target).records == 0
+    publish(nats_url, stream, 10)
+    assert ingest(nats_url, stream, target).records == 10
+    publish(nats_url, stream, 5, first=10)
+    assert ingest(nats_url, stream, target).records == 5
+    assert ingest(nats_url, stream, target).records == 0
+    rows = content(target).to_pylist()
+    assert [row["key"] for row in rows] == [b"%s.k%d" % (stream.encode(), number) for number in range(15)]
+    assert [row["value"] for row in rows] == [b"v%d" % number for number in range(15)]
+    assert rows[1]["headers"] == [("trace", b"1")]
+    assert rows[2]["headers"] is None
+    times = [row["timestamp"] for row in rows]
+    assert times == sorted(times)
+    assert times[0].year > 2020
+    with JetStreamSource(f"{nats_url}/{stream}") as source:
+        assert position(source, target) == 16
+
+
+def test_deletions_of_a_bucket_are_deletes(nats_url):
+    name = f"bucket{next(NAMES)}"
+
+    async def work(js):
+        bucket = await js.create_key_value(bucket=name, history=5)
+        await bucket.put("a", b"1")
+        await bucket.delete("a")
+        await bucket.put("b", b"2")
+        await bucket.purge("b")
+
+    with_stream(nats_url, work)
+    target = MemoryLog()
+    ingest(nats_url, f"KV_{name}", target)
+    rows = content(target).to_pylist()
+    assert [(row["key"].rpartition(b".")[2], row["op"]) for row in rows] == [
+        (b"a", Op.PUT),
+        (b"a", Op.DELETE),
+        (b"b", Op.PURGE),
+    ]
+
+
+def test_deleted_messages_leave_gaps_which_are_passed(nats_url, stream):
+    target = MemoryLog()
+    publish(nats_url, stream, 10)
+
+    async def work(js):
+        for sequence in (4, 5, 10):
+            await js.delete_msg(stream, sequence)
+
+    with_stream(nats_url, work)
+    assert ingest(nats_url, stream, target).records == 7
+    assert ingest(nats_url, stream, target).records == 0
+    publish(nats_url, stream, 2, first=10)
+    assert ingest(nats_url, stream, target).records == 2
+    assert [row["value"] for row in content(target).to_pylist()] == [b"v%d" % n for n in (0, 1, 2, 5, 6, 7, 8, 10, 11)]
+
+
+def test_messages_purged_before_they_were_ingested_are_skipped_only_if_that_is_said(nats_url, stream):
+    target = MemoryLog()
+    publish(nats_url, stream, 4)
+    ingest(nats_url, stream, target)
+    publish(nats_url, stream, 6, first=4)
+    with_stream(nats_url, lambda js: js.purge_stream(stream, seq=8))
+    with pytest.raises(CursorExpired, match=r"begins at offset 8, .* holds it up to 5"):
+        ingest(nats_url, stream, target)
+    assert ingest(nats_url, stream, target, skip_trimmed=True).records == 3
+
+
+def test_a_stream_that_was_created_again_is_refused(nats_url, stream):
+    target = MemoryLog()
+    publish(nats_url, stream, 6)
+    ingest(nats_url, stream, target)
+
+    async def again(js):
+        await js.delete_stream(stream)
+        await js.add_stream(name=stream, subjects=[f"{stream}.>"])
+
+    with_stream(nats_url, again)
+    publish(nats_url, stream, 2, first=50)
+    with pytest.raises(Diverged, match=r"ends at offset 3, and .* holds it up to 7"):
+        ingest(nats_url, stream, target)
+    publish(nats_url, stream, 8, first=60)
+    with pytest.raises(Diverged, match="is not the one at offset 6"):
+        ingest(nats_url, stream, target)
+
+
+def test_a_wrong_address_is_one_sentence(nats_url):
+    with pytest.raises(NotFound, match=r"^There is no stream nowhere"):
+        ingest(nats_url, "nowhere", MemoryLog())
+    with pytest.raises(InvalidInput, match="names no stream"):
+        ingest(nats_url, "", MemoryLog())

@@ -1,0 +1,58 @@
+"""Queues of version 1 as sources."""
+
+from __future__ import annotations
+
+import pytest
+
+import strandline as sl
+from strandline.compat.v1.log import QueueLog
+from strandline.errors import CursorExpired
+from strandline.log.memory import MemoryLog
+from strandline.testing.plain import PlainStore
+from tests.ingest.parts import a_log, content, position
+
+
+def filled(queue: QueueLog, first: int, batches: int) -> None:
+    with queue.producer() as producer:
+        for number in range(first, first + batches):
+            producer.produce([b"%d of %d" % (row, number) for row in range(3)])
+            producer.flush()
+
+
+@pytest.fixture
+def queue() -> QueueLog:
+    return QueueLog(PlainStore(), "ingest/manifest", "ingest")
+
+
+@pytest.mark.parametrize(
+    "kind", ["wal", pytest.param("remote", marks=pytest.mark.matrix), pytest.param("object", marks=pytest.mark.matrix)]
+)
+def test_each_batch_of_a_queue_is_an_append_of_its_own_and_the_queue_is_not_changed(queue, tmp_path, kind):
+    with a_log(kind, tmp_path / "log") as target:
+        filled(queue, 0, 3)
+        assert sl.ingest(queue, target).records == 9
+        filled(queue, 3, 2)
+        assert sl.ingest(queue, target).records == 6
+        assert sl.ingest(queue, target).records == 0
+        assert content(target).column("value").to_pylist() == [
+            b"%d of %d" % (row, number) for number in range(5) for row in range(3)
+        ]
+        assert position(queue, target) == 5
+        assert [target.append_at(offset).first for offset in (0, 4, 8, 14)] == [0, 3, 6, 12]
+        assert (queue.bounds().count, queue.manifest().epoch) == (5, 0)
+        for sequence in range(6):
+            there = sl.translate_cursor(queue.cursor_at(sequence), source=queue, target=target)
+            assert there.next == 3 * sequence
+            assert sl.translate_cursor(there, source=queue, target=target).next == sequence
+
+
+def test_batches_that_the_queue_s_consumer_took_before_are_skipped_only_if_that_is_said(queue):
+    target = MemoryLog()
+    filled(queue, 0, 2)
+    sl.ingest(queue, target)
+    filled(queue, 2, 3)
+    queue.skip_to(4)
+    with pytest.raises(CursorExpired, match="skip_trimmed=True"):
+        sl.ingest(queue, target)
+    assert sl.ingest(queue, target, skip_trimmed=True).records == 3
+    assert content(target).column("value").to_pylist()[6:] == [b"0 of 4", b"1 of 4", b"2 of 4"]
