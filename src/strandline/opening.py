@@ -143,7 +143,7 @@ def open_url(
             place, create=create, retention=retention, limits=limits, options=options, clock=clock, chance=chance
         )
         return tiered(found, **tiers)
-    folder = _wal_folder(_text(place))
+    folder = wal_path(_text(place))
     if read_only:
         _only(scheme, (), "one who writes", create=create or None)
         return tiered(WalReader(folder, clock=clock), **tiers)
@@ -173,7 +173,8 @@ def _scheme_of(place: Address | ObjectStore) -> str:
     return scheme
 
 
-def _wal_folder(url: str) -> str:
+def wal_path(url: str) -> str:
+    """The folder that an address of a write-ahead log names."""
     place = split_address(url)
     path = unquote(place.path)
     if place.netloc or path.strip("/") == "":

@@ -22,11 +22,12 @@ from strandline.cli.targets import is_free, local_folder, look, need, need_objec
 from strandline.cli.text import escaped, parse_start
 from strandline.compat.v1.gc import GRACE
 from strandline.compat.v1.log import QueueLog, open_queue
-from strandline.errors import Fenced, InvalidInput, NotALog, NotFound, StrandlineError, WrongKind
+from strandline.errors import Fenced, InvalidInput, NotALog, NotFound, StrandlineError, Unsupported, WrongKind
 from strandline.log.folders import FolderKind
 from strandline.log.object.log import open_log as open_object_log
 from strandline.log.wal.log import WalLog
 from strandline.model.retention import parse_bytes, parse_retention, parse_seconds
+from strandline.opening import wal_path
 from strandline.tier.opening import tiered
 
 P = ParamSpec("P")
@@ -44,7 +45,7 @@ Place = Annotated[
     str,
     typer.Argument(
         metavar="LOG",
-        help="The log: its address (file://, s3://, gs://, az:// or a folder), or the folder of a write-ahead log.",
+        help="The log: its address (file://, s3://, gs://, az://, wal:///folder), or its folder.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable output only.")]
@@ -200,7 +201,12 @@ def log_to_stderr(level: int) -> None:
 def open_log(
     url: str, *, create: bool = False, retention: str | None = None, hint: str = "check the address"
 ) -> sl.log.ObjectLog:
-    """The log at an address; if there is none, the error speaks of options rather than of Python."""
+    """The object log at an address; if there is none, the error speaks of options rather than of Python."""
+    if url.startswith(("grpc://", "grpc+tls://", "wal://")):
+        other = "a write-ahead log, which the process that writes it trims"
+        if not url.startswith("wal://"):
+            other = "the log of a node, which trims it ('strandline node run --retention')"
+        raise Unsupported(f"This command takes an object log, and {url} is {other}.")
     need_object_log(url, create=create, hint=hint)
     try:
         return open_object_log(url, create=create, retention=retention)
@@ -211,14 +217,20 @@ def open_log(
 
 
 def wal_folder(place: str) -> str | None:
-    """The folder of a write-ahead log; None for the address of an object log."""
-    folder = local_folder(place)
-    if folder is None:
+    """The folder of a write-ahead log, by its path or its address wal://; None for the address of an object log."""
+    if place.startswith("wal://"):
+        folder = wal_path(place)
+        there = look(folder)
+        if not is_free(there):
+            need(there, FolderKind.WAL)
+        return folder
+    local = local_folder(place)
+    if local is None:
         return None
-    there = look(str(folder))
+    there = look(str(local))
     if not is_free(there):
         need(there, FolderKind.OBJECT_LOG, FolderKind.WAL)
-    return str(folder) if FolderKind.WAL in there.kinds else None
+    return str(local) if FolderKind.WAL in there.kinds else None
 
 
 def open_to_look(place: str) -> sl.log.ObjectLog | sl.log.WalReader:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -18,6 +18,7 @@ from rich.text import Text
 
 import strandline as sl
 from strandline.cli import output as show
+from strandline.cli.any_log import AnyLog, LogPlace, on_any_log
 from strandline.cli.common import (
     DATA,
     MANIFEST,
@@ -26,9 +27,6 @@ from strandline.cli.common import (
     LogFormat,
     Manifest,
     TargetFormat,
-    Url,
-    guarded,
-    open_log,
     open_shared,
 )
 from strandline.compat.v1.edits import time_of
@@ -38,6 +36,7 @@ from strandline.log.object.head.index import Chunks
 from strandline.log.object.maintain.slot_lag import SlotLag, slot_lags, trim_end
 from strandline.log.slots import floor as lowest
 from strandline.log.slots import pending_positions
+from strandline.log.wal.read.reading import WalReading
 from strandline.model.cursor import SECOND, microseconds
 from strandline.model.head import Head, MetadataRanges, QueueEntry
 from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, SlotState
@@ -48,7 +47,7 @@ EVERY: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class SlotRow:
-    """One slot, measured against the end of its log. None: does not apply; times are seconds.
+    """One slot, measured against the end of its log. None: does not apply, or is not known; times are seconds.
 
     ``retained_bytes`` is what the next collection would delete if this slot alone were up to date. ``bytes_left``
     and ``idle_left`` are the distance to its invalidation; below zero the next collection invalidates it. A slot that
@@ -58,14 +57,14 @@ class SlotRow:
     slot: str
     position: int
     records_behind: int
-    bytes_behind: int
+    bytes_behind: int | None
     seconds_since_seen: float
     holder: str | None
     epoch: int
     pins_floor: bool
     invalid: str | None
-    seconds_behind: float = 0.0
-    retained_bytes: int = 0
+    seconds_behind: float | None = 0.0
+    retained_bytes: int | None = 0
     bytes_left: int | None = None
     idle_left: float | None = None
     expires_in: float | None = None
@@ -114,13 +113,14 @@ class Lag:
     floor_without: int | None
     slots: tuple[SlotRow, ...]
     records_kept: int | None = None
-    retention: Retention = FOREVER
+    retention: Retention | None = FOREVER
+    """None if the log does not tell: its writer, or its node, decides."""
     limits: SlotLimits = NO_LIMITS
     creating: Mapping[str, int] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
         """The fields of ``--json``."""
-        fields = {**asdict(self), "retention": str(self.retention)}
+        fields = {**asdict(self), "retention": None if self.retention is None else str(self.retention)}
         limits = fields.pop("limits")
         return {**fields, "lag_bytes": limits["lag_bytes"] or None, "idle_seconds": limits["idle_seconds"] or None}
 
@@ -134,8 +134,8 @@ class Lag:
                 show.slot(slot.slot),
                 f"{slot.position:,}",
                 f"{slot.records_behind:,}",
-                show.size(slot.bytes_behind),
-                show.seconds(slot.seconds_behind),
+                show.known(show.size, slot.bytes_behind),
+                show.known(show.seconds, slot.seconds_behind),
                 show.seconds(slot.seconds_since_seen),
                 show.short(slot.holder),
                 str(slot.epoch),
@@ -186,9 +186,9 @@ class QueueLag:
         return f"batches {self.first:,} to {self.next:,}; the consumer (epoch {self.epoch}) is {behind}"
 
 
-@guarded
+@on_any_log
 def lag(
-    url: Url,
+    place: LogPlace,
     *,
     watch: Annotated[
         float | None,
@@ -200,17 +200,18 @@ def lag(
     json: Json = False,
 ) -> None:
     """Show the lag of each slot, in records, bytes and time, and what pins the floor. Changes nothing."""
-    looking: Callable[[], Lag | QueueLag]
-    if format is TargetFormat.LOG:
-        looking = partial(look, open_log(url))
-    else:
-        looking = partial(look_at_queue, open_shared(url, manifest=manifest, data=data))
-    if watch is None:
-        seen = looking()
-        show.answer(seen.fields(), seen.rendered, as_json=json)
-        return
-    with suppress(KeyboardInterrupt):  # Ctrl-C ends watching
-        _watch(looking, watch, as_json=json)
+    with ExitStack() as opened:
+        looking: Callable[[], Lag | QueueLag]
+        if format is TargetFormat.LOG:
+            looking = partial(look, opened.enter_context(place.reading()))
+        else:
+            looking = partial(look_at_queue, open_shared(place.url, manifest=manifest, data=data))
+        if watch is None:
+            seen = looking()
+            show.answer(seen.fields(), seen.rendered, as_json=json)
+            return
+        with suppress(KeyboardInterrupt):  # Ctrl-C ends watching
+            _watch(looking, watch, as_json=json)
 
 
 def with_default_interval(arguments: list[str]) -> list[str]:
@@ -239,8 +240,58 @@ def _watch(looking: Callable[[], Lag | QueueLag], every: float, *, as_json: bool
         time.sleep(every)
 
 
-def look(log: sl.log.ObjectLog) -> Lag:
-    """The current lag of the log and its slots."""
+def look(log: AnyLog) -> Lag:
+    """The current lag of the log and its slots. Of an object log, as far as its own tier retains it."""
+    hot = log.hot if isinstance(log, sl.tier.TieredLog) else log
+    return look_at_objects(hot) if isinstance(hot, sl.log.ObjectLog) else look_at_slots(log)
+
+
+def look_at_slots(log: AnyLog) -> Lag:
+    """The lag of a log's slots, as the log itself tells: bytes and times of a node's log are not known."""
+    states = list(log.slots.list())  # before the end: then no slot is ahead of it
+    bounds, now = log.bounds(), microseconds(datetime.now(UTC))
+    floor = lowest(states)
+    hot = log.hot if isinstance(log, sl.tier.TieredLog) else log
+    return Lag(
+        url=log.url,
+        log_id=str(log.log_id),
+        first=bounds.first,
+        next=bounds.next,
+        floor=floor,
+        floor_without=lowest([state for state in states if state.position != floor]),
+        slots=tuple(_row(state, hot, bounds.next, floor, now) for state in states),
+        retention=None,
+    )
+
+
+def _row(state: SlotState, hot: object, end: int, floor: int | None, now: int) -> SlotRow:
+    gone, behind, oldest = state.invalid, None, None
+    if isinstance(hot, WalReading):
+        behind = hot.bytes_behind(state.position)
+        first = hot.bounds().first
+        if first <= state.position < end:
+            span = next(iter(hot.plan(hot.cursor_at(state.position), sl.log.Limit(batches=1))), None)
+            oldest = None if span is None else span.frame.timestamp * 1000
+    seconds_behind = None if oldest is None else max(0.0, round((now - oldest) / SECOND, 3))
+    return SlotRow(
+        slot=state.name,
+        position=state.position,
+        records_behind=max(0, end - state.position),
+        bytes_behind=behind,
+        seconds_since_seen=max(0.0, round((now - state.last_seen) / SECOND, 3)),
+        holder=state.holder,
+        epoch=state.epoch,
+        pins_floor=state.pins and state.position == floor,
+        invalid=None if gone is None else str(gone.reason),
+        seconds_behind=0.0 if state.position >= end else seconds_behind,
+        retained_bytes=None,
+        expires_in=None if state.expires is None else round((state.expires - now) / SECOND, 3),
+        invalid_for=None if gone is None else max(0.0, round((now - gone.at) / SECOND, 3)),
+    )
+
+
+def look_at_objects(log: sl.log.ObjectLog) -> Lag:
+    """The current lag of an object log and its slots."""
     states = list(log.slots.list())  # before the head: then no slot is ahead of the log's end
     retention, limits = log.identity.retention, log.identity.limits
     return measure(log.url, log.head(), states, log.chunks, datetime.now(UTC), retention=retention, limits=limits)
@@ -289,8 +340,10 @@ def measure(
 def _behind(slot: SlotRow) -> str:
     if not slot.records_behind:
         return "up to date"
-    size, length = show.size(slot.bytes_behind), show.seconds(slot.seconds_behind)
-    return f"{slot.records_behind:,} records ({size}, {length}) behind"
+    known = [] if slot.bytes_behind is None else [show.size(slot.bytes_behind)]
+    known += [] if slot.seconds_behind is None else [show.seconds(slot.seconds_behind)]
+    size = f" ({', '.join(known)})" if known else ""
+    return f"{slot.records_behind:,} records{size} behind"
 
 
 def _note(slot: SlotRow) -> tuple[str, str]:
@@ -308,7 +361,9 @@ def floor_sentence(seen: Lag) -> str:
     pinning = [slot for slot in seen.slots if slot.pins_floor]
     names = ", ".join(repr(slot.slot) for slot in pinning) or "a slot that is being created"
     cost = "the log keeps everything anyway"
-    if seen.records_kept is not None:
+    if seen.retention is None:
+        cost = "nothing from there on is deleted"
+    elif seen.records_kept is not None:
         them = "them" if len(pinning) > 1 else "it"
         what = show.counted(seen.records_kept, "record") if seen.records_kept else "nothing"
         cost = f"{what} would be deleted by the next collection without {them}"

@@ -147,6 +147,15 @@ def _two(whole: int, unit: int, name: str, part: int, part_name: str) -> str:
     return f"{whole // unit} {name}" + (f" {rest} {part_name}" if rest else "")
 
 
+def known(shown: Callable[[float], str], value: float | None) -> str:
+    """A value for people that may be unknown.
+
+    >>> known(size, None), known(size, 12)
+    ('-', '12 B')
+    """
+    return "-" if value is None else shown(value)
+
+
 def number(value: int | None) -> str:
     """A number that may be unknown."""
     return "-" if value is None else f"{value:,}"

@@ -15,7 +15,8 @@ import typer
 
 import strandline as sl
 from strandline.cli import output as show
-from strandline.cli.common import INTERRUPTED, Interruption, Json, Url, guarded, open_log
+from strandline.cli.any_log import LogPlace, on_any_log
+from strandline.cli.common import INTERRUPTED, Interruption, Json
 from strandline.cli.common import retention as known_retention
 from strandline.cli.text import parse_json, parse_line
 from strandline.errors import InvalidInput
@@ -41,9 +42,9 @@ class Tally:
     last: Handle | None = None
 
 
-@guarded
+@on_any_log
 def produce(
-    url: Url,
+    place: LogPlace,
     *,
     format: Annotated[InputFormat, typer.Option("--format", help="How standard input is read.")] = InputFormat.LINES,  # noqa: A002
     key_separator: Annotated[
@@ -76,10 +77,11 @@ def produce(
         raise typer.BadParameter("--key-separator needs at least one character, and --format lines.")
     if retention is not None and not create:
         raise typer.BadParameter("--retention is for a log that is made: it needs --create.")
-    log = open_log(url, create=create, retention=retention, hint="check the address, or make one with --create")
     tally, began = Tally(), time.monotonic()
     failure: InvalidInput | None = None
+    hint = "check the address, or make one with --create"
     with (
+        place.writing(create=create, retention=retention, hint=hint) as log,
         Interruption() as interruption,
         log.producer() as producer,
         show.meter("appending", total=count, quiet=json) as advance,

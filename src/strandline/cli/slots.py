@@ -13,11 +13,11 @@ from typer.core import TyperGroup
 
 import strandline as sl
 from strandline.cli import output as show
+from strandline.cli.any_log import AnyLog, LogPlace, on_any_log
 from strandline.cli.common import (
     Json,
     Url,
     Yes,
-    both_tiers,
     confirm,
     guarded,
     length_of_time,
@@ -65,40 +65,40 @@ At = Annotated[
 
 
 @slots.command("list")
-@guarded
-def list_(url: Url, *, json: Json = False) -> None:
+@on_any_log
+def list_(place: LogPlace, *, json: Json = False) -> None:
     """List the slots: the position of each, what it alone retains, and its distance to invalidation.
 
     A slot retains what the next collection would delete if that slot alone were up to date. Left are the bytes
     that may still be appended, and how long its holder may still be silent, before the slot is invalidated and pins
     nothing any more.
     """
-    seen = look(open_log(url))
+    with place.reading() as log:
+        seen = look(log)
     show.answer(seen.fields(), lambda: rendered(seen), as_json=json)
 
 
 @slots.command()
-@guarded
-def create(url: Url, name: Name, *, at: At, json: Json = False) -> None:
+@on_any_log
+def create(place: LogPlace, name: Name, *, at: At, json: Json = False) -> None:
     """Create a slot: it pins everything from its offset on, until its consumer has acknowledged it."""
     where: Start = start(at)
-    with both_tiers(open_log(url)) as log:
+    with place.writing() as log:
         state = log.slots.create(name, log.position_of(where))
     _done(state, "is created at", as_json=json)
 
 
 @slots.command()
-@guarded
-def reset(url: Url, name: Name, *, at: At, yes: Yes = False, json: Json = False) -> None:
+@on_any_log
+def reset(place: LogPlace, name: Name, *, at: At, yes: Yes = False, json: Json = False) -> None:
     """Move a slot, back or ahead, and make it valid again. Its holder is fenced and has to stop.
 
     Records before the new offset are no longer pinned by this slot. A consumer with a cursor of its own, such as a
     table, resumes from that: reset its slot to that cursor.
     """
     where: Start = start(at)
-    hot = open_log(url)
-    before = _listed(hot, name)
-    with both_tiers(hot) as log:
+    with place.writing() as log:
+        before = _listed(log, name)
         position = log.position_of(where)
         if before is not None:
             held = "" if before.holder is None else f", which fences its holder {before.holder!r}"
@@ -108,21 +108,22 @@ def reset(url: Url, name: Name, *, at: At, yes: Yes = False, json: Json = False)
 
 
 @slots.command()
-@guarded
-def drop(url: Url, name: Name, *, yes: Yes = False, json: Json = False) -> None:
+@on_any_log
+def drop(place: LogPlace, name: Name, *, yes: Yes = False, json: Json = False) -> None:
     """Remove a slot: the next collection may delete the records that only it pinned."""
-    log = open_log(url)
-    before = _listed(log, name)
-    where = "" if before is None else f" at offset {before.position:,}"
-    held = "" if before is None or before.holder is None else f", held by {before.holder!r}"
-    confirm(f"Drop slot {name!r}{where}{held}?", yes=yes)
-    log.slots.drop(name)
+    with place.writing() as log:
+        before = _listed(log, name)
+        where = "" if before is None else f" at offset {before.position:,}"
+        held = "" if before is None or before.holder is None else f", held by {before.holder!r}"
+        confirm(f"Drop slot {name!r}{where}{held}?", yes=yes)
+        log.slots.drop(name)
     show.answer({"slot": name, "dropped": True}, f"Slot {name!r} is dropped.", as_json=json)
 
 
-def _listed(log: sl.log.ObjectLog, name: str) -> SlotState | None:
+def _listed(log: AnyLog, name: str) -> SlotState | None:
     """The slot's state, None while it is being created; ``NotFound`` if there is no such slot."""
-    known = log.head().slots
+    hot = log.hot if isinstance(log, sl.tier.TieredLog) else log
+    known = set(hot.head().slots) if isinstance(hot, sl.log.ObjectLog) else {state.name for state in log.slots.list()}
     if name not in known:
         names = ", ".join(sorted(known)) or "none at all"
         raise NotFound(f"There is no slot {name!r} in {log.url}; it has {names}.")
@@ -143,7 +144,7 @@ def rendered(seen: Lag) -> RenderableType:
     numbers = [">last seen\nago", ">retains"] + limited * [">bytes\nleft"] + timed * [">silence\nleft"]
     table = show.table("slot", ">position", "~holder", ">epoch", *numbers, "")
     for row in seen.slots:
-        cells = [show.seconds(row.seconds_since_seen), show.size(row.retained_bytes)]
+        cells = [show.seconds(row.seconds_since_seen), show.known(show.size, row.retained_bytes)]
         if limited:
             cells.append("-" if row.bytes_left is None else show.size(max(0, row.bytes_left)))
         if timed:
@@ -173,12 +174,13 @@ def note_on(row: SlotRow, end: int) -> tuple[str, str]:
 
 def sentences(seen: Lag) -> Sequence[str]:
     """The lines below the table: the slot limits, and advice for invalid slots."""
-    rules = [f"This log {show.policy(seen.retention)}"]
+    decides = "is trimmed by the process that writes it"
+    rules = [f"This log {decides if seen.retention is None else show.policy(seen.retention)}"]
     if seen.limits.lag_bytes:
         rules.append(f"a slot may be {show.size(seen.limits.lag_bytes)} behind")
     if seen.limits.idle_seconds:
         rules.append(f"its holder may be silent for {show.seconds(seen.limits.idle_seconds)}")
-    if len(rules) == 1:
+    if len(rules) == 1 and seen.retention is not None:
         rules.append("slots have no limits")
     said = ["; ".join(rules) + "."]
     said += [

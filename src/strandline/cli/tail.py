@@ -14,11 +14,13 @@ from rich.text import Text
 
 import strandline as sl
 from strandline.cli import output as show
-from strandline.cli.common import Json, Tiers, Url, both_tiers, guarded, length_of_time, open_log, start
+from strandline.cli.any_log import AnyLog, LogPlace, on_any_log
+from strandline.cli.common import Json, Tiers, length_of_time, start
 from strandline.cli.text import escaped, moment, readable, to_fields
-from strandline.errors import SlotInvalid
+from strandline.errors import InvalidInput, NotReady, SlotInvalid, TransientStorageError
 from strandline.log.planning import behind
-from strandline.log.reading import fetch_in_order
+from strandline.log.reading import fetch_in_order, pauses
+from strandline.storage.clock import CLOCK
 
 _LAST: Final = 10
 _WAIT: Final = 1.0
@@ -26,9 +28,9 @@ _PLANNED: Final = 16
 _STYLES: Final = {sl.Op.PUT: "green", sl.Op.DELETE: "red", sl.Op.PURGE: "magenta"}
 
 
-@guarded
+@on_any_log
 def tail(
-    url: Url,
+    place: LogPlace,
     *,
     since: Annotated[
         str | None,
@@ -54,14 +56,16 @@ def tail(
     Values that are not UTF-8 are shown in hexadecimal, and with --json in base64. With --hold an expiring slot pins the
     records that are not printed yet: it is renewed while the command runs, and released at its end.
     """
-    with both_tiers(open_log(url)) as log:
+    with place.reading() as log:
         _show(log, since, follow=follow, limit=limit, hold=hold, as_json=json)
 
 
-def _show(log: Tiers, since: str | None, *, follow: bool, limit: int | None, hold: int | None, as_json: bool) -> None:
+def _show(log: AnyLog, since: str | None, *, follow: bool, limit: int | None, hold: int | None, as_json: bool) -> None:
     cursor = _start(log, since)
     holding: AbstractContextManager[Callable[[int], None]] = nullcontext(lambda _: None)
     if hold is not None:
+        if not isinstance(log, Tiers):
+            raise InvalidInput(f"--hold is for an object log: create a slot in {log.url} instead ('strandline slots').")
         holding = held(log, cursor.next, hold)
     try:
         with holding as still_needed:
@@ -73,7 +77,7 @@ def _show(log: Tiers, since: str | None, *, follow: bool, limit: int | None, hol
         # Ctrl-C ends following.
 
 
-def _start(log: Tiers, since: str | None) -> sl.Cursor:
+def _start(log: AnyLog, since: str | None) -> sl.Cursor:
     if since is None:
         bounds = log.hot.bounds() if isinstance(log, sl.tier.TieredLog) else log.bounds()
         if isinstance(log, sl.tier.TieredLog) and bounds.first > 0 and bounds.next - bounds.first < _LAST:
@@ -112,23 +116,33 @@ def held(log: Tiers, position: int, seconds: float) -> Iterator[Callable[[int], 
 
 
 def _batches(
-    log: Tiers, cursor: sl.Cursor, still_needed: Callable[[int], None], *, follow: bool, limit: int | None
+    log: AnyLog, cursor: sl.Cursor, still_needed: Callable[[int], None], *, follow: bool, limit: int | None
 ) -> Iterator[pa.RecordBatch]:
     last = None if limit is None else cursor.next + limit
     end = log.end().next
+    waiting: Iterator[float] | None = None
     while last is None or cursor.next < last:
-        still_needed(cursor.next)
         upto = last if follow else min(end, end if last is None else last)
-        spans = log.plan(cursor, sl.log.Limit(batches=_PLANNED, upto=upto))
-        for span, batches in fetch_in_order(spans):
-            yield from batches
-            still_needed(span.next)
-        if spans:
-            cursor = behind(cursor, spans[-1])
-        elif not follow:
-            return
-        else:
-            log.wait(cursor, _WAIT)
+        try:
+            still_needed(cursor.next)
+            spans = log.plan(cursor, sl.log.Limit(batches=_PLANNED, upto=upto))
+            for span, batches in fetch_in_order(spans):
+                yield from batches
+                cursor, waiting = behind(cursor, span), None
+                still_needed(span.next)
+            if not spans and not follow:
+                return
+            if not spans:
+                log.wait(cursor, _WAIT)
+                waiting = None
+        except (TransientStorageError, NotReady) as error:
+            if not follow:
+                raise
+            # A node that restarts, or a store that fails: nothing is lost by asking again behind the last record.
+            if waiting is None:
+                print(f"{escaped(str(error))} Waiting for it.", file=sys.stderr)
+                waiting = pauses(None, CLOCK)
+            time.sleep(next(waiting))
 
 
 def _print(batch: pa.RecordBatch, *, as_json: bool) -> None:

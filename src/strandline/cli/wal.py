@@ -15,7 +15,7 @@ from strandline.cli import output as show
 from strandline.cli.common import Json, guarded
 from strandline.cli.targets import look, need, spool_at
 from strandline.cli.text import moment, readable
-from strandline.cli.verify import finish
+from strandline.cli.verify import data_bytes, verify_folder
 from strandline.compat.spool.export import export_spool
 from strandline.compat.spool.format import SPOOL, SpoolFile, SpoolFrame, inspect_spool
 from strandline.compat.spool.lsn_log import WriteAheadLog
@@ -23,10 +23,9 @@ from strandline.compat.spool.migrate import OLD_LSN, Renumbering, migrate_spool
 from strandline.errors import AlreadyExists, InvalidInput
 from strandline.log.folders import Contents, FolderKind
 from strandline.log.wal.inspect import FrameRow, WalFolder, frames, inspect_wal
-from strandline.log.wal.names import data_name, firsts_in, index_name
+from strandline.log.wal.names import data_name, index_name
 from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.recover.manual_repair import RepairPlan, plan_repair, repair_log
-from strandline.log.wal.recover.verify import verify as verify_wal
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import DISK
 
@@ -212,12 +211,6 @@ def need_wal(folder: str) -> None:
     need(look(folder), FolderKind.WAL)
 
 
-def data_bytes(folder: str) -> int:
-    """Bytes of frames to read, as of now."""
-    rows = DISK.scan(folder)
-    return sum(row.size for row in rows if firsts_in([row]))
-
-
 @wal.command()
 @guarded
 def verify(folder: Folder, *, json: Json = False) -> None:
@@ -227,16 +220,7 @@ def verify(folder: Folder, *, json: Json = False) -> None:
     acknowledged is lost or wrong) and *notes* (opening repairs it). Ends with status 1 if there is damage.
     """
     need_wal(folder)
-    with show.meter("reading bytes", total=data_bytes(folder), quiet=json) as advance:
-        found = verify_wal(folder, disk=DISK, clock=CLOCK, on_progress=advance)
-    seen = found.examined
-    looked = (
-        f"{show.counted(seen['files'], 'file')} read, with {show.counted(seen['records'], 'record')} in "
-        f"{show.counted(seen['frames'], 'frame')} ({show.size(seen['bytes'])}), and "
-        f"{show.counted(seen['slots'], 'slot')}"
-    )
-    log_id = None if found.log_id is None else str(found.log_id)
-    finish(found, looked, json=json, folder=folder, log_id=log_id, start=found.bounds.first, next=found.bounds.next)
+    verify_folder(folder, json=json)
 
 
 @wal.command()

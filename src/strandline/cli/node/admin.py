@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strandline.cli import output as show
+from strandline.cli.any_log import Ca, Cert, Key, TokenFile
 from strandline.cli.common import Json, Yes, confirm, guarded
 from strandline.cli.targets import look, need
 from strandline.errors import Fenced, InvalidInput, NotReady, TransientStorageError
@@ -34,10 +35,6 @@ from strandline.storage.disk import DISK
 P = ParamSpec("P")
 
 NodeUrl = Annotated[str, typer.Argument(metavar="URL", help="The node: grpc://host:port or grpc+tls://host:port.")]
-TokenFile = Annotated[str | None, typer.Option(metavar="FILE", help="The file with the token to show.")]
-Ca = Annotated[str | None, typer.Option(metavar="FILE", help="Who must have signed a node's certificate (PEM).")]
-Cert = Annotated[str | None, typer.Option(metavar="FILE", help="The certificate to show (PEM).")]
-Key = Annotated[str | None, typer.Option(metavar="FILE", help="Its key (PEM).")]
 _WELL: Final = ("leading", "following")
 
 
