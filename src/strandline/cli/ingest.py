@@ -10,6 +10,7 @@ import typer
 
 import strandline as sl
 from strandline.cli import output as show
+from strandline.cli.any_log import Ca, Cert, Key, TokenFile
 from strandline.cli.common import (
     DATA,
     INTERRUPTED,
@@ -26,7 +27,6 @@ from strandline.cli.common import (
 )
 from strandline.cli.common import retention as known_retention
 from strandline.cli.common import start as known_start
-from strandline.cli.node.admin import Ca, Cert, Key, TokenFile
 from strandline.ingestion.api import open_source, open_target
 from strandline.ingestion.run import Ingested, IngestProgress
 from strandline.model.cursor import Start
