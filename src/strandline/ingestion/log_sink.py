@@ -140,6 +140,11 @@ class LogSink:
             self._has_looked = True
         return self._shown
 
+    @property
+    def has_stored(self) -> bool:
+        """Whether the target holds records of the source."""
+        return self._number is not None
+
     def skip_to(self, cursor: Cursor) -> None:
         """Continue at a later cursor of the source: the next append passes over the offsets before it."""
         self._shown = self._at = cursor

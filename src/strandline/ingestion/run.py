@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event as StopEvent
-from typing import Final
+from typing import Final, Self, final
 from uuid import UUID
 
 import pyarrow as pa
@@ -55,20 +56,46 @@ class Ingested:
     """Number of records appended by this run."""
 
 
-@dataclass(slots=True)
-class _ReportingSink:
-    """The sink of an ingest, which reports its progress."""
+@final
+class WriteBehind:
+    """A sink that appends one range while the next one is read. Its cursor is behind what is durable, never ahead.
 
-    sink: LogSink
-    end: int
-    report: Callable[[IngestProgress], None]
+    The first range, and those from ``end`` on, are appended at once: a slot is claimed only for what is stored, and a
+    follower that is at the end reports its position without waiting for more.
+    """
+
+    def __init__(self, sink: LogSink, end: int, report: Callable[[IngestProgress], None]) -> None:
+        self._sink = sink
+        self._end = end
+        self._report = report
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="strandline-ingest")
+        self._under_way: tuple[Future[None], Cursor] | None = None
 
     def cursor(self, log_id: UUID) -> Cursor | None:
-        return self.sink.cursor(log_id)
+        """The durable position in the source."""
+        return self._sink.cursor(log_id)
 
     def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
-        self.sink.apply(records, since=since, upto=upto)
-        self.report(IngestProgress(upto.next, self.end, self.sink.records))
+        """Append a range, or begin to; raises what kept the range before it from being appended."""
+        self.flush()
+        work = self._pool.submit(self._sink.apply, records, since=since, upto=upto)
+        self._under_way = work, upto
+        if upto.next >= self._end or not self._sink.has_stored:
+            self.flush()
+
+    def flush(self) -> None:
+        """Wait until everything is durable, or raise why it is not."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            work, upto = under_way
+            work.result()
+            self._report(IngestProgress(upto.next, self._end, self._sink.records))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 def ingest_log(
@@ -99,9 +126,10 @@ def ingest_log(
     with contextlib.ExitStack() as held:
         if slot is None and first is not None:
             held.enter_context(pinned(source, first.next, clock=clock, chance=chance))
+        behind = held.enter_context(WriteBehind(sink, end, on_progress))
         reached = follow(
             source,
-            _ReportingSink(sink, end, on_progress),
+            behind,
             slot,
             start=start,
             until=None if keep_following else end,
@@ -110,6 +138,7 @@ def ingest_log(
             clock=clock,
             chance=chance,
         )
+        behind.flush()
     last = sink.last_append(source.log_id)
     return Ingested(reached, None if last is None else target.cursor_at(last.first + last.count), sink.records)
 
