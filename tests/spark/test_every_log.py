@@ -1,105 +1,65 @@
-"""Spark reads every kind of log by its address, in batch and in streams."""
+"""Spark reads every kind of log by its address, in batch and in streams: rows of the table of pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import pyarrow as pa
-import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
-from strandline.errors import Unsupported
-from strandline.testing.logs import writer_named
+from strandline.errors import NotReady, Unsupported
+from tests.pairs.kinds import RECORDS, Opened, expected
+from tests.pairs.table import No, pair
 
-BATCHES, ROWS = 40, 25
-
-
-class Place(NamedTuple):
-    url: str
-    log: Any
-    """What takes appends."""
-    seen: Callable[[sl.Cursor], object] = lambda _: None
-    """Waits until readers at the address see everything below a cursor."""
-
-
-def write_ahead_log(folder: Path, opened: ExitStack) -> Place:
-    url = f"wal://{folder}/log"
-    return Place(url, opened.enter_context(sl.open(url, create=True)))
+WAL = No(
+    Unsupported,
+    "opened for reading",
+    "A write-ahead log is changed, and its slots are, by the one process that writes it. Others read it.",
+)
+REPLICA = No(NotReady, "no primary: ask a", "Slots of consumers are kept by the primary.")
+QUEUE = No(
+    sl.errors.InvalidInput,
+    "log is an ObjectLog",
+    "A queue of version 1 has one slot, its own consumer's, which is moved by that alone.",
+)
 
 
-def node(folder: Path, opened: ExitStack) -> Place:
-    primary = opened.enter_context(sl.node.Primary.open(folder / "a", name="a", policy="local"))
-    return Place(primary.url, primary)
+def options(opened: Opened, **more: Any) -> dict[str, Any]:
+    return more if opened.format is None else {**more, "logFormat": opened.format}
 
 
-def replica(folder: Path, opened: ExitStack) -> Place:
-    primary = opened.enter_context(sl.node.Primary.open(folder / "a", name="a", policy="local"))
-    copy = opened.enter_context(sl.node.Replica.open(folder / "b", primary.url, name="b"))
-    return Place(copy.url, primary, lambda upto: copy.reading(after=upto, timeout=60))
-
-
-KINDS: list[Any] = [write_ahead_log, node, pytest.param(replica, marks=pytest.mark.matrix)]
-
-
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    with ExitStack() as opened:
-        yield request.param(tmp_path, opened)
-
-
-def fill(place: Place, since: int = 0) -> None:
-    for number in range(since, since + BATCHES):
-        values = [b"%d" % (number * ROWS + row) for row in range(ROWS)]
-        place.log.append(pa.table({"value": values}), writer=writer_named(1), number=number).result(60)
-    place.seen(place.log.end())
-
-
-def test_a_query_gets_every_record_once_and_a_range_exactly(spark, place):
-    url = place.url
-    fill(place)
-    frame = spark.read.format("strandline").option("partitions", 4).load(url)
+@pair("Spark query", default=("wal", "node"))
+def test_a_query_gets_every_record_once_and_a_range_exactly(opened: Opened, spark: Any) -> None:
+    frame = spark.read.format("strandline").options(**options(opened, partitions=4)).load(opened.url)
     rows = frame.select("offset", "value").toArrow().sort_by("offset").to_pydict()
-    assert rows["offset"] == list(range(BATCHES * ROWS))
-    assert rows["value"] == [b"%d" % offset for offset in rows["offset"]]
-    some = spark.read.format("strandline").options(startingOffset="30", endingOffset="101").load(url)
-    assert sorted(row.offset for row in some.select("offset").collect()) == list(range(30, 101))
+    assert sorted(rows["value"]) == sorted(expected())
+    if opened.format is None:
+        assert rows["offset"] == list(range(RECORDS))
+        some = spark.read.format("strandline").options(startingOffset="3", endingOffset="8").load(opened.url)
+        assert sorted(row.offset for row in some.select("offset").collect()) == list(range(3, 8))
 
 
-def test_a_stream_goes_on_from_its_checkpoint(spark, place, tmp_path):
-    table, checkpoint = str(tmp_path / "table"), str(tmp_path / "checkpoint")
+@pair("Spark stream", default=("node",))
+def test_a_stream_goes_on_from_its_checkpoint(opened: Opened, spark: Any) -> None:
+    table, checkpoint = str(opened.folder / "table"), str(opened.folder / "checkpoint")
     for turn in range(2):
-        fill(place, turn * BATCHES)
-        source = spark.readStream.format("strandline").option("maxRecordsPerTrigger", 400).load(place.url)
-        query = source.select("offset", "value").writeStream.format("parquet").option("path", table)
+        if turn:
+            opened.append(RECORDS, RECORDS + 1)
+        source = spark.readStream.format("strandline").options(**options(opened)).load(opened.url)
+        query = source.select("value").writeStream.format("parquet").option("path", table)
         query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination(120)
-        found = sorted(row.offset for row in spark.read.parquet(table).select("offset").collect())
-        assert found == list(range((turn + 1) * BATCHES * ROWS))
+        found = sorted(bytes(row.value) for row in spark.read.parquet(table).collect())
+        assert found == sorted([*expected(), b"%d" % RECORDS, b"%d" % (RECORDS + 1)][: RECORDS + 2 * turn])
 
 
-@pytest.mark.parametrize("kind", [write_ahead_log, node])
-def test_a_table_follows_with_a_slot_that_pins_what_it_needs(spark, tmp_path, kind):
-    with ExitStack() as opened:
-        place = kind(tmp_path, opened)
-        sink = sl.DeltaSink(tmp_path / "table", mode="append")
-        for turn in range(2):
-            fill(place, turn * BATCHES)
-            following = sl.spark.follow(spark, place.log, sink, slot="billing", trigger={"availableNow": True})
-            assert following.await_termination(120)
-            end = (turn + 1) * BATCHES * ROWS
-            assert place.log.slots.get("billing").position == end
-            rows = DeltaTable(str(tmp_path / "table")).to_pyarrow_table(columns=["offset"])
-            assert sorted(rows["offset"].to_pylist()) == list(range(end))
-
-
-def test_a_slot_of_a_write_ahead_log_needs_the_process_that_writes_it(spark, tmp_path):
-    with ExitStack() as opened:
-        place = write_ahead_log(tmp_path, opened)
-        fill(place)
-        sink = sl.DeltaSink(tmp_path / "table", mode="append")
-        with pytest.raises(Unsupported, match="opened for reading"):
-            sl.spark.follow(spark, place.url, sink, slot="billing", trigger={"availableNow": True})
-        assert not (tmp_path / "table").exists()
+@pair("`sl.spark.follow` with a slot", default=("wal", "node"), wal_reader=WAL, replica=REPLICA, queue_v1=QUEUE)
+def test_a_table_follows_with_a_slot_that_pins_what_it_needs(opened: Opened, spark: Any) -> None:
+    sink = sl.DeltaSink(opened.folder / "table", mode="append")
+    for turn in range(2):
+        if turn:
+            opened.append(RECORDS)
+        following = sl.spark.follow(spark, opened.log, sink, slot="billing", trigger={"availableNow": True})
+        assert following.await_termination(120)
+        assert opened.log.slots.get("billing").position == RECORDS + turn
+        rows = DeltaTable(str(opened.folder / "table")).to_pyarrow_table(columns=["offset"])
+        assert sorted(rows["offset"].to_pylist()) == list(range(RECORDS + turn))

@@ -65,15 +65,14 @@ def queue_at(
 ) -> OpenedQueue:
     """The queue at an address, of an opened log, or the given one. Nothing is claimed yet.
 
-    An object log is read without its cold tier: while the slot is held, its batches are retained.
+    An object log at an address is read without its cold tier: while the slot is held, its batches are retained. One
+    that was opened with its cold tier is read across both.
     """
     opened: Closing | None = None
     log: object = place
     if isinstance(place, str | PathLike):
         log = _open(place, format=format, manifest=manifest, data=data, options=options, clock=clock, chance=chance)
         opened = log if isinstance(log, Closing) and not isinstance(log, ObjectLog) else None
-    elif isinstance(place, Tiered) and isinstance(place.hot, ObjectLog):
-        log = place.hot
     if dead_letters is not None and isinstance(log, ObjectLog | QueueLog | Queue):
         raise InvalidInput("dead_letters= is for a log without an object store: this one keeps them in its own.")
     if isinstance(log, ObjectLog):
@@ -108,9 +107,11 @@ def _slot_queue(
 ) -> SlotQueue:
     require(log, "consumed", *READING, slots=True)
     url = getattr(log, "url", None) or repr(log)
-    if sets_aside and dead_letters is None:
-        raise InvalidInput(no_letters(url))
     letters = None if dead_letters is None else open_store(dead_letters, options)
+    if letters is None and isinstance(log, Tiered) and isinstance(log.hot, ObjectLog):
+        letters = log.hot.store
+    if sets_aside and letters is None:
+        raise InvalidInput(no_letters(url))
     return SlotQueue(cast("Log", log), slot, start=start, url=url, letters=letters, clock=clock)
 
 
