@@ -74,6 +74,8 @@ class SimulatedColdTier:
         self._topic = MemoryTopic(_PARTITIONS, chance=SeededChance(dice.getrandbits(32)))
         self._tiering: list[str] = []
         """Machines in the middle of a round, the innermost last."""
+        self._running: str | None = None
+        """The one whose round goes on now; None while it stands still."""
         self._seed = dice.getrandbits(32)
         self.lines: dict[str, FaultyStore] = {}
         for name in ("a", "b", "c"):
@@ -107,13 +109,15 @@ class SimulatedColdTier:
     def _perhaps_switch(self, name: str) -> None:
         """Perhaps the thread that tiers stands still here, while everything else goes on."""
         world = self.world
-        if self._tiering[-1:] != [name] or len(self._tiering) > 2 or not world.network.chance(0.06):
+        if self._running != name or len(self._tiering) > 2 or not world.network.chance(0.05):
             return
         machine = world.machines[name]
         node = machine.node
         world.counts["switches"] += 1
+        self._running = None
         for _ in range(world.dice.choice((1, 5, 40, 120))):
             world.step()
+        self._running = name
         if machine.node is not node:
             raise Crash(f"{name} died in a round of tiering")
 
@@ -147,6 +151,7 @@ class SimulatedColdTier:
                 return
             world.checker.take(found)
         self._tiering.append(machine.name)
+        former, self._running = self._running, machine.name
         try:
             done = node.tier(everything=True)
             if done is not None:
@@ -168,3 +173,4 @@ class SimulatedColdTier:
             world.died(machine)
         finally:
             self._tiering.pop()
+            self._running = former

@@ -33,6 +33,7 @@ from strandline.node.flight.limits import ServerLimits
 from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
 from strandline.node.messages import NodeStatus
+from strandline.node.options import TierSettings
 from strandline.node.running import NodeConfig, RunningNode
 from strandline.storage.clock import SystemClock
 from tests.node.tcp import TcpProxy
@@ -80,6 +81,8 @@ def config_of(options: dict[str, Any]) -> NodeConfig:
         options["server_limits"] = ServerLimits(**options["server_limits"])
     if "max_idle" in options:
         options["limits"] = SlotLimits(idle_seconds=options.pop("max_idle"))
+    if "tiering" in options:
+        options["tiering"] = TierSettings(**options["tiering"])
     return NodeConfig(**options)
 
 
