@@ -217,7 +217,8 @@ class Climate:
     @classmethod
     def of_tiers(cls) -> Climate:
         """Nodes come and go, and whoever leads trims what it may."""
-        return replace(cls.of_elections(), happenings={**cls.of_elections().happenings, _trim: 2.0, _promote: 1.0})
+        kinds = {**cls.of_elections().happenings, _kill: 2.0, _trim: 4.0, _promote: 2.0}
+        return replace(cls.of_elections(), happenings=kinds, trouble=0.12)
 
     @classmethod
     def of_pauses(cls) -> Climate:

@@ -113,6 +113,8 @@ class SimulatedColdTier:
             return
         machine = world.machines[name]
         node = machine.node
+        if node is None or node._cold is None or node._cold._lock.locked():
+            return  # another thread would wait for the lock
         world.counts["switches"] += 1
         self._running = None
         for _ in range(world.dice.choice((1, 5, 40, 120))):

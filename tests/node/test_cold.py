@@ -254,3 +254,30 @@ def test_a_node_tiers_by_itself_and_says_why_it_cannot(cluster: Cluster) -> None
 
 def primary_log(cluster: Cluster) -> str:
     return next(path.parent.name for path in (cluster.folder / "cold").glob("*/tierer.json"))
+
+
+def test_a_primary_that_leads_again_trims_nothing_before_its_tierer_has_compared_both(cluster: Cluster) -> None:
+    """Another one led meanwhile, and replaced segments: the place of the tierer says nothing any more."""
+    nodes = {"a": NOWHERE, "b": NOWHERE}
+    with cluster.primary(retention="forever") as first:
+        first.append_values(numbered(0, 5))
+        with cluster.replica(first.url, nodes=nodes) as replica:
+            caught_up(first, replica)
+        first.append_values(numbered(5, 9))
+        tier(first)
+    with cluster.replica(nodes=nodes) as replica:
+        second = replica.promote(force=True)
+        second.append_values(numbered(5, 7, "of b"))
+        tier(second)
+        term = second.topology().term
+    with cluster.replica(name="a", nodes=nodes) as replica:
+        again = replica.promote(force=True)
+        while again.topology().term <= term:
+            again.close()
+            again = cluster.replica(name="a", nodes=nodes).promote(force=True)
+        with again:
+            assert again.trim(9) == 0
+            again.append_values(numbered(9, 10))
+            tier(again)
+            assert again.trim(10) == 5, "what b still needs"
+            assert values(again) == numbered(0, 10)

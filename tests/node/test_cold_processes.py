@@ -1,4 +1,4 @@
-"""Nodes as processes, whose log has a cold tier: whatever is killed while it tiers, nothing is lost, nothing is twice."""
+"""Nodes as processes, whose log has a cold tier: whatever is killed while it tiers, nothing is lost or twice."""
 
 from __future__ import annotations
 
