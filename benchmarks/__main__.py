@@ -21,6 +21,7 @@ from benchmarks import (
     segments,
     spark_cold,
     spark_read,
+    tiered_node,
     wal,
 )
 from benchmarks.harness import Result, save, show
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
     "segments": segments.run,
     "spark_cold": spark_cold.run,
     "spark_read": spark_read.run,
+    "tiered_node": tiered_node.run,
     "wal": wal.run,
 }
 
