@@ -20,6 +20,7 @@ from strandline.node.messages import (
     Caller,
     Chunk,
     ElectionReport,
+    Handover,
     Registration,
     ReplicationFeed,
     Resume,
@@ -217,6 +218,10 @@ class SimulatedLink:
     def topology(self, caller: Caller) -> Topology:
         """Over the network."""
         return self._call("topology", lambda node: node.primary.topology(caller))
+
+    def handover(self, caller: Caller) -> Handover:
+        """Over the network."""
+        return self._call("handover", lambda node: node.primary.handover(caller))
 
     def report(self, caller: Caller) -> ElectionReport:
         """Over the network."""

@@ -17,6 +17,7 @@ from strandline.node.messages import (
     Chunk,
     Commit,
     ElectionReport,
+    Handover,
     Member,
     NodeStatus,
     NotRequired,
@@ -27,6 +28,9 @@ from strandline.node.messages import (
     TimedOut,
     Topology,
 )
+from strandline.node.tickets import Tickets
+from strandline.storage.clock import CHANCE, CLOCK
+from strandline.storage.disk import DISK
 
 CHUNK = 1 << 20
 
@@ -99,6 +103,8 @@ class Node:
 
     def __init__(self, folder):
         self.log = WalLog.open(str(folder))
+        self.tickets = Tickets(f"{folder}/tickets.json", disk=DISK, clock=CLOCK, chance=CHANCE)
+        self.tickets.ensure()
         self.watermark = None
         self.epoch = 0
         self.error = None  # raised by every call
@@ -178,6 +184,10 @@ class Node:
         replica = Member("replica-1", None, 5, None, 4, 1, 0, 10, 20, True, False)
         other = Member("replique", "eu", 5, 5, 4, 0, 2, 10, 20, False, True)
         return Topology(self.log.log_id, "primary", 3, 1, 9, "ack_n(1)", 7, 5, (replica, other))
+
+    def handover(self, caller):
+        self.note("handover", caller)
+        return Handover((), self.tickets.keys())
 
     def report(self, caller):
         self.note("report", caller)

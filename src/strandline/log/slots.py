@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 from uuid import UUID
 
 from strandline.errors import CursorExpired, Diverged, Fenced, InvalidInput, SlotInvalid
@@ -132,6 +132,39 @@ def reset(
         raise Fenced(f"Slot {state.name!r} was moved by another process while it was being reset.")
     expires = _until(state, now) if expires is None else expires
     return SlotState(state.name, position, None, state.epoch + 1, now, expires=expires, born=born, hot=state.hot)
+
+
+EPOCHS_PER_TERM: Final = 1 << 24
+"""Claims and resets of one slot in one term; more cannot be told from those of the next term."""
+
+_LAST_TERM: Final = 1 << 38
+
+
+def taken_over(state: SlotState, term: int, end: int) -> SlotState:
+    """The slot as the primary of a new term begins with it: no claim of an earlier term is valid any more.
+
+    The former primary may have given it to another holder, which this node never heard of. The epoch is above all that
+    were given in earlier terms; the holder is the last known one. ``end`` is where the log ends now.
+    """
+    epoch = max(state.epoch + 1, min(term, _LAST_TERM) * EPOCHS_PER_TERM)
+    return replace(put_at(state, min(state.position, end)), epoch=epoch, suspected=None)
+
+
+def resumed(state: SlotState, holder: str, now: int, *, former: int, known: int | None) -> SlotState:
+    """The slot of a holder that goes on after a failover with its claim of an earlier term.
+
+    ``former`` is the epoch of that claim, ``known`` the highest such epoch that is known of, None for unknown. Of two
+    claims the later one counts, whenever it is presented. ``Fenced`` for an earlier one.
+    """
+    is_last = state.holder == holder if known is None or former == known else former > known
+    if not is_last or former >= state.epoch:
+        raise Fenced(
+            f"Slot {state.name!r} is held by {state.holder!r} (epoch {state.epoch}) since; this holder had epoch "
+            f"{former} and must stop."
+        )
+    _check_listed(state)
+    check_valid(state)
+    return replace(_alive_at(state, now), holder=holder, epoch=state.epoch + 1, expires=None)
 
 
 def put_at(state: SlotState, position: int) -> SlotState:

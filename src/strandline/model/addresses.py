@@ -143,6 +143,9 @@ BOOTSTRAP_SUFFIX: Final = ".bootstrap"
 CONSUMER_SUFFIX: Final = ".consumer"
 """The slot of a consumer of a node's log has the consumer's name and this: the other slots are those of replicas."""
 
+COPIED_SUFFIX: Final = ".copied"
+"""On a replica, the copy of a consumer's slot has the name of the slot on the primary and this."""
+
 _PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
@@ -168,6 +171,6 @@ def check_plain_name(name: str, what: str) -> str:
 def check_replica_name(name: str) -> str:
     """The name; ``InvalidInput`` if a replica cannot have it: not a plain name, or that of a slot of the log itself."""
     check_plain_name(name, "replica")
-    if name == TIER_SLOT or name.endswith((BOOTSTRAP_SUFFIX, CONSUMER_SUFFIX)):
+    if name == TIER_SLOT or name.endswith((BOOTSTRAP_SUFFIX, CONSUMER_SUFFIX, COPIED_SUFFIX)):
         raise InvalidInput(f"{name!r} cannot name a replica: the log's own slots have such names. Use another name.")
     return name

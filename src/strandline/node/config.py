@@ -15,6 +15,7 @@ from strandline.node.flight.limits import ServerLimits
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, check_listening
 from strandline.node.lead.policies import CommitPolicy, FlowLimits, Quorum
 from strandline.node.options import NodeOptions, TierSettings
+from strandline.node.tickets import LIFETIME
 from strandline.storage.urls import open_store
 
 LEASE: Final = "lease"
@@ -43,6 +44,7 @@ class NodeSettings(TypedDict, total=False):
     server: ServerSecurity
     client: ClientSecurity
     server_limits: ServerLimits
+    ticket_seconds: float
     insecure: bool
 
 
@@ -82,6 +84,8 @@ class NodeConfig(NodeOptions):
     """Lead by configuration, where there is no lease."""
     timeout: Duration = TIMEOUT
     """Timeout of a call to another node, in seconds."""
+    ticket_seconds: Duration = LIFETIME
+    """How long the spans of a plan can be read without credentials."""
     server: ServerSecurity = field(default_factory=ServerSecurity)
     client: ClientSecurity = field(default_factory=ClientSecurity)
     server_limits: ServerLimits = field(default_factory=ServerLimits)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from uuid import UUID
 
 from strandline.errors import CommitTimedOut, CorruptData
 from strandline.formats.json.fields import Fields, write_fields
+from strandline.formats.node.ticket import keys_of
+from strandline.formats.wal.slots import slot_fields, slot_of
 from strandline.log.contract import Log, Receipt, Slots
 from strandline.log.slots import Cause, FullRebootstrap, PartialResync
 from strandline.model.cursor import Cursor
@@ -16,9 +18,11 @@ from strandline.model.head import LogBatch, StoredAppend, WriterId, WriterState
 from strandline.model.json_values import PlainName
 from strandline.model.node import Heartbeat
 from strandline.model.records import RecordSource
+from strandline.model.retention import SlotState
 from strandline.node.lead.consumer_slots import ConsumerSlots
 from strandline.node.lead.policies import CommitPolicy
 from strandline.node.lead.replicas import ReplicaProgress
+from strandline.node.tickets import Tickets
 
 _LARGEST_ANSWER: Final = 16 << 20
 
@@ -102,6 +106,16 @@ class Acknowledgement:
 
 
 @dataclass(frozen=True, slots=True)
+class Handover:
+    """What the next primary needs besides the log; replicas fetch it about once a heartbeat interval."""
+
+    slots: tuple[SlotState, ...]
+    """The slots of consumers, as they are stored."""
+    ticket_keys: tuple[bytes, ...] = field(default=(), repr=False)
+    """The keys by which the nodes of the log sign tickets."""
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotOffer:
     """A sealed snapshot that a primary keeps for one replica until its bootstrap is done."""
 
@@ -181,6 +195,8 @@ class Plan:
     """Whether more would not be within the limit, or is not there."""
     end: int | None = None
     """Where the log ends for readers of this node; None from an earlier version."""
+    ticket: str | None = None
+    """The signed right to read these spans, for a while; None from a node that has no key yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +292,18 @@ def read_resume(fields: Fields) -> Resume:
         return FullRebootstrap(Cause(fields.text("rebootstrap")))
     except ValueError as error:
         raise fields.refused("the cause of a bootstrap is not known") from error
+
+
+def write_handover(handover: Handover) -> bytes:
+    """Encode what a replica keeps to lead with."""
+    keys = [key.hex() for key in handover.ticket_keys]
+    return write_fields({"slots": [slot_fields(state) for state in handover.slots], "ticket_keys": keys})
+
+
+def read_handover(fields: Fields) -> Handover:
+    """And back."""
+    slots = tuple(each.decoded(lambda slot: slot_of(slot, 0)) for each in fields.objects("slots"))
+    return Handover(slots, fields.decoded(lambda found: keys_of(found["ticket_keys"])))
 
 
 def write_commit(commit: Commit) -> bytes:
@@ -379,6 +407,9 @@ class PrimaryApi(Protocol):
     def topology(self, caller: Caller) -> Topology:
         """The replicas of the log with their offsets."""
 
+    def handover(self, caller: Caller) -> Handover:
+        """What the caller keeps beside its copy of the log, to lead with it."""
+
 
 class PrimaryService(PrimaryApi, Protocol):
     """A primary as its server calls it: for its replicas, and for clients that append."""
@@ -441,6 +472,10 @@ class NodeService(Protocol):
 
     def reading(self) -> Log:
         """The log up to the commit watermark, over both tiers."""
+
+    @property
+    def tickets(self) -> Tickets:
+        """Issues and verifies tickets for the spans of a plan."""
 
     def promote(self, *, force: bool) -> Topology:
         """Become the primary if that loses nothing committed; ``force`` ignores nodes that cannot be reached."""

@@ -444,7 +444,14 @@ class Node(Closing):
         self.node_folder.disk.remove_folder(self.node_folder.path(INCOMING))
         exports: dict[str, Export] = {KIND: lambda folder: export_log(self.log, folder, node_folder=self.node_folder)}
         leadership = Leadership(term, lease)
-        primary = PrimaryRole(self.node_folder, copy.lead(), leadership, self.options, exports=exports, settled=settled)
+        primary = PrimaryRole(
+            self.node_folder,
+            copy.lead(is_new=not continues),
+            leadership,
+            self.options,
+            exports=exports,
+            settled=settled,
+        )
         if self.node_folder.state.cold:
             primary.pin_uncopied(anew=not continues)
         leadership.check("it does not lead")

@@ -12,12 +12,14 @@ from strandline.errors import CorruptData, Fenced, InvalidInput, NotFound
 from strandline.formats.node.state import decode_node, encode_node
 from strandline.log.folders import FolderKind, check_new
 from strandline.model.node import NodeState
+from strandline.node.tickets import Tickets
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk, below, exists, make_own_folder, replace_file
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 
 STATE: Final = "node.json"
+TICKETS: Final = "tickets.json"
 LOCK: Final = "node.lock"
 INCOMING: Final = "incoming"
 SNAPSHOTS: Final = "snapshots"
@@ -77,6 +79,8 @@ class NodeFolder(Closing):
         self.disk = disk
         self.clock = clock
         self.chance = chance
+        self.tickets = Tickets(f"{folder}/{TICKETS}", disk=disk, clock=clock, chance=chance)
+        """The keys that the nodes of the log share, to sign tickets for reads."""
         self._state = state
         self._lock = threading.Lock()
         self._held = contextlib.ExitStack()

@@ -25,6 +25,7 @@ from strandline.node.lead.tiering import NodeColdTier, TieringLoop
 from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology, Upstream
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
+from strandline.node.tickets import Tickets
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -128,6 +129,7 @@ class RunningNode(Closing):
         """The error that ended the control thread, or None."""
         with contextlib.ExitStack() as opened:
             node_folder = opened.enter_context(NodeFolder.open(config.folder, config.name, clock=clock))
+            node_folder.tickets.seconds = config.ticket_seconds
             # The server starts first: the lease holds its address, and a free port is known only then.
             self.server = opened.enter_context(self._serve())
             self.url = config.url or self.server.url
@@ -294,6 +296,14 @@ class RunningNode(Closing):
     def reading(self) -> Log:
         """The log up to the commit watermark, over both tiers, through changes of role and copy."""
         return self.node.reading()
+
+    @property
+    def tickets(self) -> Tickets:
+        """The tickets of this node; a primary has a key for them."""
+        tickets = self.node.node_folder.tickets
+        if self.is_primary:
+            tickets.ensure()
+        return tickets
 
     def report(self, caller: Caller) -> ElectionReport:
         """The node's election report; a failed node is unhealthy."""

@@ -1,10 +1,18 @@
-"""Flight tickets: the stream that a client requests, as a small JSON object."""
+"""Flight tickets: the stream that a client requests, as a small JSON object, and signed tickets for spans."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
+from uuid import UUID
 
+from strandline.errors import CorruptData, InvalidInput
+from strandline.formats.json.checked import decode_checked, encode_checked
 from strandline.formats.json.fields import Fields, write_record
 from strandline.model.cursor import Cursor
 from strandline.model.json_values import PlainName
@@ -77,3 +85,104 @@ def decode_ticket(data: bytes | memoryview) -> Ticket:
         return fields.record(FeedTicket)
     fields.only("since", "upto", "follow", "columns")
     return fields.record(ReadTicket, follow=fields.flag("follow"))
+
+
+# --- signed tickets --------------------------------------------------------------------------------------------
+
+_PURPOSE: Final = b"strandline span ticket 1\n"
+"""Signed with every ticket: a signature by the same key for anything else is no ticket."""
+
+_LONGEST: Final = 4096
+_KEY_BYTES: Final = 32
+_KEYS_KIND: Final = "strandline-ticket-keys"
+_KEYS_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SpanTicket:
+    """The right to read offsets ``first`` up to ``next`` of a log until a time, and nothing else."""
+
+    log_id: UUID
+    first: int
+    next: int
+    expires: int
+    """In microseconds since the epoch, by the clock of the node that signed it."""
+    name: str = ""
+    """The caller that planned the read, whose limits apply; empty where callers have no names."""
+
+    def allows(self, ticket: ReadTicket) -> bool:
+        """Whether a read is within it."""
+        since, upto = ticket.since, ticket.upto
+        return (
+            since is not None
+            and upto is not None
+            and not ticket.follow
+            and since.log_id == self.log_id
+            and self.first <= since.next <= upto <= self.next
+        )
+
+
+def sign_ticket(ticket: SpanTicket, key: bytes) -> str:
+    """The ticket as text, for a header: its content and its signature.
+
+    >>> ticket = SpanTicket(UUID(int=7), 0, 5, 1)
+    >>> verify_ticket(sign_ticket(ticket, b"k"), [b"other", b"k"]) == ticket
+    True
+    """
+    content = write_record(ticket)
+    return f"{_text(content)}.{_text(_signature(content, key))}"
+
+
+def verify_ticket(text: str, keys: Sequence[bytes]) -> SpanTicket | None:
+    """The ticket in a text, if one of the keys has signed it."""
+    if len(text) > _LONGEST:
+        return None
+    content, _, signature = text.partition(".")
+    try:
+        data, found = _bytes(content), _bytes(signature)
+    except ValueError:
+        return None
+    if not any([hmac.compare_digest(_signature(data, key), found) for key in keys]):  # noqa: C419 - each takes as long
+        return None
+    try:
+        return Fields.parse(data, "The ticket").record(SpanTicket)
+    except InvalidInput:  # signed by another version
+        return None
+
+
+def _signature(content: bytes, key: bytes) -> bytes:
+    return hmac.digest(key, _PURPOSE + content, hashlib.sha256)
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text.encode() + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise ValueError(str(error)) from error
+
+
+def encode_keys(keys: Sequence[bytes]) -> bytes:
+    """The file of the keys that a node knows."""
+    return encode_checked(_KEYS_KIND, _KEYS_VERSION, {"keys": [key.hex() for key in keys]})
+
+
+def decode_keys(data: bytes, where: str) -> tuple[bytes, ...]:
+    """The keys in a file, or ``CorruptData``."""
+    try:
+        return keys_of(decode_checked(data, _KEYS_KIND, _KEYS_VERSION)["keys"])
+    except (KeyError, ValueError) as error:
+        raise CorruptData(f"{where} is damaged: {str(error)[:200]}. Remove it: the primary has the keys.") from error
+
+
+def keys_of(texts: object) -> tuple[bytes, ...]:
+    """Keys from their texts; ``ValueError`` for anything else."""
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("keys are texts")
+    keys = tuple(bytes.fromhex(text) for text in texts)
+    if any(len(key) != _KEY_BYTES for key in keys):
+        raise ValueError(f"a key has {_KEY_BYTES} bytes")
+    return keys

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final, final
 
 from strandline.formats.wal.folder import SlotsFile, encode_slots_file
 from strandline.log import slots as rules
-from strandline.log.slot_table import SlotTable
+from strandline.log.slot_table import SlotTable, TableSlot
 from strandline.log.slots import invalidate, judge
 from strandline.log.wal.names import KEPT, NEW
+from strandline.model.addresses import CONSUMER_SUFFIX, COPIED_SUFFIX
 from strandline.model.cursor import SECOND, Bounds, Cursor
-from strandline.model.retention import NO_LIMITS, InvalidReason, SlotLimits, SlotState
+from strandline.model.retention import NO_LIMITS, TIER_SLOT, InvalidReason, SlotLimits, SlotState
 from strandline.model.segments import COLD_FILE
 from strandline.storage.clock import Clock
 from strandline.storage.disk import Disk, exists, replace_file
@@ -64,6 +66,8 @@ class WalSlots(SlotTable):
         self._opened = clock.monotonic()
         self._heartbeats: dict[str, float] = {}
         """Time of each slot's last heartbeat, on the monotonic clock; not before the log was opened."""
+        self._formers: dict[str, tuple[int, int]] = {}
+        """Of slots that were taken over: their epoch here, and the highest known epoch of a former primary."""
         self._refusal: Callable[[], Exception] | None = None
         """Returns the error of later changes, once closed."""
 
@@ -181,6 +185,80 @@ class WalSlots(SlotTable):
                 self._write(start, slots)
             return self._start
 
+    # --- failover ----------------------------------------------------------------------------------------------
+
+    def consumers(self) -> list[SlotState]:
+        """The slots of consumers of a node's log, dropped ones too: their epochs count when a name is used again.
+
+        And the tierer's: what it has copied need not be pinned in the hot tier, whatever consumers need.
+        """
+        with self._lock:
+            found = [state for name, state in self._slots.items() if name.endswith(CONSUMER_SUFFIX)]
+            tier = self._slots.get(TIER_SLOT)
+            return found if tier is None or tier.dropped else [*found, tier]
+
+    def copy_consumers(self, states: Iterable[SlotState]) -> None:
+        """Keep copies of the primary's slots of consumers, in place of earlier ones; they pin as those do.
+
+        Durable when this returns, but for positions alone, which may be older after a crash.
+        """
+        with self._changing():
+            copies = {(name := _name_of_copy(state.name)): replace(state, name=name) for state in states}
+            others = {name: state for name, state in self._slots.items() if name != _name_of_copy(name)}
+            known = {name: state for name, state in self._slots.items() if name not in others}
+            if {name: _claim_of(state) for name, state in known.items()} != {
+                name: _claim_of(state) for name, state in copies.items()
+            }:
+                self._write(self._start, {**others, **copies})
+            elif known != copies:
+                self._slots = {**others, **copies}
+                self._dirty = True
+
+    def take_over(self, term: int, *, is_new: bool) -> None:
+        """Durably make the copies of a former primary's slots those of this one, which leads in this term.
+
+        ``is_new``: another node may have led since this one did, so that its own slots may be outdated, too.
+        """
+        with self._changing():
+            end = self._bounds().next
+            copies = {
+                name.removesuffix(COPIED_SUFFIX): replace(state, name=name.removesuffix(COPIED_SUFFIX))
+                for name, state in self._slots.items()
+                if name.endswith(COPIED_SUFFIX)
+            }
+            slots = {name: state for name, state in self._slots.items() if not name.endswith(COPIED_SUFFIX)}
+            changed = dict(copies)
+            for name, state in slots.items():
+                if name in copies:
+                    changed[name] = replace(copies[name], epoch=max(state.epoch, copies[name].epoch))
+                elif is_new and name.endswith(CONSUMER_SUFFIX):
+                    changed[name] = state
+            if not changed:
+                return
+            after = {name: rules.taken_over(state, term, end) for name, state in changed.items()}
+            self._write(self._start, {**slots, **after})
+            self._formers = {name: (after[name].epoch, state.epoch) for name, state in changed.items()}
+            for name in after:
+                self._mark_alive(name)
+
+    def resume(self, name: str, holder: str, former: int) -> TableSlot:
+        """Durably let a holder go on with its claim of a former primary, of epoch ``former``.
+
+        ``Fenced`` if the slot was claimed or reset since this node leads, or a later claim is known of.
+        """
+        with self._changing():
+            before = self.get(name)
+            since, known = self._formers.get(name, (None, None))
+            # After a restart of this node only the epoch tells that nobody has claimed the slot since.
+            is_untouched = since == before.epoch or (since is None and before.epoch % rules.EPOCHS_PER_TERM == 0)
+            if not is_untouched:
+                rules.check_held(before, holder=holder, epoch=former)
+            after = rules.resumed(before, holder, self._clock.now(), former=former, known=known)
+            self._store(after)
+            self._formers[name] = (after.epoch, former)
+            self._mark_alive(name)
+            return TableSlot(self, name, holder, after.epoch)
+
     def check_open(self) -> None:
         """Raise the error of later changes, once closed."""
         if self._refusal is not None:
@@ -225,3 +303,13 @@ class WalSlots(SlotTable):
         self._dirty = True  # until the write succeeded: after an error either state may be stored
         write_slots_file(self._folder, SlotsFile(self.log_id, start, tuple(slots.values())), disk=self._disk)
         self._start, self._slots, self._dirty = start, dict(slots), False
+
+
+def _name_of_copy(name: str) -> str:
+    """The name of the copy of a slot; that of a copy stays as it is."""
+    return name if name == TIER_SLOT or name.endswith(COPIED_SUFFIX) else name + COPIED_SUFFIX
+
+
+def _claim_of(state: SlotState) -> SlotState:
+    """All of a slot but what may be older after a crash."""
+    return replace(state, position=0, last_seen=0, suspected=None, fingerprint=None, expires=None)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Final
 
-from strandline.errors import InvalidInput
+from strandline.errors import InvalidInput, NotReady
 from strandline.formats.json.fields import Fields, write_fields, write_record
 from strandline.formats.wal.slots import slot_fields
 from strandline.log.contract import Slots
@@ -17,7 +17,7 @@ from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.head import WriterId
 from strandline.model.json_values import fingerprint_text
 from strandline.node.flight.security import Role, Session
-from strandline.node.messages import Caller, NodeService, Plan, PlannedSpan, write_resume
+from strandline.node.messages import Caller, NodeService, Plan, PlannedSpan, write_handover, write_resume
 
 _MOST_SPANS: Final = 4096
 """Spans of one answer; who needs more asks again behind the last."""
@@ -83,6 +83,11 @@ def _topology(served: NodeService, session: Session, fields: Fields) -> list[byt
     return [write_record(served.primary.topology(caller))]
 
 
+def _handover(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("name", "term")
+    return [write_handover(served.primary.handover(_replica(session, fields)))]
+
+
 def _report(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only("name", "term")
     return [write_record(served.report(_replica(session, fields)))]
@@ -118,7 +123,13 @@ def _plan(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     log = served.reading()
     end = log.end().next  # before the plan, which reaches at least so far
     planned = tuple(_planned(span) for span in log.plan(fields.cursor("since"), limit))
-    return [write_record(Plan(planned, is_whole=len(planned) < most or most == asked, end=end))]
+    ticket = None
+    if planned:
+        name = "" if session.grant is None else session.grant.name
+        ticket = served.tickets.issue(log.log_id, planned[0].first, planned[-1].next, name)
+        if ticket is None and session.grant is not None:
+            raise NotReady("This node does not know the log's key for tickets yet: ask again, or ask another node.")
+    return [write_record(Plan(planned, is_whole=len(planned) < most or most == asked, end=end, ticket=ticket))]
 
 
 def _planned(span: Span) -> PlannedSpan:
@@ -187,8 +198,10 @@ def _create_slot(served: NodeService, session: Session, fields: Fields) -> list[
 
 
 def _claim_slot(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
-    fields.only("name", "holder")
-    claimed = _consumers(served, session).claim(fields.name("name"), fields.text("holder", longest=256))
+    fields.only("name", "holder", "former")
+    slots, name, holder = _consumers(served, session), fields.name("name"), fields.text("holder", longest=256)
+    former = fields.maybe_natural("former")
+    claimed = slots.claim(name, holder) if former is None else served.primary.slots.resume(name, holder, former)
     return [write_fields({"epoch": claimed.epoch})]
 
 
@@ -251,6 +264,7 @@ ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
         "begin-snapshot": Action("Seal a snapshot for a replica that has to bootstrap.", _begin_snapshot),
         "end-snapshot": Action("End a bootstrap: the replica's copy is complete.", _end_snapshot),
         "topology": Action("The replicas of the log with their offsets.", _topology),
+        "handover": Action("What a replica keeps to lead with: slots of consumers, and keys of tickets.", _handover),
         "report": Action("The state of this node's copy; from then on it refuses terms below the caller's.", _report),
         "bounds": Action("The first and the next offset that readers see.", _bounds),
         WAIT: Action("Block until there is a record past a cursor; answers with the next offset.", _wait),

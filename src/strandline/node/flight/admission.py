@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, final
 
-from strandline.errors import InvalidInput
+from strandline.errors import Fenced, InvalidInput
+from strandline.formats.node.ticket import SpanTicket
 from strandline.node.flight.errors import Unauthenticated
 from strandline.node.flight.limits import ActiveCall, CallLimiter, MemoryBudget, ServerLimits
-from strandline.node.flight.security import Grant, Role, ServerSecurity, Session
+from strandline.node.flight.security import Grant, Role, ServerSecurity, Session, ticket_in
 from strandline.node.flight.transport import GrpcCall
 from strandline.storage.clock import Clock
 
@@ -17,14 +18,18 @@ _PATIENCE: Final = 2.0
 """Seconds that a call waits for memory for its next message."""
 
 _STREAMED: Final = ("DoPut", "DoExchange")
+_READ: Final = "DoGet"
 
 
 @final
 class Admission:
     """Admits calls below the limits, and with valid credentials where those are required."""
 
-    def __init__(self, security: ServerSecurity, limits: ServerLimits, *, clock: Clock) -> None:
-        """No call runs yet."""
+    def __init__(
+        self, security: ServerSecurity, limits: ServerLimits, verify: Callable[[str], SpanTicket], *, clock: Clock
+    ) -> None:
+        """No call runs yet. ``verify`` gives the content of a signed ticket, or raises."""
+        self._verify = verify
         self.limiter = CallLimiter(limits, clock=clock)
         self._security = security
         self.limits = limits
@@ -36,17 +41,33 @@ class Admission:
     @contextlib.contextmanager
     def enter(self, call: GrpcCall) -> Iterator[AdmittedCall]:
         """Admit a call for the block. None of its messages is received before."""
-        grant = self._grant(call)
+        ticket = self._ticket(call)
+        grant = self._grant(call) if ticket is None else Grant(ticket.name, frozenset())
         # Without credentials, small calls may take the reserved places: they arrive in one message.
         is_reserved = call.method not in _STREAMED if grant is None else grant.may(Role.REPLICA, Role.ADMIN)
-        name = None if grant is None else grant.name
+        name = None if grant is None else grant.name or None
         place = self.limiter.enter(name, is_reserved=is_reserved, end=call.end)
         try:
             yield AdmittedCall(
-                self, call, Session(grant), place, self._reserved_for_replicas if is_reserved else self._received
+                self,
+                call,
+                Session(grant, ticket),
+                place,
+                self._reserved_for_replicas if is_reserved else self._received,
             )
         finally:
             self.limiter.leave(place)
+
+    def _ticket(self, call: GrpcCall) -> SpanTicket | None:
+        text = ticket_in(call.headers)
+        if text is None:
+            return None
+        if call.method != _READ:
+            raise Unauthenticated("A ticket allows reading and nothing else: send a token, or a certificate.")
+        try:
+            return self._verify(text)
+        except Fenced as error:
+            raise Unauthenticated(str(error)) from error
 
     def _grant(self, call: GrpcCall) -> Grant | None:
         if self._security.tokens is not None:

@@ -77,11 +77,15 @@ class Channel:
         )
         self._origin = Origin(f"The connection to {url}", self)
 
-    def options(self, timeout: float | None) -> Any:
-        """Options of a call with a deadline in seconds; None only for streams that detect silence themselves."""
+    def options(self, timeout: float | None, signed: str | None = None) -> Any:
+        """Options of a call with a deadline in seconds; None only for streams that detect silence themselves.
+
+        A signed ticket is sent in place of a token.
+        """
+        headers = self._headers if signed is None else [(b"authorization", f"Ticket {signed}".encode())]
         if timeout is None:
-            return fl.FlightCallOptions(headers=self._headers)
-        return fl.FlightCallOptions(timeout=timeout, headers=self._headers)
+            return fl.FlightCallOptions(headers=headers)
+        return fl.FlightCallOptions(timeout=timeout, headers=headers)
 
     def call(self, action: str, fields: dict[str, Any], *, timeout: float | None = None) -> list[bytes]:
         """Call an action; returns its answer in pieces."""
@@ -97,9 +101,9 @@ class Channel:
             raise CorruptData(f"{self.url} gave {len(answers)} answers to {action!r}: is it a node of this version?")
         return answers[0]
 
-    def get(self, ticket: bytes, *, timeout: float | None) -> Any:
-        """Open a stream; blocks until it begins."""
-        return self.client.do_get(fl.Ticket(ticket), self.options(timeout))
+    def get(self, ticket: bytes, *, timeout: float | None, signed: str | None = None) -> Any:
+        """Open a stream, by a signed ticket if there is one; blocks until it begins."""
+        return self.client.do_get(fl.Ticket(ticket), self.options(timeout, signed))
 
     def put(
         self, command: bytes, messages: Iterable[pa.RecordBatch | bytes], schema: pa.Schema, timeout: float

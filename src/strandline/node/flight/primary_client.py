@@ -25,11 +25,13 @@ from strandline.node.messages import (
     Caller,
     Chunk,
     ElectionReport,
+    Handover,
     Registration,
     Resume,
     SnapshotOffer,
     Topology,
     answer,
+    read_handover,
     read_resume,
 )
 from strandline.storage.clock import CLOCK, Clock
@@ -192,6 +194,10 @@ class FlightUpstream(Closing):
     def topology(self, caller: Caller) -> Topology:
         """The replicas of the log with their offsets."""
         return self._answer("topology", caller).record(Topology)
+
+    def handover(self, caller: Caller) -> Handover:
+        """What the caller keeps beside its copy of the log, to lead with it."""
+        return read_handover(self._answer("handover", caller))
 
     def report(self, caller: Caller) -> ElectionReport:
         """The report of this node for an election, in either role."""

@@ -111,6 +111,11 @@ class RemoteLog(LogReading, Closing):
         """The address, or addresses, as given."""
         return self._nodes.url
 
+    @property
+    def security(self) -> ClientSecurity | None:
+        """How it authenticates itself."""
+        return self._security
+
     def __repr__(self) -> str:
         return f"RemoteLog({self._nodes.url!r})"
 
@@ -342,7 +347,7 @@ class RemoteLog(LogReading, Closing):
         planned: Gathering[RemoteSpan] = Gathering(limit)
         while True:
             found, urls = self._planned(since, planned.rest)
-            spans = [self._span(since, row, urls) for row in found.spans]
+            spans = [self._span(since, row, urls, found.ticket) for row in found.spans]
             if not planned.add(spans) or planned.is_full or found.is_whole or not spans:
                 return planned.spans
             since = behind(since, spans[-1])
@@ -357,14 +362,15 @@ class RemoteLog(LogReading, Closing):
         plan, url = self._read(ask, lambda found: found[0].end)
         return plan, (url,) if self._nodes.is_one else tuple(dict.fromkeys((url, *self._nodes.reading_urls())))
 
-    def _span(self, since: Cursor, row: PlannedSpan, urls: tuple[str, ...]) -> RemoteSpan:
+    def _span(self, since: Cursor, row: PlannedSpan, urls: tuple[str, ...], ticket: str | None) -> RemoteSpan:
         try:
             fingerprint = fingerprint_of(row.fingerprint)
         except ValueError as error:
             raise CorruptData(f"{urls[0]} planned a span that cannot be read: {error}.") from error
+        security = None if self._security is None else self._security.without_token()
         return RemoteSpan(
             urls, since.log_id, row.first, row.next, row.size, row.term, fingerprint,
-            self._security, self._nodes.timeout, self._nodes.failover_timeout,
+            ticket, security, self._nodes.timeout, self._nodes.failover_timeout,
         )  # fmt: skip
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from strandline.errors import Fenced, InvalidInput, NotFound, SlotInvalid
 from strandline.formats.json.fields import Fields
 from strandline.formats.wal.slots import slot_of
 from strandline.log.slot_table import named
@@ -47,6 +48,11 @@ class RemoteSlots:
         fields = self._ask("claim-slot", may_repeat=True, name=check_name(name), holder=holder)
         return RemoteSlot(self, name, holder, fields.natural("epoch"))
 
+    def resume(self, name: str, holder: str, former: int) -> int:
+        """Go on as the slot's holder after a failover, by a claim of epoch ``former``; returns the new epoch."""
+        fields = self._ask("claim-slot", may_repeat=True, name=name, holder=holder, former=former)
+        return fields.natural("epoch")
+
     def reset(self, name: str, position: int) -> SlotState:
         """Durably move a slot and make it valid again; its holder is fenced."""
         return _state(self._ask("reset-slot", name=check_name(name), position=position))
@@ -82,9 +88,13 @@ class RemoteSlots:
 
 @final
 @checked
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class RemoteSlot:
-    """A claimed slot of a node's log. Satisfies :class:`~strandline.log.contract.Slot`."""
+    """A claimed slot of a node's log. Satisfies :class:`~strandline.log.contract.Slot`.
+
+    A new primary does not know which claims its predecessor has given last: it refuses them all, and the holder of the
+    last one goes on with a new epoch.
+    """
 
     slots: RemoteSlots
     name: str
@@ -93,15 +103,32 @@ class RemoteSlot:
 
     def state(self) -> SlotState:
         """What is known now."""
-        return self.slots.get(self.name)
+        state = self.slots.get(self.name)
+        return self.slots.get(self.name) if state.epoch != self.epoch and self._resume() else state
 
     def advance(self, to: Cursor) -> None:
         """Move the position up."""
-        self.slots.advance(self.name, self.holder, self.epoch, to)
+        self._as_holder(lambda epoch: self.slots.advance(self.name, self.holder, epoch, to))
 
     def touch(self) -> None:
         """Say that the holder is alive."""
-        self.slots.touch(self.name, self.epoch)
+        self._as_holder(lambda epoch: self.slots.touch(self.name, epoch))
+
+    def _as_holder(self, call: Callable[[int], None]) -> None:
+        try:
+            call(self.epoch)
+        except Fenced:
+            if not self._resume():
+                raise
+            call(self.epoch)
+
+    def _resume(self) -> bool:
+        """Whether this is still the holder, after a failover."""
+        try:
+            self.epoch = self.slots.resume(self.name, self.holder, self.epoch)
+        except (Fenced, InvalidInput, NotFound, SlotInvalid):
+            return False
+        return True
 
 
 def _state(fields: Fields) -> SlotState:

@@ -31,7 +31,10 @@ _JOINED_BYTES: Final = 8 << 20
 @final
 @dataclass(frozen=True, slots=True)
 class RemoteSpan:
-    """Offsets ``first`` up to ``next`` of a node's log. Picklable: it carries the nodes' addresses and the credentials.
+    """Offsets ``first`` up to ``next`` of a node's log. Picklable: it carries the nodes' addresses and a ticket.
+
+    The ticket is signed by a node, allows reading what was planned and nothing else, and expires, after an hour by
+    default. A token is not carried; a client's certificate is, where nodes accept no connection without one.
 
     Committed records never change, so that any node of the log serves the same.
     """
@@ -45,6 +48,7 @@ class RemoteSpan:
     term: int
     fingerprint: int | None
     """None for records of the cold tier."""
+    ticket: str | None = field(default=None, repr=False)
     security: ClientSecurity | None = field(default=None, repr=False)
     timeout: float = TIMEOUT
     failover_timeout: float = FAILOVER_TIMEOUT
@@ -91,7 +95,7 @@ class RemoteSpan:
 
     def _fetched(self, url: str, ticket: ReadTicket, schema: pa.Schema) -> list[pa.RecordBatch]:
         channel = _channel(os.getpid(), url, self.security, self.timeout)
-        batches = list(streamed(channel, ticket, schema, CLOCK))
+        batches = list(streamed(channel, ticket, schema, CLOCK, signed=self.ticket))
         if sum(batch.num_rows for batch in batches) != self.next - self.first:
             raise CorruptData(f"{url} gave other records than offsets {self.first} to {self.next - 1}.")
         return batches
@@ -104,13 +108,15 @@ def _channel(process: int, url: str, security: ClientSecurity | None, timeout: f
     return Channel(url, security=security, timeout=timeout)
 
 
-def streamed(channel: Channel, ticket: ReadTicket, schema: pa.Schema, clock: Clock) -> Iterator[pa.RecordBatch]:
+def streamed(
+    channel: Channel, ticket: ReadTicket, schema: pa.Schema, clock: Clock, *, signed: str | None = None
+) -> Iterator[pa.RecordBatch]:
     """The batches of a stream as they come, without heartbeats; ends it when it is closed."""
     url, encoded = channel.url, encode_ticket(ticket)
 
     @contextlib.contextmanager
     def begin() -> Iterator[Any]:
-        reader = channel.get(encoded, timeout=None)
+        reader = channel.get(encoded, timeout=None, signed=signed)
         if not reader.schema.equals(schema):
             reader.cancel()
             raise CorruptData(f"{url} streams {str(reader.schema.names)[:200]} instead of {schema.names}.")

@@ -6,18 +6,20 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
 from strandline.errors import Fenced, InvalidInput
+from strandline.formats.node.ticket import ReadTicket, SpanTicket
 from strandline.model.arguments import Secret, checked
 from strandline.node.messages import Caller
 from strandline.storage.disk import DISK, Disk
 
 HEADER: Final = "authorization"
 _SCHEME: Final = "bearer"
+_TICKET: Final = "ticket"
 _SHORTEST_TOKEN: Final = 16
 _HASHED: Final = "sha256:"
 _COLUMNS: Final = 3
@@ -100,6 +102,13 @@ class Tokens:
             if hmac.compare_digest(known, digest):
                 found = grant
         return found if scheme.lower() == _SCHEME else None
+
+
+def ticket_in(headers: Mapping[str, list[str]]) -> str | None:
+    """The signed ticket in these headers, if there is one."""
+    values = headers.get(HEADER, [])
+    scheme, _, ticket = (values[0] if len(values) == 1 else "").partition(" ")
+    return ticket.strip() if scheme.lower() == _TICKET else None
 
 
 def _grant(words: list[str]) -> tuple[bytes, Grant]:
@@ -222,6 +231,10 @@ class ClientSecurity:
         if self.token is not None and not is_token(self.token):
             raise InvalidInput("A token has plain letters only, without spaces or line breaks.")
 
+    def without_token(self) -> ClientSecurity:
+        """The same for calls that carry a ticket: a certificate stays, without which there is no connection."""
+        return replace(self, token=None)
+
     @classmethod
     def load(
         cls,
@@ -284,6 +297,18 @@ class Session:
     """The caller of one call; None if the node requires no authentication."""
 
     grant: Grant | None
+    ticket: SpanTicket | None = None
+    """The ticket by which it was admitted, instead of credentials: it has no role."""
+
+    def need_to_read(self, asked: ReadTicket) -> None:
+        """``Fenced`` for a caller that may not read this: without a role, or outside of its ticket."""
+        if self.ticket is None:
+            self.need(Role.CLIENT, Role.REPLICA, Role.ADMIN)
+        elif not self.ticket.allows(asked):
+            raise Fenced(
+                f"The ticket allows reading offsets {self.ticket.first} to {self.ticket.next - 1} of log "
+                f"{self.ticket.log_id}, and nothing else: plan another read."
+            )
 
     def need(self, *roles: Role) -> None:
         """``Fenced`` for a caller without any of these roles."""

@@ -19,6 +19,7 @@ from strandline.formats.node.ticket import (
     FileTicket,
     ReadTicket,
     ReportTicket,
+    SpanTicket,
     decode_ticket,
     encode_ticket,
 )
@@ -91,7 +92,7 @@ class FlightNode(Closing):
         self._scheme = "grpc+tls" if security.is_encrypted else "grpc"
         limits = limits or ServerLimits()
         share_heaps()
-        admission = Admission(security, limits, clock=clock)
+        admission = Admission(security, limits, _verifying(served), clock=clock)
         self._limiter = admission.limiter
         service = _Service(served, admission, stop=self._stop, heartbeat_seconds=heartbeat_seconds, clock=clock)
         self._server = GrpcServer(
@@ -134,6 +135,13 @@ class FlightNode(Closing):
     def _leave(self) -> None:
         self.close()
         self._server.stop(_PATIENCE).wait(_EXIT_PATIENCE)
+
+
+def _verifying(served: NodeService) -> Callable[[str], SpanTicket]:
+    def verify(text: str) -> SpanTicket:
+        return served.tickets.verify(text)  # by now: a node that is starting has none
+
+    return verify
 
 
 _NODES: Final[weakref.WeakSet[FlightNode]] = weakref.WeakSet()
@@ -272,7 +280,7 @@ class _Service:
         match decode_ticket(fl.Ticket.deserialize(check_request(admitted.first())).ticket):
             case ReadTicket() as asked:
                 admitted.named()
-                admitted.session.need(*_EVERYBODY)
+                admitted.session.need_to_read(asked)
 
                 def hold(size: int) -> AbstractContextManager[None]:
                     return self._read.waited_for(admitted.who, size, _READ_PATIENCE)

@@ -63,6 +63,19 @@ class ConsumerSlots:
             claimed = table.claim(_stored(name), holder)
         return ConsumerSlot(self, name, holder, claimed.epoch)
 
+    def resume(self, name: str, holder: str, former: int) -> ConsumerSlot:
+        """Go on as the slot's holder after a failover, by a claim on the former primary, of epoch ``former``.
+
+        ``Fenced`` if it was claimed or reset since, or a later claim is known of.
+        """
+        with self._changing() as table:
+            resumed = table.resume(_stored(name), holder, former)
+        return ConsumerSlot(self, name, holder, resumed.epoch)
+
+    def copies(self) -> tuple[SlotState, ...]:
+        """All slots of consumers as they are stored, for replicas to keep."""
+        return tuple(self.table().consumers())
+
     def reset(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
         """Durably move a slot and make it valid again; its holder is fenced."""
         with self._changing() as table:

@@ -37,6 +37,7 @@ from strandline.node.messages import (
     Caller,
     Chunk,
     Commit,
+    Handover,
     Member,
     Registration,
     Resume,
@@ -117,6 +118,12 @@ class PrimaryRole:
             slots.create(TIER_SLOT, first)
         elif anew:
             slots.reset(TIER_SLOT, first)
+
+    def handover(self, caller: Caller) -> Handover:
+        """What a replica keeps beside its copy of the log, to lead with it."""
+        self._check_term(caller)
+        self._node_folder.tickets.ensure()
+        return Handover(self.slots.copies(), self._node_folder.tickets.keys())
 
     # --- appending ---------------------------------------------------------------------------------------------
 

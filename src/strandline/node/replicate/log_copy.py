@@ -18,6 +18,7 @@ from strandline.log.wal.recover.rewind import rewind
 from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.snapshot import KIND, KIND_VERSION, fill, verify
 from strandline.log.wal.write.groups import WalHandle
+from strandline.model.addresses import COPIED_SUFFIX
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.model.head import LogBatch
 from strandline.model.records import RECORD_SCHEMA
@@ -182,9 +183,10 @@ class LogCopy:
                 handle.result()
 
     def drop_slots(self) -> None:
-        """Drop the slots of the replicas of this node's leadership: the new primary has slots for them."""
+        """Drop the slots of this node's leadership: the primary has others. Copies of the primary's slots stay."""
         for slot in self.log.slots.list():
-            self.log.slots.drop(slot.name)
+            if not slot.name.endswith(COPIED_SUFFIX):
+                self.log.slots.drop(slot.name)
 
     def fence(self, term: int, who: str) -> None:
         """Durably adopt a higher term; once this returns, no batch of a lower one is appended."""
@@ -239,11 +241,15 @@ class LogCopy:
             self.log.close()
         self.log = self._open()
 
-    def lead(self) -> WalLog:
-        """Reopen the log for a primary."""
+    def lead(self, *, is_new: bool = True) -> WalLog:
+        """Reopen the log for a primary, with the slots that it takes over.
+
+        ``is_new``: another node may have led since this one did.
+        """
         self._leads = True
         self.log.close()
         self.log = self._open()
+        self.log.slots.take_over(self._node_folder.state.led, is_new=is_new)
         return self.log
 
     def close(self) -> None:

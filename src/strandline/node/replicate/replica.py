@@ -115,6 +115,8 @@ class ReplicaRole:
         self._acks = AckSender(
             self._caller, self._progress, self._end, self._raise_watermark, self._poll_seconds, self._clock
         )
+        self._handed_over = 0.0
+        """When the primary's slots of consumers were last fetched."""
         self._checkpointed = self._clock.monotonic()
         """When the watermark was last stored: after a restart, readers see no less."""
         self._fresh: float | None = None
@@ -227,6 +229,7 @@ class ReplicaRole:
             raise AssertionError("after a bootstrap there is a copy")
         copy.term = self._term
         copy.drop_slots()
+        self._keep_handover(upstream, copy)
         # The last record is requested again, where both retain it: if it differs, the logs have diverged.
         overlap = since.next - 1 if since.next > max(copy.bounds().first, topology.first) else since.next
         self._compared = None if overlap == since.next else overlap
@@ -388,9 +391,21 @@ class ReplicaRole:
             if applied >= heartbeat.durable:
                 self._fresh = now
             self._moved.notify_all()
+        if now - self._handed_over >= self._poll_seconds:
+            self._keep_handover(self._upstream, self.copy)
         if now - self._checkpointed >= _CHECKPOINT_SECONDS:
             self._checkpointed = now
             self._checkpoint(self._upstream)
+
+    def _keep_handover(self, upstream: Upstream, copy: LogCopy) -> None:
+        """Keep what this node needs to lead: the primary's slots of consumers, which pin the copy, and its keys."""
+        self._handed_over = self._clock.monotonic()
+        try:
+            handover = upstream.handover(self._caller())
+        except InvalidInput:  # a primary of an earlier version has none
+            return
+        copy.log.slots.copy_consumers(handover.slots)
+        self._node_folder.tickets.adopt(handover.ticket_keys)
 
     def _checkpoint(self, upstream: Upstream) -> None:
         """Store the watermark, and apply the primary's retention."""

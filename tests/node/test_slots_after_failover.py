@@ -1,0 +1,243 @@
+"""Slots of consumers survive a failover: replicas keep them, they pin there, and no fenced holder comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.errors import Fenced, NotFound
+from strandline.log.slots import EPOCHS_PER_TERM, taken_over
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.read.reading import WalReader
+from strandline.model.addresses import COPIED_SUFFIX
+from strandline.model.cursor import Cursor
+from strandline.model.retention import InvalidReason, SlotState
+from strandline.node.node_folder import HIGHEST_TERM
+from strandline.testing.logs import append
+from strandline.testing.sinks import MemorySink
+from tests.node.parts import Cluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path)
+    cluster.start("a", create=True)
+    cluster.start("b")
+    cluster.start("c")
+    cluster.until(lambda: cluster.nodes["a"].is_primary)
+    cluster.settled("b", "c")
+    yield cluster
+    cluster.close()
+
+
+def slots(cluster: Cluster, name: str = "a") -> Any:
+    return cluster.nodes[name].primary.slots
+
+
+def cursor(cluster: Cluster, name: str, offset: int) -> Cursor:
+    return Cursor(cluster.nodes[name].log.log_id, offset)
+
+
+def fill(cluster: Cluster, count: int = 5) -> None:
+    for number in range(count):
+        cluster.append(b"%d" % number)
+    cluster.settled("b", "c")
+
+
+def replicated(cluster: Cluster) -> None:
+    """Let the replicas fetch the slots as they are now."""
+    cluster.step(60)
+
+
+def fail_over(cluster: Cluster, *, old: str = "a", new: str = "b") -> None:
+    cluster.kill(old)
+    cluster.clock.advance(60)
+    cluster.nodes[new].promote()
+    cluster.until(lambda: cluster.nodes[new].is_primary and cluster.nodes[new].knows_committed)
+
+
+def test_the_next_primary_has_the_slots_with_their_positions(cluster: Cluster) -> None:
+    fill(cluster)
+    slots(cluster).create("billing", 1)
+    slots(cluster).claim("billing", "worker").advance(cursor(cluster, "a", 3))
+    slots(cluster).create("idle", 2)
+    cluster.nodes["a"].primary.log.slots.invalidate("idle.consumer", InvalidReason.HORIZON)
+    replicated(cluster)
+    fail_over(cluster)
+    found = {state.name: state for state in slots(cluster, "b").list()}
+    assert {name: state.position for name, state in found.items()} == {"billing": 3, "idle": 2}
+    assert found["billing"].holder == "worker"
+    assert found["idle"].invalid is not None
+    assert not any(state.name.endswith(COPIED_SUFFIX) for state in cluster.nodes["b"].log.slots.list())
+
+
+def test_the_last_holder_goes_on_and_one_that_it_fenced_does_not(cluster: Cluster) -> None:
+    fill(cluster)
+    slots(cluster).create("billing", 0)
+    fenced = slots(cluster).claim("billing", "former")
+    holder = slots(cluster).claim("billing", "worker")
+    replicated(cluster)
+    fail_over(cluster)
+    after = slots(cluster, "b")
+    for former in (fenced, holder):
+        with pytest.raises(Fenced):
+            after.advance("billing", former.holder, former.epoch, cursor(cluster, "b", 2))
+    with pytest.raises(Fenced):
+        after.resume("billing", "former", fenced.epoch)
+    epoch = after.resume("billing", "worker", holder.epoch).epoch
+    assert epoch > holder.epoch
+    after.advance("billing", "worker", epoch, cursor(cluster, "b", 2))
+    assert after.get("billing").position == 2
+    with pytest.raises(Fenced):
+        after.resume("billing", "former", fenced.epoch)
+
+
+def test_a_claim_that_no_replica_heard_of_wins_when_it_is_presented(cluster: Cluster) -> None:
+    fill(cluster)
+    slots(cluster).create("billing", 0)
+    first = slots(cluster).claim("billing", "first")
+    replicated(cluster)
+    second = slots(cluster).claim("billing", "second")
+    fail_over(cluster)
+    after = slots(cluster, "b")
+    with pytest.raises(Fenced):
+        after.advance("billing", "first", first.epoch, cursor(cluster, "b", 1))
+    resumed = after.resume("billing", "first", first.epoch)
+    later = after.resume("billing", "second", second.epoch)
+    with pytest.raises(Fenced):
+        resumed.advance(cursor(cluster, "b", 1))
+    with pytest.raises(Fenced):
+        after.resume("billing", "first", first.epoch)
+    later.advance(cursor(cluster, "b", 1))
+
+
+def test_who_claims_or_resets_it_at_the_new_primary_fences_all_of_the_old_one(cluster: Cluster) -> None:
+    fill(cluster)
+    for name in ("claimed", "reset", "dropped"):
+        slots(cluster).create(name, 0)
+    old = {name: slots(cluster).claim(name, "worker") for name in ("claimed", "reset", "dropped")}
+    replicated(cluster)
+    fail_over(cluster)
+    after = slots(cluster, "b")
+    after.claim("claimed", "another")
+    after.reset("reset", 1)
+    after.drop("dropped")
+    for name in ("claimed", "reset"):
+        with pytest.raises(Fenced):
+            after.resume(name, "worker", old[name].epoch)
+    with pytest.raises(NotFound):
+        after.resume("dropped", "worker", old["dropped"].epoch)
+    assert after.create("dropped", 0).epoch > old["dropped"].epoch
+
+
+def test_epochs_never_go_back_over_any_number_of_failovers(cluster: Cluster) -> None:
+    fill(cluster)
+    slots(cluster).create("billing", 0)
+    highest = 0
+    replicated(cluster)
+    for turn, (old, new) in enumerate([("a", "b"), ("b", "c")]):
+        for number in range(3):  # of which no replica hears
+            epoch = slots(cluster, old).claim("billing", f"holder-{turn}-{number}").epoch
+            assert epoch > highest
+            highest = epoch
+        cluster.kill(old)
+        cluster.clock.advance(60)
+        cluster.nodes[new].promote()
+        assert slots(cluster, new).get("billing").epoch > highest
+        cluster.start(old)
+        cluster.settled(*(name for name in "abc" if name != new), leader=new)
+        replicated(cluster)
+
+
+def test_a_primary_that_is_restarted_and_not_replaced_keeps_its_claims(cluster: Cluster) -> None:
+    fill(cluster)
+    slots(cluster).create("billing", 0)
+    holder = slots(cluster).claim("billing", "worker")
+    replicated(cluster)
+    cluster.stop("a")
+    cluster.start("a")
+    cluster.until(lambda: cluster.nodes["a"].is_primary)
+    slots(cluster).advance("billing", "worker", holder.epoch, cursor(cluster, "a", 1))  # nobody else has led
+
+
+def test_a_replica_trims_nothing_that_a_slot_pins_and_keeps_the_slots_over_a_restart(cluster: Cluster) -> None:
+    fill(cluster)
+    slots(cluster).create("billing", 0)
+    claimed = slots(cluster).claim("billing", "worker")
+    replicated(cluster)
+    cluster.kill("c")
+    claimed.advance(cursor(cluster, "a", 4))
+    replicated(cluster)
+    cluster.nodes["a"].primary.trim(4)
+    cluster.until(lambda: cluster.nodes["b"].copy.bounds().first == 4)
+    reader = WalReader(str(cluster.nodes["b"].node_folder.data(1)))
+    assert [(slot.name, slot.position) for slot in reader.slots.list()] == [("billing.consumer.copied", 4)]
+    cluster.start("c")
+    assert cluster.nodes["c"].copy.log.trim(5) == 0, "it has not heard of more than offset 0 yet"
+    cluster.settled("b", "c")
+    cluster.until(lambda: cluster.nodes["c"].copy.bounds().first == 4)
+    cluster.stop("b")
+    cluster.start("b")
+    assert cluster.nodes["b"].copy.log.trim(5) == 4
+
+
+def test_own_slots_are_raised_too_if_another_node_may_have_led_meanwhile(tmp_path: Path) -> None:
+    with WalLog.open(str(tmp_path)) as log:
+        for name in ("billing.consumer", "b"):
+            log.slots.create(name, 0)
+        claimed = log.slots.claim("billing.consumer", "worker")
+        log.slots.take_over(3, is_new=False)
+        claimed.touch()
+        log.slots.take_over(5, is_new=True)
+        with pytest.raises(Fenced):
+            claimed.touch()
+        assert {state.name: state.epoch for state in log.slots.list()} == {
+            "b": 0,
+            "billing.consumer": 5 * EPOCHS_PER_TERM,
+        }
+        epoch = log.slots.resume("billing.consumer", "worker", claimed.epoch).epoch
+    with WalLog.open(str(tmp_path)) as log:
+        log.slots.take_over(6, is_new=False)
+        log.slots.touch("billing.consumer", epoch)
+
+
+def test_a_slot_past_the_end_of_a_shorter_copy_is_put_at_its_end() -> None:
+    state = SlotState("billing", 9, "worker", 3, 0)
+    after = taken_over(state, 2, 7)
+    assert (after.position, after.epoch, after.holder) == (7, 2 * EPOCHS_PER_TERM, "worker")
+    assert taken_over(after, 1, 7).epoch == after.epoch + 1
+    assert taken_over(state, HIGHEST_TERM, 7).epoch < 1 << 63
+
+
+def test_a_follower_with_a_slot_goes_on_at_the_next_primary(tmp_path: Path) -> None:
+    shared: dict[str, Any] = {"lease": f"file://{tmp_path}/lease", "policy": "ack_n(1)", "poll_seconds": 0.05}
+    with ExitStack() as opened:
+        a = opened.enter_context(sl.node.Primary.open(tmp_path / "a", name="a", **shared))
+        c = opened.enter_context(sl.node.Replica.open(tmp_path / "c", name="c", nodes={"a": a.url}, **shared))
+        nodes = {"a": a.url, "c": c.url}
+        b = opened.enter_context(sl.node.Replica.open(tmp_path / "b", name="b", nodes=nodes, **shared))
+        log = opened.enter_context(sl.open(",".join(node.url for node in (a, b, c))))
+        append(log, b"1", number=0)
+        sink = MemorySink()
+        assert sl.follow(log, sink, "billing", until="end").next == 1
+        slot = log.slots.claim("billing", "worker")
+        for replica in (b, c):
+            replica.reading(after=log.end(), timeout=30)
+            table = replica.running.node.log.slots
+            assert replica.running.wait_until(
+                lambda table=table: [state.holder for state in table.list()] == ["worker"], 30
+            )
+        a.close()
+        b.promote()
+        append(log, b"2", number=1)
+        slot.advance(log.end())
+        assert slot.state().epoch == slot.epoch
+        assert (log.slots.get("billing").position, log.slots.get("billing").holder) == (2, "worker")
+        assert sl.follow(log, sink, "billing", until="end").next == 2
+        with pytest.raises(Fenced):
+            slot.advance(log.end())
