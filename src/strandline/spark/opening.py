@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from os import PathLike
 from typing import TypeAlias
 
@@ -11,11 +12,12 @@ from strandline.errors import InvalidInput
 from strandline.log.object import ObjectLog
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
-from strandline.model.addresses import Address
+from strandline.model.addresses import Address, as_address
 from strandline.node.api import Primary, Replica
 from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.flight.security import ClientSecurity
 from strandline.opening import open_url
-from strandline.spark.options import STORAGE_PREFIX
+from strandline.spark.options import STORAGE_PREFIX, NodeAccess, ReadOptions, parse_options
 from strandline.tier.opening import tiered
 from strandline.tier.read.tiered_log import TieredLog
 
@@ -36,7 +38,7 @@ def opened(log: SharedLog | Address, options: Mapping[str, str]) -> Iterator[Sha
         return
     found: SharedLog
     if isinstance(log, str | PathLike):
-        found = open_url(log, options=storage or None, read_only=str(log).startswith("wal:"))
+        found = opened_log(parse_options({**options, "path": as_address(log)}))
     elif isinstance(log, ObjectLog | WalLog | WalReader):
         # Spark's processes read both tiers of the log at this address, and this process must see the same.
         found = tiered(log, options=storage or None)
@@ -47,6 +49,42 @@ def opened(log: SharedLog | Address, options: Mapping[str, str]) -> Iterator[Sha
     finally:
         if isinstance(found, TieredLog):
             found.close()  # it is opened again when it is needed; a node's connection stays for the query's slot
+
+
+def opened_log(options: ReadOptions) -> SharedLog:
+    """The log of a read, for planning; a write-ahead log is opened for reading."""
+    if options.is_node:
+        return open_url(options.url, security=security_of(options.node), read_from=options.node.read_from)
+    return open_url(options.url, options=options.storage or None, read_only=options.url.startswith("wal:"))
+
+
+def security_of(access: NodeAccess) -> ClientSecurity | None:
+    """How the driver authenticates itself to nodes; None without any."""
+    found = ClientSecurity.load(
+        roots=access.ca_file, certificate=access.cert_file, key=access.key_file, token=access.token_file
+    )
+    if access.token is not None:
+        found = replace(found, token=access.token)
+    if access.ca is not None:
+        found = replace(found, roots=access.ca.encode())
+    return None if found == ClientSecurity() else found
+
+
+def access_options(log: SharedLog | str, given: Mapping[str, str]) -> dict[str, str]:
+    """The options, with how Spark's planning process calls the nodes of a log that is open here.
+
+    Spark leaves the values of options with such names out of its plans and logs (``spark.redaction.regex``).
+    """
+    security = log.security if isinstance(log, RemoteLog) else None
+    if security is None or any(name in given for name in ("token", "tokenfile", "certfile")):
+        return dict(given)
+    if security.certificate is not None:
+        raise InvalidInput(
+            "A private key is not passed to Spark's processes: name the certificate and its key as files there, with "
+            "the options certFile and keyFile."
+        )
+    own = {"token": security.token, "ca": None if security.roots is None else security.roots.decode()}
+    return {**{name: text for name, text in own.items() if text is not None}, **given}
 
 
 def _unreadable(log: object) -> InvalidInput:

@@ -17,6 +17,8 @@ from strandline.model.retention import parse_seconds
 Position = Literal["earliest", "latest"] | int | Cursor
 """A position in a log: one of its ends, an offset, or a cursor that also names the log."""
 
+_NODES: Final = ("grpc:", "grpc+tls:")
+
 STORAGE_PREFIX: Final = "storage."
 """Options with this prefix are passed on to the object store, without the prefix."""
 
@@ -33,6 +35,13 @@ _KNOWN: Final = (
     "logFormat",
     "manifest",
     "data",
+    "token",
+    "tokenFile",
+    "ca",
+    "caFile",
+    "certFile",
+    "keyFile",
+    "readFrom",
 )
 
 QUEUE_V1: Final = "queue-v1"
@@ -45,6 +54,20 @@ class QueuePaths:
 
     manifest: str = "ingest/manifest"
     data: str = "ingest"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAccess:
+    """How a node is called to plan. Only the driver has it: executors read by the tickets of what was planned."""
+
+    token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
+    ca: str | None = field(default=None, repr=False)
+    """The roots that sign the nodes' certificates, as PEM."""
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    read_from: Literal["leader", "replicas"] = "leader"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +89,12 @@ class ReadOptions:
     hold: int | None = None
     queue: QueuePaths | None = None
     storage: dict[str, str] = field(default_factory=dict)
+    node: NodeAccess = NodeAccess()
+
+    @property
+    def is_node(self) -> bool:
+        """Whether the log is read from nodes."""
+        return self.url.startswith(_NODES)
 
 
 def parse_options(options: Mapping[str, str]) -> ReadOptions:
@@ -106,7 +135,34 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         storage={
             name[len(STORAGE_PREFIX) :]: value for name, value in given.items() if name.startswith(STORAGE_PREFIX)
         },
+        node=_node_access(given, url),
     )
+
+
+def _node_access(given: Mapping[str, str], url: str) -> NodeAccess:
+    texts = {field: given.get(name.lower()) for field, name in _ACCESS.items()}
+    named = [name for name in (*_ACCESS.values(), "readFrom") if name.lower() in given]
+    if not url.startswith(_NODES):
+        if named:
+            raise InvalidInput(f"{', '.join(named)} is for nodes (grpc://), not for {url}.")
+        return NodeAccess()
+    for one, other in (("token", "tokenFile"), ("ca", "caFile")):
+        if one in named and other in named:
+            raise InvalidInput(f"Give {one} or {other}, not both.")
+    match (given.get("readfrom") or "leader").strip().lower():
+        case ("leader" | "replicas") as read_from:
+            return NodeAccess(**texts, read_from=read_from)
+    raise InvalidInput(f"readFrom is 'leader' or 'replicas', not {shown(given['readfrom'])}.")
+
+
+_ACCESS: Final = {
+    "token": "token",
+    "token_file": "tokenFile",
+    "ca": "ca",
+    "ca_file": "caFile",
+    "cert_file": "certFile",
+    "key_file": "keyFile",
+}
 
 
 def checked_trigger(trigger: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from strandline.model.cursor import Bounds, Cursor, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.model.sink import Sink, without_key
 from strandline.spark.failures import retried, unwrapped
-from strandline.spark.opening import SharedLog, opened
+from strandline.spark.opening import SharedLog, access_options, opened
 from strandline.spark.options import checked_trigger, parse_options
 from strandline.spark.planning import Remembered, agrees, decode_offset
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
@@ -82,7 +82,7 @@ def follow(
     """
     if not isinstance(spark, SparkSession):
         raise InvalidInput("Following needs a classic Spark session in the driver, not Spark Connect.")
-    given = {name.lower(): value for name, value in (options or {}).items()}
+    given = access_options(log, {name.lower(): value for name, value in (options or {}).items()})
     _refuse(given)
     timing = checked_trigger(trigger or _TRIGGER)
     if checkpoint is not None:

@@ -23,7 +23,7 @@ from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.spark.failures import retried
-from strandline.spark.opening import SharedLog, opened
+from strandline.spark.opening import SharedLog, access_options, opened
 from strandline.spark.options import ReadOptions, parse_options
 from strandline.spark.planning import TierBoundary, admit, resolve, scans, spark_path
 from strandline.spark.shaping import SPARK_SCHEMA
@@ -80,7 +80,7 @@ def read(
             "This read needs a classic Spark session in the driver, not Spark Connect: use "
             "spark.read.format('strandline') there."
         )
-    given = {name.lower(): value for name, value in (options or {}).items()}
+    given = access_options(log, {name.lower(): value for name, value in (options or {}).items()})
     for name, word in (("startingoffset", "since="), ("endingoffset", "upto="), ("logformat", "format('strandline')")):
         if name in given:
             raise InvalidInput(f"This read takes no option {name!r}: use {word} instead.")

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -31,7 +31,7 @@ from strandline.log.planning import joined
 from strandline.log.reading import fetch_in_order
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
 from strandline.spark.failures import retried
-from strandline.spark.options import Position, ReadOptions, parse_options
+from strandline.spark.options import NodeAccess, Position, ReadOptions, parse_options
 from strandline.spark.planning import admit, decode_offset, encode_offset, narrower, pack, resolve, trimmed_meanwhile
 from strandline.spark.shaping import SPARK_SCHEMA, check_schema, shaped
 
@@ -64,7 +64,8 @@ class StrandlineDataSource(DataSource):
     ``spark.read.format("strandline").load("s3://bucket/log")`` and the same with ``readStream``. Options:
     ``startingOffset`` (``earliest``, ``beginning``, ``latest``, an offset or a cursor), ``endingOffset``,
     ``maxRecordsPerTrigger``, ``maxBytesPerTrigger``, ``maxBatchesPerTrigger``, ``failOnDataLoss``, ``partitions``,
-    ``hold`` (for how long the records of a batch query are pinned), and ``storage.*`` for the store.
+    ``hold`` (for how long the records of a batch query are pinned), and ``storage.*`` for the store. For nodes
+    ``tokenFile`` (or ``token``), ``caFile``, ``certFile`` and ``keyFile``, for the driver only, and ``readFrom``.
     A narrower ``.schema(...)`` reads less. ``logFormat`` = ``queue-v1`` reads a queue of version 1, whose parts are at
     ``manifest`` and ``data``; its offsets count batches, and reading acknowledges nothing.
     """
@@ -105,7 +106,8 @@ class _Opened:
         self._log: Log | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_log": None}
+        # Executors read by tickets: the credentials stay in the process that plans.
+        return {**self.__dict__, "_log": None, "options": replace(self.options, node=NodeAccess())}
 
     @property
     def log(self) -> Log:
@@ -113,9 +115,9 @@ class _Opened:
             url, storage, queue = self.options.url, self.options.storage or None, self.options.queue
             if queue is None:
                 # Not above: a task that finds its planned records opens nothing, and need not import this.
-                from strandline.opening import open_url
+                from strandline.spark.opening import opened_log
 
-                self._log = open_url(url, options=storage, read_only=url.startswith("wal:"))
+                self._log = opened_log(self.options)
             else:
                 self._log = open_queue(url, manifest=queue.manifest, data=queue.data, options=storage)
         return self._log
@@ -171,6 +173,8 @@ class _Opened:
                     yield fetched
                     done += 1
             except NotFound as error:
+                if self.options.is_node:
+                    raise  # a node finds what it has moved
                 moves = 1 if done else moves + 1
                 spans = self._moved(spans[done:], moves, error)
             else:
