@@ -213,6 +213,9 @@ class Lagging:
     def bounds(self) -> Bounds:
         return Bounds(0, 2)
 
+    def end(self) -> Cursor:
+        return Cursor(self.node.log.log_id, 2)
+
     def plan(self, since: Cursor, limit: object) -> Any:
         raise Diverged("The cursor is past the log's end")
 

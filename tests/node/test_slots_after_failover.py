@@ -16,7 +16,7 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.addresses import COPIED_SUFFIX
 from strandline.model.cursor import Cursor
-from strandline.model.retention import InvalidReason, SlotState
+from strandline.model.retention import TIER_SLOT, InvalidReason, SlotState
 from strandline.node.node_folder import HIGHEST_TERM
 from strandline.testing.logs import append
 from strandline.testing.sinks import MemorySink
@@ -184,6 +184,19 @@ def test_a_replica_trims_nothing_that_a_slot_pins_and_keeps_the_slots_over_a_res
     cluster.stop("b")
     cluster.start("b")
     assert cluster.nodes["b"].copy.log.trim(5) == 4
+
+
+def test_what_the_tierer_has_copied_is_trimmed_on_a_replica_whatever_consumers_pin(cluster: Cluster) -> None:
+    fill(cluster)
+    slots(cluster).create("billing", 1)
+    cluster.nodes["a"].log.slots.create(TIER_SLOT, 3)
+    replicated(cluster)
+    copy = cluster.nodes["b"].copy.log
+    assert {state.name: state.position for state in copy.slots.list()} == {"billing.consumer.copied": 1, TIER_SLOT: 3}
+    assert copy.trim(5) == 3
+    cluster.nodes["a"].log.slots.drop(TIER_SLOT)
+    replicated(cluster)
+    assert [state.name for state in copy.slots.list()] == ["billing.consumer.copied"]
 
 
 def test_own_slots_are_raised_too_if_another_node_may_have_led_meanwhile(tmp_path: Path) -> None:
