@@ -118,8 +118,8 @@ class TestWhenABatchCloses:
         self, log: ObjectLog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # The real limits are thirty times as large and in the same proportion. All this compresses well.
-        for module in ("log.produce.buffer", "model.records"):
-            monkeypatch.setattr(f"strandline.{module}.MAX_BATCH_BYTES", 10 << 20)
+        monkeypatch.setattr("strandline.model.records.MAX_BATCH_BYTES", 10 << 20)
+        monkeypatch.setattr("strandline.log.object.upload.ObjectShipper.most_bytes", 10 << 20)
         monkeypatch.setattr("strandline.formats.arrow.header.PADDED_LIMIT", (10 << 20) + (10 << 17))
         monkeypatch.setattr("strandline.formats.arrow.header._EARLIER_LIMIT", 0)
         with log.producer(linger=NEVER, batch_bytes=5 << 20) as producer:

@@ -14,7 +14,7 @@ import pytest
 import strandline as sl
 from strandline.errors import InvalidInput, NotReady, ProducerFailed, StorageError, TransientStorageError
 from strandline.log.contract import Handle
-from strandline.log.produce.appending import producer_by
+from strandline.log.produce.appending import AppendShipper, producer_by
 from strandline.log.produce.buffer import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.wal.log import WalLog
@@ -249,3 +249,22 @@ def test_a_producer_whose_log_is_closed_says_so_and_loses_nothing_silently(tmp_p
         late.result(0)
     with pytest.raises(ProducerFailed):
         producer.close()
+
+
+def test_no_batch_and_no_record_is_larger_than_a_frame_whatever_the_settings(
+    wal: WalLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The real limits are two thousand times as large.
+    monkeypatch.setattr(AppendShipper, "most_bytes", 100_000)
+    monkeypatch.setattr(AppendShipper, "most_record_bytes", 90_000)
+    with wal.producer(batch_bytes=256 << 20, linger=NEVER) as producer:
+        for size in (60_000, 60_000, 1_000, 80_000, 40_000, 40_000):
+            producer.append(value=bytes(size))
+        producer.append_batch(records(bytes(50_000)))
+        producer.append_batch(records(bytes(50_000)))
+        with pytest.raises(InvalidInput, match="over the limit of 90,000"):
+            producer.append(value=bytes(95_000))
+        producer.append(value=b"and it goes on")
+    spans = wal.plan(wal.start())
+    assert wal.bounds().next == 9
+    assert max(sum(batch.nbytes for batch in span.fetch()) for span in spans) <= 100_000 + 8 * 9  # with offsets

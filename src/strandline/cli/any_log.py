@@ -97,6 +97,7 @@ class LogPlace:
             if create:
                 raise InvalidInput(f"--create is not for {self.url}: a node makes its own log ('strandline node run').")
             with self.reading() as node:
+                node.bounds()  # a wrong address is found now, not after all the retries of a producer
                 yield node
         elif folder is not None:
             _only_for_object_logs(self.url, retention)

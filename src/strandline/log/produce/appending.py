@@ -59,8 +59,10 @@ class RecordsDraft(Draft):
         """Append record batches; returns the index of their first record."""
         start, added = self.count, list(batches)
         size = sum(batch.nbytes for batch in added)
-        if size > _LARGEST:
-            raise InvalidInput(f"A batch of {size:,} bytes is over the limit of {_LARGEST:,}: append it in parts.")
+        if size > AppendShipper.most_bytes:
+            raise InvalidInput(
+                f"A batch of {size:,} bytes is over the limit of {AppendShipper.most_bytes:,}: append it in parts."
+            )
         self.batches += added
         self.count += sum(batch.num_rows for batch in added)
         self.size += size
@@ -84,6 +86,8 @@ class AppendShipper(Shipper[RecordsDraft, NumberedBatch]):
     """One writer's shipper to a log by its ``append``: all that are ready are appended before the first is awaited."""
 
     most_metadata: ClassVar = 0
+    most_bytes: ClassVar = _LARGEST
+    most_record_bytes: ClassVar = _LARGEST - (1 << 20)  # the rest is for what Arrow adds
 
     append: Appends
     writer: WriterId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Final, cast
 from uuid import UUID
@@ -29,7 +29,7 @@ from strandline.log.produce.rows import (
 )
 from strandline.log.produce.shipper import MAX_METADATA, Draft, Shipper
 from strandline.model.head import MetadataRange, MetadataRanges
-from strandline.model.records import MAX_BATCH_BYTES, MAX_RECORD_BYTES
+from strandline.model.records import MAX_RECORD_BYTES
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin, call_in_child
 
@@ -112,6 +112,8 @@ class Buffer:
     ) -> None:
         self.opaque = shipper.opaque
         self.most_metadata = shipper.most_metadata
+        self.most_record_bytes = shipper.most_record_bytes
+        self._most_bytes = shipper.most_bytes
         self._tick = shipper.tick
         self.now_ns: Callable[[], int] = clock.now_ns
         self.full = False
@@ -133,7 +135,7 @@ class Buffer:
         self.closed: str | None = None
         self._new_draft: Callable[[], Draft] = shipper.new_draft
         self._outbox = outbox
-        self._limits = limits
+        self._limits = replace(limits, batch_bytes=min(limits.batch_bytes, shipper.most_bytes))
         self._clock = clock
         self._open: _Open | None = None
         self._first_at: float | None = None
@@ -304,7 +306,7 @@ class Buffer:
         era.close(end, outcome, base, holes, following)
 
     def _place_page(self, page: pa.RecordBatch, rows: int, ranges: MetadataRanges | None = None) -> tuple[Outcome, int]:
-        if self._open is not None and self._open.draft.plain + page.nbytes > MAX_BATCH_BYTES:
+        if self._open is not None and self._open.draft.plain + page.nbytes > self._most_bytes:
             self.seal()
         group, base = self._place([page])
         if ranges:

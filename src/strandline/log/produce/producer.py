@@ -132,7 +132,7 @@ class Producer(Closing):
             if buffer.opaque and (op or headers):
                 raise InvalidInput(ONLY_VALUES)
         if large:
-            check_size(key, value, headers)
+            check_size(key, value, headers, buffer.most_record_bytes)
         if timestamp is not None:
             check_timestamp(timestamp)
         if buffer.full:

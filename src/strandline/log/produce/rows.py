@@ -16,7 +16,7 @@ from strandline.errors import InvalidInput
 from strandline.log.produce.shipper import RANGE_BYTES
 from strandline.model.arguments import shown
 from strandline.model.head import MetadataRanges
-from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch
+from strandline.model.records import Op, record_batch
 
 Headers = Mapping[str, bytes]
 
@@ -250,13 +250,11 @@ def _numbers(kind: pa.DataType, data: memoryview | bytes) -> pa.Array:
     return pa.Array.from_buffers(kind, buffer.size * 8 // kind.bit_width, [None, buffer])
 
 
-def check_size(key: bytes | None, value: bytes | None, headers: Headers | None) -> None:
-    """Refuse a record that is too large for a batch."""
+def check_size(key: bytes | None, value: bytes | None, headers: Headers | None, most: int) -> None:
+    """Refuse a record that is too large for a batch of the log."""
     size = len(key or b"") + len(value or b"") + header_bytes(headers or {})
-    if size > MAX_RECORD_BYTES:
-        raise InvalidInput(
-            f"A record of {size:,} bytes (key, value and headers) is over the limit of {MAX_RECORD_BYTES:,}."
-        )
+    if size > most:
+        raise InvalidInput(f"A record of {size:,} bytes (key, value and headers) is over the limit of {most:,}.")
 
 
 def header_bytes(headers: Headers) -> int:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from strandline.log.contract import Receipt
 from strandline.model.head import MetadataRanges
+from strandline.model.records import MAX_BATCH_BYTES, MAX_RECORD_BYTES
 
 L = TypeVar("L")
 
@@ -74,6 +75,10 @@ class Shipper(ABC, Generic[D, L]):
     """Resolution of ingestion times in microseconds: those of calls are multiples of it."""
     most_metadata: ClassVar[int] = MAX_METADATA
     """Largest metadata of one ``produce`` call in bytes; 0 if the log has no place for any."""
+    most_bytes: ClassVar[int] = MAX_BATCH_BYTES
+    """Bytes that a batch may have, as a reader needs them."""
+    most_record_bytes: ClassVar[int] = MAX_RECORD_BYTES
+    """Bytes that one record may have, with its key and headers."""
 
     @property
     def crowded(self) -> bool:
