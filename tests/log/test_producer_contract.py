@@ -214,6 +214,39 @@ def test_of_batches_that_are_sent_together_those_before_the_failed_one_are_liste
     assert content(wal)[3:] == [(3, b"d"), (4, b"e")]
 
 
+def test_of_two_failed_batches_the_first_one_gives_its_own_reason(wal: WalLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    seal = AppendShipper.seal
+
+    def hold() -> None:
+        begun.set()
+        assert go_on.wait(SOON)
+
+    def seal_some(shipper: AppendShipper, draft: Any, *, number: int, expect: int | None = None) -> Any:
+        if number == 3:
+            raise MemoryError("no room for batch 3")
+        return seal(shipper, draft, number=number, expect=expect)
+
+    monkeypatch.setattr(AppendShipper, "seal", seal_some)
+    producer = Line(
+        wal, hold, None, failing(StorageError("403 Forbidden")), failing(StorageError("403 Forbidden"))
+    ).producer()
+    handles = []
+    for value in (b"a", b"b", b"c", b"d"):
+        handles.append(producer.append(value=value))
+        with pytest.raises(TimeoutError):
+            producer.flush(0.0)
+        assert begun.wait(SOON)
+    go_on.set()
+    with pytest.raises(ProducerFailed, match="Batch 2"):
+        producer.flush(SOON)
+    assert [handle.result(0).first for handle in handles[:2]] == [0, 1]
+    with pytest.raises(StorageError, match="403"):
+        handles[2].result(0)
+    with pytest.raises(ProducerFailed):
+        producer.close()
+
+
 def test_a_table_that_no_frame_could_hold_is_refused_at_the_call_and_the_producer_goes_on(wal: WalLog) -> None:
     with wal.producer() as producer:
         large = pa.table(
