@@ -167,3 +167,35 @@ def test_tail_follows_across_a_restart_of_the_node(tmp_path, capsys):
         follower.join(SOON)
     assert found == [b"0", b"1", b"2", b"3"]
     assert capsys.readouterr().err.count("Waiting for it.") <= 2
+
+
+@pytest.mark.matrix
+def test_a_node_that_is_killed_again_and_again_is_produced_to_and_tailed_without_a_loss_or_a_double(start, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def run_node() -> Any:
+        process = start(
+            "node", "run", tmp_path / "node", "--name", "a", "--listen", place, "--lead", "--create", "--json"
+        )
+        assert json.loads(process.stdout.readline())["condition"] == "leading"
+        return process
+
+    node = run_node()
+    tail = start("tail", f"grpc://{place}", "--since", "beginning", "--follow", "--limit", 400, "--json")
+    with sl.open(f"grpc://{place}", timeout=2.0) as log, log.producer(linger=0.0) as producer:
+        handles, first = [], ""
+        for turn in range(4):
+            if turn:
+                node.kill()
+                node.wait(SOON)
+            handles += [producer.append(value=b"%d" % (100 * turn + number)) for number in range(100)]
+            if turn:
+                node = run_node()
+            producer.flush(SOON)
+            first = first or tail.stdout.readline()
+        assert [handle.result(0).first for handle in handles] == list(range(400))
+    printed, _ = tail.communicate(timeout=SOON)
+    lines = [json.loads(line) for line in (first + printed).splitlines()]
+    assert [(line["offset"], line["value"]) for line in lines] == [(number, f"{number}") for number in range(400)]
+    assert tail.returncode == 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.errors import CommitTimedOut, Unsupported
+from strandline.errors import CommitTimedOut, SlotInvalid, Unsupported
 from strandline.testing.logs import content
 from strandline.testing.producers import ProducerContract
 from tests.node.tcp import TcpProxy
@@ -97,3 +100,68 @@ def test_a_replica_produces_nothing_and_says_where_to(primary: sl.node.Primary, 
         pytest.raises(Unsupported, match="b is a replica, and only the primary"),
     ):
         replica.producer()
+
+
+@pytest.mark.matrix
+def test_a_producer_and_a_consumer_of_several_nodes_go_on_over_a_failover(tmp_path: Path) -> None:
+    a = sl.node.Primary.open(tmp_path / "a", name="a", policy="local")
+    with sl.node.Replica.open(tmp_path / "b", a.url, name="b") as b:
+        url = f"{a.url},{b.url.removeprefix('grpc://')}"
+        with sl.open(url) as log, log.producer(linger=0.0) as producer:
+            handles = [producer.append(value=b"%d" % number) for number in range(20)]
+            producer.flush(SOON)
+            consumer = sl.Consumer(log, slot="workers", trim_every=None)
+            first = consumer.next_batch()
+            assert first is not None
+            consumer.ack_through(first.sequence)
+            b.reading(after=a.end(), timeout=SOON)
+            a.close()
+            handles += [producer.append(value=b"%d" % number) for number in range(20, 40)]
+            b.promote(force=True)
+            producer.flush(SOON)
+            assert [handle.result(0).first for handle in handles] == list(range(40))
+            # The slots of consumers are the former primary's: the consumer says so, and how to go on.
+            with pytest.raises(SlotInvalid, match=f"last_acked={first.sequence} to go on"):
+                consumer.next_batch()
+            with sl.Consumer(log, slot="workers", last_acked=first.sequence, trim_every=None) as again:
+                values = [value for batch in again for value in batch.values]
+            assert [*first.values, *values] == [b"%d" % number for number in range(40)]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", range(4))
+def test_a_producer_whose_line_breaks_again_and_again_lists_each_record_once_and_in_order(
+    primary: sl.node.Primary, seed: int
+) -> None:
+    with TcpProxy(seed) as line:
+        line.lead_to(int(primary.url.rpartition(":")[2]))
+        chance, stop, breaks = random.Random(seed), threading.Event(), itertools.count()
+
+        enough = threading.Event()
+
+        def break_it() -> None:
+            while not stop.wait(chance.uniform(0.005, 0.05)):
+                match chance.randrange(3):
+                    case 0:
+                        line.hang_up()
+                    case 1:
+                        line.hold("down", after=chance.randrange(200))
+                    case _:
+                        line.cut()
+                stop.wait(chance.uniform(0.0, 0.05))
+                line.heal()
+                if next(breaks) == 10:
+                    enough.set()
+
+        breaking = threading.Thread(target=break_it, daemon=True)
+        breaking.start()
+        with sl.open(f"grpc://127.0.0.1:{line.port}", timeout=1.0) as log:
+            handles = []
+            with log.producer(linger=0.0, batch_bytes=2000) as producer:
+                while not enough.is_set():
+                    handles += [producer.append(value=b"%d" % (len(handles) + more)) for more in range(50)]
+                    producer.flush(SOON)
+            stop.set()
+            breaking.join(SOON)
+    assert [handle.result(0).first for handle in handles] == list(range(len(handles)))
+    assert [value for _, value in content(primary)] == [b"%d" % number for number in range(len(handles))]
