@@ -10,6 +10,7 @@ ingest or a target that lost its end can neither double nor skip a record. The r
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,8 +29,11 @@ from strandline.log.heartbeat import SlotHeartbeat
 from strandline.model.cursor import Cursor, Limit, Start
 from strandline.model.records import RECORD_SCHEMA
 from strandline.model.retention import NEWCOMER_SECONDS
+from strandline.node.api import Primary
+from strandline.node.flight.remote_log import RemoteLog
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 
+_LOGGER: Final = logging.getLogger(__name__)
 _BATCHING: Final = Batching(records=1 << 20, bytes=32 << 20, window=0.1)
 
 
@@ -127,17 +131,25 @@ def ingest_log(
         if slot is None and first is not None:
             held.enter_context(pinned(source, first.next, clock=clock, chance=chance))
         behind = held.enter_context(WriteBehind(sink, end, on_progress))
-        reached = follow(
-            source,
-            behind,
-            slot,
-            start=start,
-            until=None if keep_following else end,
-            stop=stop,
-            batching=batching or _BATCHING,
-            clock=clock,
-            chance=chance,
-        )
+        while True:
+            try:
+                reached = follow(
+                    source,
+                    behind,
+                    slot,
+                    start=start,
+                    until=None if keep_following else end,
+                    stop=stop,
+                    batching=batching or _BATCHING,
+                    clock=clock,
+                    chance=chance,
+                )
+                break
+            except NotFound:
+                if slot is None or not _lost_with_its_primary(source, slot):
+                    raise
+                _LOGGER.warning("The slot %r was lost with the primary of %r: it is made again.", slot, source)
+                behind.flush()
         behind.flush()
     last = sink.last_append(source.log_id)
     return Ingested(reached, None if last is None else target.cursor_at(last.first + last.count), sink.records)
@@ -171,6 +183,15 @@ def _resume(source: Log, target: TargetLog, sink: LogSink, *, skip_trimmed: bool
             "source: the source was restored from a copy, or created again, and has grown differently since. Ingest "
             "it into another log."
         )
+
+
+def _lost_with_its_primary(source: Log, slot: str) -> bool:
+    """Whether a node's slot is gone: only the primary has the slots of consumers, and they end with it.
+
+    It may be made again: the target holds the position, and if the new primary does not retain what follows, that is
+    ``CursorExpired``.
+    """
+    return isinstance(source, (RemoteLog, Primary)) and all(state.name != slot for state in source.slots.list())
 
 
 def last_record(log: LogReading, upto: int) -> pa.RecordBatch | None:
