@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 from uuid import UUID
 
 import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.errors import CursorExpired, Diverged, InvalidInput, OutOfOrder
-from strandline.ingestion.log_sink import LogSink
-from strandline.ingestion.run import IngestProgress
+from strandline.errors import (
+    CursorExpired,
+    Diverged,
+    InvalidInput,
+    LogFailed,
+    NotReady,
+    OutOfOrder,
+    TransientStorageError,
+)
+from strandline.ingestion.log_sink import LogSink, pieces_of
+from strandline.ingestion.run import IngestProgress, WriteBehind
+from strandline.log.contract import Receipt
 from strandline.log.memory import MemoryLog
+from strandline.log.object.head.edits import SPILL_AT
+from strandline.log.object.log import open_log
+from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.log.source_writers import advancing, source_writer
 from strandline.log.wal.log import WalLog
+from strandline.log.wal.recover.rewind import rewind
 from strandline.log.writers import MAX_SOURCES, MAX_WRITERS
+from strandline.model.cursor import Bounds
 from strandline.model.head import Head, WriterId
+from strandline.model.records import record_batch
+from strandline.testing.clock import ManualClock, SeededChance
+from strandline.testing.plain import PlainStore
 from tests.ingest.parts import a_log, append, changes, content, fill, position
 
 PAIRS = [
@@ -303,3 +321,157 @@ def test_a_numbered_writer_with_a_random_id_is_none_of_a_source():
     for number in range(3):
         log.append(changes(1), writer=WriterId(UUID(int=9)), number=number).result()
     assert log.last_append(WriterId(UUID(int=9))).number == 2
+
+
+def test_a_log_with_ingested_records_is_found_whole(tmp_path):
+    source = MemoryLog()
+    object_log = sl.open(tmp_path / "log", create=True)
+    with WalLog.open(tmp_path / "wal") as wal:
+        for number in range(70):  # so many frames have an entry in the index
+            append(source, changes(1, number), number=number)
+        sl.ingest(source, wal, batching=sl.Batching(records=1))
+        assert (wal.verify().findings, wal.append_at(69).first) == ([], 69)
+    for number in range(70, 73):
+        append(source, changes(1, number), number=number)
+        append(object_log, changes(3), writer=8, number=number - 70)
+        sl.ingest(source, object_log)
+    assert not list(ObjectLogVerifier(object_log).findings())
+
+
+@pytest.mark.parametrize("kind", ["memory", "wal", "object", pytest.param("remote", marks=pytest.mark.matrix)])
+def test_an_append_from_a_source_that_is_repeated_is_answered_as_the_first_time(tmp_path, kind):
+    with a_log(kind, tmp_path / "log") as log:
+        append(log, changes(2))
+        writer = source_writer("orders")
+        first = log.append(changes(5), writer=advancing(writer, 5), number=10).result()
+        assert (first.first, first.count) == (2, 5)
+        assert log.append(changes(5), writer=advancing(writer, 5), number=10).result() == first
+        second = log.append(changes(3), writer=advancing(writer, 8), number=15).result()
+        assert (second.first, log.last_append(writer).number) == (7, 23)
+        log.append(changes(5), writer=advancing(writer, 5), number=10).result()
+        for number in (14, 22, 24):
+            with pytest.raises(OutOfOrder):
+                log.append(changes(2), writer=advancing(writer, 12), number=number).result()
+        assert log.bounds().next == 10
+
+
+def test_a_repeated_append_is_answered_as_the_first_time_after_its_entry_has_left_the_head():
+    log = open_log(PlainStore(), create=True, clock=ManualClock(), chance=SeededChance(1))
+    append(log, changes(2))
+    writer = advancing(source_writer("orders"), 5)
+    first = log.append(changes(5), writer=writer, number=10).result()
+    for number in range(SPILL_AT + 2):
+        append(log, changes(1), writer=8, number=number)
+    assert all(entry.writer != writer for entry in log.head().tail)
+    assert log.append(changes(5), writer=writer, number=10).result() == first == Receipt(2, 5)
+
+
+def test_an_ingest_waits_until_the_last_append_in_a_node_is_committed_and_says_so_if_it_is_not():
+    source, target, clock = MemoryLog(), MemoryLog(), ManualClock()
+    fill(source, batches=1)
+    sl.ingest(source, target)
+
+    class Uncommitted(Undecided):
+        looks = 0
+
+        def bounds(self):
+            self.looks += 1
+            return Bounds(0, 25 if self.looks > late else 10)
+
+    late = 3
+    node = Uncommitted(target)
+    assert LogSink(node, clock=clock).cursor(source.log_id).next == 25
+    assert node.looks == 4
+    late = 1_000_000
+    with pytest.raises(NotReady, match="has not committed its records up to offset 25"):
+        LogSink(node, clock=clock).cursor(source.log_id)
+
+
+def test_the_position_goes_back_with_a_rewound_target(tmp_path):
+    source = MemoryLog()
+    fill(source)
+    with WalLog.open(tmp_path / "wal") as target:
+        sl.ingest(source, target, batching=sl.Batching(records=25))
+        assert position(source, target) == 100
+    rewind(str(tmp_path / "wal"), 50, quarantine=str(tmp_path / "aside"))
+    with WalLog.open(tmp_path / "wal") as target:
+        assert position(source, target) == 50
+        assert sl.ingest(source, target).records == 50
+        assert content(target).equals(content(source))
+
+
+def test_few_large_records_among_many_small_ones_are_appended_in_parts_that_fit():
+    rows = [b"small"] * 400 + [bytes(1000)] * 3 + [b"small"] * 400
+    batch = record_batch(timestamps=[1] * 803, ops=[0] * 803, keys=[None] * 803, values=rows)
+    source = MemoryLog()
+    append(source, batch)
+    pieces = list(pieces_of(table(source, 0, 803), 803, most=1500))
+    assert sum(piece.records.num_rows for piece in pieces) == 803
+    assert max(piece.records.nbytes for piece in pieces if piece.records.num_rows > 1) <= 1500
+    positions = [0, *(piece.next for piece in pieces)]
+    assert [later - before for before, later in pairwise(positions)] == [piece.records.num_rows for piece in pieces]
+
+
+def test_an_interrupted_ingest_does_not_try_an_unreachable_target_again():
+    tried, again, interrupted = [], threading.Event(), threading.Event()
+
+    class Unreachable(Undecided):
+        def append(self, batch, *, writer, number, expect=None):
+            tried.append(number)
+            if len(tried) == 2:
+                again.set()
+                interrupted.wait(10)
+            raise TransientStorageError("no answer")
+
+    sink = LogSink(Unreachable(MemoryLog()), clock=ManualClock())
+    source = MemoryLog()
+    fill(source, batches=1)
+    behind = WriteBehind(sink, 1000, lambda _: None)
+    gives_up = sink.give_up
+
+    def give_up():
+        gives_up()
+        interrupted.set()
+
+    sink.give_up = give_up
+    behind._pool.submit(sink.apply, table(source, 0, 25), since=source.start(), upto=source.start().at(25))
+    assert again.wait(30)
+    behind.__exit__(KeyboardInterrupt, None, None)
+    assert len(tried) == 2
+
+
+class Undecided:
+    """A log whose appends are begun, and never become durable."""
+
+    def __init__(self, log):
+        self._log = log
+
+    def __getattr__(self, name):
+        return getattr(self._log, name)
+
+    def append(self, batch, *, writer, number, expect=None):
+        if number < 50:
+            return self._log.append(batch, writer=writer, number=number, expect=expect)
+        return Lost()
+
+
+class Lost:
+    def done(self):
+        return False
+
+    def result(self, timeout=None):
+        raise LogFailed("it could not write")
+
+
+def test_neither_the_slot_nor_the_progress_moves_before_the_append_is_durable():
+    source, target, told = MemoryLog(), MemoryLog(), []
+    fill(source)
+    limits = sl.Batching(records=25)
+    with pytest.raises(LogFailed):
+        sl.ingest(
+            source, Undecided(target), slot="copy", batching=limits, on_progress=lambda done: told.append(done.next)
+        )
+    assert (told, source.slots.get("copy").position, target.bounds().next) == ([25, 50], 50, 50)
+    sl.ingest(source, target, slot="copy")
+    assert content(target).equals(content(source))
+    assert source.slots.get("copy").position == 100

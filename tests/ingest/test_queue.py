@@ -56,3 +56,13 @@ def test_batches_that_the_queue_s_consumer_took_before_are_skipped_only_if_that_
         sl.ingest(queue, target)
     assert sl.ingest(queue, target, skip_trimmed=True).records == 3
     assert content(target).column("value").to_pylist()[6:] == [b"0 of 4", b"1 of 4", b"2 of 4"]
+
+
+def test_an_ingest_with_the_queue_s_own_slot_takes_what_is_durable_out_of_the_queue(queue):
+    target = MemoryLog()
+    filled(queue, 0, 3)
+    assert sl.ingest(queue, target, slot="queue").records == 9
+    assert (queue.bounds().first, queue.bounds().count) == (3, 0)
+    filled(queue, 3, 1)
+    assert sl.ingest(queue, target, slot="queue").records == 3
+    assert target.bounds().next == 12

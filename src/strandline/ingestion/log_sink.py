@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, Protocol, final, runtime_checkable
 from uuid import UUID
 
@@ -71,11 +71,14 @@ def pieces_of(records: pa.Table, upto: int, *, most: int = APPEND_BYTES, whole: 
         yield _piece(held, upto)
 
 
-def _cut(batches: list[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
+def _cut(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
+    """The batches; those above the limit in halves, down to single records."""
     for batch in batches:
-        parts = min(batch.num_rows, -(-batch.nbytes // most))
-        rows = -(-batch.num_rows // parts)
-        yield from (batch.slice(at, rows) for at in range(0, batch.num_rows, rows)) if parts > 1 else (batch,)
+        if batch.nbytes <= most or batch.num_rows == 1:
+            yield batch
+        else:
+            half = batch.num_rows // 2
+            yield from _cut((batch.slice(0, half), batch.slice(half)), most)
 
 
 def _piece(batches: list[pa.RecordBatch], upto: int) -> SourcePiece:
@@ -109,6 +112,7 @@ class LogSink:
         """Everything below is stored, or holds no records."""
         self.records = 0
         """Number of records appended by this object."""
+        self._gives_up = False
 
     def __repr__(self) -> str:
         return f"LogSink({self._target!r})"
@@ -139,6 +143,10 @@ class LogSink:
                 self._at = self._shown
             self._has_looked = True
         return self._shown
+
+    def give_up(self) -> None:
+        """Do not try a failing append again: whoever waits for it has been interrupted. Safe in threads."""
+        self._gives_up = True
 
     @property
     def has_stored(self) -> bool:
@@ -175,7 +183,7 @@ class LogSink:
                 return self._target.append(records, writer=writer, number=number).result()
             except StrandlineError as error:
                 attempt += 1
-                if attempt >= RETRIES.attempts or not _may_be_repeated(error):
+                if self._gives_up or attempt >= RETRIES.attempts or not _may_be_repeated(error):
                     raise
                 self._clock.sleep(RETRIES.pause(attempt - 1, self._chance.jitter()))
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event as StopEvent
-from typing import Final, Self, final
+from typing import Any, Final, Self, final
 from uuid import UUID
 
 import pyarrow as pa
@@ -98,7 +98,9 @@ class WriteBehind:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *failure: object) -> None:
+        if failure[0] is not None:
+            self._sink.give_up()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -131,25 +133,17 @@ def ingest_log(
         if slot is None and first is not None:
             held.enter_context(pinned(source, first.next, clock=clock, chance=chance))
         behind = held.enter_context(WriteBehind(sink, end, on_progress))
-        while True:
-            try:
-                reached = follow(
-                    source,
-                    behind,
-                    slot,
-                    start=start,
-                    until=None if keep_following else end,
-                    stop=stop,
-                    batching=batching or _BATCHING,
-                    clock=clock,
-                    chance=chance,
-                )
-                break
-            except NotFound:
-                if slot is None or not _lost_with_its_primary(source, slot):
-                    raise
-                _LOGGER.warning("The slot %r was lost with the primary of %r: it is made again.", slot, source)
-                behind.flush()
+        reached = _follow(
+            source,
+            behind,
+            slot,
+            start=start,
+            until=None if keep_following else end,
+            stop=stop,
+            batching=batching or _BATCHING,
+            clock=clock,
+            chance=chance,
+        )
         behind.flush()
     last = sink.last_append(source.log_id)
     return Ingested(reached, None if last is None else target.cursor_at(last.first + last.count), sink.records)
@@ -183,6 +177,17 @@ def _resume(source: Log, target: TargetLog, sink: LogSink, *, skip_trimmed: bool
             "source: the source was restored from a copy, or created again, and has grown differently since. Ingest "
             "it into another log."
         )
+
+
+def _follow(source: Log, sink: WriteBehind, slot: str | None, **options: Any) -> Cursor:
+    while True:
+        try:
+            return follow(source, sink, slot, **options)
+        except NotFound:
+            if slot is None or not _lost_with_its_primary(source, slot):
+                raise
+            _LOGGER.warning("The slot %r was lost with the primary of %r: it is made again.", slot, source)
+            sink.flush()
 
 
 def _lost_with_its_primary(source: Log, slot: str) -> bool:
