@@ -152,9 +152,10 @@ def test_a_tail_that_was_copied_and_lost_with_its_primary_is_replaced_in_the_col
         promoted.append_values(numbered(5, 7, "of b"))
         tier(promoted)
         assert values(promoted) == numbered(0, 5) + numbered(5, 7, "of b")
-        with cluster.replica(promoted.url, name="c") as newcomer:
-            caught_up(promoted, newcomer)
-            assert values(newcomer) == values(promoted)
+        for name in ("a", "c"):  # one whose tail is rewound, and a newcomer
+            with cluster.replica(promoted.url, name=name) as replica_of_b:
+                caught_up(promoted, replica_of_b)
+                assert values(replica_of_b) == values(promoted)
 
 
 def test_a_former_primary_that_does_not_know_of_the_next_one_writes_no_segments(cluster: Cluster) -> None:
@@ -281,3 +282,78 @@ def test_a_primary_that_leads_again_trims_nothing_before_its_tierer_has_compared
             tier(again)
             assert again.trim(10) == 5, "what b still needs"
             assert values(again) == numbered(0, 10)
+
+
+@pytest.mark.parametrize("tiers_first", [True, False], ids=["which has tiered", "which has only a slot there"])
+def test_a_former_primary_expires_nothing_that_a_consumer_of_the_next_one_needs(
+    cluster: Cluster, tiers_first: bool
+) -> None:
+    """Both lead, without a lease: the former one knows only its own slots."""
+    settings = TierSettings(pause=3600.0, target=2000, retention="consumed")
+    with cluster.primary(tiering=settings) as former:
+        former.append_values(numbered(0, 5))
+        with cluster.replica(former.url) as replica:
+            caught_up(former, replica)
+            tier(former)
+            until(replica, lambda: replica.running.node.node_folder.state.cold != "", "it knows of the cold tier")
+        former.slots.create("own", 5)
+        with cluster.replica(tiering=settings) as replica:
+            promoted = replica.promote(force=True)
+            promoted.append_values(numbered(5, 7, "of b"))
+            if tiers_first:
+                tier(promoted)
+            else:
+                promoted.running.node.log.slots.reset(TIER_SLOT, 5)  # as if it had been trimmed
+                promoted.running.node.log.trim(5, beyond_slots=True)
+            promoted.slots.create("late", 0)
+            with pytest.raises(Fenced, match="b has written the cold tier"):
+                former.running.node.tier(everything=True)
+            assert promoted.bounds().first == 0
+            assert values(promoted) == numbered(0, 5) + numbered(5, 7, "of b")
+
+
+def test_a_primary_that_is_replaced_while_it_expires_removes_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = TierSettings(pause=3600.0, target=2000, retention="consumed")
+    with cluster.primary(tiering=settings) as former:
+        former.append_values(numbered(0, 5))
+        with cluster.replica(former.url) as replica:
+            caught_up(former, replica)
+            tier(former)
+            until(replica, lambda: replica.running.node.node_folder.state.cold != "", "it knows of the cold tier")
+        former.slots.create("own", 5)
+        with cluster.replica(tiering=settings) as replica:
+            promoted = replica.promote(force=True)
+            promoted.running.node.log.slots.reset(TIER_SLOT, 5)
+            promoted.running.node.log.trim(5, beyond_slots=True)
+            cold = former.running.node._cold
+            assert cold is not None
+            announce = cold.cell.announce
+
+            def announced(start: int) -> int:
+                promoted.slots.create("late", 0)  # the former one has read its own slots, and not this one
+                return announce(start)
+
+            monkeypatch.setattr(cold.cell, "announce", announced)
+            with pytest.raises(Fenced, match="b has written the cold tier"):
+                former.running.node.tier(everything=True)
+            assert values(promoted) == numbered(0, 5)
+
+
+def test_a_replica_that_bootstraps_while_segments_expire_shows_what_is_retained(cluster: Cluster) -> None:
+    settings = TierSettings(pause=3600.0, target=1, retention="bytes:8KiB")
+    with cluster.primary(tiering=settings) as primary:
+        for number in range(10):
+            primary.append_values(numbered(number * 5, number * 5 + 5))
+            tier(primary)
+        with cluster.replica(primary.url) as replica:
+            number = 50
+            while replica.position is None or replica.condition != "following":
+                primary.append_values(numbered(number, number + 1))
+                tier(primary)
+                number += 1
+            caught_up(primary, replica)
+            first = primary.bounds().first
+            assert 0 < first < number
+            assert values(replica) == values(primary) == numbered(first, number)

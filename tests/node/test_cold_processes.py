@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+import strandline as sl
+from strandline.errors import StrandlineError
 from strandline.log.wal.read.reading import WalReader
+from strandline.testing.sinks import MemorySink
 from tests.node.processes import ClusterOfProcesses, Nest
-from tests.node.recording import Recorder, check
+from tests.node.recording import Recorder, check, mark_in
 
 Start = Callable[..., ClusterOfProcesses]
 BUSY = {"pause": 0.01, "linger": 0.0, "target": 2000}
@@ -50,6 +54,43 @@ def test_a_primary_that_is_killed_while_it_tiers_is_replaced_and_both_tiers_are_
             recorder.more()
     assert len(recorder.by) >= 2
     check(cluster, recorder, tiered=True)
+
+
+@pytest.mark.matrix
+def test_a_follower_reads_on_through_failovers_while_what_it_reads_moves_to_the_cold_tier(start: Start) -> None:
+    cluster = start(automatic=True)
+    cluster.begin()
+    sink = MemorySink()
+    stop = threading.Event()
+    urls = ",".join(cluster.clients[name].url.removeprefix("grpc://") for name in cluster.names)
+
+    def follow() -> None:
+        with sl.open(f"grpc://{urls}") as log:
+            while not stop.is_set():
+                try:
+                    sl.follow(log, sink, stop=stop)
+                except StrandlineError as error:
+                    if not error.retryable:
+                        raise
+                    stop.wait(0.05)
+
+    thread = threading.Thread(target=follow)
+    with Recorder(cluster) as recorder:
+        recorder.more(60)
+        thread.start()
+        for _ in range(2):
+            old = cluster.leader()
+            cluster.kill(old)
+            recorder.more()
+            cluster.start(old)
+            recorder.more()
+    cluster.settled()
+    end = cluster.clients[cluster.leader()].end().next
+    cluster.until(lambda: not thread.is_alive() or (sink.at is not None and sink.at.next == end), "it has followed")
+    stop.set()
+    thread.join()
+    found = check(cluster, recorder, tiered=True)
+    assert [mark_in(value) for _, _, value in sink.rows() if value is not None] == found
 
 
 @pytest.mark.matrix

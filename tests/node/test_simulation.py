@@ -17,15 +17,12 @@ from strandline.node.lead.feed import LogFeed
 from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.replicas import ReplicaProgress, ReplicaRegistry, Replicas, bootstrapping
-from strandline.node.lead.tiering import NodeColdTier, TiererSlot, TiererSlots
 from strandline.node.messages import Caller
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
 from strandline.node.replicate.log_copy import LogCopy, behind
 from strandline.node.replicate.replica import ReplicaRole
 from strandline.testing.simdisk import CrashMode
-from strandline.tier.claim import ClaimCell
-from strandline.tier.read.tiered_log import TieredLog
 from tests.cases import sampled
 from tests.cluster import Broken, Climate, World, check, play
 from tests.cluster.clients import read
@@ -394,50 +391,13 @@ class TestAPrimaryOfOldRecords:
             assert writer.poll(0, writer.open[0], self.world.time.now) == ""
 
 
-def tiers_what_is_not_committed(patch):
-    """Broken: the tierer copies everything that is durable on the primary."""
-    readable = PrimaryRole.readable
-    tierer = NodeColdTier.tierer
-
-    def all_of_it(self):
-        return readable(self)._replace(watermark=lambda: self.log.bounds().next)
-
-    def broken(self, primary):
-        made = tierer(self, primary)
-        made._log._source = lambda: all_of_it(primary)
-        return made
-
-    patch.setattr(NodeColdTier, "tierer", broken)
-
-
 def trims_before_its_tierer_has_looked(patch):
     """Broken: a new primary does not pin what is in no segment."""
     patch.setattr(PrimaryRole, "pin_uncopied", lambda *_, **__: None)
 
 
-def keeps_the_place_of_its_tierer_after_another_one_led(patch):
-    """Broken: a slot from an earlier leadership counts, though another primary has written segments since."""
-    pin = PrimaryRole.pin_uncopied
-    patch.setattr(PrimaryRole, "pin_uncopied", lambda self, **_: pin(self, anew=False))
-
-
-def tiers_though_another_node_leads(patch):
-    """Broken: neither the lease nor the claim of a later term ends a round."""
-    patch.setattr(ClaimCell, "take", lambda _: None)
-    patch.setattr(ClaimCell, "check", lambda _: None)
-    patch.setattr(TiererSlots, "_checked", lambda self: self.table)
-    patch.setattr(TiererSlot, "advance", lambda self, to: self.claimed.advance(to))
-
-
-def reads_segments_of_an_abandoned_history(patch):
-    """Broken: whatever segment has an offset is read."""
-    start = TieredLog._hot_start
-    patch.setattr(TieredLog, "_hot_start", lambda self: replace(start(self), term=None))
-
-
 TIERED_TWINS = [
     (trims_before_its_tierer_has_looked, "in neither tier|cannot be tiered"),
-    (tiers_though_another_node_leads, "both were committed|something else is known|CursorExpired|NotFound"),
 ]
 
 
