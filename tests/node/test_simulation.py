@@ -17,6 +17,7 @@ from strandline.node.lead.feed import LogFeed
 from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.replicas import ReplicaProgress, ReplicaRegistry, Replicas, bootstrapping
+from strandline.node.lead.tiering import TiererSlot
 from strandline.node.messages import Caller
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
@@ -396,7 +397,18 @@ def trims_before_its_tierer_has_looked(patch):
     patch.setattr(PrimaryRole, "pin_uncopied", lambda *_, **__: None)
 
 
+def trims_beyond_what_is_copied(patch):
+    """Broken: the tierer's slot moves to the end of the log, whatever was copied."""
+    advance = TiererSlot.advance
+
+    def too_far(self, to):
+        advance(self, Cursor(to.log_id, max(to.next, self.slots.table._bounds().next)))
+
+    patch.setattr(TiererSlot, "advance", too_far)
+
+
 TIERED_TWINS = [
+    (trims_beyond_what_is_copied, "in neither tier|cannot be tiered"),
     (trims_before_its_tierer_has_looked, "in neither tier|cannot be tiered"),
 ]
 
