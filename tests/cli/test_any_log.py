@@ -88,6 +88,7 @@ def test_a_write_ahead_log_is_read_beside_its_writer_and_changed_by_nobody_else(
         log.slots.create("billing", 0)
         assert run("tail", url).stdout.endswith("a\n")
         assert "billing" in run("lag", url).stdout
+        assert "as the process that writes the log last stored them" in run("lag", url).stdout
         for command in (["produce", url], ["slots", "drop", url, "billing", "--yes"]):
             refused = run(*command, given="b\n")
             assert refused.exit_code == 1

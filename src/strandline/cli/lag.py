@@ -41,6 +41,10 @@ from strandline.model.cursor import SECOND, microseconds
 from strandline.model.head import Head, MetadataRanges, QueueEntry
 from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, SlotState
 
+_AS_WRITTEN: Final = (
+    "Positions are as the process that writes the log last stored them: a consumer may be further by now."
+)
+
 EVERY: Final = 2.0
 """Default interval of ``--watch``."""
 
@@ -117,6 +121,8 @@ class Lag:
     """None if the log does not tell: its writer, or its node, decides."""
     limits: SlotLimits = NO_LIMITS
     creating: Mapping[str, int] = field(default_factory=dict)
+    note: str | None = None
+    """What a reader of the positions has to know."""
 
     def fields(self) -> dict[str, Any]:
         """The fields of ``--json``."""
@@ -142,7 +148,8 @@ class Lag:
                 Text(note, style),
             )
         head = Text.assemble((self.url, "bold"), f"  offsets {self.first:,} to {self.next:,}")
-        return Group(head, table if self.slots else Text("no slots"), Text(floor_sentence(self)))
+        said = [floor_sentence(self), *([] if self.note is None or not self.slots else [self.note])]
+        return Group(head, table if self.slots else Text("no slots"), *map(Text, said))
 
     def line(self) -> str:
         """The same on one line."""
@@ -248,10 +255,10 @@ def look(log: AnyLog) -> Lag:
 
 def look_at_slots(log: AnyLog) -> Lag:
     """The lag of a log's slots, as the log itself tells: bytes and times of a node's log are not known."""
-    states = list(log.slots.list())  # before the end: then no slot is ahead of it
-    bounds, now = log.bounds(), microseconds(datetime.now(UTC))
-    floor = lowest(states)
     hot = log.hot if isinstance(log, sl.tier.TieredLog) else log
+    states = list(hot.slots.list())  # before the end: then no slot is ahead of it
+    bounds, now = hot.bounds(), microseconds(datetime.now(UTC))
+    floor = lowest(states)
     return Lag(
         url=log.url,
         log_id=str(log.log_id),
@@ -261,6 +268,7 @@ def look_at_slots(log: AnyLog) -> Lag:
         floor_without=lowest([state for state in states if state.position != floor]),
         slots=tuple(_row(state, hot, bounds.next, floor, now) for state in states),
         retention=None,
+        note=_AS_WRITTEN if isinstance(hot, sl.log.WalReader) else None,
     )
 
 

@@ -200,7 +200,7 @@ def sentences(seen: Lag) -> Sequence[str]:
         f"Slot {name!r} is being created, or its creator died: create it again to finish that, or drop it."
         for name in seen.creating
     ]
-    return said
+    return said if seen.note is None or not seen.slots else [*said, seen.note]
 
 
 # --- retention -------------------------------------------------------------------------------------------------

@@ -101,8 +101,8 @@ class SlotQueue:
         self._clock = clock
         self._claimed: Slot | None = None
         self._holder = ""
-        self._position = 0
-        """The offset that the slot had reached under this claim."""
+        self._reached: Cursor | None = None
+        """The cursor that the slot had reached under this claim."""
         self._given: Cursor | None = None
         """The cursor behind the last batch that was given: with it the log's history is checked."""
         self._acknowledged = 0
@@ -122,7 +122,7 @@ class SlotQueue:
         self._create_if_missing(last_acked)
         for _ in range(_CLAIMS):
             self._claimed, self._holder = self._log.slots.claim(self.slot, holder), holder
-            self._position = 0
+            self._reached = None
             state = self._own_state()
             wanted = state.position if last_acked is None else last_acked + 1
             if wanted < state.position:
@@ -131,7 +131,7 @@ class SlotQueue:
                 continue
             if wanted > state.position:
                 self._advance(self._log.cursor_at(wanted))
-            self._position = wanted
+            self._reached = Cursor(self._log.log_id, wanted)
             return wanted
         raise Contended(f"{self._where} was claimed by others at each of {_CLAIMS} tries to open it; try again.")
 
@@ -180,26 +180,32 @@ class SlotQueue:
         return self._claimed
 
     def _own_state(self) -> SlotState:
-        """The slot, if this consumer still holds it and it is valid; ``Fenced`` or ``SlotInvalid`` otherwise."""
-        slot, known = self._own, self._position  # read first: another thread may be acknowledging
+        """The slot, if this consumer still holds it and it is valid; ``Fenced`` or ``SlotInvalid`` otherwise.
+
+        A new primary may have an older position of the slot: then it is moved up again, if the log is the same up to
+        there; ``Diverged`` if it is not.
+        """
+        slot, reached = self._own, self._reached  # read first: another thread may be acknowledging
+        state = self._held(slot)
+        if reached is not None and state.position < reached.next:
+            self._planned(reached, Limit(batches=1))
+            self._advance(reached)
+            state = self._held(slot)
+        return state
+
+    def _held(self, slot: Slot) -> SlotState:
         try:
-            state = self._log.slots.get(self.slot)
+            state = slot.state()  # it may get a new epoch by that, from a new primary
         except NotFound as error:
             raise self._gone() from error
         rules.check_held(state, holder=self._holder, epoch=slot.epoch)
-        if state.position < known:
-            raise Diverged(
-                f"{self._where} is at {state.position}, but this consumer had moved it to {known}: the log was "
-                "restored from a copy, or replaced. Nothing was taken or acknowledged: undo what was done with batches "
-                "of the other history, and open a new consumer, which begins at the slot's position."
-            )
         return state
 
     def _gone(self) -> SlotInvalid:
+        last = -1 if self._reached is None else self._reached.next - 1
         return SlotInvalid(
-            f"{self._where} is gone: it was dropped, or another node leads, which does not know the slots of its "
-            f"predecessor. Open a new consumer with last_acked={self._position - 1} to go on behind what this one has "
-            "acknowledged."
+            f"{self._where} is gone: it was dropped, or another node leads now, which had not heard of it. Open a new "
+            f"consumer with last_acked={last} to go on behind what this one has acknowledged."
         )
 
     # --- reading ------------------------------------------------------------------------------------------------
@@ -262,7 +268,8 @@ class SlotQueue:
         upto = behind(Cursor(self._log.log_id, found.start), found.span)
         self._planned(upto, Limit(batches=1))
         self._advance(upto)
-        self._position = max(self._position, upto.next)
+        if self._reached is None or upto.next > self._reached.next:
+            self._reached = upto
         self._acknowledged = max(self._acknowledged, upto.next)
 
     def _advance(self, to: Cursor) -> None:
