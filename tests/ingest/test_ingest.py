@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from itertools import pairwise
 from uuid import UUID
 
@@ -364,6 +365,29 @@ def test_a_repeated_append_is_answered_as_the_first_time_after_its_entry_has_lef
         append(log, changes(1), writer=8, number=number)
     assert all(entry.writer != writer for entry in log.head().tail)
     assert log.append(changes(5), writer=writer, number=10).result() == first == Receipt(2, 5)
+
+
+def test_compressed_batches_are_read_in_pieces_that_fit_into_memory():
+    source, target = MemoryLog(), MemoryLog()
+    rows = 2000
+    for number in range(60):
+        values = [bytes(1000)] * rows
+        batch = record_batch(timestamps=[1] * rows, ops=[0] * rows, keys=[None] * rows, values=values)
+        append(source, batch, number=number)
+    # As stored, they are small.
+    source._head = replace(source._head, tail=tuple(replace(entry, size=50) for entry in source._head.tail))
+    planned = []
+
+    class Watched(Undecided):
+        def plan(self, since, limit):
+            spans = self._log.plan(since, limit)
+            planned.append(sum(span.next - span.first for span in spans) * 1000)
+            return spans
+
+    sl.ingest(Watched(source), target, batching=sl.Batching(bytes=8 << 20))
+    assert target.bounds().next == 60 * rows
+    assert max(planned) <= 8 << 20
+    assert len(planned) < 60
 
 
 def test_an_ingest_waits_until_the_last_append_in_a_node_is_committed_and_says_so_if_it_is_not():

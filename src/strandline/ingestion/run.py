@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event as StopEvent
-from typing import Any, Final, Self, final
+from typing import Any, Final, Self, cast, final
 from uuid import UUID
 
 import pyarrow as pa
@@ -26,7 +26,7 @@ from strandline.followers.run import Batching, follow
 from strandline.ingestion.log_sink import TARGET, LogSink, TargetLog
 from strandline.log.contract import READING, Log, LogReading, Slots, require
 from strandline.log.heartbeat import SlotHeartbeat
-from strandline.model.cursor import Cursor, Limit, Start
+from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
 from strandline.model.records import RECORD_SCHEMA
 from strandline.model.retention import NEWCOMER_SECONDS
 from strandline.node.api import Primary
@@ -34,6 +34,9 @@ from strandline.node.flight.remote_log import RemoteLog
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 
 _LOGGER: Final = logging.getLogger(__name__)
+_FIRST_COUNT: Final = 1024
+"""Offsets of the first plan."""
+_GROWTH: Final = 8
 _BATCHING: Final = Batching(records=1 << 20, bytes=32 << 20, window=0.1)
 
 
@@ -61,6 +64,43 @@ class Ingested:
 
 
 @final
+class BoundedReads:
+    """A source whose plans are bounded by the bytes of their records in memory, not by those in the store.
+
+    A highly compressed batch may take a hundred times its stored bytes. So plans begin small, and grow as the records
+    that arrive allow. All other attributes are those of the source.
+    """
+
+    def __init__(self, log: Log, most: int) -> None:
+        self._log = log
+        self._most = most
+        self._count = 1 if isinstance(log, QueueLog) else _FIRST_COUNT
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._log, name)
+
+    def __repr__(self) -> str:
+        return repr(self._log)
+
+    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[Span]:
+        """The spans after a cursor, of as many offsets as fit into memory, or one span."""
+        count = self._count if limit.records is None else min(limit.records, self._count)
+        return self._log.plan(since, replace(limit, records=count))
+
+    @property
+    def is_a_node(self) -> bool:
+        """Whether the source is a node, whose slots end with its primary."""
+        return isinstance(self._log, (RemoteLog, Primary))
+
+    def learn(self, size: int, count: int) -> None:
+        """So many bytes of records had so many offsets."""
+        if size and count:
+            self._count = max(1, min(self._most * count // size, self._count * _GROWTH))
+
+
+@final
 class WriteBehind:
     """A sink that appends one range while the next one is read. Its cursor is behind what is durable, never ahead.
 
@@ -68,7 +108,14 @@ class WriteBehind:
     follower that is at the end reports its position without waiting for more.
     """
 
-    def __init__(self, sink: LogSink, end: int, report: Callable[[IngestProgress], None]) -> None:
+    def __init__(
+        self,
+        sink: LogSink,
+        end: int,
+        report: Callable[[IngestProgress], None],
+        learn: Callable[[int, int], None] = lambda _, __: None,
+    ) -> None:
+        self._learn = learn
         self._sink = sink
         self._end = end
         self._report = report
@@ -81,6 +128,7 @@ class WriteBehind:
 
     def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
         """Append a range, or begin to; raises what kept the range before it from being appended."""
+        self._learn(records.nbytes, upto.next - since.next)
         self.flush()
         work = self._pool.submit(self._sink.apply, records, since=since, upto=upto)
         self._under_way = work, upto
@@ -132,15 +180,17 @@ def ingest_log(
     with contextlib.ExitStack() as held:
         if slot is None and first is not None:
             held.enter_context(pinned(source, first.next, clock=clock, chance=chance))
-        behind = held.enter_context(WriteBehind(sink, end, on_progress))
+        limits = batching or _BATCHING
+        reads = BoundedReads(source, limits.bytes)
+        behind = held.enter_context(WriteBehind(sink, end, on_progress, reads.learn))
         reached = _follow(
-            source,
+            reads,
             behind,
             slot,
             start=start,
             until=None if keep_following else end,
             stop=stop,
-            batching=batching or _BATCHING,
+            batching=limits,
             clock=clock,
             chance=chance,
         )
@@ -179,10 +229,10 @@ def _resume(source: Log, target: TargetLog, sink: LogSink, *, skip_trimmed: bool
         )
 
 
-def _follow(source: Log, sink: WriteBehind, slot: str | None, **options: Any) -> Cursor:
+def _follow(source: BoundedReads, sink: WriteBehind, slot: str | None, **options: Any) -> Cursor:
     while True:
         try:
-            return follow(source, sink, slot, **options)
+            return follow(cast("Log", source), sink, slot, **options)
         except NotFound:
             if slot is None or not _lost_with_its_primary(source, slot):
                 raise
@@ -190,13 +240,13 @@ def _follow(source: Log, sink: WriteBehind, slot: str | None, **options: Any) ->
             sink.flush()
 
 
-def _lost_with_its_primary(source: Log, slot: str) -> bool:
+def _lost_with_its_primary(source: BoundedReads, slot: str) -> bool:
     """Whether a node's slot is gone: only the primary has the slots of consumers, and they end with it.
 
     It may be made again: the target holds the position, and if the new primary does not retain what follows, that is
     ``CursorExpired``.
     """
-    return isinstance(source, (RemoteLog, Primary)) and all(state.name != slot for state in source.slots.list())
+    return source.is_a_node and all(state.name != slot for state in source.slots.list())
 
 
 def last_record(log: LogReading, upto: int) -> pa.RecordBatch | None:
