@@ -356,4 +356,6 @@ def test_a_replica_that_bootstraps_while_segments_expire_shows_what_is_retained(
             caught_up(primary, replica)
             first = primary.bounds().first
             assert 0 < first < number
-            assert values(replica) == values(primary) == numbered(first, number)
+            assert values(primary) == numbered(first, number)
+            # It trims its own copy a little later than the primary.
+            assert values(replica)[first - number :] == numbered(first, number)
