@@ -42,7 +42,10 @@ class SpanDescriptor:
     sequence: int
     location: str
     """The log, and the offsets."""
-    span: Span = field(repr=False)
+    span: Span = field(repr=False, compare=False)  # two plans of the same batch may differ in how it is read
+    term: int = 0
+    fingerprint: int | None = None
+    """Identifies the batch among all that could be there; None if the log does not tell."""
     metadata: tuple[MetadataRange, ...] = ()
 
 
@@ -245,7 +248,9 @@ class SlotQueue:
             self._planned(given, Limit(batches=1))
 
     def _descriptor(self, span: Span) -> SpanDescriptor:
-        return SpanDescriptor(span.first, span.next - 1, f"{self.url} offsets {span.first} to {span.next - 1}", span)
+        where = f"{self.url} offsets {span.first} to {span.next - 1}"
+        end = behind(Cursor(self._log.log_id, span.first), span)
+        return SpanDescriptor(span.first, span.next - 1, where, span, end.term, end.fingerprint)
 
     def between(self, first: int, last: int) -> Sequence[Descriptor]:
         """The batches with the offsets ``first`` through ``last``; ``CursorExpired`` if some are gone, ``Fenced``."""
