@@ -157,7 +157,7 @@ class _Opened:
 
     def pack(self, spans: Sequence[Span]) -> list[InputPartition]:
         cores = self.options.partitions or len(os.sched_getaffinity(0))
-        return [SpanPartition(tuple(task)) for task in pack(joined(spans), cores)]
+        return [SpanPartition(tuple(joined(task))) for task in pack(spans, cores)]
 
     def fetch(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SpanPartition):  # Spark's placeholder for "no partitions"
