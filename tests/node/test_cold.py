@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+import pyarrow as pa
 import pytest
 
 import strandline as sl
 from strandline.errors import CursorExpired, Fenced, InvalidInput, NotReady
 from strandline.model.cursor import Bounds, Cursor
+from strandline.model.head import WriterId
 from strandline.model.retention import TIER_SLOT
 from strandline.node import Primary, Replica, TierSettings
 
@@ -359,3 +362,48 @@ def test_a_replica_that_bootstraps_while_segments_expire_shows_what_is_retained(
             assert values(primary) == numbered(first, number)
             # It trims its own copy a little later than the primary.
             assert values(replica)[first - number :] == numbered(first, number)
+
+
+def test_a_newcomer_follows_a_log_whose_hot_tier_is_empty_and_leads_it_then(cluster: Cluster) -> None:
+    former = cluster.primary()
+    former.append_values(numbered(0, 5))
+    tier(former)
+    assert hot_first(former) == 5
+    with cluster.replica(former.url) as replica:
+        caught_up(former, replica)
+        assert values(replica) == numbered(0, 5)
+        promoted = failed_over(cluster, former, replica)
+        promoted.append_values(numbered(5, 7))
+        tier(promoted)
+        assert values(promoted) == numbered(0, 7)
+
+
+def test_a_write_ahead_log_with_a_cold_tier_becomes_a_replicated_one_with_the_same(cluster: Cluster) -> None:
+    with sl.open(f"wal://{cluster.folder}/wal", create=True) as log:
+        log.append(pa.table({"value": numbered(0, 5)}), writer=WriterId(UUID(int=1)), number=0).result(WAIT)
+        sl.tier.attach(log, cluster.cold)
+        with sl.tier.tiering(log) as tierer:
+            tierer.run_once(everything=True)
+        assert log.trim("consumed") == 5
+    with pytest.raises(InvalidInput, match="let the node have the same"):
+        cluster.primary(take_over=cluster.folder / "wal", cold=None)
+    with cluster.primary(take_over=cluster.folder / "wal") as primary:
+        tier(primary)  # attaches it
+        assert values(primary) == numbered(0, 5)
+        primary.append_values(numbered(5, 8))
+        assert [(segment.start, segment.end) for segment in tier(primary).copied] == [(5, 7)]
+        assert hot_first(primary) == 8
+        assert values(primary) == numbered(0, 8)
+
+
+def test_a_node_that_is_closed_while_it_tiers_ends_in_order_and_goes_on(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = TierSettings(pause=0.001, target=1, linger=0.0)
+    for number in range(6):
+        with cluster.primary(tiering=settings) as primary:
+            primary.append_values(numbered(number * 20, number * 20 + 20))
+    assert "tiers no more" not in caplog.text
+    with cluster.primary(tiering=settings) as primary:
+        until(primary, lambda: hot_first(primary) == 120, "copied and trimmed")
+        assert values(primary) == numbered(0, 120)

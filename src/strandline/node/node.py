@@ -130,7 +130,7 @@ class Node(Closing):
         """
         try:
             if take_over is not None and not node_folder.state.generation:
-                take_over_log(node_folder, take_over, lease)
+                take_over_log(node_folder, take_over, lease, options)
             if create and not node_folder.state.generation:
                 create_log(node_folder, lease)
             node = cls(node_folder, options, connect=connect, lease=lease, open_cold=open_cold, background=background)

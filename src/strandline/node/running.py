@@ -198,6 +198,7 @@ class RunningNode(Closing):
         try:
             self._step_until_stopped()
             if self._stop.is_set():  # a failed node can be read until it is closed
+                self._tiered.wait(_PATIENCE)  # a round that the store holds up ends later, with LogClosed
                 self._release()
         finally:
             self._ended.set()
@@ -329,7 +330,6 @@ class RunningNode(Closing):
             for upstream in list(self._upstreams):
                 upstream.close()
             self._ended.wait()
-        self._tiered.wait(_PATIENCE)  # a round that the store holds up ends later, with LogClosed
         self._release()
         error, self._close_error = self._close_error, None
         if error is not None:

@@ -11,7 +11,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.compat.spool.migrate import folder_of
-from strandline.errors import Diverged, Fenced, Gap, InvalidInput, StorageError, Unsupported
+from strandline.errors import Diverged, Fenced, Gap, InvalidInput, StorageError
 from strandline.formats.wal.folder import SlotsFile
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.recover.rewind import rewind
@@ -25,9 +25,11 @@ from strandline.model.records import RECORD_SCHEMA
 from strandline.model.segments import COLD_FILE
 from strandline.model.snapshot import Snapshot
 from strandline.node.node_folder import QUARANTINE, NodeFolder
+from strandline.node.options import NodeOptions
 from strandline.snapshots.sealed import seal
-from strandline.storage.disk import exists
+from strandline.storage.disk import Disk, exists
 from strandline.storage.lease import Lease
+from strandline.tier.attachment import ColdCodec
 
 _COLUMNS: Final = RECORD_SCHEMA.names
 
@@ -59,21 +61,17 @@ def create_log(node_folder: NodeFolder, lease: Lease | None) -> None:
     node_folder.remember(generation=generation)
 
 
-def take_over_log(node_folder: NodeFolder, source: str, lease: Lease | None) -> None:
+def take_over_log(node_folder: NodeFolder, source: str, lease: Lease | None, options: NodeOptions) -> None:
     """Begin the log of a node that has none with a copy of a write-ahead log: its records, terms, writers and slots.
 
     The log keeps its identity, so its cursors stay valid. The original is not changed. After a crash the
     node has all of it, or nothing and can begin again. ``Fenced`` while the original is open for writing,
-    ``Unsupported`` if it has a cold tier.
+    ``InvalidInput`` if it has a cold tier, and the node is to have none, or another.
     """
     _refuse_second(node_folder, lease)
     disk = node_folder.disk
     folder = folder_of(source, migrate=False, disk=disk, clock=node_folder.clock, chance=node_folder.chance)
-    if exists(f"{folder}/{COLD_FILE}", disk=disk):
-        raise Unsupported(
-            f"The write-ahead log in {folder} has a cold tier ({COLD_FILE}), which a replicated log cannot have yet: "
-            "records that only its segments hold could not be read. Nothing was changed."
-        )
+    _check_cold(folder, options, disk=disk)
     generation = node_folder.next_generation()
     copy = node_folder.data(generation)
     with _open_log(node_folder, folder) as log:
@@ -84,6 +82,22 @@ def take_over_log(node_folder: NodeFolder, source: str, lease: Lease | None) -> 
         disk.sync_folder(node_folder.folder)
         # Its terms count as led here: the node continues in a later term or, without a lease, in the same.
         node_folder.remember(generation=generation, seen=log.term, adopted=log.term, led=log.term)
+
+
+def _check_cold(folder: str, options: NodeOptions, *, disk: Disk) -> None:
+    """Refuse to take a log over without its cold tier: records that only its segments hold could not be read."""
+    path = f"{folder}/{COLD_FILE}"
+    if not exists(path, disk=disk):
+        return
+    cold = ColdCodec().decode(disk.read(path), path).value
+    tiering, store = options.tiering, cold.store.rstrip("/")
+    events = f"{store}/events" if tiering.events is None else tiering.events
+    if (options.cold_address, events, tiering.partitions) != (store, cold.events, cold.partitions):
+        raise InvalidInput(
+            f"The write-ahead log in {folder} has a cold tier in {store}, with {cold.partitions} partitions of events "
+            f"in {cold.events}: let the node have the same (cold=, and events= and partitions= of its TierSettings). "
+            "Nothing was changed."
+        )
 
 
 def _refuse_second(node_folder: NodeFolder, lease: Lease | None) -> None:
