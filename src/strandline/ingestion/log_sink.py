@@ -18,8 +18,8 @@ from strandline.model.sink import remaining
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.retry import Backoff
 
-APPEND_BYTES: Final = 32 << 20
-"""Records are joined to appends of about this size; a larger source batch is split."""
+APPEND_BYTES: Final = 64 << 20
+"""Limit of one append; a larger source batch is split. Twice what is read at a time, which mostly is one append."""
 
 _COMMITTED_WITHIN: Final = 30.0
 _LOOK: Final = 0.05
