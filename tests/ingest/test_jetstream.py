@@ -141,3 +141,12 @@ def test_a_wrong_address_is_one_sentence(nats_url):
         ingest(nats_url, "nowhere", MemoryLog())
     with pytest.raises(InvalidInput, match="names no stream"):
         ingest(nats_url, "", MemoryLog())
+
+
+def test_a_slow_server_is_waited_for_and_its_messages_are_not_taken_for_deleted(nats_url, stream, monkeypatch):
+    publish(nats_url, stream, 5)
+    fetched, slow = JetStreamSource._fetched, [1, 2, 3]
+    monkeypatch.setattr(JetStreamSource, "_fetched", lambda self: [] if slow and slow.pop() else fetched(self))
+    target = MemoryLog()
+    assert ingest(nats_url, stream, target).records == 5
+    assert not slow

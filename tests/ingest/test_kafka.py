@@ -159,3 +159,20 @@ def test_a_partition_has_no_slots_no_times_and_no_credentials_in_its_address(kaf
         ingest(kafka_server, topic, MemoryLog(), slot="mine")
     with pytest.raises(InvalidInput, match="sasl"):
         sl.ingest(f"kafka://me:secret@{kafka_server.bootstrap}/{topic}", MemoryLog())
+
+
+def test_an_open_transaction_is_waited_for_without_an_error(kafka_server, topic):
+    produce(kafka_server, topic, 2)
+    open_one = produce(kafka_server, topic, 3, first=2, **{"transactional.id": f"{topic}-open"})
+    with KafkaPartition(f"kafka://{kafka_server.bootstrap}/{topic}", timeout=2.0) as source:
+        (span,) = source.plan(source.start())
+        assert span.batch.num_rows == 2
+        cursor = source.start().at(span.next)
+        deadline = time.monotonic() + 4
+        while time.monotonic() < deadline:
+            assert source.plan(cursor) == []
+        open_one.commit_transaction(60)
+        until = time.monotonic() + 60
+        while not (spans := source.plan(cursor)):
+            assert time.monotonic() < until
+        assert spans[0].batch.column("key").to_pylist() == [b"k2", b"k3", b"k4"]

@@ -8,7 +8,7 @@ from uuid import UUID, uuid5
 
 import pyarrow as pa
 
-from strandline.errors import InvalidInput, NotFound, StorageError
+from strandline.errors import InvalidInput, NotFound, StorageError, TransientStorageError
 from strandline.ingestion.streams import MessageStream, message_batch
 from strandline.kv.nats.connection import NatsConnection
 from strandline.log.reading import HeadPoller
@@ -56,6 +56,7 @@ class JetStreamSource(MessageStream):
         """Open ``nats://host:port/stream``; ``config`` are options of the client, such as ``user_credentials``."""
         server, self._stream = parse_nats(address)
         self._clock = clock
+        self._timeout = timeout
         self._waiter = HeadPoller()
         self._nats = NatsConnection([server], timeout=timeout, clock=clock, options=config or {})
         self.name = f"Stream {self._stream}"
@@ -95,14 +96,22 @@ class JetStreamSource(MessageStream):
         """The next messages from a sequence on, and the sequence behind them."""
         taken: list[Any] = []
         bytes_taken = 0
+        deadline = self._clock.monotonic() + self._timeout
         try:
             if since != self._at:
                 self._subscribe(since)
             while len(taken) < records and bytes_taken < size and self._at < upto:
                 found = self._early or self._fetched()
                 if not found:
-                    self._at = upto if not taken else self._at  # the rest was deleted
-                    break
+                    if taken:
+                        break
+                    # That no message came in time does not mean that there is none.
+                    following = self._nats.next_sequence(self._stream, self._at)
+                    if following is None or following >= upto:
+                        self._at = upto  # the rest was deleted
+                    elif self._clock.monotonic() > deadline:
+                        raise TransientStorageError(f"NATS sent no message of {self.name} in time: try again.")
+                    continue
                 self._early = [message for message in found if _sequence(message) >= upto]
                 more = [message for message in found if self._at <= _sequence(message) < upto]
                 taken += more

@@ -83,6 +83,8 @@ class KafkaPartition(MessageStream):
         """The position of the next message that is not taken yet."""
         self._early: list[Any] = []
         """Messages that were read, but not taken yet."""
+        self._is_at_end = False
+        """Whether the broker has nothing more to send now: what follows may be an open transaction."""
         self._closed = False
         self._origin = Origin(self.name, self)
 
@@ -140,7 +142,7 @@ class KafkaPartition(MessageStream):
     def take(self, since: int, *, upto: int, records: int, size: int) -> tuple[pa.RecordBatch, int]:
         """The next messages from an offset on, and the offset behind them."""
         if since != self._at:
-            self._early = []
+            self._early, self._is_at_end = [], False
             self._consumer.assign([self._place(since)])
             self._at = since
         deadline = self._clock.monotonic() + self._timeout
@@ -148,7 +150,7 @@ class KafkaPartition(MessageStream):
         bytes_taken = 0
         while len(taken) < records and bytes_taken < size and self._at < upto:
             found = self._early or self._polled(wait=not taken)
-            if not found and taken:
+            if not found and (taken or self._is_at_end):
                 break
             if not found and self._clock.monotonic() > deadline:
                 raise TransientStorageError(f"Kafka sent no message of {self.name} within {self._timeout:g} s.")
@@ -165,10 +167,12 @@ class KafkaPartition(MessageStream):
         for index, message in enumerate(found):
             if (error := message.error()) is not None:
                 self._note(error, message, upto)
-            elif message.offset() >= upto:
+                continue
+            self._is_at_end = False
+            if message.offset() >= upto:
                 self._at = upto
                 return list(found[index:])
-            elif message.offset() >= self._at:
+            if message.offset() >= self._at:
                 taken.append(message)
                 self._at = message.offset() + 1
         return []
@@ -178,6 +182,7 @@ class KafkaPartition(MessageStream):
             # Nothing but markers of transactions is between the last message and the end, except records of an open
             # transaction: then the end that readers see is here.
             self._at = max(self._at, min(message.offset(), upto))
+            self._is_at_end = True
             return
         if error.name() in _GONE:
             self._at = -1

@@ -288,6 +288,16 @@ class NatsConnection:
 
         return self.run(fetched(), "Reading a stream", patience=timeout + self.timeout)
 
+    def next_sequence(self, stream: str, since: int) -> int | None:
+        """The sequence of the first retained message from a sequence on; None if there is none."""
+        what = f"Reading stream {stream}"
+        answer = self.run(self.api(f"STREAM.MSG.GET.{stream}", {"seq": since, "next_by_subj": ">"}), what)
+        if "error" not in answer:
+            return int(answer["message"]["seq"])
+        if answer["error"].get("err_code") == NO_MESSAGE:
+            return None
+        raise refusal(answer["error"], what)
+
     def release(self, subscription: Any) -> None:
         """Remove a consumer; one that is gone already is fine."""
         with contextlib.suppress(StorageError):
