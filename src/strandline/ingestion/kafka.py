@@ -83,8 +83,6 @@ class KafkaPartition(MessageStream):
         """The position of the next message that is not taken yet."""
         self._early: list[Any] = []
         """Messages that were read, but not taken yet."""
-        self._is_at_end = False
-        """Whether the broker has nothing more to send now: what follows may be an open transaction."""
         self._closed = False
         self._origin = Origin(self.name, self)
 
@@ -126,7 +124,10 @@ class KafkaPartition(MessageStream):
         return self._kafka.TopicPartition(self._topic, self._partition, offset)
 
     def bounds(self) -> Bounds:
-        """The first retained offset and the high-water mark, from the partition's leader."""
+        """The first retained offset and the end of what is committed, from the partition's leader.
+
+        Messages of an open transaction, and all behind them, are not there yet.
+        """
         try:
             found = self._consumer.get_watermark_offsets(self._place(0), timeout=self._timeout)
         except self._kafka.KafkaException as error:
@@ -142,7 +143,7 @@ class KafkaPartition(MessageStream):
     def take(self, since: int, *, upto: int, records: int, size: int) -> tuple[pa.RecordBatch, int]:
         """The next messages from an offset on, and the offset behind them."""
         if since != self._at:
-            self._early, self._is_at_end = [], False
+            self._early = []
             self._consumer.assign([self._place(since)])
             self._at = since
         deadline = self._clock.monotonic() + self._timeout
@@ -150,7 +151,7 @@ class KafkaPartition(MessageStream):
         bytes_taken = 0
         while len(taken) < records and bytes_taken < size and self._at < upto:
             found = self._early or self._polled(wait=not taken)
-            if not found and (taken or self._is_at_end):
+            if not found and taken:
                 break
             if not found and self._clock.monotonic() > deadline:
                 raise TransientStorageError(f"Kafka sent no message of {self.name} within {self._timeout:g} s.")
@@ -168,7 +169,6 @@ class KafkaPartition(MessageStream):
             if (error := message.error()) is not None:
                 self._note(error, message, upto)
                 continue
-            self._is_at_end = False
             if message.offset() >= upto:
                 self._at = upto
                 return list(found[index:])
@@ -179,10 +179,8 @@ class KafkaPartition(MessageStream):
 
     def _note(self, error: Any, message: Any, upto: int) -> None:
         if error.name() == _EOF:
-            # Nothing but markers of transactions is between the last message and the end, except records of an open
-            # transaction: then the end that readers see is here.
+            # Only markers of transactions, and aborted messages, are between the last message and the end.
             self._at = max(self._at, min(message.offset(), upto))
-            self._is_at_end = True
             return
         if error.name() in _GONE:
             self._at = -1
