@@ -102,11 +102,11 @@ def test_waits_are_bounded_for_one_caller_and_for_all_and_others_are_served(node
 
 
 def test_a_wait_ends_when_its_caller_is_gone_and_when_the_node_stops(node: Node, opened: ExitStack) -> None:
-    server = opened.enter_context(FlightNode(node))
+    server = opened.enter_context(FlightNode(node, limits=ServerLimits(wait_seconds=600)))
     pool = opened.enter_context(ThreadPoolExecutor(2))
     channel = Channel(server.url)
     opened.callback(channel.close)
-    past = {"past": Cursor(node.log.log_id, 0), "seconds": 10}
+    past = {"past": Cursor(node.log.log_id, 0), "seconds": 600}
     with pytest.raises(TransientStorageError):
         channel.call("wait", past, timeout=0.3)
     until(lambda: server.calls == 0)

@@ -351,7 +351,7 @@ def test_the_leader_is_killed_while_a_follower_follows_and_a_writer_appends(tmp_
             assert not writing.done(), writing.result()
 
         writing = pool.submit(write)
-        following = pool.submit(sl.follow, log, sink, stop=stop)
+        following = pool.submit(sl.follow, log, sink, "billing", stop=stop)
         for _ in range(2):
             more()
             killed = cluster.leader()
@@ -361,7 +361,8 @@ def test_the_leader_is_killed_while_a_follower_follows_and_a_writer_appends(tmp_
         stop.set()
         writing.result(60)
         following.result(60)
-        sl.follow(log, sink, until="end")
+        assert [slot.position for slot in log.slots.list()] == [sink.at.next], "its slot is that of the first primary"
+        sl.follow(log, sink, "billing", until="end")
         found = [mark_in(value) for _, _, value in sink.rows()]
         assert [(mark.number, mark.index) for mark in found] == [
             (number, index) for number in written for index in range(3)

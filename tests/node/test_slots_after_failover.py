@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import strandline as sl
-from strandline.errors import Fenced, NotFound
+from strandline.errors import Fenced, NotFound, NotReady
+from strandline.followers.committer import begin
 from strandline.log.slots import EPOCHS_PER_TERM, taken_over
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
@@ -122,14 +124,16 @@ def test_who_claims_or_resets_it_at_the_new_primary_fences_all_of_the_old_one(cl
         slots(cluster).create(name, 0)
     old = {name: slots(cluster).claim(name, "worker") for name in ("claimed", "reset", "dropped")}
     replicated(cluster)
+    old |= {name: slots(cluster).claim(name, "later") for name in ("claimed", "reset")}  # no replica hears of it
     fail_over(cluster)
     after = slots(cluster, "b")
     after.claim("claimed", "another")
     after.reset("reset", 1)
     after.drop("dropped")
     for name in ("claimed", "reset"):
-        with pytest.raises(Fenced):
-            after.resume(name, "worker", old[name].epoch)
+        for holder in ("worker", "later"):
+            with pytest.raises(Fenced):
+                after.resume(name, holder, old[name].epoch)
     with pytest.raises(NotFound):
         after.resume("dropped", "worker", old["dropped"].epoch)
     assert after.create("dropped", 0).epoch > old["dropped"].epoch
@@ -199,6 +203,14 @@ def test_what_the_tierer_has_copied_is_trimmed_on_a_replica_whatever_consumers_p
     assert [state.name for state in copy.slots.list()] == ["billing.consumer.copied"]
 
 
+def test_a_primary_that_leads_no_more_does_not_tell_a_holder_that_another_one_has_its_slot(cluster: Cluster) -> None:
+    slots(cluster).create("billing", 0)
+    claimed = slots(cluster).claim("billing", "worker")
+    cluster.nodes["a"].primary.step_down("its lease ran out")
+    with pytest.raises(NotReady, match="not the primary any more"):
+        claimed.touch()
+
+
 def test_own_slots_are_raised_too_if_another_node_may_have_led_meanwhile(tmp_path: Path) -> None:
     with WalLog.open(str(tmp_path)) as log:
         for name in ("billing.consumer", "b"):
@@ -225,6 +237,20 @@ def test_a_slot_past_the_end_of_a_shorter_copy_is_put_at_its_end() -> None:
     assert (after.position, after.epoch, after.holder) == (7, 2 * EPOCHS_PER_TERM, "worker")
     assert taken_over(after, 1, 7).epoch == after.epoch + 1
     assert taken_over(state, HIGHEST_TERM, 7).epoch < 1 << 63
+
+
+def test_a_follower_that_has_not_stored_anything_yet_goes_on_at_the_next_primary(tmp_path: Path) -> None:
+    with sl.open(f"wal://{tmp_path}/log", create=True) as log:
+        append(log, b"1", number=0)
+        sink = MemorySink()
+        committer = begin(log, sink, "billing", start="beginning", holder="worker")
+        created = log.slots.get("billing")
+        raised = replace(created, epoch=3 * EPOCHS_PER_TERM)
+        log.slots._store(raised)
+        committer.check_holder()
+        log.slots._store(replace(raised, epoch=raised.epoch + 1))  # somebody has reset it since
+        with pytest.raises(Fenced):
+            committer.check_holder()
 
 
 def test_a_follower_with_a_slot_goes_on_at_the_next_primary(tmp_path: Path) -> None:

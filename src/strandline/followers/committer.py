@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from strandline.errors import AlreadyExists, CursorExpired, Diverged, Fenced, InvalidInput, NotFound, StrandlineError
 from strandline.log.contract import READING, Log, Slot, require
+from strandline.log.slots import EPOCHS_PER_TERM
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.model.retention import NEWCOMER_SECONDS, SlotState
@@ -174,6 +175,8 @@ class SinkCommitter:
         if self._unclaimed is None:
             return None, 0
         state = self._state(self._unclaimed.name)
+        if state is not None and state.holder is None and state.epoch % EPOCHS_PER_TERM == 0:
+            self._unclaimed = state  # as it was created; or a new primary raised its epoch, and nobody has claimed it
         return (self._unclaimed, -1) if state is None else (state, self._unclaimed.epoch)
 
     def cursor(self, log_id: UUID) -> Cursor | None:
