@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from uuid import UUID
@@ -26,6 +27,7 @@ from strandline.formats.wal.folder import (
     lead_of,
 )
 from strandline.model.json_values import LARGEST, MOST_VALUES, natural, parse_json, parse_object, text, whole
+from strandline.model.retention import Invalidation, InvalidReason, SlotState
 
 INFINITE = float("inf")
 FACTS = SegmentFacts(
@@ -55,6 +57,14 @@ def test_a_number_that_is_none_is_damage_in_every_file(wrong: object) -> None:
             decode(data, "it")
     with pytest.raises(CorruptData, match="it is damaged"):
         decode_slots_file(resealed(encode_slots_file(SlotsFile(UUID(int=7), 3)), start=wrong), "it", now=0)
+
+
+def test_all_of_a_slot_is_read_back() -> None:
+    gone = Invalidation(InvalidReason.HORIZON, 8)
+    slot = SlotState("b", 5, "b", 3, 7, gone, expires=9, dropped=True, born=2, hot=True, suspected=6, fingerprint=4)
+    assert all(getattr(slot, field.name) != field.default for field in dataclasses.fields(slot))
+    kept = SlotsFile(UUID(int=7), 3, (slot, SlotState("c", 5, None, 0, 7)))
+    assert decode_slots_file(encode_slots_file(kept), "it", now=0) == kept
 
 
 @pytest.mark.parametrize("terms", [[], [[1, 0], [0, 5]], [[0, 5], [1, 0]], [[0, 1]], [[0]], [[0, 0, 0]], 7, None])

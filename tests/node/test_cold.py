@@ -220,6 +220,18 @@ def test_a_replica_that_is_behind_pins_the_hot_tier_though_it_is_copied(cluster:
             until(primary, lambda: [tier(primary)] != [] and hot_first(primary) == 8, "and is trimmed then")
 
 
+def test_the_kept_slot_of_a_replica_pins_the_hot_tier_after_a_restart_too(cluster: Cluster) -> None:
+    with cluster.primary() as primary:
+        primary.append_values(numbered(0, 5))
+        with cluster.replica(primary.url) as replica:
+            caught_up(primary, replica)
+        primary.unregister_replica("b", keep_slot=True)
+    with cluster.primary() as primary:
+        primary.append_values(numbered(5, 8))
+        tier(primary)
+        assert hot_first(primary) == 5, "a replica cannot copy segments"
+
+
 def test_only_committed_records_are_tiered(cluster: Cluster) -> None:
     with cluster.primary(policy="ack_n(1)") as primary:
         primary.register_replica("b")

@@ -49,7 +49,7 @@ def slot_fields(slot: SlotState) -> dict[str, Any]:
 
 def slot_of(fields: Mapping[str, Any], now: int) -> SlotState:
     """One slot; ``ValueError``, ``KeyError`` or ``TypeError`` for anything else."""
-    holder, expires = fields.get("holder"), fields.get("expires")
+    holder, expires, suspected = fields.get("holder"), fields.get("expires"), fields.get("suspected")
     return SlotState(
         name=_of_type(str, fields["id"]),
         # An lsn is an offset plus one: the last lsn that a consumer has is the next offset that it needs.
@@ -61,6 +61,8 @@ def slot_of(fields: Mapping[str, Any], now: int) -> SlotState:
         expires=None if expires is None else natural_of(expires),
         dropped=_of_type(bool, fields.get("dropped", False)),
         born=natural_of(fields.get("born", 0)),
+        hot=_of_type(bool, fields.get("hot", False)),
+        suspected=None if suspected is None else natural_of(suspected),
         fingerprint=fingerprint_of(fields.get("fingerprint")),
     )
 
