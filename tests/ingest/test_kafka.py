@@ -31,6 +31,9 @@ def create(server, name, partitions=1, **config):
     admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": server.bootstrap})
     made = confluent_kafka.admin.NewTopic(name, partitions, replication_factor=1, config=config)
     admin.create_topics([made])[name].result(60)
+    deadline = time.monotonic() + 60
+    while admin.list_topics(name, timeout=60).topics[name].error is not None:
+        assert time.monotonic() < deadline
 
 
 def produce(server, topic, count, first=0, **settings):

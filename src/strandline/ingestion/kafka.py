@@ -128,13 +128,21 @@ class KafkaPartition(MessageStream):
 
         Messages of an open transaction, and all behind them, are not there yet.
         """
-        try:
-            found = self._consumer.get_watermark_offsets(self._place(0), timeout=self._timeout)
-        except self._kafka.KafkaException as error:
-            raise refusal(kafka_error(error), f"Asking for the bounds of {self.name}") from error
-        if found is None:
-            raise TransientStorageError(f"Kafka did not tell the bounds of {self.name} in time: try again.")
-        return Bounds(*found)
+        deadline = self._clock.monotonic() + self._timeout
+        while True:
+            left = max(_POLL, deadline - self._clock.monotonic())
+            try:
+                found = self._consumer.get_watermark_offsets(self._place(0), timeout=left)
+            except self._kafka.KafkaException as error:
+                reason = refusal(kafka_error(error), f"Asking for the bounds of {self.name}")
+                # A partition that is new, or whose broker was lost, has no leader for a moment.
+                if not isinstance(reason, TransientStorageError) or self._clock.monotonic() > deadline:
+                    raise reason from error
+                self._clock.sleep(_POLL)
+            else:
+                if found is None:
+                    raise TransientStorageError(f"Kafka did not tell the bounds of {self.name} in time: try again.")
+                return Bounds(*found)
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the partition reaches past the cursor (True), or until the timeout (False); polls."""
