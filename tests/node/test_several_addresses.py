@@ -247,6 +247,14 @@ def test_replicas_are_read_if_asked_for_and_the_leader_if_there_are_none(served:
     assert fetched(spans)["value"].to_pylist() == [b"a"], "a span is read wherever it can be"
 
 
+def test_what_was_appended_here_is_read_here_although_replicas_lag(served: Served) -> None:
+    served.b.watermark = served.c.watermark = 0
+    log = served.connect(read_from="replicas")
+    assert log.bounds().next == 0
+    log.append(TABLE)
+    assert log.bounds().next == 2
+
+
 def test_a_stream_goes_on_at_another_node_without_a_gap_and_nothing_twice(served: Served) -> None:
     served.a.log.append_batch(records(b"a")).result(60)
     log = served.connect(failover_timeout=30.0)

@@ -37,7 +37,7 @@ from strandline.node.flight.remote_span import RemoteSpan, streamed
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.streams import read_schema
 from strandline.node.lead.policies import CommitPolicy, as_policy
-from strandline.node.messages import Commit, NodeStatus, Plan, PlannedSpan, Topology, answer, read_commit
+from strandline.node.messages import Commit, NodeStatus, Plan, PlannedSpan, TimedOut, Topology, answer, read_commit
 from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -162,7 +162,10 @@ class RemoteLog(LogReading, Closing):
                 )
             return read_commit(answer(data, channel.url))
 
-        return self._nodes.on_leader(put, may_repeat=append is not None)
+        commit = self._nodes.on_leader(put, may_repeat=append is not None)
+        if not isinstance(commit.outcome, TimedOut):
+            self._show(0, commit.bookmark.next)  # a replica that has not got it yet is left for another node
+        return commit
 
     def producer(
         self,
