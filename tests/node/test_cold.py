@@ -24,6 +24,8 @@ BY_HAND = TierSettings(pause=3600.0, target=2000)
 
 
 def values(log: Any) -> list[bytes]:
+    if isinstance(log, Replica):
+        log = log.reading(timeout=WAIT)  # it may have to learn the watermark first
     return [value for batch in log.read() for value in batch.column("value").to_pylist()]
 
 

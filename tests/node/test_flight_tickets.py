@@ -222,6 +222,7 @@ def test_a_span_that_one_node_planned_is_read_at_another_and_after_a_failover(tm
         a = opened.enter_context(sl.node.Primary.open(tmp_path / "a", **settings("a")))
         b = opened.enter_context(sl.node.Replica.open(tmp_path / "b", nodes={"a": a.url}, **settings("b")))
         log = opened.enter_context(RemoteLog(a.url, security=APP))
+        a.register_replica("b")  # it may come a little later
         append(log, b"1", number=0)
         b.reading(after=log.end(), timeout=30)
         spans = log.plan(log.start())

@@ -26,6 +26,7 @@ from strandline.errors import Fenced, InvalidInput, NotALog, NotFound, Strandlin
 from strandline.log.folders import FolderKind
 from strandline.log.object.log import open_log as open_object_log
 from strandline.log.wal.log import WalLog
+from strandline.model.addresses import refuse_credentials
 from strandline.model.retention import parse_bytes, parse_retention, parse_seconds
 from strandline.opening import wal_path
 from strandline.tier.opening import tiered
@@ -203,6 +204,7 @@ def open_log(
 ) -> sl.log.ObjectLog:
     """The object log at an address; if there is none, the error speaks of options rather than of Python."""
     if url.startswith(("grpc://", "grpc+tls://", "wal://")):
+        refuse_credentials(url, "authenticate by --token, or by a certificate")
         other = "a write-ahead log, which the process that writes it trims"
         if not url.startswith("wal://"):
             other = "the log of a node, which trims it ('strandline node run --retention')"
