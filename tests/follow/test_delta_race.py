@@ -46,6 +46,7 @@ def logs(folder: Path, rounds: int) -> None:
             log.append(batch, writer=WriterId(CHANCE.uuid()), number=0).result()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("rounds", [4, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_of_two_processes_that_create_and_follow_one_table_one_gets_to_the_end(tmp_path, rounds):
     logs(tmp_path, rounds)

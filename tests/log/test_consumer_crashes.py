@@ -158,6 +158,7 @@ def test_wherever_a_consumer_dies_that_rewinds_its_slot_nothing_is_skipped(*, af
     assert deaths >= 8
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", some(["before", "after", "late", "throttled"], 2))
 def test_whichever_operation_fails_the_same_call_can_be_repeated(kind: PlaceKind, fault: Fault) -> None:
@@ -187,6 +188,7 @@ def test_whichever_operation_fails_the_same_call_can_be_repeated(kind: PlaceKind
             return
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_consumer_whose_line_loses_every_third_answer_still_does_everything_once(kind: PlaceKind) -> None:
     for seed in range(40):

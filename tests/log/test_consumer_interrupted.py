@@ -170,6 +170,7 @@ CALLS = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # some places are in __del__
 @pytest.mark.parametrize("call", CALLS)
 def test_a_consumer_goes_on_after_a_signal_at_any_place_of_a_call(call: str) -> None:

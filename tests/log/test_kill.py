@@ -277,6 +277,7 @@ def kill_on_a_log(folder: Path, url: str, server: S3Server, *, kills: int, seed:
     return story
 
 
+@pytest.mark.matrix
 def test_killing_producers_consumers_and_collectors_of_a_log_loses_and_doubles_nothing(
     tmp_path: Path, s3_url: str, s3_server: S3Server
 ) -> None:

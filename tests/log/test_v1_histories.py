@@ -28,6 +28,7 @@ def played(seeds: range, **options) -> None:
     assert any(history.doubled for history in histories), "the documented case has come up, and was recognised as such"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("every", sampled(5))
 def test_no_history_loses_lists_twice_or_collects_too_early(every):
     played(range(0, HISTORIES, every))

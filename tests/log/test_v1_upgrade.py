@@ -294,6 +294,7 @@ def test_its_writer_ids_are_distinguished_from_random_ones(scene):
 # --- killed ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("acknowledge", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("where", ["target", "source"])

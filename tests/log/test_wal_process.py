@@ -212,6 +212,7 @@ def test_a_part_of_a_frame_is_a_view_of_the_same_buffers(tmp_path: Path):
         assert part[0].column("offset").to_pylist() == list(range(20, 30))
 
 
+@pytest.mark.matrix
 def test_readers_in_many_threads_share_what_is_in_memory(tmp_path: Path):
     with WriteAheadLog.open(tmp_path / "log") as wal, Threads() as threads:
         found: list[list[list[int]]] = []

@@ -198,6 +198,7 @@ def test_a_consumer_s_slot_may_be_in_the_cold_tier_and_pins_its_segments(cluster
             primary.plan(Cursor(primary.log_id, 0))
 
 
+@pytest.mark.matrix
 def test_without_consumers_nothing_counts_as_consumed_whatever_replicas_need(cluster: Cluster) -> None:
     settings = TierSettings(pause=3600.0, target=2000, retention="consumed")
     with cluster.primary(tiering=settings) as primary:
@@ -274,6 +275,7 @@ def primary_log(cluster: Cluster) -> str:
     return next(path.parent.name for path in (cluster.folder / "cold").glob("*/tierer.json"))
 
 
+@pytest.mark.matrix
 def test_a_primary_that_leads_again_trims_nothing_before_its_tierer_has_compared_both(cluster: Cluster) -> None:
     """Another one led meanwhile, and replaced segments: the place of the tierer says nothing any more."""
     nodes = {"a": NOWHERE, "b": NOWHERE}
@@ -358,6 +360,7 @@ def test_a_primary_that_is_replaced_while_it_expires_removes_nothing(
             assert values(promoted) == numbered(0, 5)
 
 
+@pytest.mark.matrix
 def test_a_replica_that_bootstraps_while_segments_expire_shows_what_is_retained(cluster: Cluster) -> None:
     settings = TierSettings(pause=3600.0, target=1, retention="bytes:8KiB")
     with cluster.primary(tiering=settings) as primary:

@@ -173,6 +173,7 @@ with RemoteLog(sys.argv[1]) as log, FlightUpstream(sys.argv[1]) as upstream:
 """
 
 
+@pytest.mark.matrix
 def test_a_server_that_lies_ends_no_client_and_no_replica() -> None:
     with Server("grpc://127.0.0.1:0") as server, TcpProxy() as line:
         line.lead_to(server.port)

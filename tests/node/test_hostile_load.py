@@ -299,6 +299,7 @@ def test_silent_calls_end_after_a_while(victim: Victim) -> None:
         victim.until(lambda: takes_an_append(victim, APP), "the app may call again")
 
 
+@pytest.mark.matrix
 def test_without_credentials_silent_calls_keep_nobody_from_looking_and_go_away(bare: Victim) -> None:
     with ExitStack() as opened:
         raw = silent_calls(bare, opened, 256, None)

@@ -178,6 +178,7 @@ def test_an_append_of_messages_that_carry_nothing_ends(victim: Victim, message: 
         assert b"in more than 4096 messages" in ended(raw, stream)
 
 
+@pytest.mark.matrix
 def test_an_append_that_is_sent_for_too_long_ends(tmp_path: Path) -> None:
     node, clock = Node(tmp_path / "log"), ManualClock()
     limits = ServerLimits(append_seconds=100, idle_seconds=1e6, silent_seconds=1e6)

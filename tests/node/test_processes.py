@@ -308,6 +308,7 @@ def append_when_ready(cluster: ClusterOfProcesses, name: str, writer: WriterId, 
     return found[0]
 
 
+@pytest.mark.matrix
 def test_a_primary_that_sleeps_past_its_lease_acknowledges_nothing_when_it_wakes_and_follows(start):
     cluster = start(automatic=True)
     old = cluster.begin()

@@ -60,6 +60,7 @@ def test_a_clock_that_was_ahead_is_not_taken_for_another_history(kind: Kind, tar
     assert rows(tiers.tiered().read()) == tiers.truth
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("target", [WHOLE, 400])
 @pytest.mark.parametrize("between", [None, WHOLE, 400])
 def test_a_time_is_found_in_segments_as_in_the_log_although_a_clock_was_ahead(
