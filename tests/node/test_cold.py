@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.errors import CursorExpired, Fenced, InvalidInput, NotReady
+from strandline.errors import CursorExpired, Fenced, InvalidInput, NotReady, TransientStorageError
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import WriterId
 from strandline.model.retention import TIER_SLOT
-from strandline.node import Primary, Replica, TierSettings
+from strandline.node import Primary, RemoteLog, Replica, TierSettings
+from strandline.storage.local import LocalStore
 
 WAIT = 60.0
 NOWHERE = "grpc://127.0.0.1:9"
@@ -424,3 +426,46 @@ def test_a_node_that_is_closed_while_it_tiers_ends_in_order_and_goes_on(
     with cluster.primary(tiering=settings) as primary:
         until(primary, lambda: hot_first(primary) == 120, "copied and trimmed")
         assert values(primary) == numbered(0, 120)
+
+
+def test_the_hot_tier_is_read_from_nodes_while_the_store_of_the_cold_one_is_gone(cluster: Cluster) -> None:
+    with cluster.primary() as primary:
+        primary.append_values(numbered(0, 5))
+        tier(primary)
+    (cluster.folder / "cold").rename(cluster.folder / "elsewhere")
+    (cluster.folder / "cold").touch()
+    with cluster.primary() as primary:
+        primary.append_values(numbered(5, 8))
+        several = f"{primary.url},{NOWHERE}"
+        for log in (primary, RemoteLog(primary.url), RemoteLog(several, failover_timeout=0.1)):
+            assert log.end().next == log.position_of("now") == 8
+            for since in (5, Cursor(log.log_id, 5)):
+                assert [value for batch in log.read(since) for value in batch["value"].to_pylist()] == numbered(5, 8)
+            with pytest.raises(NotReady):
+                log.bounds()
+            assert log.wait(Cursor(log.log_id, 7), WAIT)
+            log.slots.create(f"late-{id(log)}", 5)
+
+
+def test_a_node_closes_in_time_while_the_store_of_its_cold_tier_does_not_answer(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, over = threading.Event(), threading.Event()
+
+    def unanswered(*_: Any, **__: Any) -> Any:
+        asked.set()
+        over.wait(WAIT)
+        raise TransientStorageError("no answer")
+
+    primary = cluster.primary()
+    primary.append_values(numbered(0, 5))
+    tier(primary)
+    monkeypatch.setattr(LocalStore, "get", unanswered)
+    assert asked.wait(WAIT)
+    closing = threading.Thread(target=primary.close)
+    closing.start()
+    closing.join(WAIT / 4)
+    has_closed = not closing.is_alive()
+    over.set()
+    closing.join()
+    assert has_closed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final, TypeVar, final
 from uuid import UUID
 
@@ -236,11 +237,12 @@ class RemoteLog(LogReading, Closing):
 
     def _read_anywhere(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
         """A stream that goes on at another node when one is lost, without a gap and without a record twice."""
-        log_id, bounds = self._look()
-        cursor = Cursor(log_id, bounds.first) if ticket.since is None else ticket.since
-        end = ticket.upto if ticket.follow or ticket.upto is not None else bounds.next
-        if end is not None and not ticket.follow and end > bounds.next:
-            raise NotReady(f"The log does not reach offset {end} yet; it ends at {bounds.next}.")
+        last = self.end()
+        log_id, following = last.log_id, last.next
+        cursor = self.start() if ticket.since is None else ticket.since
+        end = ticket.upto if ticket.follow or ticket.upto is not None else following
+        if end is not None and not ticket.follow and end > following:
+            raise NotReady(f"The log does not reach offset {end} yet; it ends at {following}.")
         if end is not None and cursor.next >= end:
             self.plan(cursor, Limit(batches=1))  # nothing to read, but a cursor of another log is refused
         columns = None if ticket.columns is None else tuple(dict.fromkeys((*ticket.columns, _OFFSET)))
@@ -310,25 +312,34 @@ class RemoteLog(LogReading, Closing):
     def _look(self) -> tuple[UUID, Bounds]:
         fields = self._read(lambda channel: self._ask(channel, "bounds"), lambda found: found.natural("next"))
         log_id, bounds = fields.uuid("log_id"), Bounds(fields.natural("first"), fields.natural("next"))
-        known = self._seen.log_id
+        self._know(log_id)
         if not self._nodes.is_one:
-            if known is not None and known != log_id:
-                raise Diverged(f"{self.url} is log {log_id} now, and was log {known}: it was replaced. Open it again.")
             self._show(bounds.first, bounds.next)
             bounds = Bounds(min(self._seen.first, bounds.next), bounds.next)
-        self._seen.log_id = log_id
         return log_id, bounds
+
+    def _know(self, log_id: UUID) -> None:
+        known = self._seen.log_id
+        if not self._nodes.is_one and known is not None and known != log_id:
+            raise Diverged(f"{self.url} is log {log_id} now, and was log {known}: it was replaced. Open it again.")
+        self._seen.log_id = log_id
 
     @property
     def log_id(self) -> UUID:
         """The log's identity; asks the node once."""
         known = self._seen.log_id
-        return self._look()[0] if known is None else known
+        return self.end().log_id if known is None else known
 
     def end(self) -> Cursor:
         """The cursor at the end that readers see now."""
-        log_id, bounds = self._look()
-        return Cursor(log_id, bounds.next)
+        # Not by its bounds: a node knows its end also while it does not know where the cold tier begins.
+        found = self._read(lambda channel: self._ask(channel, "cursor-at", offset=0), _end_of)
+        log_id, end = found.cursor("cursor").log_id, _end_of(found)
+        if end is None:  # a node of an earlier version
+            log_id, bounds = self._look()
+            return Cursor(log_id, bounds.next)
+        self._know(log_id)
+        return Cursor(log_id, end)
 
     def cursor_at(self, offset: int) -> Cursor:
         """The cursor at ``offset``, with term and fingerprint as far as the node still holds the record before it."""
@@ -339,7 +350,11 @@ class RemoteLog(LogReading, Closing):
 
     def position_of(self, start: Start) -> int:
         """The offset of a start; whether it is retained is not checked."""
-        log_id, bounds = self._look()
+        if start == "retained" or isinstance(start, datetime):
+            log_id, bounds = self._look()
+        else:
+            end = self.end()
+            log_id, bounds = end.log_id, Bounds(0, end.next)
         return rules.position_of(start, log_id, bounds, self._offset_at)
 
     def _offset_at(self, time: int) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, final
 from uuid import UUID
 
-from strandline.errors import NotReady, StrandlineError
+from strandline.errors import LogClosed, NotReady, StrandlineError
 from strandline.log.contract import Slot
 from strandline.log.slots import floor as floor_of
 from strandline.log.topic.contract import Topic
@@ -27,6 +27,7 @@ from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.store import ObjectStore
 from strandline.storage.urls import open_store
+from strandline.storage.worker_thread import WorkerThread
 from strandline.tier.attachment import ColdAccess, ColdCell, open_events
 from strandline.tier.claim import CLAIM_FILE, ClaimCell, TierClaim
 from strandline.tier.copy.tierer import Round, Tierer
@@ -40,6 +41,8 @@ _LOGGER = logging.getLogger(__name__)
 _NOT_TIERED: Final = "nothing was tiered"
 _SWEEP_EVERY: Final = 3600.0
 _FIRST_PAUSE: Final = 0.1
+_PATIENCE: Final = 2.0
+"""Seconds that closing waits for the store."""
 
 
 @final
@@ -71,6 +74,7 @@ class NodeColdTier(Closing):
         self._chance = chance
         self._lock = threading.Lock()
         self._opened = ExitStack()
+        self._closed = False
         self._known: tuple[MetadataManager, ColdTier] | None = None
         self._log: TieredLog | None = None
 
@@ -97,6 +101,8 @@ class NodeColdTier(Closing):
     def _events(self) -> tuple[MetadataManager, ColdTier]:
         """The manager that follows the events of the log's segments, for readers and the tierer."""
         with self._lock:
+            if self._closed:
+                raise LogClosed(f"The cold tier in {self._store.url} was closed with its node: start that again.")
             if self._known is None:
                 cold = self.cell.look()
                 if cold is None:
@@ -158,7 +164,16 @@ class NodeColdTier(Closing):
         return ClaimCell(self._store, f"{self.log_id}/{CLAIM_FILE}", claim, clock=self._clock, chance=self._chance)
 
     def close(self) -> None:
-        """Stop following the events. Idempotent."""
+        """Stop following the events. Idempotent. A store that does not answer holds up a thread, not the node."""
+        self._closed = True
+        if not self._background:
+            self._close()
+            return
+        closing = WorkerThread(self._close, name="strandline-tier-closing")
+        closing.start()
+        closing.join(_PATIENCE)
+
+    def _close(self) -> None:
         with self._lock:
             opened, self._opened, self._known = self._opened, ExitStack(), None
         opened.close()
