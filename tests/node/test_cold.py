@@ -383,6 +383,30 @@ def test_a_replica_that_bootstraps_while_segments_expire_shows_what_is_retained(
             assert values(replica)[first - number :] == numbered(first, number)
 
 
+def test_a_slot_keeps_what_the_former_primary_had_expired_and_the_new_one_still_has(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sl.node.replicate.replica, "_CHECKPOINT_SECONDS", 3600.0)  # the replica trims nothing
+    settings = TierSettings(pause=3600.0, target=1, retention="bytes:5KiB")  # one segment
+    former = cluster.primary(tiering=settings)
+    for first in range(0, 10, 2):
+        former.append_values(numbered(first, first + 2))
+    with cluster.replica(former.url, tiering=settings) as replica:
+        caught_up(former, replica)
+        tier(former)
+        tier(former)
+        assert (former.bounds().first, hot_first(former), hot_first(replica)) == (8, 10, 0)
+        promoted = failed_over(cluster, former, replica)
+        promoted.slots.create("late", 0)
+        promoted.append_values(numbered(10, 12))
+        tier(promoted)
+        assert values(promoted) == numbered(0, 12), "a valid slot pins all of it"
+        promoted.slots.claim("late", "one").advance(promoted.cursor_at(9))
+        tier(promoted)
+        assert hot_first(promoted) == 12
+        assert values(promoted) == numbered(8, 12)
+
+
 def test_a_newcomer_follows_a_log_whose_hot_tier_is_empty_and_leads_it_then(cluster: Cluster) -> None:
     former = cluster.primary()
     former.append_values(numbered(0, 5))

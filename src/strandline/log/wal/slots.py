@@ -185,6 +185,18 @@ class WalSlots(SlotTable):
                 self._write(start, slots)
             return self._start
 
+    def begin_at(self, offset: int) -> int:
+        """Durably let the log begin at an offset below which its cold tier has deleted everything, too.
+
+        Never above a slot, but for the tierer's; returns where the log begins. The next trim deletes the records.
+        """
+        with self._changing():
+            floor = rules.floor(state for state in self._slots.values() if state.name != TIER_SLOT)
+            start, bounds = min(offset, offset if floor is None else floor), self._retained()
+            if bounds.first < start <= bounds.next:
+                self._write(start, self._slots)
+            return max(self._start, bounds.first)
+
     # --- failover ----------------------------------------------------------------------------------------------
 
     def consumers(self) -> list[SlotState]:

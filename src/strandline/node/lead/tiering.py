@@ -221,6 +221,13 @@ class TiererSlots(TierableSlots):
         self._checked().touch(name, epoch)
         self.claim_cell.check()
 
+    def begin_at(self, offset: int) -> int:
+        """Let this copy of the log begin where its cold tier does, but not above a slot; returns where it begins.
+
+        A former primary trimmed further than this node had, and then expired the segments.
+        """
+        return self._checked().begin_at(offset)
+
     def flush(self) -> None:
         """Write positions that are only in memory so far."""
         self._checked().flush()

@@ -34,6 +34,7 @@ from strandline.tier.copy.planning import Uncopied
 from strandline.tier.copy.truncation import Truncation
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.read.tiered_log import check_tierable
+from strandline.tier.read.tiered_slots import TierableSlots
 
 TARGET_BYTES: Final = 256 << 20
 LINGER: Final = 3600.0
@@ -106,6 +107,8 @@ class Tierer:
         self._checked: SegmentId | None = None
         """The segment whose last record was compared with the log in this round."""
         self._began = False
+        self._is_covered = False
+        """Whether segments hold everything from the log's start on, or from before it: then the slot may advance."""
         self._stop: threading.Event | None = None
         self._waiting: tuple[int | None, float] | None = None
         self._origin = Origin(f"The tierer of {log!r}", self)
@@ -131,7 +134,9 @@ class Tierer:
         removed = self._ledger.remove_all(planning.left_over(known), "removed")
         if self._delete_partition():
             return Round(removed=tuple(removed))
-        slot, retired = self._truncate_diverged(slot, planning.without(known, removed))
+        segments = planning.without(known, removed)
+        slot, retired = self._truncate_diverged(slot, segments)
+        self._is_covered = self._is_covered or self._covers_log(segments)
         copied = []
         while not self._stopping() and (segment := self._copy_next(slot, everything=everything)) is not None:
             copied.append(segment)
@@ -225,6 +230,17 @@ class Tierer:
             raise self._truncation.diverged(diverged_at)
         return slot, self._truncation.cut(slot, cuts)
 
+    def _covers_log(self, segments: Sequence[SegmentMetadata]) -> bool:
+        """Whether the log begins at its first segment or behind it; lets it begin there if no slot needs more.
+
+        The log of a new primary may begin earlier: its former one had expired segments of records that this one has not
+        trimmed yet. A slot may pin them meanwhile, and they are in no segment.
+        """
+        slots, first = self._log.slots, min((segment.start for segment in segments), default=0)
+        if self._log.bounds().first >= first or not isinstance(slots, TierableSlots):
+            return True
+        return slots.begin_at(first) >= first
+
     def truncate(self, to: int) -> list[SegmentMetadata]:
         """Truncate the cold tier to an offset at which the log diverges from it within a term.
 
@@ -258,7 +274,8 @@ class Tierer:
         is_due = planning.is_due(uncopied, target=self._target, linger=self._linger, now=now, everything=everything)
         if last is not None and (is_due or position < start or not self._began):
             self._check_follows(slot, last)
-            slot.advance(self._log.cursor_at(start))  # a tierer may have crashed between finishing a copy and this
+            if self._is_covered:
+                slot.advance(self._log.cursor_at(start))  # a tierer may have crashed between finishing a copy and this
         self._began = True
         if not is_due:
             return None
@@ -267,7 +284,8 @@ class Tierer:
             return None
         segment = self._copier.copy(slot, encoded, follows=True)
         # Only now: earlier, the log might have deleted records that were in no segment yet.
-        slot.advance(Cursor(self._log.log_id, segment.end + 1, segment.terms[-1][0], encoded.facts.fingerprint))
+        if self._is_covered:
+            slot.advance(Cursor(self._log.log_id, segment.end + 1, segment.terms[-1][0], encoded.facts.fingerprint))
         self._checked = segment.segment
         self._ledger.report("copied", segment, self._clock.monotonic() - began)
         return segment
