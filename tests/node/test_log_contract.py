@@ -10,6 +10,7 @@ import pytest
 import strandline as sl
 from strandline.errors import ExpectationFailed, Fenced, InvalidInput, NotFound, NotReady, Unsupported
 from strandline.log.contract import Log
+from strandline.log.wal import slots as wal_slots
 from strandline.model.addresses import CONSUMER_SUFFIX
 from strandline.model.head import WriterId
 from strandline.model.retention import InvalidReason
@@ -90,6 +91,23 @@ def test_a_caller_cannot_create_slots_without_end(primary: sl.node.Primary, monk
         log.slots.create("b", 0)
         with pytest.raises(InvalidInput, match="slots, which is the most"):
             log.slots.create("c", 0)
+
+
+def test_dropped_slots_are_forgotten_in_the_end_and_their_holders_stay_fenced(
+    primary: sl.node.Primary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wal_slots, "MOST_DROPPED", 4)
+    slots = primary.running.node.primary.slots
+    slots.create("billing", 0)
+    for holder in ("one", "two", "three"):
+        claimed = slots.claim("billing", holder)
+    slots.drop("billing")
+    for number in range(20):
+        slots.create(f"ingest-{number}", 0)
+        slots.drop(f"ingest-{number}")
+    assert len(slots.copies()) == 4, "replicas fetch all of them every second"
+    slots.create("billing", 0)
+    assert slots.claim("billing", "four").epoch > claimed.epoch
 
 
 def test_an_append_that_expects_another_end_does_not_let_an_empty_log_begin_there(primary: sl.node.Primary) -> None:

@@ -73,7 +73,8 @@ class SlotTable:
             if former is not None and not former.dropped:
                 raise AlreadyExists(f"There is a slot {name!r} already: claim or reset it.")
             rules.check_position(position, self._retained(), retained_from)
-            epoch = 0 if former is None else former.epoch + 1  # the former holder of the name stays fenced
+            # The former holder of the name stays fenced.
+            epoch = self._unused_epoch() if former is None else former.epoch + 1
             self._mark_alive(name)
             now = self._clock.now()
             expires = None if lifetime is None else now + int(lifetime * SECOND)
@@ -123,6 +124,10 @@ class SlotTable:
     def _changing(self) -> Iterator[None]:
         with self._lock:
             yield
+
+    def _unused_epoch(self) -> int:
+        """An epoch that no holder of an unknown name can have."""
+        return 0
 
     def _retained(self) -> Bounds:
         """The offsets at which a slot may be."""

@@ -25,6 +25,9 @@ from strandline.storage.metrics import INVALIDATIONS
 
 _LOGGER: Final = logging.getLogger(__name__)
 
+MOST_DROPPED: Final = 1000
+"""Dropped slots that are remembered, to fence former holders of their names: each is written with every change."""
+
 
 def write_slots_file(folder: str, kept: SlotsFile, *, disk: Disk) -> None:
     """Durably replace ``slots.json``."""
@@ -70,6 +73,10 @@ class WalSlots(SlotTable):
         """Of slots that were taken over: their epoch here, and the highest known epoch of a former primary."""
         self._refusal: Callable[[], Exception] | None = None
         """Returns the error of later changes, once closed."""
+
+    def _unused_epoch(self) -> int:
+        dropped = [state.epoch for state in self._slots.values() if state.dropped]
+        return max(dropped) + 1 if len(dropped) >= MOST_DROPPED else 0
 
     def _retained(self) -> Bounds:
         """The offsets at which a slot may be: readers may not see the latest trim yet."""
@@ -313,8 +320,24 @@ class WalSlots(SlotTable):
         """Durably replace the file, and then publish its content."""
         self._check_in_place()
         self._dirty = True  # until the write succeeded: after an error either state may be stored
+        slots = _without_oldest_dropped(slots)
         write_slots_file(self._folder, SlotsFile(self.log_id, start, tuple(slots.values())), disk=self._disk)
         self._start, self._slots, self._dirty = start, dict(slots), False
+
+
+def _without_oldest_dropped(slots: dict[str, SlotState]) -> dict[str, SlotState]:
+    """The slots with the latest dropped ones only; one of these gets the highest epoch of those that are forgotten.
+
+    A tierer's slot that was dropped says that the cold tier was given up, and stays; of copies the primary decides.
+    """
+    dropped = [state for state in slots.values() if state.dropped and state.name != _name_of_copy(state.name)]
+    if len(dropped) <= MOST_DROPPED:
+        return slots
+    dropped.sort(key=lambda state: state.last_seen)
+    oldest, last = dropped[:-MOST_DROPPED], dropped[-1]
+    last = replace(last, epoch=max(state.epoch for state in (*oldest, last)))
+    forgotten = {state.name for state in oldest}
+    return {**{name: state for name, state in slots.items() if name not in forgotten}, last.name: last}
 
 
 def _name_of_copy(name: str) -> str:
