@@ -18,6 +18,7 @@ from strandline.model.head import WriterId
 from strandline.model.retention import TIER_SLOT
 from strandline.node import Primary, RemoteLog, Replica, TierSettings
 from strandline.storage.local import LocalStore
+from strandline.tier.copy.ledger import Ledger
 
 WAIT = 60.0
 NOWHERE = "grpc://127.0.0.1:9"
@@ -405,6 +406,33 @@ def test_a_slot_keeps_what_the_former_primary_had_expired_and_the_new_one_still_
         tier(promoted)
         assert hot_first(promoted) == 12
         assert values(promoted) == numbered(8, 12)
+
+
+def test_a_slot_keeps_what_a_former_primary_is_about_to_delete(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sl.node.replicate.replica, "_CHECKPOINT_SECONDS", 3600.0)
+    settings = TierSettings(pause=3600.0, target=1)
+    promoted: list[Primary] = []
+    remove_all = Ledger.remove_all
+
+    def late(ledger: Ledger, segments: Any, what: str) -> Any:
+        if what == "expired" and segments and not promoted:
+            promoted.append(replica.promote(force=True))
+            promoted[0].slots.create("late", 0)
+            tier(promoted[0])
+        return remove_all(ledger, segments, what)
+
+    monkeypatch.setattr(Ledger, "remove_all", late)
+    expiring = TierSettings(pause=3600.0, target=1, retention="bytes:5KiB")
+    with cluster.primary(tiering=expiring) as former, cluster.replica(former.url, tiering=settings) as replica:
+        for first in range(0, 10, 2):
+            former.append_values(numbered(first, first + 2))
+        caught_up(former, replica)
+        tier(former)
+        if not promoted:  # nothing was trimmed yet
+            tier(former)
+        assert values(promoted[0]) == numbered(0, 10)
 
 
 def test_a_newcomer_follows_a_log_whose_hot_tier_is_empty_and_leads_it_then(cluster: Cluster) -> None:

@@ -236,8 +236,13 @@ class Tierer:
         The log of a new primary may begin earlier: its former one had expired segments of records that this one has not
         trimmed yet. A slot may pin them meanwhile, and they are in no segment.
         """
-        slots, first = self._log.slots, min((segment.start for segment in segments), default=0)
-        if self._log.bounds().first >= first or not isinstance(slots, TierableSlots):
+        slots, cell = self._log.slots, self._expiry.announced
+        if not segments or not isinstance(slots, TierableSlots):
+            return True
+        cold = None if cell is None else cell.look()
+        # A former primary may still be deleting what it had announced before this one claimed the cold tier.
+        first = max(min(segment.start for segment in segments), 0 if cold is None else cold.start)
+        if self._log.bounds().first >= first:
             return True
         return slots.begin_at(first) >= first
 
