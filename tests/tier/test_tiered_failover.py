@@ -45,6 +45,9 @@ def copies(tmp_path: Path) -> dict[str, Path]:
     for name in ("a", "b"):
         (folder,) = [path.parent for path in (tmp_path / name).glob("*/log.json")]
         found[name] = Path(shutil.copytree(folder, tmp_path / "on their own" / name))
+        with WalLog.open(found[name]) as log:
+            for slot in log.slots.list():  # of a replica, which it has no longer
+                log.slots.drop(slot.name)
     return found
 
 
