@@ -324,6 +324,7 @@ def test_a_follower_and_a_writer_go_on_after_a_promotion(tmp_path: Path) -> None
             replica.reading(after=log.end(), timeout=30)
         sink = MemorySink()
         assert sl.follow(log, sink, until="end").next == 1
+        assert a.running.wait_until(lambda: a.commit_watermark(2) == 1, 30), "both have acknowledged it"
         a.close()
         b.promote()
         append(log, b"2", number=1)

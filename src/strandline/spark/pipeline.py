@@ -111,8 +111,16 @@ def follow(
         if slot is None:
             return Following(query, batches)
         # Also while there is nothing to do, or a micro-batch takes long.
-        heartbeat = SlotHeartbeat(committer, source, clock=clock, is_alive=lambda: bool(query.isActive))
+        heartbeat = SlotHeartbeat(committer, source, clock=clock, is_alive=lambda: _is_active(query))
         return Following(query, batches, heartbeat.start())
+
+
+def _is_active(query: StreamingQuery) -> bool:
+    """Whether a query runs; not if its session was stopped under it."""
+    try:
+        return bool(query.isActive)
+    except (Py4JError, OSError):
+        return False
 
 
 def _keeps_latest(sink: Sink) -> bool:
