@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from strandline.model.cursor import SECOND
+from strandline.storage.clock import SteadyTime
+from strandline.testing.clock import ManualClock
 from tests.tier.tiered_parts import KINDS, Kind, Tiers, rows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -77,3 +80,17 @@ def test_a_time_is_found_in_segments_as_in_the_log_although_a_clock_was_ahead(
         log = tiers.tiered()
         assert [log.position_of(start) for start in starts] == expected
         assert log.position_of(EPOCH + timedelta(microseconds=tiers.clock.now() + DAY * SECOND)) == len(tiers.truth)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tierer_whose_clock_is_a_year_ahead_of_its_store_expires_nothing(kind: Kind) -> None:
+    tiers = Tiers(kind, batches=6)
+    tiers.tier()
+    tiers.trim()
+    tiers.plain._url = "s3://bucket"  # a server has a clock of its own
+    tierer = tiers.tierer(retention="age:90d")
+    ahead = ManualClock(now=tiers.clock.now() + 365 * DAY * SECOND)
+    tierer._expiry = replace(tierer._expiry, clock=ahead, steady=SteadyTime(ahead, "the cold tier"))
+    assert not tierer.run_once().expired
+    tiers.clock.advance(100 * DAY)
+    assert tiers.tierer(retention="age:90d").run_once().expired, "what is old by both clocks goes"

@@ -11,6 +11,7 @@ from strandline.log.contract import Log, Slot
 from strandline.model.retention import Forever, MaxAge, Retention
 from strandline.model.segments import SegmentMetadata
 from strandline.storage.clock import Clock, SteadyTime
+from strandline.storage.store import cautious_now
 from strandline.tier.attachment import ColdCell
 from strandline.tier.copy import planning
 from strandline.tier.copy.ledger import Ledger
@@ -41,7 +42,12 @@ class Expiry:
         """
         # Before the slots: a slot created in the hot tier meanwhile is seen, or not below this.
         hot = self.log.bounds().first
-        wanted = self._expired(hot)
+        now = min(self.clock.now(), self.steady.now())
+        wanted = self._expired(hot, now)
+        if wanted and isinstance(self.retention, MaxAge):
+            # Only now, since it takes requests: a single clock that is ahead expires nothing.
+            now = min(now, cautious_now(self.ledger.store, "clock/now", clock=self.clock))
+            wanted = self._expired(hot, now)
         if self.announced is None:
             self.log.slots.flush()  # after a crash no slot points to deleted offsets
             return self.ledger.remove_all(wanted, "expired")
@@ -49,7 +55,7 @@ class Expiry:
             return []
         # The creator of a slot in the cold tier sees this announcement, or the next read sees the slot.
         number = self.announced.announce(wanted[-1].end + 1 if wanted else 0)
-        gone = self._expired(hot)[: len(wanted)]
+        gone = self._expired(hot, now)[: len(wanted)]
         self.log.slots.flush()
         # After the announcement: on a node that leads no more, the slots of its successor were not seen. The successor
         # claimed the cold tier before it created one below the hot tier: it is found here, or finds the announcement.
@@ -58,7 +64,7 @@ class Expiry:
             return []  # another tierer took over, and may have accepted a slot that this one has not seen
         return self.ledger.remove_all(gone, "expired")
 
-    def _expired(self, hot: int) -> list[SegmentMetadata]:
+    def _expired(self, hot: int, now: int) -> list[SegmentMetadata]:
         """The segments that may be deleted now: none that a slot pins, none that the log itself still has."""
         if isinstance(self.retention, Forever):
             return []
@@ -71,7 +77,7 @@ class Expiry:
             hot if pinned is None else min(hot, pinned),
             is_pinned=pinned is not None,
             listed=self._last_listed if isinstance(self.retention, MaxAge) else (lambda _: 0),
-            now=min(self.clock.now(), self.steady.now()),
+            now=now,
         )
 
     def _last_listed(self, segment: SegmentMetadata) -> int:
