@@ -29,7 +29,9 @@ from strandline.formats.node.ticket import (
     FileTicket,
     ReadTicket,
     ReportTicket,
+    decode_keys,
     decode_ticket,
+    encode_keys,
     encode_ticket,
 )
 from strandline.formats.node.wire import (
@@ -127,6 +129,7 @@ from strandline.node.messages import (
 )
 from strandline.storage.lease import LeaseCodec, LeaseState
 from strandline.tier.attachment import ColdCodec
+from strandline.tier.claim import ClaimCodec, TierClaim
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.cache_tables import SCHEMAS
 from tests.formats.forging import (
@@ -378,6 +381,7 @@ _ARTIFACT = Artifact(_PAYLOAD, _CURSOR, "append-log", 1, 12, 8 << 20, "0f" * 32,
 _POINTER = Stamped(Pointer(4, 2, _ARTIFACT, (Superseded(_PAYLOAD, 7),)), 5, (OpId(UUID(int=9)),))
 _LEASE = Stamped(LeaseState("me", UUID(int=3), 4, 17, 15.0), 5, (OpId(UUID(int=9)),))
 _COLD = Stamped(ColdTier(UUID(int=7), "file:///s", "file:///e", 3, "orders", 5, 4, 6), 5, (OpId(UUID(int=9)),))
+_CLAIM = Stamped(TierClaim(UUID(int=7), 3, "a"), 5, (OpId(UUID(int=9)),))
 _NODE = NodeState(
     name="a",
     generation=1,
@@ -612,6 +616,8 @@ TARGETS = (
     _text("lease", lambda data: LeaseCodec().decode(data, "x"), LeaseCodec().encode(_LEASE)),
     _checked("wal-slots", lambda data: decode_slots_file(data, "x", now=9), encode_slots_file(_KEPT)),
     _checked("rewind", lambda data: decode_rewinding(data, "x"), encode_rewinding(_REWINDING)),
+    _checked("tierer", lambda data: ClaimCodec().decode(data, "x"), ClaimCodec().encode(_CLAIM)),
+    _checked("ticket-keys", lambda data: decode_keys(data, "x"), encode_keys([bytes(32), b"k" * 32])),
     _checked("cold", lambda data: ColdCodec().decode(data, "x"), ColdCodec().encode(_COLD)),
     _checked("node", lambda data: decode_node(data, "x"), encode_node(_NODE)),
     _text("clock-note", decode_clock_note, encode_clock_note(Doubt(5, None)), encode_clock_note(Doubt(None, 7))),
