@@ -14,7 +14,6 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.snapshot import KIND
 from strandline.model.cursor import Cursor
 from strandline.model.head import StoredAppend
-from strandline.model.retention import TIER_SLOT, SlotState
 from strandline.node.elect.candidacy import Candidacy
 from strandline.node.elect.election import own_term
 from strandline.node.lead.bootstrap_snapshots import Export
@@ -22,7 +21,7 @@ from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.policies import Quorum
 from strandline.node.lead.primary import PrimaryRole
-from strandline.node.lead.tiering import NodeColdTier
+from strandline.node.lead.tiering import NodeColdTier, NodeTiers
 from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology, Upstream
 from strandline.node.node_folder import INCOMING, NodeFolder
 from strandline.node.options import NodeOptions
@@ -32,7 +31,7 @@ from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease, LeaseState
 from strandline.storage.metrics import TERM
-from strandline.tier.copy.tierer import Round, Tierer
+from strandline.tier.copy.tierer import Round
 from strandline.tier.read.tiered_log import TieredLog
 
 _LOGGER = logging.getLogger(__name__)
@@ -76,13 +75,6 @@ class Node(Closing):
             )
         self.options = options
         self.node_folder = node_folder
-        self._open_cold = open_cold
-        self._cold: NodeColdTier | None = None
-        self._cold_lock = threading.Lock()
-        self._tiering = threading.Lock()
-        """Held during a round of tiering."""
-        self._tierer: tuple[PrimaryRole, Tierer] | None = None
-        """The tierer of a leadership."""
         self._lease = lease
         self._reach = connect
         self._background = background
@@ -107,6 +99,8 @@ class Node(Closing):
         knows = copy is not None and (state.settled or state.committed >= copy.bounds().next)
         self._role: PrimaryRole | ReplicaRole = self._follower(copy, state.committed, knows_committed=knows)
         """The current role. One thread changes it, any thread reads it."""
+        self._committed_log = CommittedLog(lambda: self._role.readable(), lambda: self.primary.slots)  # noqa: PLW0108 - of the role by then
+        self._tiers = NodeTiers(self._committed_log, open_cold, address=self._cold_address, primary=self._primary_role)
         self._origin = Origin(f"The node in {node_folder.folder}", self)
 
     @classmethod
@@ -458,45 +452,35 @@ class Node(Closing):
         self._led, self._role = copy, primary
         return primary
 
+    def _cold_address(self) -> tuple[str, UUID] | None:
+        """The store of the log's cold tier and the log's id; None if it has none, or this node has no copy yet."""
+        url, copy = self.node_folder.state.cold, self.copy
+        return (url, copy.log.log_id) if url and copy is not None else None
+
+    def _primary_role(self) -> PrimaryRole | None:
+        role = self._role
+        return role if isinstance(role, PrimaryRole) else None
+
+    @property
+    def _cold(self) -> NodeColdTier | None:
+        """The cold tier, if it was used."""
+        return self._tiers.cold
+
     # --- service -----------------------------------------------------------------------------------------------
 
     def reading(self) -> CommittedLog | TieredLog:
         """The log up to the commit watermark, over both tiers, in either role and through changes of it."""
         self._role.readable()  # raises if there is nothing to show yet
-        cold = self._cold_tier()
-        return self._committed_log() if cold is None else self._over_both_tiers(cold)
+        return self._tiers.log()
 
     def append_at(self, offset: int) -> StoredAppend:
         """The batch with the record at an offset; segments do not distinguish batches."""
-        return self._committed_log().append_at(offset)
-
-    def _committed_log(self) -> CommittedLog:
-        return CommittedLog(lambda: self._role.readable(), lambda: self.primary.slots)  # noqa: PLW0108 - of the role by then
-
-    def _over_both_tiers(self, cold: NodeColdTier) -> TieredLog:
-        return cold.log(self._committed_log(), self._tier_slot)
-
-    def _tier_slot(self) -> SlotState | None:
-        """The tierer's slot, which only the primary has."""
-        role = self._role
-        slots = role.log.slots.list() if isinstance(role, PrimaryRole) else ()
-        return next((slot for slot in slots if slot.name == TIER_SLOT), None)
-
-    def _cold_tier(self) -> NodeColdTier | None:
-        """The log's cold tier; None if it has none, or this node has no copy of the log yet."""
-        url, copy = self.node_folder.state.cold, self.copy
-        if not url or copy is None or self._open_cold is None:
-            return None
-        with self._cold_lock:
-            if self._cold is None or self._cold.log_id != copy.log.log_id:
-                self._cold = self._open_cold(url, copy.log.log_id)
-            return self._cold
+        return self._committed_log.append_at(offset)
 
     @property
     def slots(self) -> Slots:
         """The slots of consumers, which the primary has; ``NotReady`` on a node that does not lead."""
-        primary, cold = self.primary, self._cold_tier()
-        return primary.slots if cold is None else cold.slots(primary, self._over_both_tiers(cold))
+        return self._tiers.slots(self.primary)
 
     def tier(
         self, *, everything: bool = False, sweep: bool = True, stop: threading.Event | None = None
@@ -505,14 +489,7 @@ class Node(Closing):
 
         Any thread may call it; the node is stepped meanwhile.
         """
-        with self._tiering:
-            role, cold = self._role, self._cold_tier()
-            if cold is None or not isinstance(role, PrimaryRole) or not role.leadership.is_held:
-                return None
-            known = self._tierer
-            if known is None or known[0] is not role:
-                known = self._tierer = role, cold.tierer(role)
-            return known[1].run_once(everything=everything, sweep=sweep, stop=stop)
+        return self._tiers.tier(everything=everything, sweep=sweep, stop=stop)
 
     def status(self) -> NodeStatus:
         """State, in either role."""
@@ -565,8 +542,7 @@ class Node(Closing):
             else:
                 self._role.close()
             self._settle()
-            if self._cold is not None:
-                self._cold.close()
+            self._tiers.close()
             if self.copy is not None:
                 self.copy.close()
             self.node_folder.close()

@@ -11,7 +11,7 @@ from typing import Final, final
 from uuid import UUID
 
 from strandline.errors import LogClosed, NotReady, StrandlineError
-from strandline.log.contract import Slot
+from strandline.log.contract import Slot, Slots
 from strandline.log.slots import floor as floor_of
 from strandline.log.topic.contract import Topic
 from strandline.log.wal.slots import WalSlots
@@ -177,6 +177,80 @@ class NodeColdTier(Closing):
         with self._lock:
             opened, self._opened, self._known = self._opened, ExitStack(), None
         opened.close()
+
+
+@final
+class NodeTiers(Closing):
+    """Both tiers of a node's log, through changes of its role and copy. Thread-safe.
+
+    The cold tier is opened on first use, once the log has one and this node has a copy of the log.
+    """
+
+    def __init__(
+        self,
+        hot: CommittedLog,
+        open_cold: Callable[[str, UUID], NodeColdTier] | None,
+        *,
+        address: Callable[[], tuple[str, UUID] | None],
+        primary: Callable[[], PrimaryRole | None],
+    ) -> None:
+        """``hot`` is the node's copy; ``open_cold`` opens the cold tier of a log in the store at an address.
+
+        ``address`` gives that address and the log's id as of now, ``primary`` the role of a node that leads.
+        """
+        self._hot = hot
+        self._open_cold = open_cold
+        self._address = address
+        self._primary = primary
+        self._lock = threading.Lock()
+        self._round = threading.Lock()
+        """Held during a round of tiering."""
+        self._tierer: tuple[PrimaryRole, Tierer] | None = None
+        """The tierer of a leadership."""
+        self.cold: NodeColdTier | None = None
+        """The cold tier, if it was used."""
+
+    def _opened(self) -> NodeColdTier | None:
+        """The log's cold tier; None if it has none, or this node has no copy of the log yet."""
+        known = self._address()
+        if known is None or self._open_cold is None:
+            return None
+        url, log_id = known
+        with self._lock:
+            if self.cold is None or self.cold.log_id != log_id:
+                self.cold = self._open_cold(url, log_id)
+            return self.cold
+
+    def log(self) -> CommittedLog | TieredLog:
+        """The log up to the commit watermark, over both tiers."""
+        cold = self._opened()
+        return self._hot if cold is None else cold.log(self._hot, self._tier_slot)
+
+    def _tier_slot(self) -> SlotState | None:
+        """The tierer's slot, which only the primary has."""
+        primary = self._primary()
+        slots = () if primary is None else primary.log.slots.list()
+        return next((slot for slot in slots if slot.name == TIER_SLOT), None)
+
+    def slots(self, primary: PrimaryRole) -> Slots:
+        """The slots of consumers on the primary."""
+        cold = self._opened()
+        return primary.slots if cold is None else cold.slots(primary, cold.log(self._hot, self._tier_slot))
+
+    def tier(self, *, everything: bool, sweep: bool, stop: threading.Event | None) -> Round | None:
+        """One round of tiering; None if this node does not lead, or the log has no cold tier."""
+        with self._round:
+            primary, cold = self._primary(), self._opened()
+            if cold is None or primary is None or not primary.leadership.is_held:
+                return None
+            if self._tierer is None or self._tierer[0] is not primary:
+                self._tierer = primary, cold.tierer(primary)
+            return self._tierer[1].run_once(everything=everything, sweep=sweep, stop=stop)
+
+    def close(self) -> None:
+        """Close the cold tier. Idempotent."""
+        if self.cold is not None:
+            self.cold.close()
 
 
 @final
