@@ -381,7 +381,7 @@ _ARTIFACT = Artifact(_PAYLOAD, _CURSOR, "append-log", 1, 12, 8 << 20, "0f" * 32,
 _POINTER = Stamped(Pointer(4, 2, _ARTIFACT, (Superseded(_PAYLOAD, 7),)), 5, (OpId(UUID(int=9)),))
 _LEASE = Stamped(LeaseState("me", UUID(int=3), 4, 17, 15.0), 5, (OpId(UUID(int=9)),))
 _COLD = Stamped(ColdTier(UUID(int=7), "file:///s", "file:///e", 3, "orders", 5, 4, 6), 5, (OpId(UUID(int=9)),))
-_CLAIM = Stamped(TierClaim(UUID(int=7), 3, "a"), 5, (OpId(UUID(int=9)),))
+_CLAIM = Stamped(TierClaim(UUID(int=7), 3, "a", (UUID(int=11),)), 5, (OpId(UUID(int=9)),))
 _NODE = NodeState(
     name="a",
     generation=1,

@@ -12,13 +12,14 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.errors import CursorExpired, Fenced, InvalidInput, NotReady, TransientStorageError
+from strandline.errors import CursorExpired, Diverged, Fenced, InvalidInput, NotReady, TransientStorageError
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import WriterId
 from strandline.model.retention import TIER_SLOT
 from strandline.node import Primary, RemoteLog, Replica, TierSettings
 from strandline.storage.local import LocalStore
 from strandline.tier.copy.ledger import Ledger
+from strandline.tier.copy.retirement import Retirement
 
 WAIT = 60.0
 NOWHERE = "grpc://127.0.0.1:9"
@@ -361,6 +362,51 @@ def test_a_primary_that_is_replaced_while_it_expires_removes_nothing(
             with pytest.raises(Fenced, match="b has written the cold tier"):
                 former.running.node.tier(everything=True)
             assert values(promoted) == numbered(0, 5)
+
+
+@pytest.mark.parametrize(
+    ("where", "step"),
+    [
+        pytest.param(Retirement, "remove", id="before it notes the deletion", marks=pytest.mark.matrix),
+        pytest.param(Ledger, "remove_all", id="before it deletes"),
+    ],
+)
+def test_a_primary_that_is_paused_while_it_cuts_deletes_no_segment_that_a_later_one_relies_on(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, where: Any, step: str
+) -> None:
+    """Policy ``local``, no lease: c had everything, a has less of it and cuts, b has everything and leads meanwhile."""
+    first = cluster.primary("c")
+    for name, begin in (("a", 0), ("b", 5)):
+        first.append_values(numbered(begin, begin + 5))
+        with cluster.replica(first.url, name) as replica:
+            caught_up(first, replica)
+    first.unregister_replica("a")
+    tier(first)
+    first.close()
+    goes_on, later = getattr(where, step), []
+
+    def paused(*arguments: Any, **options: Any) -> Any:
+        if "retired" in arguments and not later:
+            later.append(cluster.replica(name="b").promote(force=True))
+            while later[0].running.node.primary.term <= short.running.node.primary.term:
+                later.pop().close()
+                later.append(cluster.replica(name="b").promote(force=True))
+            later[0].append_values(numbered(10, 12))
+            for member in later[0].topology().members:
+                later[0].unregister_replica(member.name)
+            tier(later[0])
+            assert hot_first(later[0]) == 12, "it needs the segments"
+        return goes_on(*arguments, **options)
+
+    with cluster.replica(name="a").promote(force=True) as short:
+        short.append_values(numbered(5, 6, "of x"))
+        monkeypatch.setattr(where, step, paused)
+        with pytest.raises((Fenced, Diverged)):
+            tier(short)
+        with later[0] as promoted:
+            assert values(promoted) == numbered(0, 12)
+            tier(promoted)
+            assert values(promoted) == numbered(0, 12)
 
 
 @pytest.mark.matrix

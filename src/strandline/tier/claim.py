@@ -2,12 +2,18 @@
 
 The slot of a tierer is in the primary's own log, and another primary has another log. So the primary of each term
 claims the cold tier in the store that all of them reach, before it reads the events of segments; a primary of a lower
-term finds that before it finishes a copy, or deletes anything.
+term finds that before it finishes a copy.
+
+A check is not enough before a deletion: a primary may be paused between the two while the next one claims the tier,
+relies on the segment, and trims its own log. So segments are deleted only after they were noted in the cell by
+compare-and-set. Either the note is first, and the next primary relies on no noted segment; or the claim is first, and
+the note is refused.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from typing import Final, final
 from uuid import UUID
 
@@ -33,6 +39,25 @@ class TierClaim:
     """The term of the primary that claimed it."""
     node: str
     """The primary's name."""
+    retired: tuple[UUID, ...] = ()
+    """Segments that this primary or a former one deletes: no later primary relies on them."""
+
+    def is_of(self, other: TierClaim) -> bool:
+        """Whether both are of one primary, in one term."""
+        return replace(self, retired=()) == replace(other, retired=())
+
+    def after(self, known: TierClaim) -> TierClaim | None:
+        """This claim after the known one, with its retired segments; None if a primary of a later term has claimed.
+
+        >>> first, second = (TierClaim(UUID(int=1), term, "a") for term in (1, 2))
+        >>> second.after(replace(first, retired=(UUID(int=5),))).retired
+        (UUID('00000000-0000-0000-0000-000000000005'),)
+        >>> first.after(second) is None
+        True
+        """
+        if not self.is_of(known) and known.term >= self.term:
+            return None
+        return replace(self, retired=known.retired)
 
 
 class ClaimCodec:
@@ -40,7 +65,8 @@ class ClaimCodec:
 
     def encode(self, state: Stamped[TierClaim]) -> bytes:
         """The bytes of a state."""
-        claim = {**asdict(state.value), "log_id": str(state.value.log_id)}
+        value = state.value
+        claim = {**asdict(value), "log_id": str(value.log_id), "retired": [str(segment) for segment in value.retired]}
         return encode_checked(_KIND, FORMAT_VERSION, {"min_reader": FORMAT_VERSION, **claim, **stamp_fields(state)})
 
     def decode(self, data: bytes | memoryview, where: str) -> Stamped[TierClaim]:
@@ -85,21 +111,31 @@ class ClaimCell:
 
     def _after(self, known: TierClaim) -> TierClaim:
         self._check_log(known)
-        if known == self._claim:
-            return known
-        if known.term >= self._claim.term:
+        claim = self._claim.after(known)
+        if claim is None:
             raise self._fenced(known)
-        return self._claim
+        return claim
 
-    def check(self) -> None:
-        """``Fenced`` unless the claim of this term is the latest."""
+    def retire(self, segments: Iterable[UUID]) -> None:
+        """Durably note segments that this primary is about to delete, in place of those noted before.
+
+        ``Fenced``, and nothing may be deleted, unless the claim of this term is the latest.
+        """
+        retired = tuple(segments)
+        self._cell.update(OpId(self._chance.uuid()), lambda known: replace(self._own(known), retired=retired))
+
+    def check(self) -> TierClaim:
+        """The claim of this term; ``Fenced`` unless it is the latest."""
         try:
-            known = self._cell.read().value
+            return self._own(self._cell.read().value)
         except NotFound as error:
             raise Fenced(f"{self._cell.where} is gone: the cold tier has to be claimed again.") from error
+
+    def _own(self, known: TierClaim) -> TierClaim:
         self._check_log(known)
-        if known != self._claim:
+        if not self._claim.is_of(known):
             raise self._fenced(known)
+        return known
 
     def _check_log(self, known: TierClaim) -> None:
         if known.log_id != self._claim.log_id:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, final
@@ -301,6 +301,15 @@ class TiererSlots(TierableSlots):
         A former primary trimmed further than this node had, and then expired the segments.
         """
         return self._checked().begin_at(offset)
+
+    def retire(self, slot: Slot, segments: Collection[UUID]) -> None:
+        """Durably note segments before they are deleted, unless a primary of a later term has claimed the cold tier."""
+        self._checked().touch(slot.name, slot.epoch)
+        self.claim_cell.retire(segments)
+
+    def retired(self) -> Collection[UUID]:
+        """The segments that this primary or a former one has noted, and may not have deleted yet."""
+        return self.claim_cell.check().retired
 
     def flush(self) -> None:
         """Write positions that are only in memory so far."""

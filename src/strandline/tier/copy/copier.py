@@ -20,6 +20,7 @@ from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState
 from strandline.storage.clock import Chance, Clock
 from strandline.tier.copy import planning
 from strandline.tier.copy.ledger import Ledger
+from strandline.tier.copy.retirement import Retirement
 from strandline.tier.copy.segment_files import listed_batches, plan_segment, put_segment, segment_path, verify_segment
 
 _LOGGER = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class Copier:
     """Makes segments of one log. Used by one thread."""
 
     ledger: Ledger
+    retirement: Retirement
     target: int
     """Target size of a segment in bytes."""
     clock: Clock
@@ -97,6 +99,7 @@ class Copier:
             custom_metadata=encoded.seal.encode(),
             no_transaction_index=True,
         )
+        is_finishing = False
         try:
             segment = self.ledger.add(segment)
             put_segment(self.ledger.store, segment_path(segment.segment, segment.start), encoded)
@@ -105,25 +108,29 @@ class Copier:
             slot.touch()
             if follows:
                 planning.check_follows(self.ledger.reach(), segment)
+            is_finishing = True
             return self.ledger.publish_state(segment, SegmentState.COPY_FINISHED)
         except StrandlineError as error:
-            finished = self._roll_back(segment, error)
+            finished = self._roll_back(segment, error, slot if is_finishing else None)
             if finished is not None:
                 return finished
             if not error.retryable:
                 slot.touch()  # if another tierer took over, Fenced is the cause to report
             raise
 
-    def _roll_back(self, segment: SegmentMetadata, why: StrandlineError) -> SegmentMetadata | None:
+    def _roll_back(self, segment: SegmentMetadata, why: StrandlineError, slot: Slot | None) -> SegmentMetadata | None:
         """Remove a failed copy; returns the segment if it is finished and only the answer was lost.
 
-        A copy that cannot be removed now is removed by the next round.
+        With a ``slot``, the event that finishes it may still arrive, and a successor rely on it. A copy that cannot be
+        removed now is removed by the next round.
         """
         try:
             known = self.ledger.get(segment.segment)
             if known is not None and known.state is SegmentState.COPY_FINISHED:
                 return known
-            if known is not None:
+            if known is not None and slot is not None:
+                self.retirement.remove(slot, [known], "removed")
+            elif known is not None:
                 self.ledger.remove(known)
             else:  # perhaps not published; then there is no object
                 self.ledger.delete_object(segment)

@@ -55,8 +55,8 @@ def check_follows(tiered: int | None, segment: SegmentMetadata) -> None:
         )
 
 
-def left_over(known: KnownSegments) -> list[SegmentMetadata]:
-    """The segments to clean up: unfinished copies, unfinished deletions, and superseded ones.
+def left_over(known: KnownSegments, retired: Collection[UUID] = ()) -> list[SegmentMetadata]:
+    """The segments to clean up: unfinished copies, unfinished deletions, retired and superseded ones.
 
     An unfinished copy is deleted, never finished: its tierer may be alive, find itself fenced, and delete the object; a
     segment finished meanwhile would then be listed without an object.
@@ -66,6 +66,7 @@ def left_over(known: KnownSegments) -> list[SegmentMetadata]:
         segment
         for segment in known.segments
         if segment.state in (SegmentState.COPY_STARTED, SegmentState.DELETE_STARTED)
+        or segment.segment.id in retired
         or (segment.state is SegmentState.COPY_FINISHED and segment.segment in spare)
     ]
 

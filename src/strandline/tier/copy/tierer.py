@@ -31,6 +31,7 @@ from strandline.tier.copy.copier import Copier, listed_at
 from strandline.tier.copy.expiry import Expiry
 from strandline.tier.copy.ledger import Ledger, TieringStep
 from strandline.tier.copy.planning import Uncopied
+from strandline.tier.copy.retirement import Retirement
 from strandline.tier.copy.truncation import Truncation
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.read.tiered_log import check_tierable
@@ -101,8 +102,9 @@ class Tierer:
         self._holder = holder or f"tierer-{chance.uuid()}"
         self._target, self._linger, self._grace = target, linger, grace
         self._clock = clock
-        self._copier = Copier(self._ledger, target, clock, chance)
-        self._truncation = Truncation(log, self._ledger, self._copier)
+        self._retirement = Retirement(log, self._ledger)
+        self._copier = Copier(self._ledger, self._retirement, target, clock, chance)
+        self._truncation = Truncation(log, self._ledger, self._copier, self._retirement)
         self._slot: Slot | None = None
         self._checked: SegmentId | None = None
         """The segment whose last record was compared with the log in this round."""
@@ -127,14 +129,9 @@ class Tierer:
         slot = self._claimed()
         if slot is None:
             return Round()
-        known = self._ledger.known()
-        # After reading: a copy of a later successor was not seen. A copy that was seen could otherwise be finished,
-        # and the log trimmed behind it, before its deletion is published.
-        slot.touch()
-        removed = self._ledger.remove_all(planning.left_over(known), "removed")
+        segments, removed = self._cleaned_up(slot)
         if self._delete_partition():
             return Round(removed=tuple(removed))
-        segments = planning.without(known, removed)
         slot, retired = self._truncate_diverged(slot, segments)
         self._is_covered = self._is_covered or self._covers_log(segments)
         copied = []
@@ -202,6 +199,16 @@ class Tierer:
             self._slot = self._log.slots.claim(self._name, self._holder)
         return self._slot
 
+    def _cleaned_up(self, slot: Slot) -> tuple[list[SegmentMetadata], list[SegmentMetadata]]:
+        """Remove what crashed and replaced tierers left over; returns the segments to rely on, and the removed ones."""
+        known = self._ledger.known()
+        # After reading: a copy of a later successor was not seen. A copy that was seen could otherwise be finished,
+        # and the log trimmed behind it, before its deletion is published.
+        slot.touch()
+        noted = self._retirement.noted()
+        removed = self._retirement.remove(slot, planning.left_over(known, noted), "removed", noted=noted)
+        return planning.without(known, removed), removed
+
     def _put_back(self, slot: Slot, position: int) -> Slot:
         """Move the slot back to ``position`` if it is higher: the log must keep records that no segment has."""
         if slot.state().position <= position:
@@ -256,9 +263,7 @@ class Tierer:
         slot = self._claimed()
         if slot is None:
             return []
-        known = self._ledger.known()
-        slot.touch()
-        segments = planning.without(known, self._ledger.remove_all(planning.left_over(known), "removed"))
+        segments, _ = self._cleaned_up(slot)
         cuts = self._truncation.plan_at(segments, to)
         return self._truncation.cut(self._put_back(slot, to), cuts)
 

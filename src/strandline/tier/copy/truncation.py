@@ -27,6 +27,7 @@ from strandline.tier.copy.history import (
     read_history,
 )
 from strandline.tier.copy.ledger import Ledger
+from strandline.tier.copy.retirement import Retirement
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Truncation:
     log: Log
     ledger: Ledger
     copier: Copier
+    retirement: Retirement
 
     def term_divergence(self, segments: Sequence[SegmentMetadata]) -> int | None:
         """The lowest offset at which terms of segments and log differ; None if none do."""
@@ -89,8 +91,7 @@ class Truncation:
                 fingerprint = self.log.cursor_at(piece.at).fingerprint
                 shortened = self.copier.shorten(piece.segment, piece.at, fingerprint)
                 self.copier.copy(slot, shortened, follows=False)
-            slot.touch()  # a successor may rely on the segment that is about to be deleted
-            self.ledger.remove_all([piece.segment], "retired")
+            self.retirement.remove(slot, [piece.segment], "retired")
         return [piece.segment for piece in cuts]
 
     def record_divergence(self, last: SegmentMetadata) -> int | None:

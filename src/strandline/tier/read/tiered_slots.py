@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
+from uuid import UUID
 
 from strandline.errors import CursorExpired
 from strandline.log.contract import Log, Slot, Slots
@@ -33,6 +34,14 @@ class TierableSlots:
     def begin_at(self, offset: int) -> int:
         """Let the log begin where its cold tier does, but not above a consumer's slot; returns where it begins."""
         return offset
+
+    def retire(self, slot: Slot, segments: Collection[UUID]) -> None:
+        """Durably note segments before they are deleted; ``Fenced``, and nothing is deleted, for a replaced tierer."""
+        slot.touch()
+
+    def retired(self) -> Collection[UUID]:
+        """The segments that this tierer or a former one has noted, and may not have deleted yet."""
+        return ()
 
 
 class Hot(Log, Protocol):
