@@ -6,10 +6,12 @@ import gc
 import os
 import sys
 import tempfile  # noqa: TID251 - pytest asks it
+from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from _pytest.doctest import DoctestModule
 
 ROOMS = {"pyspark": "src/strandline/spark", "typer": "src/strandline/cli"}
 collect_ignore = [room for extra, room in ROOMS.items() if find_spec(extra) is None]
@@ -46,6 +48,16 @@ def _free(folder: Path) -> int:
 
 keep_bytecode()
 keep_files_in_memory()
+gc.disable()  # until all is collected: nothing of that is garbage
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Look for examples only in modules that have some: most have none, and each would be searched object by object."""
+    found = yield
+    if any(isinstance(one, DoctestModule) for one in found) and b">>>" not in file_path.read_bytes():
+        return [one for one in found if not isinstance(one, DoctestModule)]
+    return found
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -60,3 +72,4 @@ def pytest_collection_finish() -> None:
     """Leave the collected tests to themselves: a collection need not look at them, and a forked child not copy them."""
     gc.collect()
     gc.freeze()
+    gc.enable()
