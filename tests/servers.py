@@ -346,6 +346,9 @@ class KafkaServer(Mortal):
 
     name = "kafka"
     grace = 10.0
+    session_seconds = 60.0
+    """How long its controller waits for a heartbeat before it fences the broker: on a busy machine that takes seconds.
+    A killed broker is let in again after as long."""
 
     def prepare(self) -> None:
         """Begin with the folder that was formatted when Kafka was installed."""
@@ -365,8 +368,7 @@ class KafkaServer(Mortal):
             "offsets.topic.num.partitions": "1",
             "transaction.state.log.replication.factor": "1",
             "transaction.state.log.min.isr": "1",
-            # Its controller lets a killed one in again when it has missed the old one for so long.
-            "broker.session.timeout.ms": "2000",
+            "broker.session.timeout.ms": str(int(self.session_seconds * 1000)),
             "broker.heartbeat.interval.ms": "500",
             "num.network.threads": "1",
             "num.io.threads": "2",

@@ -492,6 +492,7 @@ def test_a_topic_made_anew_is_not_taken_for_the_old_one(kafka_server: KafkaServe
 @pytest.mark.slow
 def test_a_broker_that_is_killed_and_started_again_loses_nothing_and_doubles_nothing() -> None:
     server = KafkaServer()
+    server.session_seconds = 2.0
     try:
         server.start()
     except NoServer as missing:
