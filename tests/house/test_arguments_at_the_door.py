@@ -30,9 +30,10 @@ from strandline.followers.run import follow
 from strandline.kv.memory import MemoryKeyValueSubscription
 from strandline.log.object.log import open_log
 from strandline.log.object.slots import Hold, ObjectSlot
-from strandline.log.topic.memory import MemoryTopic
+from strandline.log.topic.logs import LogTopic
+from strandline.log.topic.memory import MemoryTopic, MemoryTopicSubscription
+from strandline.log.topic.subscription import LogTopicSubscription
 from strandline.model.arguments import LONGEST, shown
-from strandline.model.segments import TopicPartition
 from strandline.spark.options import _KNOWN, parse_options
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import DISK
@@ -46,11 +47,22 @@ HOSTILE: list[Any] = [
 SECONDS_LIMIT = 60
 """So long may all calls of one class take together; a hang is noticed then."""
 
-PUBLIC = {name: getattr(room, name) for room in (sl, compat, kv, logs, node, snapshots, tier) for name in room.__all__}
-GIVEN = {"Receipt", "Bounds", "Snapshot", "Update", "Op", "WriterId"}
+ROOMS = (sl, compat, kv, logs, logs.topic, node, snapshots, tier)
+PUBLIC = {name: getattr(room, name) for room in ROOMS for name in room.__all__}
+GIVEN = {"Receipt", "Bounds", "Snapshot", "Update", "Op", "WriterId", "Message", "SegmentState", "PartitionDeleteState"}
 """Public names of what the package gives, which nobody makes."""
 
-SERVERS = {"Primary", "Replica", "RunningNode", "NatsKeyValue", "RemoteLog", "MetadataManager", "Tierer", "Supervisor"}
+SERVERS = {
+    "Primary",
+    "Replica",
+    "RunningNode",
+    "NatsKeyValue",
+    "RemoteLog",
+    "MetadataManager",
+    "Tierer",
+    "Supervisor",
+    "KafkaTopic",
+}
 """What talks to servers or starts threads: tried only with what is refused before anything of that happens."""
 
 CHECKS_ITSELF = {
@@ -60,6 +72,11 @@ CHECKS_ITSELF = {
     "Prefix",
     "Producer.append",
     "Producer.produce",
+    "PartitionDelete",
+    "SegmentId",
+    "SegmentMetadata",
+    "SegmentUpdate",
+    "TopicPartition",
     "RocksStore.get",
     "WriteAheadLog.append_many",
     "Tierer(log)",
@@ -111,6 +128,10 @@ def instances(place: Place) -> dict[str, Callable[[], Any]]:
         "MemoryKeyValue": kv.MemoryKeyValue,
         "MemoryLog": logs.MemoryLog,
         "MemoryStore": sl.MemoryStore,
+        "MemoryTopic": lambda: logs.topic.MemoryTopic(1),
+        "MemoryTopicSubscription": lambda: logs.topic.MemoryTopic(1).subscribe()[0],
+        "LogTopic": lambda: logs.topic.open_wal_topic(place.fresh(), 1),
+        "LogTopicSubscription": lambda: logs.topic.open_wal_topic(place.fresh(), 1).subscribe()[0],
         "MemoryKeyValueSubscription": lambda: kv.MemoryKeyValue().watch(),
         "NodeConfig": lambda: node.NodeConfig(folder=str(place.fresh()), name="a", lead=True),
         "ObjectLog": lambda: place.log,
@@ -118,6 +139,9 @@ def instances(place: Place) -> dict[str, Callable[[], Any]]:
         "Prefix": lambda: kv.EVERYTHING,
         "Producer": place.log.producer,
         "QueueLog": lambda: sl.open(f"memory://{uuid.uuid4().hex}", format="queue-v1"),
+        "SegmentId": lambda: segment_id(place),
+        "SegmentMetadata": lambda: segment(place),
+        "TopicPartition": lambda: segment_id(place).partition,
         "RocksStore": lambda: sl.RocksStore.open(place.fresh()),
         "ServerSecurity": node.ServerSecurity,
         "TieredLog": lambda: with_cold_tier(place),
@@ -132,8 +156,22 @@ FURTHER: dict[str, type] = {
     "Hold": Hold,
     "ObjectSlot": ObjectSlot,
     "MemoryKeyValueSubscription": MemoryKeyValueSubscription,
+    "MemoryTopicSubscription": MemoryTopicSubscription,
+    "LogTopic": LogTopic,
+    "LogTopicSubscription": LogTopicSubscription,
 }
 """What public calls give, and is called in turn."""
+
+
+def segment_id(place: Place) -> tier.SegmentId:
+    return tier.SegmentId(tier.TopicPartition("a", place.log.log_id, 0), uuid.UUID(int=1))
+
+
+def segment(place: Place) -> tier.SegmentMetadata:
+    return tier.SegmentMetadata(
+        segment=segment_id(place), start=0, end=9, terms=((0, 0),), size=1,
+        broker=0, max_timestamp=0, event_timestamp=0,
+    )  # fmt: skip
 
 
 def claimed(log: Any) -> Any:
@@ -203,6 +241,7 @@ def examples(place: Place) -> dict[str, Callable[[], Any]]:
         "Sequence": list,
         "Iterable": list,
         "tuple": lambda: ("127.0.0.1", 0),
+        "tuple[tuple[int, int], ...]": lambda: ((0, 0),),
         "pa.Table": lambda: place.table,
         "Tierable": lambda: place.log,
         "H": lambda: place.log,
@@ -216,7 +255,10 @@ def examples(place: Place) -> dict[str, Callable[[], Any]]:
         "MetadataManager": lambda: object.__new__(tier.MetadataManager),
         "RunningNode": lambda: object.__new__(node.RunningNode),
         "Topic": lambda: MemoryTopic(1),
-        "TopicPartition": lambda: TopicPartition("a", place.log.log_id, 0),
+        "TopicPartition": lambda: segment_id(place).partition,
+        "SegmentId": lambda: segment_id(place),
+        "SegmentState": lambda: tier.SegmentState.COPY_FINISHED,
+        "PartitionDeleteState": lambda: tier.PartitionDeleteState.MARKED,
         "StopEvent": stopped,
         "threading.Event": stopped,
     }
@@ -232,7 +274,7 @@ BLOCKS = {*ENDS, "timeout", "pause"}
 def valid(parameter: inspect.Parameter, place: Place) -> Any:
     known = examples(place)
     for part in re.split(r" \| (?![^\[]*\])", str(parameter.annotation)):
-        if (make := known.get(part.partition("[")[0])) is not None:
+        if (make := known.get(part) or known.get(part.partition("[")[0])) is not None:
             return make()
     return NEVER_SEEN
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
+    from strandline.log import topic as topic
     from strandline.log.contract import Receipt as Receipt
     from strandline.log.memory import MemoryLog as MemoryLog
     from strandline.log.object.log import ObjectLog as ObjectLog
@@ -31,5 +32,6 @@ __getattr__, __dir__, __all__ = lazy(
         "SlotLimits": "strandline.model.retention",
         "WalReader": "strandline.log.wal.read.reading",
         "WriterId": "strandline.model.head",
+        "topic": "strandline.log.topic:",
     },
 )

@@ -12,6 +12,7 @@ from typing import Final
 from uuid import UUID
 
 from strandline.errors import InvalidInput
+from strandline.model.arguments import checked
 
 _LONGEST_NAME: Final = (1 << 15) - 1
 _NAME_SHOWN: Final = 249
@@ -52,6 +53,8 @@ class TopicPartition:
     partition: int
 
     def __post_init__(self) -> None:
+        if type(self.name) is not str or type(self.topic_id) is not UUID or type(self.partition) is not int:
+            raise InvalidInput("A partition is named by text, the UUID of its topic, and a whole number.")
         try:
             length = len(self.name.encode())
         except UnicodeEncodeError as error:
@@ -76,6 +79,10 @@ class SegmentId:
 
     partition: TopicPartition
     id: UUID
+
+    def __post_init__(self) -> None:
+        if type(self.partition) is not TopicPartition or type(self.id) is not UUID:
+            raise InvalidInput("A segment is named by its TopicPartition and a UUID.")
 
     def __str__(self) -> str:
         return f"{self.id} in {self.partition}"
@@ -107,6 +114,9 @@ class SegmentMetadata:
     """Whether it was stored without a transaction index."""
 
     def __post_init__(self) -> None:
+        _check_subject(self.segment, SegmentId, self.state, SegmentState)
+        if not int is type(self.start) is type(self.end) is type(self.size) is type(self.max_timestamp):
+            raise InvalidInput(f"Offsets, size and time of segment {self.segment} are whole numbers.")
         if not 0 <= self.start <= self.end <= _LARGEST_LONG:
             raise InvalidInput(
                 f"Segment {self.segment} cannot hold the offsets {self.start} to {self.end}: the first is at least 0, "
@@ -121,6 +131,7 @@ class SegmentMetadata:
         _check_custom(self.custom_metadata, self.segment)
         self._check_terms()
 
+    @checked
     def term_at(self, offset: int) -> int:
         """The term of one of its records."""
         return max(term for term, start in self.terms if start <= max(offset, self.terms[0][1]))
@@ -128,6 +139,8 @@ class SegmentMetadata:
     def _check_terms(self) -> None:
         if not self.terms:
             raise InvalidInput(f"Segment {self.segment} has no terms: give the terms of its offsets.")
+        if type(self.terms) is not tuple or not all(map(_is_pair, self.terms)):
+            raise InvalidInput(f"The terms of segment {self.segment} are a tuple of pairs, term and first offset.")
         term_before, offset_before = -1, 0
         for term, offset in self.terms:
             if not term_before < term <= _LARGEST_INT:
@@ -154,6 +167,7 @@ class SegmentUpdate:
     custom_metadata: bytes | None = None
 
     def __post_init__(self) -> None:
+        _check_subject(self.segment, SegmentId, self.state, SegmentState)
         _check_event(self.broker, self.event_timestamp, self.segment)
         _check_custom(self.custom_metadata, self.segment)
 
@@ -168,13 +182,28 @@ class PartitionDelete:
     state: PartitionDeleteState
 
     def __post_init__(self) -> None:
+        _check_subject(self.partition, TopicPartition, self.state, PartitionDeleteState)
         _check_event(self.broker, self.event_timestamp, self.partition)
 
 
 SegmentEvent = SegmentMetadata | SegmentUpdate | PartitionDelete
 
 
+# Types are compared exactly, and not derived from annotations as at other doors: a replay makes millions of these.
+
+
+def _check_subject(subject: object, kind: type, state: object, states: type) -> None:
+    if type(subject) is not kind or type(state) is not states:
+        raise InvalidInput(f"An event has a {kind.__name__} and a {states.__name__}.")
+
+
+def _is_pair(pair: object) -> bool:
+    return type(pair) is tuple and len(pair) == 2 and int is type(pair[0]) is type(pair[1])  # noqa: PLR2004 - a pair
+
+
 def _check_event(broker: int, timestamp: int, what: SegmentId | TopicPartition) -> None:
+    if type(broker) is not int or type(timestamp) is not int:
+        raise InvalidInput(f"Broker and time of an event of {what} are whole numbers.")
     if not -_LARGEST_INT - 1 <= broker <= _LARGEST_INT:
         raise InvalidInput(f"An event of {what} cannot come from broker {broker}: its number has 32 bits.")
     _check_long(timestamp, "event timestamp", what)
@@ -186,6 +215,8 @@ def _check_long(number: int, name: str, what: SegmentId | TopicPartition) -> Non
 
 
 def _check_custom(custom: bytes | None, segment: SegmentId) -> None:
+    if custom is not None and not isinstance(custom, bytes):
+        raise InvalidInput(f"The custom metadata of segment {segment} is bytes or None.")
     if custom is not None and len(custom) >= _LARGEST_INT:
         raise InvalidInput(
             f"Segment {segment} cannot have {len(custom)} bytes of custom metadata: keep it below 2 GiB."

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from strandline.model.snapshot import Snapshot as Snapshot
     from strandline.snapshots.artifacts import Artifacts as Artifacts
     from strandline.snapshots.bootstrapping import bootstrap as bootstrap
+    from strandline.snapshots.sealed import newest_snapshot as newest_snapshot
+    from strandline.snapshots.sealed import next_number as next_number
+    from strandline.snapshots.sealed import numbered as numbered
+    from strandline.snapshots.sealed import trim as trim
 
 __getattr__, __dir__, __all__ = lazy(
     __name__,
@@ -17,5 +21,9 @@ __getattr__, __dir__, __all__ = lazy(
         "Artifacts": "strandline.snapshots.artifacts",
         "Snapshot": "strandline.model.snapshot",
         "bootstrap": "strandline.snapshots.bootstrapping",
+        "newest_snapshot": "strandline.snapshots.sealed",
+        "next_number": "strandline.snapshots.sealed",
+        "numbered": "strandline.snapshots.sealed",
+        "trim": "strandline.snapshots.sealed",
     },
 )

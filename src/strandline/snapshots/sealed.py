@@ -17,6 +17,7 @@ from typing import Final
 from strandline.errors import CorruptData, InvalidInput, NotFound, UnsupportedVersion
 from strandline.formats.snapshot.manifest import decode_snapshot, encode_snapshot
 from strandline.model.addresses import Address, as_folder
+from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.json_values import LARGEST
 from strandline.model.snapshot import Snapshot, SnapshotFile
@@ -149,11 +150,13 @@ def check_kind(snapshot: Snapshot, kind: str, kind_version: int) -> None:
         )
 
 
-def numbered(folder: str, number: int) -> str:
+@checked
+def numbered(folder: Address, number: int) -> str:
     """The folder of the snapshot with a number."""
-    return f"{folder}/{number:020d}"
+    return f"{as_folder(folder)}/{number:020d}"
 
 
+@checked
 def next_number(folder: Address, *, disk: Disk = DISK) -> int:
     """The highest number in the folder plus one, damaged snapshots included; 1 in an empty folder.
 
@@ -163,12 +166,14 @@ def next_number(folder: Address, *, disk: Disk = DISK) -> int:
     return max(_numbers(folder, disk=disk), default=0) + 1
 
 
+@checked
 def newest_snapshot(folder: Address, *, disk: Disk = DISK) -> Snapshot | None:
     """The valid snapshot with the highest number; None without any. Damaged ones are skipped with a warning."""
     folder = as_folder(folder)
     return next(_valid(folder, disk=disk), None)
 
 
+@checked
 def trim(folder: Address, *, keep: int, disk: Disk = DISK, chance: Chance = CHANCE) -> list[int]:
     """Delete all but the newest ``keep`` valid snapshots; returns the deleted numbers.
 

@@ -7,6 +7,13 @@ from typing import TYPE_CHECKING
 from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
+    from strandline.model.segments import PartitionDelete as PartitionDelete
+    from strandline.model.segments import PartitionDeleteState as PartitionDeleteState
+    from strandline.model.segments import SegmentId as SegmentId
+    from strandline.model.segments import SegmentMetadata as SegmentMetadata
+    from strandline.model.segments import SegmentState as SegmentState
+    from strandline.model.segments import SegmentUpdate as SegmentUpdate
+    from strandline.model.segments import TopicPartition as TopicPartition
     from strandline.tier.copy.tierer import Tierer as Tierer
     from strandline.tier.metadata.manager import MetadataManager as MetadataManager
     from strandline.tier.opening import attach as attach
@@ -18,8 +25,15 @@ __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
         "MetadataManager": "strandline.tier.metadata.manager",
+        "PartitionDelete": "strandline.model.segments",
+        "PartitionDeleteState": "strandline.model.segments",
+        "SegmentId": "strandline.model.segments",
+        "SegmentMetadata": "strandline.model.segments",
+        "SegmentState": "strandline.model.segments",
+        "SegmentUpdate": "strandline.model.segments",
         "TieredLog": "strandline.tier.read.tiered_log",
         "Tierer": "strandline.tier.copy.tierer",
+        "TopicPartition": "strandline.model.segments",
         "attach": "strandline.tier.opening",
         "tiered": "strandline.tier.opening",
         "tiering": "strandline.tier.opening",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 from uuid import UUID
 
 from strandline.errors import CursorExpired, InvalidInput
+from strandline.model.arguments import shown
 from strandline.model.cursor import Bounds
 
 NO_TOPIC: Final = UUID(int=0)
@@ -131,9 +132,15 @@ S = TypeVar("S", bound=Assigned)
 def begun(subscription: S, starts: Sequence[tuple[int, int]]) -> tuple[S, S]:
     """A subscription with its first partitions, as ``subscribe`` returns it; closed if one cannot be followed."""
     try:
-        for partition, start in starts:
-            subscription.add(partition, start)
+        for pair in starts:
+            subscription.add(*_checked_pair(pair))
     except BaseException:
         subscription.close()
         raise
     return subscription, subscription
+
+
+def _checked_pair(pair: Any) -> tuple[int, int]:
+    if not isinstance(pair, tuple) or len(pair) != 2:  # noqa: PLR2004 - partition and offset
+        raise InvalidInput(f"subscribe: starts has pairs of a partition and an offset, not {shown(pair)}.")
+    return pair[0], pair[1]

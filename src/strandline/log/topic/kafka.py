@@ -22,6 +22,7 @@ from strandline.log.topic.kafka_stream import (
     refusal,
 )
 from strandline.model.addresses import refuse_credentials
+from strandline.model.arguments import Duration, Named, Signed, checked
 from strandline.model.cursor import Bounds
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.closing import Closing
@@ -92,6 +93,7 @@ class _Sender:
 
 @bound_to_process()
 @final
+@checked
 class KafkaTopic(Closing):
     """A topic of a Kafka broker. Satisfies :class:`~strandline.log.topic.contract.Topic`; safe in threads.
 
@@ -102,14 +104,14 @@ class KafkaTopic(Closing):
 
     def __init__(
         self,
-        bootstrap: str,
-        name: str,
+        bootstrap: Named,
+        name: Named,
         partition_count: int,
         *,
         config: Mapping[str, Any] | None = None,
         create: bool = True,
-        replication_factor: int = -1,
-        timeout: float = 30.0,
+        replication_factor: Signed = -1,
+        timeout: Duration = 30.0,
         clock: Clock = CLOCK,
     ) -> None:
         """Open a topic, and create it if it is missing.

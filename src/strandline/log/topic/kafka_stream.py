@@ -22,6 +22,7 @@ from strandline.errors import (
     TransientStorageError,
 )
 from strandline.log.topic.contract import Message, check_partition, check_start, expired
+from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Bounds
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -213,6 +214,7 @@ def resume(partition: int, track: Track, bounds: Bounds) -> int | CursorExpired 
 
 @bound_to_process()
 @final
+@checked
 class KafkaSubscription:
     """The messages of the assigned partitions, each exactly once and in order. One thread takes, any thread closes.
 
@@ -250,7 +252,7 @@ class KafkaSubscription:
         self._closed = False
         self._origin = Origin(f"A subscription of the topic {topic}", self)
 
-    def take(self, timeout: float) -> list[Message]:
+    def take(self, timeout: Timeout) -> list[Message]:
         """The next messages; waits up to so many seconds for the first."""
         deadline = self._clock.monotonic() + timeout
         with self._taking:

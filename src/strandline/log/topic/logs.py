@@ -29,6 +29,7 @@ from strandline.log.topic.subscription import LogTopicSubscription, Pieces, Poll
 from strandline.log.wal.log import ROLL_BYTES, WalLog
 from strandline.log.writers import InDoubt, NumberedWriter, Refused
 from strandline.model.addresses import Address, as_address
+from strandline.model.arguments import Positive, checked
 from strandline.model.cursor import Bounds
 from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
@@ -198,6 +199,7 @@ IN_MEMORY: Final = Pieces(batches=1024, workers=1)
 
 
 @bound_to_process()
+@checked
 class LogTopic(Closing):
     """A topic of one log for each partition. Satisfies :class:`~strandline.log.topic.contract.Topic`; safe in threads.
 
@@ -302,12 +304,13 @@ class LogTopic(Closing):
             release()
 
 
+@checked
 def open_wal_topic(
     folder: Address,
     partition_count: int,
     *,
     create: bool = True,
-    roll_bytes: int = ROLL_BYTES,
+    roll_bytes: Positive = ROLL_BYTES,
     tail_bytes: int = _TAIL_BYTES,
     disk: Disk = DISK,
     clock: Clock = CLOCK,
@@ -360,6 +363,7 @@ def open_wal_topic(
         )
 
 
+@checked
 def open_object_topic(
     url: Address,
     partition_count: int,

@@ -10,6 +10,7 @@ from typing import Final, final
 
 from strandline.errors import ConsumerClosed, InvalidInput, LogClosed
 from strandline.log.topic.contract import Message, begun, check_count, check_partition, check_start, expired
+from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Bounds
 from strandline.storage.clock import CHANCE, Chance
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -32,6 +33,7 @@ class _Partition:
 
 @bound_to_process()
 @final
+@checked
 class MemoryTopic:
     """A topic that ends with its process. Satisfies :class:`~strandline.log.topic.contract.Topic`; safe in threads.
 
@@ -118,6 +120,7 @@ class MemoryTopic:
 
 @bound_to_process()
 @final
+@checked
 class MemoryTopicSubscription:
     """Positions in a memory topic: it holds no messages. One thread takes, any thread closes."""
 
@@ -134,7 +137,7 @@ class MemoryTopicSubscription:
         self._closed = False
         self._origin = Origin("A subscription of a topic in memory", self)
 
-    def take(self, timeout: float) -> list[Message]:
+    def take(self, timeout: Timeout) -> list[Message]:
         """The next messages; waits up to so many seconds for the first."""
         with self._ready:
             self._ready.wait_for(self._is_due, min(timeout, threading.TIMEOUT_MAX))

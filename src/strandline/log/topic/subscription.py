@@ -15,6 +15,7 @@ from strandline.errors import ConsumerClosed, CursorExpired, NotFound
 from strandline.log.contract import Log
 from strandline.log.reading import fetch_in_order
 from strandline.log.topic.contract import Message, check_partition, check_start, expired
+from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -66,6 +67,7 @@ class _Followed:
 
 @bound_to_process()
 @final
+@checked
 class LogTopicSubscription:
     """Positions in the logs of a topic, and the rest of one piece of each lagging partition.
 
@@ -99,7 +101,7 @@ class LogTopicSubscription:
         self._closed = False
         self._origin = Origin(f"A subscription of the topic of {logs[0]!r}", self)
 
-    def take(self, timeout: float) -> list[Message]:
+    def take(self, timeout: Timeout) -> list[Message]:
         """The next messages; waits up to so many seconds for the first."""
         now = self._clock.monotonic()
         deadline = now + min(timeout, threading.TIMEOUT_MAX / 2)
