@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from strandline import snapshots as snapshots
     from strandline import spark as spark
     from strandline import tier as tier
+    from strandline import values as values
     from strandline.followers.delta.sink import DeltaSink as DeltaSink
     from strandline.followers.run import Batching as Batching
     from strandline.followers.run import follow as follow
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from strandline.model.sink import Store as Store
     from strandline.opening import Consumer as Consumer
     from strandline.opening import open_url
+    from strandline.values.json import Json as Json
+    from strandline.values.raw import Raw as Raw
 
     open = open_url  # noqa: A001 - the public name
 
@@ -63,11 +66,13 @@ _get, __dir__, __all__ = lazy(
         "Cursor": "strandline.model.cursor",
         "DeltaSink": "strandline.followers.delta.sink",
         "Exports": "strandline.followers.watch.run",
+        "Json": "strandline.values.json",
         "Log": "strandline.log.contract",
         "MemoryStore": "strandline.followers.stores.state",
         "Op": "strandline.model.records",
         "Prefix": "strandline.model.keyed",
         "Producer": "strandline.log.produce.producer",
+        "Raw": "strandline.values.raw",
         "RocksStore": "strandline.followers.stores.rocks",
         "Sink": "strandline.model.sink",
         "Store": "strandline.model.sink",
@@ -86,6 +91,7 @@ _get, __dir__, __all__ = lazy(
         "spark": "strandline.spark:",
         "tier": "strandline.tier:",
         "translate_cursor": "strandline.ingestion.translation",
+        "values": "strandline.values:",
         "watch_applied": "strandline.followers.watch.api",
         "watch_applied_async": "strandline.followers.watch.api",
     },

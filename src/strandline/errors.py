@@ -205,6 +205,10 @@ class BufferFull(StrandlineError):
     retryable = True
 
 
+class SchemaRefused(InvalidInput):
+    """A schema, or a change of one, does not fit what is stored; the message names the field. Nothing was changed."""
+
+
 class NullKey(StrandlineError):
     """A record without a key reached a sink that keeps one row per key; the message names its offset."""
 

@@ -1,0 +1,135 @@
+"""Avro schemas as Arrow fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from strandline.errors import SchemaRefused
+
+_MAX_DEPTH: Final = 64
+_MAX_DIGITS: Final = 76
+_MAX_DIGITS_128: Final = 38
+_PRIMITIVES: Final = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+}
+_LOGICAL: Final = {
+    ("int", "date"): pa.date32(),
+    ("int", "time-millis"): pa.time32("ms"),
+    ("long", "time-micros"): pa.time64("us"),
+    ("long", "timestamp-millis"): pa.timestamp("ms", tz="UTC"),
+    ("long", "timestamp-micros"): pa.timestamp("us", tz="UTC"),
+    ("long", "local-timestamp-millis"): pa.timestamp("ms"),
+    ("long", "local-timestamp-micros"): pa.timestamp("us"),
+}
+
+
+def avro_fields(schema: Mapping[str, Any]) -> list[pa.Field]:
+    """The fields of an Avro schema of a record: all of them become nullable columns.
+
+    An enum is a string; a union with null is its other branch, and other unions are refused.
+    """
+    kind = _Reader().type_of("", schema, "", 0)
+    if not isinstance(kind, pa.StructType):
+        raise SchemaRefused("The Avro schema of a value must be a record.")
+    return list(kind)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._named: dict[str, pa.DataType | None] = {}
+
+    def type_of(self, path: str, schema: Any, space: str, depth: int) -> pa.DataType:  # noqa: PLR0911 - one per kind
+        """The Arrow type of a part of the schema, inside the namespace ``space``."""
+        name = path or "the value itself"
+        if depth > _MAX_DEPTH:
+            raise SchemaRefused(f"The field '{name[:100]}' of the Avro schema is too deep.")
+        if isinstance(schema, str):
+            return _PRIMITIVES[schema] if schema in _PRIMITIVES else self._reference(name, schema, space)
+        if isinstance(schema, list):
+            rest = [branch for branch in schema if branch not in ("null", {"type": "null"})]
+            if len(rest) != 1:
+                raise SchemaRefused(f"The field '{name}' has several types in the Avro schema: a column has one.")
+            return self.type_of(path, rest[0], space, depth + 1)
+        if not isinstance(schema, Mapping):
+            raise SchemaRefused(f"The field '{name}' of the Avro schema is not a schema: {schema!r:.50}.")
+        match schema.get("type"):
+            case "record" | "error":
+                return self._record(path, schema, space, depth)
+            case "enum":
+                return self._name(schema, space, pa.string())
+            case "array":
+                return pa.list_(self.type_of(f"{path}[]", schema.get("items"), space, depth + 1))
+            case "map":
+                return pa.map_(pa.string(), self.type_of(path + "{}", schema.get("values"), space, depth + 1))
+            case "fixed":
+                return self._name(schema, space, _fixed(name, schema))
+            case str() as kind:
+                return _logical(name, kind, schema) or self.type_of(path, kind, space, depth + 1)
+            case kind:
+                return self.type_of(path, kind, space, depth + 1)
+
+    def _record(self, path: str, schema: Mapping[str, Any], space: str, depth: int) -> pa.DataType:
+        full = _full_name(schema, space)
+        self._named[full] = None
+        inside, space = f"{path}." if path else "", full.rpartition(".")[0]
+        fields = schema.get("fields")
+        if not isinstance(fields, list) or not all(isinstance(field, Mapping) and "name" in field for field in fields):
+            raise SchemaRefused(f"The field '{path or 'the value itself'}' of the Avro schema has no fields.")
+        named = [(str(field["name"]), field.get("type")) for field in fields]
+        kind = pa.struct(
+            [pa.field(name, self.type_of(inside + name, part, space, depth + 1)) for name, part in named]
+        )
+        self._named[full] = kind
+        return kind
+
+    def _name(self, schema: Mapping[str, Any], space: str, kind: pa.DataType) -> pa.DataType:
+        self._named[_full_name(schema, space)] = kind
+        return kind
+
+    def _reference(self, name: str, referred: str, space: str) -> pa.DataType:
+        full = referred if "." in referred or not space else f"{space}.{referred}"
+        full = full if full in self._named else referred
+        if full not in self._named:
+            raise SchemaRefused(f"The field '{name}' is of the type {referred!r:.100}, which the Avro schema lacks.")
+        kind = self._named[full]
+        if kind is None:
+            raise SchemaRefused(f"The field '{name}' of the Avro schema is recursive: a column cannot be.")
+        return kind
+
+
+def _full_name(schema: Mapping[str, Any], space: str) -> str:
+    name = str(schema.get("name", ""))
+    space = str(schema.get("namespace", space) or "")
+    return name if "." in name or not space else f"{space}.{name}"
+
+
+def _fixed(name: str, schema: Mapping[str, Any]) -> pa.DataType:
+    if schema.get("logicalType") == "decimal":
+        return _decimal(name, schema)
+    size = schema.get("size")
+    if not isinstance(size, int) or not 0 < size <= 1 << 20:
+        raise SchemaRefused(f"The field '{name}' of the Avro schema is fixed of the size {size!r:.50}.")
+    return pa.binary(size)
+
+
+def _logical(name: str, kind: str, schema: Mapping[str, Any]) -> pa.DataType | None:
+    logical = schema.get("logicalType")
+    if (kind, logical) == ("bytes", "decimal"):
+        return _decimal(name, schema)
+    return _LOGICAL.get((kind, str(logical)))
+
+
+def _decimal(name: str, schema: Mapping[str, Any]) -> pa.DataType:
+    precision, scale = schema.get("precision"), schema.get("scale", 0)
+    if not isinstance(precision, int) or not isinstance(scale, int) or not 0 <= scale <= precision <= _MAX_DIGITS:
+        raise SchemaRefused(f"The field '{name}' of the Avro schema is a decimal of {precision!r}, {scale!r} digits.")
+    return (pa.decimal128 if precision <= _MAX_DIGITS_128 else pa.decimal256)(precision, scale)

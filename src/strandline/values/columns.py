@@ -1,0 +1,182 @@
+"""Decoded Python values to Arrow columns, column by column, with the exact rows that do not fit."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from strandline.errors import printable
+
+Getter: TypeAlias = Callable[[Any], Any]
+"""Takes a field's value out of a row, or of a struct inside it."""
+
+Owner: TypeAlias = Callable[[int], int]
+"""The row to which the value at a position of a nested column belongs."""
+
+# What pyarrow raises if a Python value does not fit a type.
+_MISFITS: Final = (pa.ArrowException, OverflowError, UnicodeEncodeError, ValueError, TypeError)
+
+_UNITS: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How to build one column: its field, how to take its value out of a row, and the shapes inside it.
+
+    ``text`` says that values are text which Arrow parses, such as timestamps; ``make`` gives a struct from the values
+    of its fields.
+    """
+
+    field: pa.Field
+    get: Getter
+    inside: tuple[Shape, ...] = ()
+    text: bool = False
+    make: Callable[..., Any] = tuple
+
+
+def build_columns(shapes: Sequence[Shape], rows: list[Any], reasons: dict[int, str]) -> list[pa.Array]:
+    """The columns of the rows. Values that do not fit are null, and ``reasons`` gets an entry for their rows."""
+    builder = _Builder(reasons)
+    return [builder.build(shape, list(map(shape.get, rows)), shape.field.name, int) for shape in shapes]
+
+
+class _Builder:
+    def __init__(self, reasons: dict[int, str]) -> None:
+        self._reasons = reasons
+
+    def build(self, shape: Shape, values: list[Any], path: str, owner: Owner) -> pa.Array:
+        kind = shape.field.type
+        if pt.is_struct(kind):
+            return self._struct(shape, values, path, owner)
+        if pt.is_map(kind):
+            return self._map(shape, values, path, owner)
+        if pt.is_list(kind) or pt.is_large_list(kind):
+            return self._list(shape, values, path, owner)
+        return self._leaf(shape, values, path, owner)
+
+    def _struct(self, shape: Shape, values: list[Any], path: str, owner: Owner) -> pa.Array:
+        mask = None
+        if None in values:
+            mask = pa.array([value is None for value in values], pa.bool_())
+        children = []
+        for part in shape.inside:
+            get = part.get
+            inner = list(map(get, values)) if mask is None else [None if v is None else get(v) for v in values]
+            children.append(self.build(part, inner, f"{path}.{part.field.name}", owner))
+        return pa.StructArray.from_arrays(children, fields=list(shape.field.type), mask=mask)
+
+    def _list(self, shape: Shape, values: list[Any], path: str, owner: Owner) -> pa.Array:
+        [item] = shape.inside
+        large = pt.is_large_list(shape.field.type)
+        ends = list(accumulate((0 if value is None else len(value) for value in values), initial=0))
+        items = list(chain.from_iterable(value for value in values if value))
+        child = self.build(item, items, f"{path}[]", _inner(ends, owner))
+        offsets = pa.array(ends, pa.int64() if large else pa.int32())
+        make = pa.LargeListArray if large else pa.ListArray
+        return make.from_arrays(offsets, child, type=shape.field.type, mask=_nulls(values))
+
+    def _map(self, shape: Shape, values: list[Any], path: str, owner: Owner) -> pa.Array:
+        [item] = shape.inside
+        kind = shape.field.type
+        ends = list(accumulate((0 if value is None else len(value) for value in values), initial=0))
+        inner = _inner(ends, owner)
+        names = Shape(kind.key_field, item.get)
+        keys = self._leaf(names, list(chain.from_iterable(value for value in values if value)), path, inner, "")
+        items = list(chain.from_iterable(value.values() for value in values if value))
+        child = self.build(item, items, path + "{}", inner)
+        return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), keys, child, type=kind, mask=_nulls(values))
+
+    def _leaf(self, shape: Shape, values: list[Any], path: str, owner: Owner, instead: Any = None) -> pa.Array:
+        try:
+            return convert(shape, values)
+        except _MISFITS:
+            return self._piecewise(shape, values, path, owner, instead)
+
+    def _piecewise(self, shape: Shape, values: list[Any], path: str, owner: Owner, instead: Any) -> pa.Array:
+        """The column in pieces, by halving, so that a few misfits are found with few conversions."""
+        pieces = []
+        pending = [values]
+        position = 0
+        while pending:
+            part = pending.pop()
+            try:
+                piece = convert(shape, part)
+            except _MISFITS as error:
+                if len(part) > 1:
+                    middle = len(part) // 2
+                    pending += [part[middle:], part[:middle]]
+                    continue
+                reason = f"The field '{path}' does not fit {shape.field.type}: {_first_line(error)}"
+                self._reasons.setdefault(owner(position), printable(reason[:500]))
+                piece = pa.array([instead], shape.field.type)
+            pieces.append(piece)
+            position += len(part)
+        return pa.concat_arrays(pieces)
+
+
+def convert(shape: Shape, values: list[Any]) -> pa.Array:
+    """A column of single values; raises if any of them does not fit.
+
+    Timestamps and times that are finer than the column's unit are cut off.
+    """
+    kind = shape.field.type
+    if pt.is_timestamp(kind):
+        return _timestamps(values, kind, text=shape.text)
+    if shape.text:
+        return pa.array(values, pa.string()).cast(kind)
+    if pt.is_time32(kind):
+        return pa.array(values, pa.time64("us")).cast(kind, safe=False)
+    return pa.array(values, kind)
+
+
+def _timestamps(values: list[Any], kind: pa.DataType, *, text: bool) -> pa.Array:
+    if not text:
+        return _floor(pa.array(values, pa.timestamp("us", tz=kind.tz)), kind)
+    # Arrow refuses more digits than the unit has, and years that nanoseconds do not reach.
+    texts = pa.array(values, pa.string())
+    for unit in [unit for unit in ("us", "ns") if _UNITS[unit] > _UNITS[kind.unit]]:
+        with suppress(pa.ArrowInvalid):
+            return texts.cast(kind)
+        with suppress(pa.ArrowInvalid):
+            return _floor(texts.cast(pa.timestamp(unit, tz=kind.tz)), kind)
+    return texts.cast(kind)
+
+
+def _floor(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if column.type == kind:
+        return column
+    if _UNITS[column.type.unit] < _UNITS[kind.unit]:
+        return column.cast(kind)
+    names = {"s": "second", "ms": "millisecond", "us": "microsecond"}
+    return pc.floor_temporal(column, unit=names[kind.unit]).cast(kind)
+
+
+def _inner(ends: list[int], owner: Owner) -> Owner:
+    return lambda position: owner(bisect_right(ends, position) - 1)
+
+
+def _nulls(values: list[Any]) -> pa.Array | None:
+    return pa.array([value is None for value in values], pa.bool_()) if None in values else None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0].rstrip(".") + "."
+
+
+def null_rows(columns: list[pa.Array], rows: Sequence[int]) -> list[pa.Array]:
+    """The columns with nulls in the given rows."""
+    if not rows or not columns:
+        return columns
+    keep: list[int | None] = list(range(len(columns[0])))
+    for row in rows:
+        keep[row] = None
+    indices = pa.array(keep, pa.int64())
+    return [column.take(indices) for column in columns]
