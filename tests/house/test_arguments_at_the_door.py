@@ -122,6 +122,8 @@ def instances(place: Place) -> dict[str, Callable[[], Any]]:
         "DeltaSink": lambda: sl.DeltaSink(place.fresh()),
         "Exports": sl.Exports,
         "FlowLimits": node.FlowLimits,
+        "Json": lambda: sl.Json(pa.schema({"id": pa.int64()})),
+        "Raw": sl.Raw,
         "Hold": lambda: place.log.hold(0, 60),
         "Limit": logs.Limit,
         "LogKeyValue": lambda: kv.LogKeyValue(place.log),

@@ -157,6 +157,12 @@ def test_null_values_are_rows_of_nulls_in_every_type_of_array(kind: pa.DataType)
     assert sl.Json(WIDE).decode(pa.nulls(0, kind)).columns.num_rows == 0
 
 
+@pytest.mark.parametrize("codec", [sl.Json(WIDE), sl.Raw()])
+def test_an_array_that_is_not_of_bytes_is_refused(codec: sl.values.Codec) -> None:
+    with pytest.raises(InvalidInput, match="not int64"):
+        codec.decode(pa.array([1]))
+
+
 def test_a_codec_travels_and_equals_its_copy() -> None:
     codec = sl.Json(WIDE)
     copy = pickle.loads(pickle.dumps(codec))

@@ -85,9 +85,7 @@ class _Reader:
         if not isinstance(fields, list) or not all(isinstance(field, Mapping) and "name" in field for field in fields):
             raise SchemaRefused(f"The field '{path or 'the value itself'}' of the Avro schema has no fields.")
         named = [(str(field["name"]), field.get("type")) for field in fields]
-        kind = pa.struct(
-            [pa.field(name, self.type_of(inside + name, part, space, depth + 1)) for name, part in named]
-        )
+        kind = pa.struct([pa.field(name, self.type_of(inside + name, part, space, depth + 1)) for name, part in named])
         self._named[full] = kind
         return kind
 

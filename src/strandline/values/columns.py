@@ -115,7 +115,7 @@ class _Builder:
                     pending += [part[middle:], part[:middle]]
                     continue
                 reason = f"The field '{path}' does not fit {shape.field.type}: {_first_line(error)}"
-                self._reasons.setdefault(owner(position), printable(reason[:500]))
+                self._reasons.setdefault(owner(position), printable(reason[:500])[:500].rstrip(".") + ".")
                 piece = pa.array([instead], shape.field.type)
             pieces.append(piece)
             position += len(part)

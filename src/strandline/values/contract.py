@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
+import pyarrow.types as pt
+
+from strandline.errors import InvalidInput
 
 Columns: TypeAlias = pa.RecordBatch | pa.Table
 """Typed columns, one row per record."""
@@ -75,6 +78,14 @@ class Codec(Protocol):
         ``InvalidInput`` if it does not fit the schema; the sentence names the field.
         """
         ...
+
+
+def check_values(values: pa.Array) -> pa.Array:
+    """The values, if they are an array of bytes or of nulls; ``InvalidInput`` otherwise."""
+    kind = values.type
+    if not (pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_null(kind)):
+        raise InvalidInput(f"Values to decode are an array of type binary, large_binary or null, not {kind}.")
+    return values
 
 
 def bad_rows(reasons: dict[int, str]) -> pa.RecordBatch:

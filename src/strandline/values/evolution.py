@@ -193,5 +193,3 @@ def _conform(name: str, array: pa.Array, kind: pa.DataType) -> pa.Array:
 def _with_child(array: pa.Array, kind: pa.DataType, child: pa.Array) -> pa.Array:
     buffers = array.buffers()[:2]
     return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, array.offset, children=[child])
-
-

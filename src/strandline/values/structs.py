@@ -19,8 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.errors import InvalidInput, MissingExtra, SchemaRefused, printable
+from strandline.model.arguments import checked
 from strandline.values.columns import Shape, build_columns, null_rows
-from strandline.values.contract import Columns, Decoded, bad_rows
+from strandline.values.contract import Columns, Decoded, bad_rows, check_values
 from strandline.values.evolution import conform_columns
 from strandline.values.schemas import as_schema, leaves
 
@@ -99,8 +100,10 @@ class StructCodec:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._schema,)
 
+    @checked
     def decode(self, values: pa.Array) -> Decoded:
         """Decode each value; a row is bad if it is malformed or does not fit the schema. Unknown fields are skipped."""
+        check_values(values)
         reasons: dict[int, str] = {}
         step = max(1, min(_CHUNK_ROWS, len(values) * _CHUNK_BYTES // max(values.nbytes, 1)))
         chunks = [
@@ -140,6 +143,7 @@ class StructCodec:
                 rows.append(self._empty)
         return rows
 
+    @checked
     def encode(self, columns: Columns) -> pa.Array:
         """Encode rows, with every field of the schema, null or not."""
         batch = conform_columns(columns, self._schema)
@@ -164,7 +168,7 @@ class StructCodec:
 
 def _reason(error: BaseException) -> str:
     text = str(error) if not isinstance(error, RecursionError) else "It is nested too deeply"
-    return printable(text[:500]).rstrip(".") + "."
+    return printable(text[:500])[:500].rstrip(".") + "."
 
 
 def _is_checked_by_arrow(kind: pa.DataType) -> bool:
