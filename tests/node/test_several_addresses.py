@@ -376,3 +376,21 @@ def test_the_leader_is_killed_while_a_follower_follows_and_a_writer_appends(tmp_
         assert [(mark.number, mark.index) for mark in found] == [
             (number, index) for number in written for index in range(3)
         ]
+
+
+def test_a_stream_does_not_go_on_in_a_log_that_was_rewound_and_is_longer_again(tmp_path: Path) -> None:
+    """Three of the five records that were read are on the node that leads next, and others follow them there."""
+    first = sl.node.Primary.open(tmp_path / "a", name="a")
+    first.append_values([b"0", b"1", b"2"])
+    with sl.node.Replica.open(tmp_path / "b", first.url, name="b") as replica:
+        assert replica.running.wait_until(lambda: replica.committed == 3, 60.0)
+    first.append_values([b"3", b"4"])
+    replica = sl.node.Replica.open(tmp_path / "b", "grpc://127.0.0.1:9", name="b")
+    with RemoteLog(f"{first.url},{replica.url}", failover_timeout=60.0) as remote:
+        stream = remote.read(follow=True, columns=["value"])
+        assert [next(stream).column("value").to_pylist() for _ in range(2)] == [[b"0", b"1", b"2"], [b"3", b"4"]]
+        first.close()
+        with replica.promote(force=True) as second:
+            second.append_values([b"other 3", b"other 4", b"other 5"])
+            with pytest.raises(Diverged, match="term"):
+                next(stream)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, TypeAlias, TypeVar, final
 from uuid import UUID
 
 import pyarrow as pa
@@ -34,7 +34,7 @@ from strandline.node.flight.channel import TIMEOUT, Channel
 from strandline.node.flight.errors import asking
 from strandline.node.flight.node_channels import FAILOVER_TIMEOUT, NodeChannels, ReadFrom
 from strandline.node.flight.remote_slots import RemoteSlots
-from strandline.node.flight.remote_span import RemoteSpan, streamed
+from strandline.node.flight.remote_span import RemoteSpan, streamed, streamed_with_terms
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.streams import read_schema
 from strandline.node.lead.policies import CommitPolicy, as_policy
@@ -44,6 +44,8 @@ from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 
 T = TypeVar("T")
+TermBatch: TypeAlias = tuple[pa.RecordBatch, int]
+"""Records and their term."""
 
 _OFFSET: Final = "offset"
 
@@ -236,7 +238,10 @@ class RemoteLog(LogReading, Closing):
         return self._read_anywhere(ticket)
 
     def _read_anywhere(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
-        """A stream that goes on at another node when one is lost, without a gap and without a record twice."""
+        """A stream that goes on at another node when one is lost, without a gap and without a record twice.
+
+        ``Diverged`` if the records that it has given are not in the log any more.
+        """
         last = self.end()
         log_id, following = last.log_id, last.next
         cursor = self.start() if ticket.since is None else ticket.since
@@ -248,19 +253,20 @@ class RemoteLog(LogReading, Closing):
         columns = None if ticket.columns is None else tuple(dict.fromkeys((*ticket.columns, _OFFSET)))
         schema = read_schema(columns)
 
-        def begin(channel: Channel) -> tuple[pa.RecordBatch | None, Iterator[pa.RecordBatch]]:
+        def begin(channel: Channel) -> tuple[TermBatch | None, Iterator[TermBatch]]:
             asked = ReadTicket(cursor, end, ticket.follow, columns)
-            batches = streamed(channel, asked, schema, self._clock)
+            batches = streamed_with_terms(channel, asked, schema, self._clock)
             return next(batches, None), batches
 
         waiting: Iterator[float] | None = None
         while end is None or cursor.next < end:
             try:
-                first, batches = self._nodes.on_reader(begin)
-                while first is not None:
-                    cursor, waiting = Cursor(log_id, first.column(_OFFSET)[-1].as_py() + 1), None
-                    yield first if ticket.columns is None else first.select(ticket.columns)
-                    first = next(batches, None)
+                found, batches = self._nodes.on_reader(begin)
+                while found is not None:
+                    batch, term = found
+                    cursor, waiting = Cursor(log_id, batch.column(_OFFSET)[-1].as_py() + 1, term), None
+                    yield batch if ticket.columns is None else batch.select(ticket.columns)
+                    found = next(batches, None)
             except (TransientStorageError, NotReady):
                 waiting = waiting or pauses(self._nodes.failover_timeout, self._clock)
                 pause = next(waiting, 0.0)

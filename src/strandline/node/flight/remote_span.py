@@ -112,6 +112,14 @@ def streamed(
     channel: Channel, ticket: ReadTicket, schema: pa.Schema, clock: Clock, *, signed: str | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The batches of a stream as they come, without heartbeats; ends it when it is closed."""
+    for batch, _ in streamed_with_terms(channel, ticket, schema, clock, signed=signed):
+        yield batch
+
+
+def streamed_with_terms(
+    channel: Channel, ticket: ReadTicket, schema: pa.Schema, clock: Clock, *, signed: str | None = None
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The same, each batch with the term of its records; 0 from a node of an earlier version."""
     url, encoded = channel.url, encode_ticket(ticket)
 
     @contextlib.contextmanager
@@ -122,9 +130,9 @@ def streamed(
             raise CorruptData(f"{url} streams {str(reader.schema.names)[:200]} instead of {schema.names}.")
         yield reader
 
-    def accept(chunk: Any) -> tuple[pa.RecordBatch, int] | None:
+    def accept(chunk: Any) -> tuple[tuple[pa.RecordBatch, int], int] | None:
         part, note = read_part(chunk, url)
-        return None if note.flags & Flag.HEARTBEAT or not part.num_rows else (part, size_of(part))
+        return None if note.flags & Flag.HEARTBEAT or not part.num_rows else ((part, note.term), size_of(part))
 
     turn = channel.timeout
     receiver = Receiver(begin, accept, url=url, what="reading", silence=turn, clock=clock)

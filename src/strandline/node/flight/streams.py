@@ -94,18 +94,19 @@ def reading(
     while live() and (end is None or cursor.next < end):
         spans = log.plan(cursor, Limit(batches=_PLANNED.batches, bytes=_PLANNED.bytes, upto=end))
         for span in spans:
+            after = behind(cursor, span)
             with hold(span.size):
                 for batch in _fetched(log, span, cursor, ticket.columns):
                     message = _message(batch)
                     content = page_checksum([message])
-                    yield message, _read_note(Flag.READ | Flag.LAST, span.first, span.next, log, content)
-            cursor = behind(cursor, span)
+                    yield message, _read_note(Flag.READ | Flag.LAST, span.first, after, log, content)
+            cursor = after
         if spans:
             timer.sent()
         elif not ticket.follow:
             raise NotReady(f"The log does not reach offset {end} yet; it ends at {cursor.next}.")
         elif not log.wait(cursor, TURN) and timer.is_due():
-            yield nothing, _read_note(Flag.READ | Flag.HEARTBEAT, cursor.next, cursor.next, log)
+            yield nothing, _read_note(Flag.READ | Flag.HEARTBEAT, cursor.next, cursor, log)
             timer.sent()
 
 
@@ -118,9 +119,10 @@ def _fetched(log: Log, span: Any, cursor: Cursor, columns: Sequence[str] | None)
     return found
 
 
-def _read_note(flags: int, first: int, upto: int, log: Log, content: int = 0) -> bytes:
+def _read_note(flags: int, first: int, after: Cursor, log: Log, content: int = 0) -> bytes:
+    """The note of the records from ``first`` up to a cursor: with its term the reader goes on at another node."""
     heartbeat = NO_HEARTBEAT._replace(committed=log.end().next)
-    return encode_note(Note(flags, first, upto - first, 0, 0, None, heartbeat, content))
+    return encode_note(Note(flags, first, after.next - first, after.term, 0, None, heartbeat, content))
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
