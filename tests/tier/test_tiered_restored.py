@@ -249,3 +249,15 @@ def test_a_restored_log_is_not_read_any_more_once_it_forgets_what_its_cold_tier_
     tiers.trim(2)
     with pytest.raises(Diverged, match="restored from a copy"):
         list(log.read())
+
+
+def test_a_restored_log_is_compared_again_when_its_process_begins_to_lead() -> None:
+    """Only a primary has the tierer's slot: a replica could not compare."""
+    tiers = parted_copy(trimmed=True)
+    roles: list[str | None] = [None]
+    (slot,) = (slot for slot in tiers.hot().slots.list() if slot.name == TIER_SLOT)
+    log = tiers.tiered(role=lambda: roles[-1], tier_slot=lambda: None if roles[-1] is None else slot)
+    log.bounds()
+    roles.append("primary")
+    with pytest.raises(Diverged, match="restored from a copy"):
+        log.bounds()

@@ -215,13 +215,15 @@ class Tiers:
         manager.reconcile_assignment(range(PARTITIONS))
         return manager
 
-    def tiered(self, *, manager: MetadataManager | None = None, store: ObjectStore | None = None) -> TieredLog:
+    def tiered(
+        self, *, manager: MetadataManager | None = None, store: ObjectStore | None = None, **options: Any
+    ) -> TieredLog:
         """The log with its cold tier, as a process of its own has it."""
 
         def reader(_: ExitStack) -> ColdReader:
             return ColdReader(manager or self.manager(), store or self.plain, self.partition, self.clock)
 
-        return TieredLog(self.hot(store), self.cell(store), reader)
+        return TieredLog(self.hot(store), self.cell(store), reader, **options)
 
     def tierer(self, *, store: ObjectStore | None = None, topic: Topic | None = None, **options: Any) -> Tierer:
         """A tierer in a process of its own; small segments, of which some have several batches."""

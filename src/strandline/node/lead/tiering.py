@@ -119,10 +119,16 @@ class NodeColdTier(Closing):
                     self._opened, self._known = opened.pop_all(), (manager, cold)
             return self._known
 
-    def log(self, hot: CommittedLog, tier_slot: Callable[[], SlotState | None]) -> TieredLog:
-        """The log over both tiers; ``hot`` gives the node's copy as of each call."""
+    def log(self, hot: CommittedLog, primary: Callable[[], PrimaryRole | None]) -> TieredLog:
+        """The log over both tiers; ``hot`` gives the node's copy as of each call, ``primary`` its role if it leads."""
         if self._log is None:
-            self._log = TieredLog(hot, self.cell, lambda _: self._reader(), tier_slot=tier_slot)
+
+            def tier_slot() -> SlotState | None:
+                role = primary()  # only a primary has it
+                slots = () if role is None else role.log.slots.list()
+                return next((slot for slot in slots if slot.name == TIER_SLOT), None)
+
+            self._log = TieredLog(hot, self.cell, lambda _: self._reader(), tier_slot=tier_slot, role=primary)
         return self._log
 
     def _reader(self) -> ColdReader:
@@ -224,18 +230,12 @@ class NodeTiers(Closing):
     def log(self) -> CommittedLog | TieredLog:
         """The log up to the commit watermark, over both tiers."""
         cold = self._opened()
-        return self._hot if cold is None else cold.log(self._hot, self._tier_slot)
-
-    def _tier_slot(self) -> SlotState | None:
-        """The tierer's slot, which only the primary has."""
-        primary = self._primary()
-        slots = () if primary is None else primary.log.slots.list()
-        return next((slot for slot in slots if slot.name == TIER_SLOT), None)
+        return self._hot if cold is None else cold.log(self._hot, self._primary)
 
     def slots(self, primary: PrimaryRole) -> Slots:
         """The slots of consumers on the primary."""
         cold = self._opened()
-        return primary.slots if cold is None else cold.slots(primary, cold.log(self._hot, self._tier_slot))
+        return primary.slots if cold is None else cold.slots(primary, cold.log(self._hot, self._primary))
 
     def tier(self, *, everything: bool, sweep: bool, stop: threading.Event | None) -> Round | None:
         """One round of tiering; None if this node does not lead, or the log has no cold tier."""

@@ -64,10 +64,12 @@ class TieredLog(Closing):
         *,
         close_hot: bool = False,
         tier_slot: Callable[[], SlotState | None] | None = None,
+        role: Callable[[], object] = lambda: None,
     ) -> None:
         """Use :func:`~strandline.tier.opening.tiered`. ``reader`` opens the cold tier on first use.
 
-        ``tier_slot`` gives the tierer's slot, if it is not among those of the hot log.
+        ``tier_slot`` gives the tierer's slot, if it is not among those of the hot log; when the ``role`` of this
+        process changes, that slot may be another one, and is compared with the segments again.
         """
         self._close_hot = close_hot
         self._find_tier_slot = tier_slot or self._listed_tier_slot
@@ -77,7 +79,9 @@ class TieredLog(Closing):
         self._lock = threading.Lock()
         self._opened = ExitStack()
         self._reader: ColdReader | None = None
-        self._is_checked = False
+        self._role = role
+        self._checked: tuple[object] | None = None
+        """The role in which the tierer's slot was compared with the segments; None if it was not."""
         self._origin = Origin(f"The log {hot!r}", self)
 
     def __getattr__(self, name: str) -> Any:
@@ -106,16 +110,17 @@ class TieredLog(Closing):
         with self._lock:
             if self._reader is None:
                 with ExitStack() as opened, _opening():
-                    self._reader, self._is_checked = self._open_reader(opened), False
+                    self._reader, self._checked = self._open_reader(opened), None
                     self._opened = opened.pop_all()
             # Trimmed records are read from segments, and only the tierer's slot proves that these are the log's. A log
             # that was never trimmed needs no segment: diverged ones do not keep it from being read.
-            if not self._is_checked and self._hot.bounds().first:
+            role = self._role()
+            if (self._checked is None or self._checked[0] is not role) and self._hot.bounds().first:
                 with _opening():
                     slot = self._find_tier_slot()
                     if slot is not None and slot.pins:
                         self._reader.check_slot(slot, self._hot)
-                self._is_checked = True
+                self._checked = (role,)
             return self._reader
 
     def _listed_tier_slot(self) -> SlotState | None:
