@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from strandline import spark as spark
     from strandline import tier as tier
     from strandline import values as values
-    from strandline.followers.delta.sink import DeltaSink as DeltaSink
     from strandline.followers.run import Batching as Batching
     from strandline.followers.run import follow as follow
     from strandline.followers.stores.append_log import AppendLogStore as AppendLogStore
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from strandline.model.sink import Store as Store
     from strandline.opening import Consumer as Consumer
     from strandline.opening import open_url
+    from strandline.tables.delta.sink import DeltaSink as DeltaSink
     from strandline.values.json import Json as Json
     from strandline.values.raw import Raw as Raw
 
@@ -64,7 +64,7 @@ _get, __dir__, __all__ = lazy(
         "Batching": "strandline.followers.run",
         "Consumer": "strandline.opening",
         "Cursor": "strandline.model.cursor",
-        "DeltaSink": "strandline.followers.delta.sink",
+        "DeltaSink": "strandline.tables.delta.sink",
         "Exports": "strandline.followers.watch.run",
         "Json": "strandline.values.json",
         "Log": "strandline.log.contract",

@@ -209,7 +209,11 @@ class SchemaRefused(InvalidInput):
     """A schema, or a change of one, does not fit what is stored; the message names the field. Nothing was changed."""
 
 
-class NullKey(StrandlineError):
+class BadRecord(StrandlineError):
+    """A record cannot become a row of a table; the message names its offset and the reason."""
+
+
+class NullKey(BadRecord):
     """A record without a key reached a sink that keeps one row per key; the message names its offset."""
 
 

@@ -10,10 +10,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from strandline.errors import Diverged, Fenced, InvalidInput, NullKey, StorageError
-from strandline.followers.delta.sink import DeltaSink, newest_per_key
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA, Op
 from strandline.storage.disk import LocalDisk
+from strandline.tables.delta.sink import DeltaSink
+from strandline.tables.kinds import RAW, in_offset_order, newest_per_key
 from strandline.testing.sinks import DELETE, LOG, SinkContract, changes
 
 
@@ -23,9 +24,9 @@ def table_of(sink):
 
 def sleep_after_looking(sink, monkeypatch):
     """What the sink sees when it looks next is what is there now, whatever happens meanwhile."""
-    looks = [sink._open()]
-    look = sink._open
-    monkeypatch.setattr(sink, "_open", lambda: looks.pop() if looks else look())
+    looks = [sink._table.open()]
+    look = sink._table.open
+    monkeypatch.setattr(sink._table, "open", lambda: looks.pop() if looks else look())
 
 
 class TestLatest(SinkContract):
@@ -123,7 +124,7 @@ class TestLatest(SinkContract):
             DeltaSink(sink.url, mode="append").cursor(LOG)
 
     def test_an_unknown_mode_is_refused(self):
-        with pytest.raises(InvalidInput, match="'latest' or 'append'"):
+        with pytest.raises(InvalidInput, match="'latest', 'append' or 'history'"):
             DeltaSink("x", mode="newest")
 
     def test_a_commit_is_on_disk_before_apply_returns(self, tmp_path):
@@ -158,7 +159,7 @@ class TestLatest(SinkContract):
         def full(*_, **__):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(DeltaTable, "merge", full)
+        monkeypatch.setattr(DeltaTable, "create_write_transaction", full)
         with pytest.raises(StorageError, match="stays at its cursor"):
             self.apply(sink, 1, (b"a", b"2"))
         monkeypatch.undo()
@@ -211,7 +212,7 @@ class TestAppend(SinkContract):
 def test_the_newest_record_of_each_key_is_found_in_any_order():
     table = changes(0, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"b", DELETE))
     shuffled = table.take([2, 0, 3, 1])
-    assert sorted(newest_per_key(shuffled)["offset"].to_pylist()) == [2, 3]
+    assert newest_per_key(in_offset_order([shuffled], RAW))["offset"].to_pylist() == [2, 3]
 
 
 def test_a_log_of_another_identity_finds_no_cursor_in_the_table(tmp_path):

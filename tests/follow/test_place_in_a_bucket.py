@@ -10,9 +10,9 @@ import pytest
 
 import strandline as sl
 from strandline.errors import WrongKind
-from strandline.followers.delta.sink import DeltaSink
 from strandline.log.topic.logs import open_object_topic
 from strandline.storage.urls import open_store
+from strandline.tables.delta.sink import DeltaSink
 from tests.servers import BUCKET, S3Server
 
 Place = tuple[str, dict[str, str]]

@@ -18,13 +18,14 @@ from strandline.errors import (
     StrandlineError,
 )
 from strandline.followers.committer import SinkCommitter
-from strandline.followers.delta import sink as delta
-from strandline.followers.delta.sink import DeltaSink
 from strandline.followers.run import Batching, follow
 from strandline.log.memory import MemoryLog
 from strandline.log.object import open_log
 from strandline.model.cursor import Cursor
 from strandline.model.retention import SlotLimits
+from strandline.tables.delta import table as delta
+from strandline.tables.delta.sink import DeltaSink
+from strandline.tables.delta.table import FollowedDelta
 from strandline.testing.sinks import MemorySink, changes
 from tests.follow.test_table_recovery import fill
 
@@ -75,7 +76,7 @@ def test_a_refused_follower_leaves_neither_a_table_nor_a_slot(log, table, option
 
 
 def test_a_missing_extra_leaves_neither_a_table_nor_a_slot(log, table, monkeypatch):
-    monkeypatch.setattr(delta, "_deltalake", without_the_extra)
+    monkeypatch.setattr(delta, "deltalake_library", without_the_extra)
     with pytest.raises(MissingExtra):
         follow(log, DeltaSink(table), "s", until="end")
     assert_nothing_is_left(log, table)
@@ -197,16 +198,16 @@ def test_a_follower_that_took_over_is_not_stopped_by_the_last_commit_of_the_one_
     """The slot says who is newer: what the older one still committed is dropped from the newer one's range."""
     old = DeltaSink(table, mode="append")
     follow(log, old, "s", until=1)
-    write, late = DeltaSink._write, []
+    write, late = FollowedDelta.commit, []
 
     def meanwhile(self, *arguments):
-        if self is not old and not late:
+        if self is not old._table and not late:
             late.append(True)
             at = Cursor(log.log_id, 1)
             old.apply(changes(1, ROWS[1]), since=at, upto=at.at(2))
         write(self, *arguments)
 
-    monkeypatch.setattr(DeltaSink, "_write", meanwhile)
+    monkeypatch.setattr(FollowedDelta, "commit", meanwhile)
     new = DeltaSink(table, mode="append")
     assert follow(log, new, "s", until="end") == log.end()
     offsets = DeltaTable(table).to_pyarrow_table()["offset"].to_pylist()

@@ -12,7 +12,6 @@ from deltalake import DeltaTable
 import strandline as sl
 from strandline.errors import CorruptData, CursorExpired, Diverged, Fenced, InvalidInput, NotFound
 from strandline.followers import run as running
-from strandline.followers.delta.sink import DeltaSink
 from strandline.followers.engine import Engine
 from strandline.followers.events import Received, ReportCursor, Signal
 from strandline.followers.run import Batching, follow
@@ -23,6 +22,7 @@ from strandline.model.head import WriterId
 from strandline.storage.clock import CHANCE
 from strandline.storage.local import LocalStore
 from strandline.storage.retry import Backoff, RetryingStore
+from strandline.tables.delta.sink import DeltaSink
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.sinks import DELETE, MemorySink, changes, folded

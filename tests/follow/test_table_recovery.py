@@ -10,13 +10,14 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from strandline.errors import Conflict, CursorExpired, Diverged, Fenced, StorageError
-from strandline.followers.delta.sink import DeltaSink
 from strandline.followers.run import Batching, follow
 from strandline.log.memory import MemoryLog
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import Op
 from strandline.storage.clock import CHANCE
+from strandline.tables.delta.sink import DeltaSink
+from strandline.tables.delta.table import FollowedDelta
 from strandline.testing.sinks import DELETE, LOG, changes, folded
 from tests.cases import some
 
@@ -201,14 +202,14 @@ def test_a_table_that_its_owner_knows_to_be_right_can_be_adopted(log, sink):
 
 def adopted_while(sink, log, monkeypatch, meanwhile):
     """Adopt the table, with something that happens after it was looked at and before it is committed to."""
-    commit, adopting = DeltaSink._commit, again(sink)
+    commit, adopting = FollowedDelta.commit, again(sink)
 
     def too_late(self, *arguments):
-        if self is adopting:
+        if self is adopting._table:
             meanwhile()
         commit(self, *arguments)
 
-    monkeypatch.setattr(DeltaSink, "_commit", too_late)
+    monkeypatch.setattr(FollowedDelta, "commit", too_late)
     return adopting.adopt(log.log_id)
 
 
@@ -232,7 +233,7 @@ def test_changes_during_an_adoption_are_not_adopted_unseen(log, sink, monkeypatc
 
 def test_a_table_that_is_changed_while_it_is_committed_to_is_diverged(log, sink, monkeypatch):
     in_steps(log, sink, 10, 20)
-    write = DeltaSink._write
+    write = FollowedDelta.commit
 
     def too_late(self, *arguments):
         if DeltaTable(sink.url).version() == version:
@@ -240,7 +241,7 @@ def test_a_table_that_is_changed_while_it_is_committed_to_is_diverged(log, sink,
         write(self, *arguments)
 
     version = DeltaTable(sink.url).version()
-    monkeypatch.setattr(DeltaSink, "_write", too_late)
+    monkeypatch.setattr(FollowedDelta, "commit", too_late)
     with pytest.raises(Diverged, match="RESTORE to 1"):
         follow(log, again(sink), "s", until="end")
     assert log.slots.get("s").position == 20
@@ -323,7 +324,7 @@ def rows_table(sink):
 
 def test_a_commit_that_lands_in_a_table_created_again_meanwhile_is_not_taken_for_stored(log, sink, monkeypatch):
     in_steps(log, sink, 10, 20)
-    write = DeltaSink._write
+    write = FollowedDelta.commit
 
     def into_another(self, table, *arguments):
         version, schema = table.version(), table.schema()
@@ -334,7 +335,7 @@ def test_a_commit_that_lands_in_a_table_created_again_meanwhile_is_not_taken_for
             other.update_incremental()
         write(self, table, *arguments)
 
-    monkeypatch.setattr(DeltaSink, "_write", into_another)
+    monkeypatch.setattr(FollowedDelta, "commit", into_another)
     with pytest.raises((Diverged, StorageError)):
         follow(log, again(sink), "s", until="end")
     assert log.slots.get("s").position == 20
@@ -436,14 +437,14 @@ def test_maintenance_does_not_stop_a_follower(log, sink, job, meet):
 
 def test_maintenance_that_commits_at_the_same_moment_does_not_stop_a_follower(log, sink, monkeypatch):
     in_steps(log, sink, 10, 20)
-    write, jobs = DeltaSink._write, [properties_changed, compacted]
+    write, jobs = FollowedDelta.commit, [properties_changed, compacted]
 
     def meanwhile(self, *arguments):
         if jobs:
             jobs.pop()(sink)
         write(self, *arguments)
 
-    monkeypatch.setattr(DeltaSink, "_write", meanwhile)
+    monkeypatch.setattr(FollowedDelta, "commit", meanwhile)
     follow(log, again(sink), "s", until="end")
     assert_exact(sink, ROWS[:30])
 

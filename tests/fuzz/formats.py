@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from strandline.compat.spool.format import LegacyEnding, decode_slots, encode_record_frame, runs
 from strandline.compat.v1.format import decode_manifest, decode_queue_batch, encode_manifest
 from strandline.errors import CorruptData, ExpectationFailed, InvalidInput
-from strandline.followers.delta.history import Application, parse_commit
 from strandline.formats.arrow.block import Compression, encode_page
 from strandline.formats.arrow.stream import Layout, read_stream
 from strandline.formats.checksum import crc32c
@@ -128,6 +127,7 @@ from strandline.node.messages import (
     write_resume,
 )
 from strandline.storage.lease import LeaseCodec, LeaseState
+from strandline.tables.delta.history import Application, parse_commit
 from strandline.tier.attachment import ColdCodec
 from strandline.tier.claim import ClaimCodec, TierClaim
 from strandline.tier.metadata.cache import SegmentCache

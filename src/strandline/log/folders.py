@@ -249,21 +249,28 @@ _IN_BUCKETS: Final = (*PROBED, "topic.json", "_delta_log/_last_checkpoint", "_de
 """Object names that identify a kind in a bucket; a table without its first commit has had a checkpoint."""
 
 
-def check_new(folder: str | PathLike[str], kind: FolderKind, *, disk: Disk) -> None:
+def check_new(
+    folder: str | PathLike[str],
+    kind: FolderKind,
+    *,
+    disk: Disk,
+    is_leftover: Callable[[str], bool] = lambda _: False,
+) -> None:
     """``WrongKind`` if this kind would be created where another one is; names that one, and its use.
 
-    Leftovers of an interrupted creation of the same kind are handled by the opener.
+    Leftovers of an interrupted creation of the same kind are handled by the opener; ``is_leftover`` recognises those of
+    a table by their names.
     """
     there = contents(folder, disk=disk)
     _refuse_new(there, kind, "folder")
     if kind not in there.found:
-        _refuse_beside_table(there, kind, disk=disk)
+        _refuse_beside_table(there, kind, is_leftover, disk=disk)
 
 
-def _refuse_beside_table(there: Contents, kind: FolderKind, *, disk: Disk) -> None:
+def _refuse_beside_table(there: Contents, kind: FolderKind, is_leftover: Callable[[str], bool], *, disk: Disk) -> None:
     """``WrongKind`` for a new folder within a table, and for a table around other files: VACUUM would delete those."""
     path = Path(there.path).absolute()
-    others = there.found.get(FolderKind.OTHER, ())
+    others = [name for name in there.found.get(FolderKind.OTHER, ()) if not is_leftover(name)]
     if kind is FolderKind.DELTA_TABLE and others:
         raise WrongKind(
             f"{path} holds other files ({', '.join(others[:3])}), which a VACUUM of a table there would delete: "

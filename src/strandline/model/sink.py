@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import Gap, NullKey
+from strandline.errors import CorruptData, Gap, NullKey
 from strandline.model.addresses import Address
 from strandline.model.cursor import Cursor
 from strandline.model.head import LogBatch
@@ -55,6 +55,120 @@ class RestorableSink(Sink, Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A data file that a worker wrote: nothing refers to it yet."""
+
+    path: str
+    """Relative to the table."""
+    size: int
+    rows: int
+    statistics: Mapping[str, ColumnStatistics] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnStatistics:
+    """Lowest and highest value of a column in a file (None: unknown), and its nulls."""
+
+    low: Any
+    high: Any
+    nulls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Report of a worker: which records it was given, and which files it wrote. Nothing of it is visible yet."""
+
+    first: int
+    """The lowest offset that it was given."""
+    next: int
+    """One past the highest; equal to ``first`` if it was given nothing."""
+    records: int
+    """How many records it was given."""
+    taken: int
+    """How many of them belong to its part."""
+    added: tuple[DataFile, ...] = ()
+    removed: tuple[str, ...] = ()
+    """Files of the table that the added ones replace."""
+    bad: tuple[DataFile, ...] = ()
+    """Files of records that could not become rows, for the dead-letter table."""
+    bad_records: int = 0
+    first_bad: str = ""
+    """Offset and reason of one of them."""
+    schema: bytes = b""
+    """The columns of the added rows as an Arrow schema message, if they may differ from the table's."""
+
+
+class Part(Protocol):
+    """One worker's share of a range. Picklable; its work can be repeated, by several workers at once, too."""
+
+    @property
+    def takes(self) -> Literal["offsets", "keys"]:
+        """``offsets``: it is given its own records. ``keys``: it is given all records, and takes those of its keys."""
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
+        """Write data files of these records, in the order of their offsets. Changes nothing that a reader sees."""
+
+
+class TableTransaction(Protocol):
+    """One range on its way into a table: workers write its parts, then one commit makes them visible."""
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """What the workers have to do."""
+
+    def commit(self, written: Sequence[Written]) -> None:
+        """Commit what the workers wrote, atomically with the cursor.
+
+        ``CorruptData`` if they did not see each record exactly once. ``Conflict`` if the table changed since, so that
+        the parts have to be written again; ``Fenced`` if another follower changed it. Nothing was committed then.
+        """
+
+    def abandon(self, error: BaseException) -> None:
+        """The workers failed: remove what they wrote, as far as nothing can refer to it."""
+
+
+@runtime_checkable
+class TableSink(Sink, Protocol):
+    """A sink whose writing can be spread over workers: ``apply`` is one transaction with one part, written here."""
+
+    def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> TableTransaction | None:
+        """Prove that the table is the known one and at its cursor; plan the parts for so many workers, or fewer.
+
+        None if the table has the range already. Raises as ``apply`` does.
+        """
+
+
+def check_coverage(written: Sequence[Written], parts: Sequence[Part], since: int, upto: int) -> None:
+    """``CorruptData`` unless the workers together saw each record of the range, and took each of them once."""
+    if len(written) != len(parts):
+        raise CorruptData(f"{len(written)} of {len(parts)} parts were written. Nothing was committed; try again.")
+    expected = upto - since
+    by_keys = [one for one, part in zip(written, parts, strict=True) if part.takes == "keys"]
+    for one in by_keys:
+        if (one.first, one.next, one.records) != (since, upto, expected) and expected:
+            raise _not_covered(one.records, one.first, one.next, since, upto)
+    if by_keys:
+        taken = sum(one.taken for one in by_keys)
+        if taken != expected:
+            raise _not_covered(taken, since, upto, since, upto)
+        return
+    at = since
+    for one in sorted(written, key=lambda one: (one.first, one.next)):
+        if one.records != one.next - one.first or (one.records and one.first != at):
+            raise _not_covered(one.records, one.first, one.next, since, upto)
+        at = max(at, one.next)
+    if at != upto:
+        raise _not_covered(at - since, since, at, since, upto)
+
+
+def _not_covered(records: int, first: int, end: int, since: int, upto: int) -> CorruptData:
+    return CorruptData(
+        f"Workers were given {records} records between offsets {first} and {end} where each of the offsets {since} to "
+        f"{upto - 1} is expected once: records were lost or duplicated. Nothing was committed; start it again."
+    )
+
+
 @runtime_checkable
 class BatchSink(Protocol):
     """A replica's copy of a log: takes whole batches, with their metadata. Its cursor alone determines its position."""
@@ -77,23 +191,30 @@ def without_key(offset: int) -> NullKey:
     )
 
 
+def is_applied(*, since: Cursor, upto: Cursor, at: Cursor | None) -> bool:
+    """Whether a sink at ``at`` has a range already: the exactly-once rule. ``Gap`` if it starts above the sink."""
+    if upto.next < since.next:
+        raise Gap(f"A range cannot end ({upto.next}) before it starts ({since.next}).")
+    if at is None:
+        return False
+    if since.next > at.next:
+        raise Gap(
+            f"The range starts at offset {since.next} and the sink is at {at.next}: applying it would skip "
+            f"{since.next - at.next} records. Follow from the sink's own cursor."
+        )
+    return upto.next <= at.next
+
+
 def remaining(records: Any, *, since: Cursor, upto: Cursor, at: Cursor | None) -> Any:
     """The part of a range that a sink at ``at`` still has to store; None for nothing: the exactly-once rule.
 
     ``records`` is a table; other types are passed through if nothing is dropped. A new sink (``at`` is None) takes the
     whole range: the follower chooses its start.
     """
-    if upto.next < since.next:
-        raise Gap(f"A range cannot end ({upto.next}) before it starts ({since.next}).")
+    if is_applied(since=since, upto=upto, at=at):
+        return None
     if at is None:
         return records
-    if upto.next <= at.next:
-        return None
-    if since.next > at.next:
-        raise Gap(
-            f"The range starts at offset {since.next} and the sink is at {at.next}: applying it would skip "
-            f"{since.next - at.next} records. Follow from the sink's own cursor."
-        )
     if since.next == at.next:
         return records
     return records.filter(pc.greater_equal(records.column("offset"), at.next))

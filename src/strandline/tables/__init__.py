@@ -1,0 +1,1 @@
+"""Tables that follow a log: rows and cursor in one commit, written by any number of workers."""

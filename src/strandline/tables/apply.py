@@ -1,0 +1,58 @@
+"""One table transaction, from its beginning to its commit: the loop that all kinds of workers share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+
+from strandline.errors import Conflict, Contended
+from strandline.model.cursor import Cursor
+from strandline.model.sink import Part, TableSink, TableTransaction, Written
+
+Work: TypeAlias = Callable[[Sequence[Part]], Sequence[Written]]
+"""Writes all parts of a transaction; returns their reports in the same order."""
+
+_ATTEMPTS: Final = 8
+
+
+def apply_with(sink: TableSink, work: Work, *, since: Cursor, upto: Cursor, tasks: int) -> Sequence[Written]:
+    """Apply a range: begin, let workers write, commit; again if another job changed the table's files meanwhile.
+
+    Returns the reports of the workers; none if the table had the range already.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            transaction = sink.begin(since=since, upto=upto, tasks=tasks)
+            if transaction is None:
+                return []
+            written = _written(transaction, work)
+            transaction.commit(written)
+        except Conflict:
+            continue
+        return written
+    raise Contended(
+        f"Other jobs committed to the table {sink!r} at each of {_ATTEMPTS} tries; nothing was committed. Try again."
+    )
+
+
+def _written(transaction: TableTransaction, work: Work) -> Sequence[Written]:
+    try:
+        return work(transaction.parts)
+    except BaseException as error:
+        transaction.abandon(error)
+        raise
+
+
+def apply_records(sink: TableSink, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
+    """Apply a range in this process. The caller vouches for it: a table of the newest records only is allowed."""
+
+    def work(parts: Sequence[Part]) -> Sequence[Written]:
+        (part,) = parts
+        count = upto.next - since.next
+        done = part.write(records.to_batches())
+        return [replace(done, first=since.next, next=upto.next, records=count, taken=count)]
+
+    apply_with(sink, work, since=since, upto=upto, tasks=1)

@@ -1,0 +1,107 @@
+"""Data files of a Delta table, through ``deltalake``'s own storage: the same address and options as the table's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from strandline.errors import NotFound, StorageError
+from strandline.model.addresses import split_address
+from strandline.model.sink import DataFile
+from strandline.storage.disk import DISK, Disk, make_own_folder
+
+
+def local_path(url: str) -> str | None:
+    """The folder of a table on this machine's disk; None for a table in a bucket."""
+    if "://" not in url:
+        return url
+    parts = split_address(url)
+    return unquote(parts.path) if parts.scheme == "file" else None
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaFiles:
+    """Writes and reads data files; see :class:`~strandline.tables.files.TableFiles`."""
+
+    url: str
+    options: Mapping[str, str] = field(repr=False)
+    disk: Disk = field(default=DISK, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DeltaFiles, (self.url, self.options)  # a worker has its own disk
+
+    def put(self, name: str, data: memoryview) -> str:
+        """Store a new file; on a local disk it is synced."""
+        folder = local_path(self.url)
+        if folder is not None:
+            try:
+                self.disk.write_new(f"{folder}/{name}", [data])
+            except NotFound:  # the first file of a new table
+                make_own_folder(folder, disk=self.disk)
+                self.disk.write_new(f"{folder}/{name}", [data])
+            return name
+        try:
+            with self._handler().open_output_stream(name, None) as stream:
+                stream.write(data)
+        except OSError as error:
+            raise StorageError(f"A data file of the table {self.url} could not be written: {error}") from error
+        return name
+
+    def read(self, path: str) -> pa.Table:
+        """The rows of a file."""
+        folder = local_path(self.url)
+        try:
+            if folder is not None and "://" not in path:
+                return pq.read_table(f"{folder}/{path}", partitioning=None, use_threads=False)
+            with self._handler().open_input_file(path) as file:
+                return pq.read_table(pa.BufferReader(file.read()), use_threads=False)
+        except OSError as error:
+            raise StorageError(f"The data file {path} of the table {self.url} could not be read: {error}") from error
+
+    def _handler(self) -> Any:
+        from deltalake.fs import DeltaStorageHandler
+
+        return DeltaStorageHandler(self.url, dict(self.options) or None)
+
+
+def added(file: DataFile, now: int) -> Any:
+    """The action that adds a file; ``now`` in milliseconds."""
+    from deltalake.transaction import AddAction
+
+    return AddAction(quote(file.path), file.size, {}, now, True, _statistics(file))
+
+
+def removed(path: str, size: int, now: int) -> Any:
+    """The action that removes a file. Without its size the change feed cannot be read."""
+    from deltalake.transaction import RemoveAction
+
+    return RemoveAction(path, True, now, size, {})
+
+
+def _statistics(file: DataFile) -> str:
+    known = {name: one for name, one in file.statistics.items() if one.low is not None}
+    return json.dumps(
+        {
+            "numRecords": file.rows,
+            "minValues": {name: _value(one.low, is_highest=False) for name, one in known.items()},
+            "maxValues": {name: _value(one.high, is_highest=True) for name, one in known.items()},
+            "nullCount": {name: one.nulls for name, one in file.statistics.items()},
+        }
+    )
+
+
+def _value(value: Any, *, is_highest: bool) -> Any:
+    """A value as Delta's statistics have it: times in milliseconds, rounded outwards."""
+    if isinstance(value, datetime):
+        value = value if value.tzinfo is None else value.astimezone(UTC)
+        if is_highest and value.microsecond % 1000:
+            value += timedelta(milliseconds=1)
+        return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1000:03d}Z"
+    return value.isoformat() if isinstance(value, date) else value

@@ -1,0 +1,313 @@
+"""A Delta table that follows a log: proof of its state, its commits, and their durability. Through ``deltalake``."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.errors import Conflict, Diverged, Fenced, InvalidInput, MissingExtra, StorageError
+from strandline.log.folders import FIRST_BYTES, FolderKind, check_new, check_new_in_bucket
+from strandline.model.cursor import MILLISECOND, Cursor
+from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.disk import Disk, make_own_folder
+from strandline.tables.delta.files import DeltaFiles, local_path
+from strandline.tables.delta.history import (
+    CURSOR_KEY,
+    REMEDY,
+    TABLE_KEY,
+    Application,
+    KnownCommits,
+    Observed,
+    check_known,
+    last_commit,
+    parse_commit,
+)
+from strandline.tables.layout import is_data_file
+from strandline.tables.shape import TableShape
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_LOG_PROPERTY: Final = "strandline.log_id"
+_MODE_PROPERTY: Final = "strandline.mode"
+_NOBODY: Final = Application(UUID(int=0), "")
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+def deltalake_library() -> Any:
+    """The library, or ``MissingExtra``."""
+    try:
+        import deltalake
+    except ImportError as error:
+        raise MissingExtra("Delta tables need the extra 'delta': pip install 'strandline[delta]'.") from error
+    return deltalake
+
+
+class FollowedDelta:
+    """A Delta table as its follower sees it: which version has which cursor, and whether that is still in effect."""
+
+    def __init__(
+        self, url: str, shape: TableShape, name: str, options: Mapping[str, str], disk: Disk, clock: Clock = CLOCK
+    ) -> None:
+        self.url = url
+        self.shape = shape
+        self.files = DeltaFiles(url, options, disk)
+        self.known: dict[UUID, KnownCommits] = {}
+        """The last commit of this object, by log."""
+        self._name = name
+        self._options = dict(options)
+        self._disk = disk
+        self._clock = clock
+
+    def now(self) -> int:
+        """Milliseconds since the epoch, for the table's history."""
+        return self._clock.now() // MILLISECOND
+
+    def open(self) -> DeltaTable | None:
+        """A handle on the newest version; None if there is no table."""
+        delta = deltalake_library()
+        try:
+            table: DeltaTable = delta.DeltaTable(self.url, storage_options=self._options or None)
+        except delta.exceptions.TableNotFoundError:
+            return None
+        except (delta.exceptions.DeltaError, OSError) as error:
+            raise StorageError(f"The table {self.url} could not be opened: {error}") from error
+        return table
+
+    def last_commit(self, table: DeltaTable, log_id: UUID) -> KnownCommits:
+        """The sink's last commit in the table, which is still in effect."""
+        application, known = self.application(log_id), self.known.get(log_id)
+        offset = self.next_in(table, log_id)
+        self._check_shape(table)
+        table_id, version = _id_of(table), table.version()
+        if known is not None and (known.table_id, known.version) == (table_id, version):
+            return known
+        seen = Observed(table_id, version, offset, table.transaction_version(application.commit(table_id)))
+        found = last_commit(seen, self.read_commit, application, self.url)
+        check_known(known, found, self.url)
+        return found
+
+    def next_in(self, table: DeltaTable, log_id: UUID) -> int:
+        """The next offset, by the table's application transaction."""
+        offset = table.transaction_version(self.application(log_id).cursor)
+        if offset is not None:
+            return int(offset)
+        known = table.metadata().configuration.get(_LOG_PROPERTY)
+        raise Diverged(
+            f"The table {self.url} does not follow log {log_id} as {self._name!r}, but "
+            + (f"log {known}" if known else "no log at all")
+            + ": give this log a table of its own, or remove that one to build it again."
+        )
+
+    def _check_shape(self, table: DeltaTable) -> None:
+        properties = table.metadata().configuration
+        if _MODE_PROPERTY not in properties or _LOG_PROPERTY not in properties:
+            raise Diverged(f"The table {self.url} was replaced by another one at the same place. {REMEDY}")
+        mode = properties[_MODE_PROPERTY]
+        if mode != self.shape.kind:
+            raise InvalidInput(f"The table {self.url} was made with mode={mode!r}; open it with that mode.")
+        if table.schema() != deltalake_library().Schema.from_arrow(self.shape.schema()):
+            raise Diverged(
+                f"The columns of the table {self.url} were changed, so that its follower cannot write to it: change "
+                "them back, follow with repair=True, or follow into a new table."
+            )
+
+    def refuse_removed(self, log_id: UUID) -> None:
+        """A starting follower creates a removed table again; a running one never does."""
+        known = self.known.get(log_id)
+        if known is not None:
+            raise Diverged(
+                f"The table {self.url} was removed while it was followed, up to offset {known.cursor.next}: put it "
+                "back, or start the follower again, which builds the table from the log's beginning."
+            )
+
+    def refuse_another_follower(self, log_id: UUID, at: Cursor | None) -> None:
+        """``Fenced`` if the cursor moved since it was seen at ``at``: another follower committed."""
+        table = self.open()
+        if at is None and log_id in self.known:
+            at = self.known[log_id].cursor  # this sink created the table
+        now = None if table is None else self.last_commit(table, log_id).cursor
+        if now != at:
+            raise Fenced(
+                f"Another follower changed {self.url} at the same time; this one committed nothing and must stop. "
+                "Keep one follower per table."
+            )
+
+    def check_place(self) -> None:
+        """``WrongKind`` if a new table would be created where something else of this package is."""
+        # VACUUM deletes all files in the table's folder that do not belong to it.
+        folder = local_path(self.url)
+        if folder is not None:
+            check_new(folder, FolderKind.DELTA_TABLE, disk=self._disk, is_leftover=is_data_file)
+        else:
+            check_new_in_bucket(self.url, FolderKind.DELTA_TABLE, self._first_bytes)
+
+    def create(self, since: Cursor) -> DeltaTable:
+        """Create the table at a cursor. ``Conflict`` if another follower was first."""
+        folder = local_path(self.url)
+        if folder is not None:
+            # Not left to deltalake: others could read it, and a power failure could remove the name of a table that a
+            # slot says was stored.
+            make_own_folder(folder, disk=self._disk)
+        with self._named_errors():
+            table: DeltaTable = deltalake_library().DeltaTable.create(
+                self.url,
+                schema=self.shape.schema(),
+                mode="error",
+                configuration={_LOG_PROPERTY: str(since.log_id), _MODE_PROPERTY: self.shape.kind},
+                storage_options=self._options or None,
+                commit_properties=self._properties(since, None),
+                raise_if_key_not_exists=False,
+            )
+        self._settle(KnownCommits(_id_of(table), 0, since))
+        if table.version() > 0:
+            # The handle is as new as the table: a concurrent follower's commit was not checked.
+            raise Conflict(f"Another follower committed to the table {self.url} as soon as it was created.")
+        return table
+
+    def remove_uncommitted(self, job: str) -> None:
+        """Remove the data files of a job whose table was never created; nothing can refer to them."""
+        folder = local_path(self.url)
+        if folder is None or self.open() is not None:
+            return
+        rows = self._disk.scan(folder)
+        mine = [row.name for row in rows if is_data_file(row.name) and job in row.name]
+        for name in mine:
+            self._disk.remove(f"{folder}/{name}")
+        if rows and len(mine) == len(rows):
+            self._disk.remove_folder(folder)
+
+    def _first_bytes(self, name: str) -> bytes | None:
+        """First bytes of an object beside the table, by its own storage options; None if there is none of that name."""
+        from deltalake.fs import DeltaStorageHandler
+
+        with self._named_errors():
+            try:
+                with DeltaStorageHandler(self.url, self._options or None).open_input_file(name) as found:
+                    return bytes(found.read(FIRST_BYTES))
+            except FileNotFoundError:
+                return None
+
+    def commit(self, table: DeltaTable, actions: list[Any], upto: Cursor) -> None:
+        """Commit the actions with the cursor as the next version; ``Conflict`` if another commit was first."""
+        # Without retries the commit takes the next version, or none.
+        known = KnownCommits(_id_of(table), table.version() + 1, upto)
+        properties = self._properties(upto, (known.table_id, known.version))
+        with self._named_errors():
+            table.create_write_transaction(actions, mode="append", schema=table.schema(), commit_properties=properties)
+        self._settle(known)
+
+    def restored(self, table: DeltaTable, version: int, cursor: Cursor) -> bool:
+        """Whether the table is restored to a version; False if that is impossible, and nothing happened."""
+        delta = deltalake_library()
+        try:
+            old = delta.DeltaTable(self.url, version=version, storage_options=self._options or None)
+            known = KnownCommits(_id_of(old), table.version() + 1, cursor)
+            properties = self._properties(cursor, (known.table_id, known.version))
+            table.restore(version, commit_properties=properties)
+        except delta.exceptions.CommitFailedError as error:
+            raise Fenced(
+                f"Another job committed to {self.url} while it was being repaired; nothing was changed. Stop that "
+                "first."
+            ) from error
+        except (delta.exceptions.DeltaError, OSError) as error:
+            _LOGGER.warning("The table %s cannot go back to version %d: %s", self.url, version, error)
+            return False
+        self._settle(known)
+        _LOGGER.warning("The table %s was restored to version %d, which is at %s.", self.url, version, cursor)
+        return True
+
+    def _settle(self, known: KnownCommits) -> None:
+        """Prove that a commit landed in the intended table, and make that commit durable.
+
+        A handle on a table that was removed and created again with as many versions commits into the new one.
+        """
+        table = self.open()
+        if table is None or _id_of(table) != known.table_id:
+            raise Diverged(f"The table {self.url} was removed or replaced while it was committed to. {REMEDY}")
+        self._make_durable(known.version)
+        self.known[known.cursor.log_id] = known
+
+    def _make_durable(self, version: int) -> None:
+        """Sync the files of a commit on a local disk: ``deltalake`` does not, and a slot may follow it."""
+        root = local_path(self.url)
+        if root is None:
+            return
+        commit = PurePath(root, "_delta_log", f"{version:020d}.json")
+        added = parse_commit(version, self._disk.read(str(commit)), _NOBODY).data_files
+        data = [PurePath(root, unquote(path)) for path in added]
+        for file in (*data, commit):
+            self._disk.sync_file(str(file))
+        for folder in {file.parent for file in (*data, commit)} | {PurePath(root)}:
+            self._disk.sync_folder(str(folder))
+
+    def _properties(self, cursor: Cursor, commit: tuple[str, int] | None) -> Any:
+        """The cursor, and to which version of which table it belongs; unknown for a table being created.
+
+        No retries: the library would commit after any other commit without checking it, and a second creator
+        would create the table again.
+        """
+        delta = deltalake_library()
+        application = self.application(cursor.log_id)
+        transactions = [delta.Transaction(application.cursor, cursor.next)]
+        metadata = {CURSOR_KEY: str(cursor)}
+        if commit is not None:
+            table_id, version = commit
+            transactions.append(delta.Transaction(application.commit(table_id), version))
+            metadata[TABLE_KEY] = table_id
+        return delta.CommitProperties(app_transactions=transactions, custom_metadata=metadata, max_commit_retries=0)
+
+    def application(self, log_id: UUID) -> Application:
+        """The names of the follower's transactions."""
+        return Application(log_id, self._name)
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Translate the errors of a commit; ``Conflict``: another commit was first."""
+        errors = deltalake_library().exceptions
+        try:
+            yield
+        except errors.CommitFailedError as error:
+            if "Unsupported table features" in str(error):
+                raise InvalidInput(
+                    f"The table {self.url} has features that deltalake cannot write: turn them off. ({error})"
+                ) from error
+            raise Conflict(f"Another job committed to the table {self.url} first. ({error})") from error
+        except (errors.DeltaError, OSError) as error:
+            if "already exists" in str(error):
+                raise Conflict(f"Another follower created the table {self.url} first. ({error})") from error
+            raise StorageError(
+                f"The table {self.url} could not be committed, and stays at its cursor: {error}"
+            ) from error
+
+    def read_commit(self, version: int) -> bytes | None:
+        """The commit file of a version; None if there is none."""
+        from deltalake.fs import DeltaStorageHandler
+
+        try:
+            files = DeltaStorageHandler(self.url, self._options or None)
+            return bytes(files.open_input_file(f"_delta_log/{version:020d}.json").read())
+        except FileNotFoundError:
+            return None
+        except (deltalake_library().exceptions.DeltaError, OSError) as error:
+            raise StorageError(
+                f"The commit file of version {version} of the table {self.url} could not be read: {error}"
+            ) from error
+
+
+def data_files(table: DeltaTable) -> dict[str, tuple[str, int]]:
+    """The data files of a version: path to the path as the table's history has it, and size."""
+    adds = pa.table(table.get_add_actions(flatten=True))
+    paths, sizes = adds.column("path").to_pylist(), adds.column("size_bytes").to_pylist()
+    return {unquote(path): (path, size) for path, size in zip(paths, sizes, strict=True)}
+
+
+def _id_of(table: DeltaTable) -> str:
+    return str(table.metadata().id)

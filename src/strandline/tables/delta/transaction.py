@@ -1,0 +1,56 @@
+"""One range on its way into a Delta table: its parts, and the commit that makes them visible with the cursor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from strandline.errors import Conflict
+from strandline.model.cursor import Cursor
+from strandline.model.sink import Written, check_coverage
+from strandline.tables.delta.files import added, removed
+from strandline.tables.delta.table import FollowedDelta, data_files
+from strandline.tables.part import TablePart
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+
+@dataclass(slots=True)
+class DeltaTransaction:
+    """See :class:`~strandline.model.sink.TableTransaction`. It commits on the handle on which the table was proved.
+
+    A new table is created by the commit, so that a refused range leaves none behind.
+    """
+
+    followed: FollowedDelta
+    table: DeltaTable | None
+    since: Cursor
+    upto: Cursor
+    at: Cursor | None
+    parts: tuple[TablePart, ...]
+
+    def commit(self, written: Sequence[Written]) -> None:
+        """Commit what the workers wrote with the cursor, in one version of the table."""
+        check_coverage(written, self.parts, self.since.next, self.upto.next)
+        try:
+            table = self.followed.create(self.since) if self.table is None else self.table
+            if self.table is None and self.since == self.upto:
+                return  # its first version has the cursor already
+            self.followed.commit(table, self._actions(table, written), self.upto)
+        except Conflict:
+            self.followed.refuse_another_follower(self.since.log_id, self.at)
+            raise
+
+    def abandon(self, error: BaseException) -> None:
+        """Remove what workers wrote for a table that was never created."""
+        if self.table is None:
+            self.followed.remove_uncommitted(self.parts[0].job)
+
+    def _actions(self, table: DeltaTable, written: Sequence[Written]) -> list[Any]:
+        now = self.followed.now()
+        adds = [added(file, now) for one in written for file in one.added]
+        gone = dict.fromkeys(path for one in written for path in one.removed)
+        known = data_files(table) if gone else {}
+        return [*adds, *[removed(*known[path], now) for path in gone]]

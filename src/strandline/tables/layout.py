@@ -1,0 +1,132 @@
+"""Which file of a table holds which keys: dyadic ranges of the keys' hashes, written in the files' names. No I/O.
+
+A file of a keyed table covers one range; a file that grows is split in two halves when it is written again. So the
+number of files follows the size of the table, nothing has to be chosen when it is created, and workers with disjoint
+ranges never touch the same key. A file without a range in its name, as OPTIMIZE or an earlier release writes it, covers
+all hashes: that is always right, and it is divided when it is written again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from strandline.tables.hashing import HASH_BITS
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_NAME: Final = re.compile(
+    r"(?:^|/)(?P<role>keys|closed)-(?P<depth>\d\d)-(?P<prefix>[0-9a-f]{8})-[0-9a-f-]{68,}\.parquet$"
+)
+_APPENDED: Final = re.compile(r"part-[0-9a-f-]{68,}\.parquet")
+MAX_DEPTH: Final = 16
+"""Files are split no further: 65,536 ranges."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HashRange:
+    """The hashes whose first ``depth`` bits are ``prefix``.
+
+    >>> HashRange(1, 1).low == 1 << 31
+    True
+    >>> HashRange(1, 1).contains(HashRange(3, 5)), HashRange(3, 5).overlaps(HashRange(1, 0))
+    (True, False)
+    """
+
+    depth: int = 0
+    prefix: int = 0
+
+    @property
+    def low(self) -> int:
+        """The lowest hash."""
+        return self.prefix << (HASH_BITS - self.depth)
+
+    @property
+    def high(self) -> int:
+        """The hash after the highest."""
+        return (self.prefix + 1) << (HASH_BITS - self.depth)
+
+    def contains(self, other: HashRange) -> bool:
+        """Whether all hashes of another range are in this one."""
+        return self.low <= other.low and other.high <= self.high
+
+    def overlaps(self, other: HashRange) -> bool:
+        """Whether a hash is in both."""
+        return self.low < other.high and other.low < self.high
+
+    def halves(self) -> tuple[HashRange, HashRange]:
+        """The two ranges that one more bit gives."""
+        return HashRange(self.depth + 1, 2 * self.prefix), HashRange(self.depth + 1, 2 * self.prefix + 1)
+
+    def mask(self, hashes: np.ndarray) -> np.ndarray:
+        """Which of the hashes are in the range."""
+        import numpy as np
+
+        if not self.depth:
+            return np.ones(len(hashes), bool)
+        result: np.ndarray = (hashes >> np.uint32(HASH_BITS - self.depth)) == self.prefix
+        return result
+
+
+WHOLE: Final = HashRange()
+"""All hashes."""
+
+
+def file_name(role: str, covered: HashRange, unique: str) -> str:
+    """The name of a data file; ``role`` is ``keys``, or ``closed`` for versions that never change again.
+
+    >>> range_of(file_name("keys", HashRange(3, 5), "7c1d" * 17)) == HashRange(3, 5)
+    True
+    """
+    return f"{role}-{covered.depth:02d}-{covered.prefix:08x}-{unique}.parquet"
+
+
+def range_of(path: str) -> HashRange:
+    """The range of a file by its name; everything for a name of another writer."""
+    found = _NAME.search(path)
+    if found is None:
+        return WHOLE
+    depth, prefix = int(found["depth"]), int(found["prefix"], 16)
+    return HashRange(depth, prefix) if depth <= MAX_DEPTH and prefix < 1 << depth else WHOLE
+
+
+def is_closed(path: str) -> bool:
+    """Whether a file holds only versions that never change again, by its name."""
+    found = _NAME.search(path)
+    return found is not None and found["role"] == "closed"
+
+
+def shares(tasks: int) -> list[HashRange]:
+    """Ranges for so many workers or a few more: their number is a power of two, so that files fit into them.
+
+    >>> [(share.depth, share.prefix) for share in shares(3)]
+    [(2, 0), (2, 1), (2, 2), (2, 3)]
+    """
+    depth = max(0, min(tasks - 1, (1 << MAX_DEPTH) - 1).bit_length())
+    return [HashRange(depth, prefix) for prefix in range(1 << depth)]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFile:
+    """A file of a table that a worker may have to write again."""
+
+    path: str
+    size: int
+    is_shared: bool
+    """Whether it reaches beyond the worker's range: each of its workers then writes its own rows of it again."""
+
+
+def files_in(share: HashRange, paths: Iterable[tuple[str, int]]) -> Iterator[KeptFile]:
+    """The files (path and size) with rows that belong to a worker's range."""
+    for path, size in paths:
+        covered = range_of(path)
+        if not is_closed(path) and covered.overlaps(share):
+            yield KeptFile(path, size, is_shared=not share.contains(covered))
+
+
+def is_data_file(name: str) -> bool:
+    """Whether a file was written by a worker, by its name."""
+    return bool(_NAME.fullmatch(name) or _APPENDED.fullmatch(name))

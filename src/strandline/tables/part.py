@@ -1,0 +1,267 @@
+"""A worker's share of a range: shapes records, merges them into the rows of its files, writes files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.errors import BadRecord, CorruptData
+from strandline.model.records import READ_SCHEMA
+from strandline.model.sink import DataFile, Written, without_key
+from strandline.storage.clock import CHANCE
+from strandline.tables.files import TableFiles, write_file
+from strandline.tables.hashing import key_hashes
+from strandline.tables.kinds import in_offset_order, merge_history, merge_latest
+from strandline.tables.layout import MAX_DEPTH, WHOLE, HashRange, KeptFile, file_name, range_of
+from strandline.tables.shape import BAD_SCHEMA, ShapedRows, TableShape
+
+FILE_ROWS: Final = 1 << 20
+"""A file with more rows is split when it is written."""
+FILE_BYTES: Final = 256 << 20
+"""Likewise one with more bytes in memory."""
+
+_CHUNK_ROWS: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class TablePart:
+    """One worker's share; see :class:`~strandline.model.sink.Part`.
+
+    ``share`` is None for a part by offsets. ``floor``: records below are in the table already, and dropped.
+    ``schema`` is the table's. Records without a row are written for the dead-letter table ``dead``; without one the
+    first of them is raised.
+    """
+
+    shape: TableShape
+    schema: pa.Schema
+    files: TableFiles
+    job: str
+    """Part of the names of all files that are written for one transaction."""
+    floor: int = 0
+    share: HashRange | None = None
+    old: tuple[KeptFile, ...] = ()
+    dead: TableFiles | None = None
+    dead_floor: int = 0
+    file_rows: int = FILE_ROWS
+
+    @property
+    def takes(self) -> Literal["offsets", "keys"]:
+        """Whether it is given its own records, or all of them."""
+        return "offsets" if self.share is None else "keys"
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
+        """Write data files of these records."""
+        tally = _Tally()
+        added: list[DataFile] = []
+        removed: list[str] = []
+        bad: list[pa.Table] = []
+        taken: list[pa.Table] = []
+        size = 0
+        for records in tally.counted(batches, self.share, by_record_key=not self.shape.key):
+            shaped = self._shaped(records)
+            bad.append(shaped.bad)
+            taken.append(shaped.rows)
+            size += shaped.rows.num_rows
+            if self.share is None and size >= self.file_rows:
+                added += self._appended(taken)
+                taken, size = [], 0
+        if self.share is None:
+            added += self._appended(taken)
+        else:
+            changes, removed_files = self._merged(taken)
+            added += changes
+            removed += removed_files
+        letters = pa.concat_tables(bad) if bad else BAD_SCHEMA.empty_table()
+        return Written(
+            tally.first,
+            tally.next,
+            tally.records,
+            tally.taken,
+            tuple(added),
+            tuple(removed),
+            tuple(self._dead_letters(letters)),
+            letters.num_rows,
+            _first_bad(letters),
+        )
+
+    def _unique(self) -> str:
+        """A name that no other attempt has."""
+        return f"{self.job}-{CHANCE.uuid()}"
+
+    def _shaped(self, records: pa.Table) -> ShapedRows:
+        if self.floor > 0:
+            records = records.filter(pc.greater_equal(records.column("offset"), self.floor))
+        shaped = self.shape.rows(records)
+        if shaped.bad.num_rows and self.dead is None:
+            raise _refused(shaped.bad)
+        if self.share is not None and self.shape.key:
+            mask = self.share.mask(key_hashes(shaped.rows.column(self.shape.names.key)))
+            bad = shaped.bad if self.share.prefix == 0 else BAD_SCHEMA.empty_table()
+            return ShapedRows(shaped.rows.filter(pa.array(mask)), bad)
+        return shaped
+
+    def _appended(self, tables: list[pa.Table]) -> Iterator[DataFile]:
+        rows = pa.concat_tables(tables) if tables else None
+        if rows is not None and rows.num_rows:
+            yield write_file(self.files, f"part-{self._unique()}.parquet", _in_schema(rows, self.schema))
+
+    def _merged(self, tables: list[pa.Table]) -> tuple[list[DataFile], list[str]]:
+        """Merge the changes into the files that hold their keys; other files stay as they are."""
+        names = self.shape.names
+        share = self.share or WHOLE
+        changes = in_offset_order(tables, names) if tables else self.shape.changes_schema().empty_table()
+        hashes = key_hashes(changes.column(names.key))
+        added: list[DataFile] = []
+        removed: list[str] = []
+        for covered, files in _groups(self.old, share):
+            mask = covered.mask(hashes)
+            mine = changes.filter(pa.array(mask))
+            if not mine.num_rows and not any(file.is_shared for file in files):
+                continue
+            rows = [self._kept_rows(file, covered) for file in files]
+            old = pa.concat_tables(rows) if rows else self.schema.empty_table()
+            if self.shape.kind == "latest":
+                added += self._split("keys", covered, merge_latest(old, mine, names, self.schema))
+            else:
+                versions = merge_history(old, mine, names, self.schema)
+                added += self._split("keys", covered, versions.current)
+                added += self._split("closed", covered, versions.closed)
+            removed += [file.path for file in files]
+        return added, removed
+
+    def _kept_rows(self, file: KeptFile, covered: HashRange) -> pa.Table:
+        rows = _in_schema(self.files.read(file.path), self.schema)
+        if covered.contains(range_of(file.path)):
+            return rows
+        return rows.filter(pa.array(covered.mask(key_hashes(rows.column(self.shape.names.key)))))
+
+    def _split(self, role: str, covered: HashRange, rows: pa.Table) -> Iterator[DataFile]:
+        if not rows.num_rows:
+            return
+        if (
+            (rows.num_rows <= self.file_rows and rows.nbytes <= FILE_BYTES)
+            or covered.depth >= MAX_DEPTH
+            or rows.num_rows == 1
+        ):
+            yield write_file(self.files, file_name(role, covered, self._unique()), rows)
+            return
+        hashes = key_hashes(rows.column(self.shape.names.key))
+        for half in covered.halves():
+            yield from self._split(role, half, rows.filter(pa.array(half.mask(hashes))))
+
+    def _dead_letters(self, letters: pa.Table) -> Iterator[DataFile]:
+        if self.dead is not None:
+            letters = letters.filter(pc.greater_equal(letters.column("offset"), self.dead_floor))
+            if letters.num_rows:
+                yield write_file(self.dead, f"part-{self._unique()}.parquet", letters)
+
+
+def _groups(old: Iterable[KeptFile], share: HashRange) -> Iterator[tuple[HashRange, list[KeptFile]]]:
+    """Disjoint ranges that together are the share, each with its files: a range is as wide as its widest file."""
+    groups: dict[HashRange, list[KeptFile]] = {}
+    for file in sorted(old, key=lambda file: range_of(file.path).depth):
+        covered = range_of(file.path)
+        covered = share if covered.contains(share) else covered
+        home = next((group for group in groups if group.contains(covered)), covered)
+        groups.setdefault(home, []).append(file)
+    for gap in _gaps(sorted(groups, key=lambda group: group.low), share):
+        groups[gap] = []
+    yield from sorted(groups.items())
+
+
+def _gaps(covered: list[HashRange], share: HashRange) -> Iterator[HashRange]:
+    """The widest ranges of the share that overlap none of the covered ones."""
+    if not any(one.overlaps(share) for one in covered):
+        yield share
+        return
+    if any(one.contains(share) for one in covered):
+        return
+    for half in share.halves():
+        yield from _gaps(covered, half)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Counts what a worker is given, in the order of offsets; the driver finds holes by the counts."""
+
+    first: int = 0
+    next: int = 0
+    records: int = 0
+    taken: int = 0
+
+    def counted(
+        self, batches: Iterable[pa.RecordBatch], share: HashRange | None, *, by_record_key: bool
+    ) -> Iterator[pa.Table]:
+        """The records that belong to the share, as tables; counts all."""
+        for batch in _chunks(self._checked(batches)):
+            if share is None:
+                self.taken += batch.num_rows
+                yield batch
+                continue
+            mask = share.mask(key_hashes(batch.column("key")))
+            self.taken += int(mask.sum())
+            mine = batch.filter(pa.array(mask)) if by_record_key and share.depth else batch
+            if mine.num_rows:
+                yield mine
+
+    def _checked(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            offsets = batch.column("offset")
+            low, high = offsets[0].as_py(), offsets[-1].as_py()
+            if high < low or (self.records and low < self.next):
+                raise CorruptData(
+                    f"A batch has the offsets {low} to {high} after offset {self.next - 1}: records were duplicated or "
+                    "reordered. Nothing was committed."
+                )
+            if not self.records:
+                self.first = low
+            self.next = high + 1
+            self.records += batch.num_rows
+            yield batch
+
+
+def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Batches as tables, small ones together: each step on a table costs more than a small batch."""
+    few: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        few.append(batch)
+        size += batch.num_rows
+        if size >= _CHUNK_ROWS:
+            yield pa.Table.from_batches(few, READ_SCHEMA)
+            few, size = [], 0
+    if few:
+        yield pa.Table.from_batches(few, READ_SCHEMA)
+
+
+def _in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows with the columns of the table: in its order, null where they have none."""
+    if rows.schema.equals(schema):
+        return rows
+    columns = [
+        rows.column(one.name).cast(one.type) if one.name in rows.column_names else pa.nulls(rows.num_rows, one.type)
+        for one in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _first_bad(letters: pa.Table) -> str:
+    if not letters.num_rows:
+        return ""
+    return f"offset {letters.column('offset')[0].as_py()}: {letters.column('reason')[0].as_py()}"
+
+
+def _refused(bad: pa.Table) -> BadRecord:
+    first = bad.column("offset")[0].as_py()
+    if not bad.column("key")[0].is_valid:
+        return without_key(first)
+    return BadRecord(
+        f"The record at offset {first} cannot be decoded: {bad.column('reason')[0].as_py()} Nothing was applied; give "
+        "the sink dead_letters= to set such records aside, or correct its schema."
+    )

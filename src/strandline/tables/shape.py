@@ -1,0 +1,210 @@
+"""From records of a log to the rows of a table: decode, set bad rows aside, transform. Pure; picklable for workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.errors import InvalidInput
+from strandline.model.records import READ_SCHEMA, TIMESTAMP
+from strandline.tables.kinds import RAW, RAW_LATEST, TYPED, Kind, Names, table_schema
+from strandline.values.contract import Codec
+
+ArrowTransform: TypeAlias = Callable[[pa.Table], pa.Table]
+"""A function from the decoded changes of a range to the rows to keep, on an Arrow table."""
+
+BAD_SCHEMA: Final = pa.schema(
+    [
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", TIMESTAMP, nullable=False),
+        pa.field("op", pa.int8(), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", READ_SCHEMA.field("headers").type),
+        pa.field("reason", pa.string(), nullable=False),
+    ]
+)
+"""The columns of a dead-letter table: the record as it was, and why it has no row."""
+
+_META: Final = {
+    "key": pa.field("_key", pa.binary()),
+    "offset": pa.field("_offset", pa.int64(), nullable=False),
+    "timestamp": pa.field("_timestamp", TIMESTAMP, nullable=False),
+    "op": pa.field("_op", pa.int8(), nullable=False),
+}
+_NO_KEY: Final = "It has no key, and the table keeps its rows by key."
+
+
+def as_key(key: str | Sequence[str]) -> tuple[str, ...]:
+    """The columns that identify a row; none: the record's key does."""
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+@dataclass(frozen=True, slots=True)
+class ShapedRows:
+    """Changes with the columns of a table's rows, in the order of their offsets; and records that have no row."""
+
+    rows: pa.Table
+    bad: pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """What a table keeps of each record.
+
+    Without a codec the rows have the record's own columns. With one they have the value's fields and ``_key``,
+    ``_offset``, ``_timestamp`` and ``_op``. ``key`` names columns whose values identify a row instead of the record's
+    key. ``transform`` gets the decoded changes and returns those to keep.
+    """
+
+    kind: Kind
+    value: Codec | None = None
+    key: tuple[str, ...] = ()
+    transform: ArrowTransform | None = None
+    soft_deletes: bool = False
+
+    @property
+    def names(self) -> Names:
+        """The names of the columns that describe a change."""
+        return RAW if self.value is None and self.transform is None else TYPED
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether rows are identified by their key, so that workers divide the keys and not the offsets."""
+        return self.kind != "append"
+
+    def changes_schema(self) -> pa.Schema:
+        """The columns of the changes that are merged into the table."""
+        if self.names is RAW:
+            return READ_SCHEMA
+        return self._transformed(self._decoded_schema().empty_table()).schema
+
+    def schema(self) -> pa.Schema:
+        """The columns of the table."""
+        if self.names is RAW and self.kind == "latest" and not self.soft_deletes:
+            return RAW_LATEST
+        return table_schema(self.kind, self.changes_schema(), self.names, soft_deletes=self.soft_deletes)
+
+    def _decoded_schema(self) -> pa.Schema:
+        fields = list(self.value.schema) if self.value is not None else [READ_SCHEMA.field("value")]
+        clash = [field.name for field in fields if field.name.startswith("_")]
+        if clash:
+            raise InvalidInput(
+                f"The value's field {clash[0]!r} begins with an underscore, as columns that a table adds do: rename it."
+            )
+        return pa.schema([*[field.with_nullable(True) for field in fields], *_META.values()])
+
+    def rows(self, records: pa.Table) -> ShapedRows:
+        """The changes of some records, in their order, and those that have no row, with the reason."""
+        if self.names is RAW:
+            return self._checked_keys(records, records)
+        decoded, bad = self._decoded(records)
+        rows = self._transformed(decoded)
+        if not self.is_keyed:
+            return ShapedRows(rows, bad)
+        kept = self._checked_keys(rows, records)
+        return ShapedRows(kept.rows, kept.bad if not bad.num_rows else pa.concat_tables([bad, kept.bad]))
+
+    def _decoded(self, records: pa.Table) -> tuple[pa.Table, pa.Table]:
+        columns = {name: records.column(name) for name in ("key", "offset", "timestamp", "op")}
+        if self.value is None:
+            return self._assembled(pa.table([records.column("value")], ["value"]), columns), BAD_SCHEMA.empty_table()
+        pieces, bad = [], []
+        for batch in records.to_batches():
+            found = self.value.decode(batch.column("value"))
+            meta = {name: batch.column(name) for name in columns}
+            if found.op is not None:
+                meta["op"] = pc.coalesce(found.op, meta["op"])
+            if found.key is not None:
+                meta["key"] = pc.coalesce(_joined_keys(found.key.flatten()), meta["key"])
+            piece = self._assembled(pa.Table.from_batches([found.columns]), meta)
+            if found.bad.num_rows:
+                rows = found.bad.column("row")
+                bad.append(_bad_rows(pa.Table.from_batches([batch]).take(rows), found.bad.column("reason")))
+                piece = piece.filter(_without(rows, batch.num_rows))
+            pieces.append(piece)
+        schema = self._decoded_schema()
+        return (
+            pa.concat_tables(pieces, promote_options="default") if pieces else schema.empty_table(),
+            pa.concat_tables(bad) if bad else BAD_SCHEMA.empty_table(),
+        )
+
+    @staticmethod
+    def _assembled(value: pa.Table, meta: dict[str, pa.ChunkedArray | pa.Array]) -> pa.Table:
+        columns = [*value.columns, *[meta[name] for name in _META]]
+        return pa.table(columns, schema=pa.schema([*value.schema, *_META.values()]))
+
+    def _transformed(self, changes: pa.Table) -> pa.Table:
+        rows = changes
+        if self.transform is not None:
+            rows = self.transform(changes)
+            if isinstance(rows, pa.RecordBatch):
+                rows = pa.Table.from_batches([rows])
+            if not isinstance(rows, pa.Table):
+                raise InvalidInput(f"A transform returns a pyarrow Table, not {type(rows).__name__}.")
+        if not self.is_keyed and self.transform is None:
+            return rows
+        missing = [name for name in self._needed() if name not in rows.column_names]
+        if missing:
+            raise InvalidInput(
+                f"The transform of a {self.kind} table has to keep the columns {', '.join(self._needed())}, and "
+                f"{missing[0]!r} is missing."
+            )
+        return self._with_derived_keys(rows)
+
+    def _needed(self) -> tuple[str, ...]:
+        if not self.is_keyed:
+            return ()
+        return (*self.key, *[name for name in TYPED.all if not self.key or name != TYPED.key])
+
+    def _with_derived_keys(self, rows: pa.Table) -> pa.Table:
+        """Rows whose key is made of the named columns: equal values give equal bytes, whatever their width."""
+        if not self.key:
+            return rows
+        keys = _joined_keys([rows.column(name) for name in self.key])
+        field = _META["key"]
+        at = rows.schema.get_field_index(field.name)
+        return rows.append_column(field, keys) if at < 0 else rows.set_column(at, field, keys)
+
+    def _checked_keys(self, rows: pa.Table, records: pa.Table) -> ShapedRows:
+        keys = rows.column(self.names.key) if self.is_keyed else None
+        if keys is None or not keys.null_count:
+            return ShapedRows(rows, BAD_SCHEMA.empty_table())
+        is_bad = pc.is_null(keys)
+        offsets = rows.column(self.names.offset).filter(is_bad)
+        bad = records.filter(pc.is_in(records.column("offset"), value_set=offsets.combine_chunks()))
+        return ShapedRows(rows.filter(pc.invert(is_bad)), _bad_rows(bad, pa.repeat(_NO_KEY, bad.num_rows)))
+
+
+def _bad_rows(records: pa.Table, reasons: pa.Array | pa.ChunkedArray) -> pa.Table:
+    columns = [*[records.column(name) for name in BAD_SCHEMA.names[:-1]], reasons]
+    return pa.table(columns, schema=BAD_SCHEMA)
+
+
+def _without(rows: pa.Array, count: int) -> pa.Array:
+    import numpy as np
+
+    mask = np.ones(count, bool)
+    mask[rows.to_numpy()] = False
+    return pa.array(mask)
+
+
+def _joined_keys(columns: Sequence[pa.ChunkedArray | pa.Array]) -> pa.ChunkedArray | pa.Array:
+    """One binary key of several columns: each value as text, behind its length. Null if any of them is null.
+
+    The text of a whole number does not depend on its width, so that a widened column keeps its keys.
+    """
+    parts = []
+    for column in columns:
+        kind = column.type
+        text = column if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else column.cast(pa.string())
+        text = text.cast(pa.binary())
+        length = pc.binary_length(text).cast(pa.string()).cast(pa.binary())
+        parts += [length, pa.scalar(b":"), text]
+    if len(columns) == 1:
+        return parts[2]
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()), null_handling="emit_null")
