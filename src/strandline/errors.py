@@ -217,6 +217,12 @@ class NullKey(BadRecord):
     """A record without a key reached a sink that keeps one row per key; the message names its offset."""
 
 
+class JobFailed(StrandlineError):
+    """A Spark job ended without its result; nothing of it was committed."""
+
+    retryable = True
+
+
 class WatchEnded(StrandlineError):
     """The watch ended before it could serve an export request; request it from the next one."""
 

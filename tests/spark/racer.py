@@ -6,7 +6,7 @@ import sys
 
 import strandline as sl
 from strandline.errors import Fenced
-from tests.spark.helpers import quick_session, until_its_source_starts
+from tests.spark.helpers import quick_session
 
 
 def main(folder: str, rounds: int) -> None:
@@ -23,14 +23,17 @@ def _follow(spark, folder: str, number: int) -> str:
     slot = "s" if number % 4 > 1 else None
     options = {"maxBatchesPerTrigger": "2"}
 
-    def once() -> None:
+    try:
         following = sl.spark.follow(
-            spark, f"{folder}/log-{number}", sink, slot=slot, trigger={"availableNow": True}, options=options
+            spark,
+            f"{folder}/log-{number}",
+            sink,
+            slot=slot,
+            trigger={"availableNow": True},
+            options=options,
+            place="executors" if number % 3 else "driver",
         )
         assert following.await_termination(600), "it goes on and on"
-
-    try:
-        until_its_source_starts(once)
     except Fenced:
         return "Fenced"
     except Exception as error:  # noqa: BLE001 - the parent judges it

@@ -11,18 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.errors import CursorExpired, Diverged, InvalidInput
+from strandline.log.planning import FULL_PARTITION, SMALL_PARTITION, pack
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.spark.options import parse_options
 from strandline.spark.planning import (
-    FULL_PARTITION,
-    SMALL_PARTITION,
     Remembered,
     admit,
     agrees,
     decode_offset,
     encode_offset,
     narrower,
-    pack,
     resolve,
 )
 

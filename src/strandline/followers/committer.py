@@ -16,7 +16,7 @@ from strandline.log.slots import EPOCHS_PER_TERM
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.model.retention import NEWCOMER_SECONDS, SlotState
-from strandline.model.sink import RestorableSink, Sink
+from strandline.model.sink import RestorableSink, Sink, TableSink
 
 _LOGGER: Final = logging.getLogger(__name__)
 _TAKEOVERS: Final = 3
@@ -189,11 +189,20 @@ class SinkCommitter:
             )
         return stored
 
+    @property
+    def table(self) -> TableSink | None:
+        """The sink, if its writing can be spread over workers."""
+        return self._sink if isinstance(self._sink, TableSink) else None
+
     def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
         """Store the range with its cursor; see :class:`~strandline.model.sink.Sink`."""
+        self.store(lambda: self._sink.apply(records, since=since, upto=upto))
+
+    def store(self, write: Callable[[], object]) -> None:
+        """Let ``write`` store a range in the sink, with its cursor; a new follower claims its slot then."""
         if not self._has_stored:
             self.check_holder()
-        self._apply(records, since, upto)
+        self._store(write)
         if self._has_stored:
             return
         self._has_stored, self._undo = True, None
@@ -203,10 +212,10 @@ class SinkCommitter:
             self._slot = self._log.slots.claim(self._unclaimed.name, self._holder)
             self._unclaimed = None
 
-    def _apply(self, records: pa.Table, since: Cursor, upto: Cursor) -> None:
+    def _store(self, write: Callable[[], object]) -> None:
         for attempt in range(_TAKEOVERS):
             try:
-                self._sink.apply(records, since=since, upto=upto)
+                write()
             except Fenced:
                 # A replaced follower's commit was still running. The slot shows which follower is newer, and the sink
                 # skips what it has by now.

@@ -56,6 +56,7 @@ class Engine:
     _pending: list[events.Chunk] = field(default_factory=list)
     _records: int = 0
     _bytes: int = 0
+    _batches: int = 0
     _applying: events.Write | None = None
     _unstored: deque[events.Write] = field(default_factory=deque)
     _behind: int = 0
@@ -137,6 +138,7 @@ class Engine:
         self._pending.append(event.chunk)
         self._records += event.count
         self._bytes += event.size
+        self._batches += event.batches
         self._read = event.upto
         if self._due is None:
             self._due = now + self._window
@@ -231,12 +233,13 @@ class Engine:
         if self._due is None:
             return False
         full = self._records >= self.batching.records or self._bytes >= self.batching.bytes
+        full = full or (self.batching.batches is not None and self._batches >= self.batching.batches)
         asked = self._done() or self._listed is not None or (self._exports and self.phase is Phase.LIVE)
         return full or now >= self._due or bool(asked)
 
     def _flush(self) -> events.Apply:
         chunks, self._pending = self._pending, []
-        self._records = self._bytes = 0
+        self._records = self._bytes = self._batches = 0
         self._due = None
         self._behind += 1
         if self.phase is Phase.RELISTING:
@@ -279,7 +282,8 @@ class Engine:
     def _take(self, seconds: float) -> events.Receive:
         batching = self.batching
         room = max(1, batching.records - self._records)
-        return events.Receive(self._read, room, max(1, batching.bytes - self._bytes), seconds)
+        batches = None if batching.batches is None else max(1, batching.batches - self._batches)
+        return events.Receive(self._read, room, max(1, batching.bytes - self._bytes), seconds, batches)
 
     def _patience(self, now: float) -> float:
         due = [time - now for time in (self._due, self._retry) if time is not None]

@@ -20,6 +20,8 @@ Chunk: TypeAlias = Any
 class Batching:
     """When a batch is applied: at ``records`` or ``bytes``, or ``window`` seconds after its first record.
 
+    ``batches`` bounds the batches of the log that are applied together, too.
+
     The default window is a second for ``follow`` and ten milliseconds for a watch. A watch queues at most ``queue``
     received updates before batching; a stop discards them.
     """
@@ -28,6 +30,7 @@ class Batching:
     bytes: Positive = 64 << 20
     window: float | None = None
     queue: Positive = 256
+    batches: Positive | None = None
 
 
 class Signal(Enum):
@@ -78,6 +81,7 @@ class Received:
     upto: Cursor
     since: Cursor | None = None
     size: int = 0
+    batches: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,7 @@ class Receive:
     records: int
     bytes: int
     seconds: float
+    batches: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Event as StopEvent
-from typing import Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import NotFound
+from strandline.errors import NotFound, StrandlineError
 from strandline.followers import events
-from strandline.followers.committer import begin
+from strandline.followers.committer import SinkCommitter, begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching, Signal
+from strandline.followers.workers import IN_PROCESS, Workers
 from strandline.log.contract import Log
 from strandline.log.heartbeat import Beating, SlotHeartbeat
 from strandline.log.planning import behind, joined
@@ -24,11 +26,13 @@ from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.head import LogBatch
 from strandline.model.records import READ_SCHEMA
-from strandline.model.sink import BatchSink, Sink
+from strandline.model.sink import BatchSink, Part, Sink, TableSink, Written
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.tables.apply import apply_with
 
 __all__ = ["Batching", "Start", "begin", "follow"]
 
+_LOGGER: Final = logging.getLogger(__name__)
 _POLL = 0.25
 _SEEN_EVERY = 60.0
 
@@ -102,7 +106,8 @@ class _IntoTable:
             return None
         chunk, upto = self._fetched(since, spans, limit)
         size = sum(batch.nbytes for batch in chunk)
-        return events.Received(chunk, upto.next - since.next, upto, since=since.at(spans[0].first), size=size)
+        begins = since.at(spans[0].first)
+        return events.Received(chunk, upto.next - since.next, upto, since=begins, size=size, batches=len(spans))
 
     def _fetched(self, since: Cursor, spans: Sequence[Span], limit: Limit) -> tuple[list[pa.RecordBatch], Cursor]:
         """The records of the first spans that can still be read, and the cursor after them.
@@ -130,6 +135,88 @@ class _IntoTable:
     def store(self, chunks: Sequence[events.Chunk], since: Cursor, upto: Cursor) -> None:
         pieces = [piece for chunk in chunks for piece in chunk]
         self.sink.apply(pa.Table.from_batches(pieces, READ_SCHEMA), since=since, upto=upto)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRange:
+    """A range that was stored in a table, and what the workers reported."""
+
+    since: Cursor
+    upto: Cursor
+    written: Sequence[Written]
+    seconds: float
+
+
+class Observer(Protocol):
+    """Hears of each step of a follower: ``planned``, ``written``, ``committed``, ``advanced``; and of each commit."""
+
+    def step(self, name: str) -> None:
+        """A step has ended. An error that it raises ends the follower."""
+
+    def stored(self, found: StoredRange) -> None:
+        """A range was committed."""
+
+
+class _Nobody:
+    def step(self, name: str) -> None:
+        pass
+
+    def stored(self, found: StoredRange) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class _IntoTableByWorkers:
+    """Plans spans of a log; workers fetch them and write a table's files, one commit stores them."""
+
+    log: Log
+    committer: SinkCommitter
+    table: TableSink
+    workers: Workers
+    clock: Clock
+    observer: Observer
+
+    def look(self, since: Cursor, limit: Limit) -> events.Received | None:
+        spans = self.log.plan(since, limit)
+        if not spans:
+            return None
+        upto = behind(since, spans[-1])
+        size = sum(span.size for span in spans)
+        begins = since.at(spans[0].first)
+        return events.Received(spans, upto.next - since.next, upto, since=begins, size=size, batches=len(spans))
+
+    def store(self, chunks: Sequence[events.Chunk], since: Cursor, upto: Cursor) -> None:
+        spans = [span for chunk in chunks for span in chunk]
+        self.observer.step("planned")
+        began = self.clock.monotonic()
+        done: list[Written] = []
+        self.committer.store(lambda: done.extend(self._applied(spans, since, upto)))
+        self.observer.stored(StoredRange(since, upto, done, self.clock.monotonic() - began))
+        self.observer.step("committed")
+
+    def _applied(self, spans: Sequence[Span], since: Cursor, upto: Cursor) -> Sequence[Written]:
+        while True:
+            try:
+                return apply_with(
+                    self.table,
+                    lambda parts: self._worked(parts, spans, since, upto),  # noqa: B023 - called before the next round
+                    since=since,
+                    upto=upto,
+                    tasks=self.workers.tasks(spans),
+                )
+            except NotFound:
+                # CursorExpired if it was trimmed; if it moved to the cold tier, it is read there.
+                again = self.log.plan(since, Limit(upto=upto.next))
+                if not again or again[-1].next != upto.next or list(again) == list(spans):
+                    raise
+                spans = again
+
+    def _worked(self, parts: Sequence[Part], spans: Sequence[Span], since: Cursor, upto: Cursor) -> Sequence[Written]:
+        title = f"{self.table!r}, offsets {since.next:,}–{upto.next:,}"  # noqa: RUF001 - a range
+        found = self.workers.run(parts, spans, title)
+        self.observer.step("written")
+        self.committer.check_holder()  # a replaced follower does not commit
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +251,22 @@ class Follower:
     slot: Beating | None
     clock: Clock
     seen_every: float = _SEEN_EVERY
+    workers: Workers = IN_PROCESS
+    observer: Observer = field(default_factory=_Nobody)
+    is_patient: bool = False
+    """Whether a failed store is tried again, with pauses, as far as trying again can help."""
     _seen: float = 0.0
     _event: events.Event | None = None
-    _route: _IntoTable | _IntoCopy = field(init=False)
+    _failure: BaseException | None = None
+    _route: _IntoTable | _IntoTableByWorkers | _IntoCopy = field(init=False)
 
     def __post_init__(self) -> None:
         # Once, not for each batch: these checks take longer than most of the work on a batch.
         log, sink = self.log, self.sink
         if isinstance(sink, BatchSink) and isinstance(log, Arriving):
             self._route = _IntoCopy(log, sink)
+        elif isinstance(sink, SinkCommitter) and sink.table is not None and not isinstance(log, Arriving):
+            self._route = _IntoTableByWorkers(log, sink, sink.table, self.workers, self.clock, self.observer)
         elif not isinstance(sink, BatchSink) and not isinstance(log, Arriving):
             self._route = _IntoTable(log, sink)
         else:
@@ -214,15 +308,33 @@ class Follower:
         match action:
             case events.Open():
                 return Signal.OPENED  # a log is planned again each time
-            case events.Receive(since, records, size, seconds) if since is not None:
-                return self._receive(since, Limit(records=records, bytes=size, upto=self.engine.until), seconds)
+            case events.Receive(since, records, size, seconds, batches) if since is not None:
+                limit = Limit(records=records, bytes=size, batches=batches, upto=self.engine.until)
+                return self._receive(since, limit, seconds)
             case events.StoreBatch(events.AppliedRange(chunks, since, upto)) if since is not None:
-                self._route.store(chunks, since, upto)
-                return Signal.STORED
+                return self._stored(chunks, since, upto)
             case events.ReportCursor():
                 self._advance()
+                self.observer.step("advanced")
                 return Signal.NOTHING
+            case events.Pause(seconds):
+                self.clock.sleep(min(seconds, _POLL))  # so that a stop takes effect soon
+                return Signal.NOTHING
+            case events.GiveUp() if self._failure is not None:
+                raise self._failure
         raise AssertionError(f"a log's follower has no action {action}")
+
+    def _stored(self, chunks: Sequence[events.Chunk], since: Cursor, upto: Cursor) -> events.Event:
+        try:
+            self._route.store(chunks, since, upto)
+        except StrandlineError as error:
+            if not self.is_patient or not error.retryable:
+                raise
+            _LOGGER.warning("Offsets %d to %d were not stored, and are tried again: %s", since.next, upto.next, error)
+            self._failure = error
+            return Signal.STORE_FAILED
+        self._failure = None
+        return Signal.STORED
 
     def _receive(self, since: Cursor, limit: Limit, seconds: float) -> events.Event:
         found = self._route.look(since, limit)

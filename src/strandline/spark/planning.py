@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 from uuid import UUID
 
@@ -16,37 +16,6 @@ from strandline.spark.options import Position
 
 if TYPE_CHECKING:
     from strandline.tier.read.cold_reader import ColdPiece
-
-S = TypeVar("S", bound=Span)
-
-FULL_PARTITION: Final = 128 << 20
-"""Most stored bytes per task, as far as whole batches allow."""
-
-SMALL_PARTITION: Final = 1 << 20
-"""Below this a further task costs more (25 to 30 ms) than it saves."""
-
-
-def pack(spans: Sequence[S], cores: int) -> list[list[S]]:
-    """Distribute spans over tasks: contiguous, balanced by bytes, each span in exactly one task and in order.
-
-    About one task per core and per 128 MiB: more data gives more tasks, in multiples of the cores, so that the last
-    round is a full one; little data gives fewer.
-    """
-    total = sum(span.size for span in spans)
-    wanted = _tasks(total, cores)
-    tasks: list[list[S]] = [[] for _ in range(wanted)]
-    before = 0
-    for span in spans:
-        # The task whose share of the bytes contains the span's middle.
-        tasks[min(wanted - 1, (2 * before + span.size) * wanted // max(1, 2 * total))].append(span)
-        before += span.size
-    return [task for task in tasks if task]
-
-
-def _tasks(total: int, cores: int) -> int:
-    worthwhile = max(1, min(cores, -(-total // SMALL_PARTITION)))
-    needed = -(-total // FULL_PARTITION)
-    return worthwhile if needed <= worthwhile else -(-needed // cores) * cores
 
 
 def resolve(position: Position, log_id: UUID, bounds: Bounds) -> Cursor:

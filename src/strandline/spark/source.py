@@ -27,12 +27,12 @@ from strandline.compat.v1.log import open_queue
 from strandline.errors import CursorExpired, Diverged, InvalidInput, NotFound, NotReady, StrandlineError
 from strandline.log.contract import Log
 from strandline.log.object import ObjectLog
-from strandline.log.planning import joined
+from strandline.log.planning import joined, pack
 from strandline.log.reading import fetch_in_order
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
 from strandline.spark.failures import retried
 from strandline.spark.options import NodeAccess, Position, ReadOptions, parse_options
-from strandline.spark.planning import admit, decode_offset, encode_offset, narrower, pack, resolve, trimmed_meanwhile
+from strandline.spark.planning import admit, decode_offset, encode_offset, narrower, resolve, trimmed_meanwhile
 from strandline.spark.shaping import SPARK_SCHEMA, check_schema, shaped
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ _POLL: Final = 0.1
 
 
 def follow_orders(spark: SparkSession, folder: DemoFolder) -> sl.spark.Following:
-    """Our query: the table stores its own cursor, so that the checkpoint may be lost."""
+    """Our pipeline: the table stores its own cursor, so that there is no checkpoint to lose."""
 
     def on_step(step: str) -> None:
-        if step == "committed":  # the batch is in the table, but not in the slot or the checkpoint
+        if step == "committed":  # the batch is in the table, but not in the slot
             _hold(folder, "orders")
 
     return sl.spark.follow(
@@ -38,7 +38,6 @@ def follow_orders(spark: SparkSession, folder: DemoFolder) -> sl.spark.Following
         sl.DeltaSink(folder.orders, mode="latest"),
         slot=SLOT,
         trigger=_EVERY,
-        checkpoint=str(folder.checkpoints / "orders"),
         on_step=on_step,
     )
 

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.errors import NotFound, StorageError
+from strandline.errors import NotFound, TransientStorageError
 from strandline.model.addresses import split_address
 from strandline.model.sink import DataFile
 from strandline.storage.disk import DISK, Disk, make_own_folder
@@ -51,7 +51,7 @@ class DeltaFiles:
             with self._handler().open_output_stream(name, None) as stream:
                 stream.write(data)
         except OSError as error:
-            raise StorageError(f"A data file of the table {self.url} could not be written: {error}") from error
+            raise TransientStorageError(f"A data file of the table {self.url} could not be written: {error}") from error
         return name
 
     def read(self, path: str) -> pa.Table:
@@ -63,7 +63,9 @@ class DeltaFiles:
             with self._handler().open_input_file(path) as file:
                 return pq.read_table(pa.BufferReader(file.read()), use_threads=False)
         except OSError as error:
-            raise StorageError(f"The data file {path} of the table {self.url} could not be read: {error}") from error
+            raise TransientStorageError(
+                f"The data file {path} of the table {self.url} could not be read: {error}"
+            ) from error
 
     def _handler(self) -> Any:
         from deltalake.fs import DeltaStorageHandler

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import Conflict, Diverged, Fenced, InvalidInput, MissingExtra, StorageError
+from strandline.errors import Conflict, Diverged, Fenced, InvalidInput, MissingExtra, TransientStorageError
 from strandline.log.folders import FIRST_BYTES, FolderKind, check_new, check_new_in_bucket
 from strandline.model.cursor import MILLISECOND, Cursor
 from strandline.storage.clock import CLOCK, Clock
@@ -78,7 +78,7 @@ class FollowedDelta:
         except delta.exceptions.TableNotFoundError:
             return None
         except (delta.exceptions.DeltaError, OSError) as error:
-            raise StorageError(f"The table {self.url} could not be opened: {error}") from error
+            raise TransientStorageError(f"The table {self.url} could not be opened: {error}") from error
         return table
 
     def last_commit(self, table: DeltaTable, log_id: UUID) -> KnownCommits:
@@ -283,7 +283,7 @@ class FollowedDelta:
         except (errors.DeltaError, OSError) as error:
             if "already exists" in str(error):
                 raise Conflict(f"Another follower created the table {self.url} first. ({error})") from error
-            raise StorageError(
+            raise TransientStorageError(
                 f"The table {self.url} could not be committed, and stays at its cursor: {error}"
             ) from error
 
@@ -297,7 +297,7 @@ class FollowedDelta:
         except FileNotFoundError:
             return None
         except (deltalake_library().exceptions.DeltaError, OSError) as error:
-            raise StorageError(
+            raise TransientStorageError(
                 f"The commit file of version {version} of the table {self.url} could not be read: {error}"
             ) from error
 
