@@ -27,6 +27,7 @@ from strandline.tables.delta import table as delta
 from strandline.tables.delta.sink import DeltaSink
 from strandline.tables.delta.table import FollowedDelta
 from strandline.testing.sinks import MemorySink, changes
+from tests.follow.commits import around_commits
 from tests.follow.test_table_recovery import fill
 
 ROWS = [(b"a", b"1"), (b"b", b"2"), (None, b"3"), (b"c", b"4")]
@@ -151,7 +152,7 @@ def test_a_newcomer_killed_before_its_first_commit_can_start_again(log, table, s
 
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
         patch.setattr(SinkCommitter, "abandon", lambda _: None)  # a dead process takes nothing back
-        patch.setattr(DeltaSink, "apply", killed)
+        patch.setattr(DeltaSink, "begin", killed)
         follow(log, DeltaSink(table, mode="append"), "s", start=start, until="end")
     assert [slot.holder for slot in log.slots.list()] == [None]
     fill(log, ROWS[:1])
@@ -161,36 +162,30 @@ def test_a_newcomer_killed_before_its_first_commit_can_start_again(log, table, s
 
 
 def test_a_first_commit_that_landed_without_an_answer_keeps_its_slot(log, table):
-    class Deaf(DeltaSink):
-        def apply(self, records, *, since, upto):
-            super().apply(records, since=since, upto=upto)
-            raise StorageError("no answer")
+    def deaf(_):
+        raise StorageError("no answer")
 
     with pytest.raises(StorageError):
-        follow(log, Deaf(table, mode="append"), "s", until="end")
+        follow(log, around_commits(table, mode="append", after=deaf), "s", until="end")
     assert log.slots.get("s").position == 0
 
 
 def test_a_refused_newcomer_does_not_take_back_the_slot_of_one_that_was_faster(log, table, tmp_path):
-    class Slow(DeltaSink):
-        def apply(self, records, *, since, upto):
-            follow(log, DeltaSink(str(tmp_path / "faster"), mode="append"), "s", until="end")
-            super().apply(records, since=since, upto=upto)
+    def slow(_):
+        follow(log, DeltaSink(str(tmp_path / "faster"), mode="append"), "s", until="end")
 
     with pytest.raises(NullKey):
-        follow(log, Slow(table), "s", until="end")
+        follow(log, around_commits(table, before=slow), "s", until="end")
     assert log.slots.get("s").position == 4
     assert log.slots.get("s").holder is not None
 
 
 def test_of_two_newcomers_with_one_slot_the_slower_is_fenced_and_moves_nothing(log, table, tmp_path):
-    class Slow(DeltaSink):
-        def apply(self, records, *, since, upto):
-            super().apply(records, since=since, upto=upto)
-            follow(log, DeltaSink(str(tmp_path / "faster"), mode="append"), "s", until=2)
+    def slow(_):
+        follow(log, DeltaSink(str(tmp_path / "faster"), mode="append"), "s", until=2)
 
     with pytest.raises(Fenced):
-        follow(log, Slow(table, mode="append"), "s", until="end")
+        follow(log, around_commits(table, mode="append", after=slow), "s", until="end")
     assert log.slots.get("s").position == 2
 
 

@@ -20,6 +20,7 @@ from strandline.tables.delta.sink import DeltaSink
 from strandline.tables.delta.table import FollowedDelta
 from strandline.testing.sinks import DELETE, LOG, changes, folded
 from tests.cases import some
+from tests.follow.commits import around_commits
 
 ROWS = [(b"%d" % (n % 5), DELETE if n % 7 == 6 else b"v%d" % n) for n in range(40)]
 
@@ -253,13 +254,11 @@ def test_a_table_that_is_changed_while_it_is_committed_to_is_diverged(log, sink,
 def removing_after(sink, offset):
     """A sink whose table is removed right after it has stored that offset."""
 
-    class Removing(DeltaSink):
-        def apply(self, records, *, since, upto):
-            super().apply(records, since=since, upto=upto)
-            if upto.next == offset:
-                shutil.rmtree(self.url)
+    def removing(upto):
+        if upto.next == offset:
+            shutil.rmtree(sink.url)
 
-    return Removing(sink.url, mode=sink.mode)
+    return around_commits(sink.url, mode=sink.mode, after=removing)
 
 
 @pytest.mark.parametrize("slot", ["s", None])
@@ -368,14 +367,13 @@ def test_a_copy_that_takes_the_slot_of_its_original_fences_that_and_both_stay_ex
     copy = DeltaSink(sink.url + "-copy", mode=sink.mode)
     shutil.copytree(sink.url, copy.url)
 
-    class Overtaken(DeltaSink):
-        def apply(self, records, *, since, upto):
-            super().apply(records, since=since, upto=upto)
-            if upto.next == 20:
-                follow(log, copy, "s", until="end")
+    def overtaken(upto):
+        if upto.next == 20:
+            follow(log, copy, "s", until="end")
 
+    stale = around_commits(sink.url, mode=sink.mode, after=overtaken)
     with pytest.raises(Fenced):
-        follow(log, Overtaken(sink.url, mode=sink.mode), "s", until="end", batching=Batching(records=10))
+        follow(log, stale, "s", until="end", batching=Batching(records=10))
     assert_exact(copy, ROWS[:30])
     assert_exact(sink, ROWS[:20])
     follow(log, again(sink), "original", until="end")

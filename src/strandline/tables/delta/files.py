@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
@@ -16,6 +17,8 @@ from strandline.errors import NotFound, TransientStorageError
 from strandline.model.addresses import split_address
 from strandline.model.sink import DataFile
 from strandline.storage.disk import DISK, Disk, make_own_folder
+
+_PIECE: Final = 8 << 20
 
 
 def local_path(url: str) -> str | None:
@@ -48,8 +51,11 @@ class DeltaFiles:
                 self.disk.write_new(f"{folder}/{name}", [data])
             return name
         try:
-            with self._handler().open_output_stream(name, None) as stream:
-                stream.write(data)
+            # Not through pyarrow: deltalake's own stream takes bytes, and pyarrow hands it buffers.
+            stream = self._handler()._handler.open_output_stream(name, None)  # noqa: SLF001
+            with contextlib.closing(stream):
+                for start in range(0, len(data), _PIECE):
+                    stream.write(bytes(data[start : start + _PIECE]))
         except OSError as error:
             raise TransientStorageError(f"A data file of the table {self.url} could not be written: {error}") from error
         return name

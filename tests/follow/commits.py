@@ -1,0 +1,34 @@
+"""Delta sinks that do something right before or right behind their commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from strandline.model.cursor import Cursor
+from strandline.tables.delta.sink import DeltaSink
+from strandline.tables.delta.transaction import DeltaTransaction
+
+
+def nothing(_: Cursor) -> None:
+    """Nothing happens."""
+
+
+def around_commits(
+    url: str, *, mode: str = "latest", before: Callable[[Cursor], object] = nothing, after=nothing
+) -> DeltaSink:
+    """A sink that calls ``before`` when it begins a range, and ``after`` when it has committed it."""
+
+    class Followed(DeltaTransaction):
+        def commit(self, written) -> None:
+            super().commit(written)
+            after(self.upto)
+
+    class Sink(DeltaSink):
+        def begin(self, *, since, upto, tasks):
+            before(upto)
+            begun = super().begin(since=since, upto=upto, tasks=tasks)
+            if begun is None:
+                return None
+            return Followed(begun.followed, begun.table, begun.since, begun.upto, begun.at, begun.parts)
+
+    return Sink(url, mode=mode)
