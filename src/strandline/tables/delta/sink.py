@@ -24,7 +24,7 @@ from strandline.tables.delta.transaction import DeltaTransaction
 from strandline.tables.kinds import Kind
 from strandline.tables.layout import files_in, shares
 from strandline.tables.part import TablePart
-from strandline.tables.shape import ArrowTransform, TableShape, as_key
+from strandline.tables.shape import TableShape, as_key
 from strandline.values.contract import Codec
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class DeltaSink:
         mode: Kind = "latest",
         value: Codec | None = None,
         key: str | Sequence[str] = (),
-        transform: ArrowTransform | None = None,
+        transform: Callable[[pa.Table], pa.Table] | None = None,
         soft_deletes: bool = False,
         name: Named = "default",
         options: Mapping[str, str] | None = None,
