@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
+
+IS_CI = bool(os.environ.get("CI"))
 
 
 def some(cases: Iterable[Any], count: int) -> list[Any]:
@@ -18,6 +21,11 @@ def some(cases: Iterable[Any], count: int) -> list[Any]:
     last, gaps = len(listed) - 1, max(count - 1, 1)
     kept = {last * number // gaps for number in range(count)}
     return [case if index in kept else _left_out(case) for index, case in enumerate(listed)]
+
+
+def examples(count: int) -> int:
+    """How many generated examples a test tries: all of them in CI, and a fifth of them elsewhere, but ten at least."""
+    return count if IS_CI else max(10, count // 5)
 
 
 def sampled(every: int) -> list[Any]:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from strandline.storage.store import ObjectStore
 from strandline.storage.urls import open_store
+from tests.cases import examples
 from tests.certificates import make_certificates
 from tests.proxy import FaultyProxy
 from tests.servers import BUCKET, AzureServer, KafkaServer, NatsServer, NoServer, S3Server, Server, fresh_prefix
@@ -27,11 +28,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes, or takes to be made, says more of the machine than of the code. CI tries more of them.
-EXAMPLES = 100 if os.environ.get("CI") else 30
 settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=EXAMPLES
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=examples(100)
 )
 settings.load_profile("any machine")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the emulator of Azure to the matrix: S3 stands for remote stores, and it takes seconds to start."""
+    for item in items:
+        if "azure_server" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.matrix)
 
 
 @pytest.hookimpl(tryfirst=True)

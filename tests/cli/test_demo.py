@@ -45,6 +45,7 @@ def test_a_small_demo_is_exact_while_the_naive_twin_is_not(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [home], "it writes into a folder of its own"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("asked", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.matrix)])
 def test_a_demo_that_is_stopped_leaves_no_process_and_no_folder(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: signal.Signals

@@ -204,6 +204,7 @@ class TestOneNode:
         assert "leads in term 1" in process.communicate(timeout=WAIT)[1]
         assert process.returncode == 0
 
+    @pytest.mark.matrix
     def test_taking_over_a_write_ahead_log_it_leads_with_what_that_holds(self, tmp_path, start):
         with sl.compat.WriteAheadLog.open(tmp_path / "wal") as wal:
             wal.append_many([b"one", b"two"])
@@ -283,6 +284,7 @@ class TestOneNode:
             assert "no token" in run("node", "topology", primary.url).stderr
             assert "a leads in term 1" in run("node", "topology", primary.url, "--token", mine).stdout
 
+    @pytest.mark.matrix
     def test_certificates_have_the_roles_that_the_command_names_and_any_other_is_a_client_s(
         self, tmp_path, start, run, certificate_folder
     ):

@@ -89,6 +89,7 @@ def test_one_log_can_be_piped_into_another(run: Run, log: str) -> None:
     assert records(log + "-copy") == records(log)
 
 
+@pytest.mark.matrix
 def test_made_up_records_are_the_same_for_the_same_seed(run: Run, log: str) -> None:
     done = run("produce", log, "--create", "--count", 25_000, "--keys", 7, "--size", 11, "--seed", 3, "--json")
     assert done.exit_code == 0
@@ -197,6 +198,7 @@ def test_tail_follow_shows_what_is_appended_and_ends_cleanly_on_ctrl_c(start: St
     assert (process.returncode, out, err) == (0, "", "")
 
 
+@pytest.mark.matrix
 def test_ctrl_c_while_producing_keeps_what_was_read_and_says_so(start: Start, log: str) -> None:
     opened = sl.open(log, create=True)
     process = start("produce", log)

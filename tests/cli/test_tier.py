@@ -450,6 +450,7 @@ def test_a_missing_a_longer_and_another_segments_object_are_found(run: Run, cold
     assert fields(run, "segments", "verify", cold.url, status=1)["damage"] == 2
 
 
+@pytest.mark.matrix
 def test_a_segment_with_many_groups_is_examined_as_any_other() -> None:
     store, writer = PlainStore(), SegmentWriter(0)
     row = record_batch(timestamps=[0], ops=[Op.PUT], keys=[None], values=[b"v"])
@@ -490,6 +491,7 @@ def remove(log: sl.log.ObjectLog, which: int) -> None:
             manager.update(SegmentUpdate(segment=segment.segment, broker=0, event_timestamp=0, state=state))
 
 
+@pytest.mark.matrix
 def test_a_segment_that_expires_while_it_is_verified_is_no_damage(
     run: Run, cold: sl.log.ObjectLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -572,6 +574,7 @@ def test_a_write_ahead_log_is_tiered_from_its_folder(run: Run, folder: Path) -> 
     assert "both" in run("segments", "map", folder).stdout
 
 
+@pytest.mark.matrix
 def test_a_write_ahead_log_that_is_open_elsewhere_is_looked_at_and_not_tiered(run: Run, folder: Path) -> None:
     with WriteAheadLog.open(folder, background=False) as wal:
         assert run("tier", "attach", folder).exit_code == 0
@@ -656,6 +659,7 @@ def test_tail_shows_both_tiers_as_one_log(run: Run, cold: sl.log.ObjectLog) -> N
     assert all(state.expires is None for state in cold.slots.list())
 
 
+@pytest.mark.matrix
 def test_the_last_records_are_shown_also_if_only_segments_have_them(run: Run, cold: sl.log.ObjectLog) -> None:
     cold.trim(grace=0)
     assert cold.bounds() == Bounds(120, 120)
@@ -663,6 +667,7 @@ def test_the_last_records_are_shown_also_if_only_segments_have_them(run: Run, co
     assert [json.loads(line)["offset"] for line in done.stdout.splitlines()] == list(range(110, 120))
 
 
+@pytest.mark.matrix
 def test_a_tail_of_the_hot_tier_does_not_need_the_cold_one(run: Run, cold: sl.log.ObjectLog) -> None:
     cold.trim(grace=0)
     fill(cold.url.removeprefix("file://"), 1, seed=1)
@@ -672,6 +677,7 @@ def test_a_tail_of_the_hot_tier_does_not_need_the_cold_one(run: Run, cold: sl.lo
     one_sentence(run("tail", cold.url, "--since", "beginning"), 1)
 
 
+@pytest.mark.matrix
 def test_slots_are_put_where_only_segments_are_and_the_rest_goes_on(run: Run, cold: sl.log.ObjectLog) -> None:
     cold.trim(grace=0)
     assert fields(run, "slots", "create", cold.url, "old", "--at", 17)["position"] == 17

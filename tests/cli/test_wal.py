@@ -201,6 +201,7 @@ def test_a_torn_tail_is_a_note_and_no_failure(run: Run, folder: Path) -> None:
     assert "1 note" in done.stdout.splitlines()[-1]
 
 
+@pytest.mark.matrix
 def test_on_a_terminal_there_is_progress_and_it_leaves_the_result_alone(
     on_terminal: Callable[..., tuple[int, str]], folder: Path
 ) -> None:

@@ -14,6 +14,7 @@ from strandline.formats.snapshot.manifest import decode_snapshot, encode_snapsho
 from strandline.model.cursor import Cursor
 from strandline.model.json_values import LARGEST
 from strandline.model.snapshot import Snapshot, SnapshotFile
+from tests.cases import examples
 
 FILE = SnapshotFile("state/all.log", 12, "0f" * 32)
 SNAPSHOT = Snapshot("/snap", "append-log", 3, Cursor(UUID(int=7), 42, 2), 1_700_000_000_000_000, (FILE,))
@@ -34,7 +35,7 @@ def snapshots(draw):
 
 
 @given(snapshots())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_manifest_survives_its_bytes(snapshot):
     assert decode_snapshot(encode_snapshot(snapshot), "x", "/s") == snapshot
 

@@ -28,6 +28,7 @@ from strandline.formats.arrow.block import Compression
 from strandline.model.head import MetadataRange, QueueEntry, QueueManifest
 from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, Op
 from strandline.model.stamp import Stamped
+from tests.cases import examples
 from tests.formats.forging import manifest_bytes, queue_batch_bytes, some_manifest
 from tests.formats.test_hostile_bytes import damage, survives
 
@@ -111,7 +112,7 @@ def test_a_plain_batch_is_written_byte_for_byte_as_others_write_it(vector):
 
 
 @pytest.mark.parametrize("compression", WAYS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(values=st.lists(st.binary(max_size=300), max_size=40), cut=st.integers(0, 40))
 def test_values_survive_their_batch(compression, values, cut):
     array = pa.array(values, pa.binary())
@@ -187,7 +188,7 @@ ranges = st.lists(
 ).map(tuple)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     listed=st.lists(st.tuples(st.text(max_size=30), ranges), max_size=5),
     first=st.integers(0, 2**62),
@@ -199,7 +200,7 @@ def test_a_manifest_survives_its_bytes_with_every_time_that_64_bits_can_hold(lis
     assert decode_manifest(encode_manifest(manifest), "it") == manifest
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(time=I64)
 def test_every_time_on_the_wire_is_written_back_as_it_was(time):
     data = struct.pack("<IQHIIqI", 8 + 2 + 4 + 16, 0, 0, 1, 0, time, 0) + struct.pack("<IQQH", 1, 1, 0, 1)
@@ -233,7 +234,7 @@ def test_a_cell_of_a_manifest_remembers_no_operations():
     assert codec.encoded == 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(steps=st.lists(st.sampled_from(["list", "list", "drop", "change", "begin anew", "copy"]), max_size=25))
 def test_a_codec_that_remembers_entries_writes_what_one_without_memory_would(steps):
     codec, manifest = ManifestCodec(), some_manifest()
@@ -320,7 +321,7 @@ def test_a_hundred_thousand_damaged_queues():
     fuzz_queues(range(10_000, 110_000))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.binary(max_size=200))
 def test_any_bytes_are_a_value_or_corrupt(data):
     survives(decode_queue_batch, data)

@@ -29,6 +29,7 @@ from strandline.model.json_values import LARGEST_NUMBER
 from strandline.model.records import record_batch
 from strandline.model.retention import Invalidation, InvalidReason, MaxAge, SlotLimits, SlotState
 from strandline.model.stamp import OpId, Stamped
+from tests.cases import examples
 from tests.formats.forging import (
     WRITER,
     batch_bytes,
@@ -72,7 +73,7 @@ def record_batches(draw):
 
 
 @pytest.mark.parametrize("compression", list(Compression))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(batches=st.lists(record_batches(), min_size=1, max_size=4))
 def test_records_survive_their_batch(compression, batches):
     info, decoded = decode_batch(batch_bytes(compression, *batches), "it")
@@ -132,7 +133,7 @@ writers = st.builds(WriterState, number=numbers, sequence=numbers, first=numbers
 
 
 @pytest.mark.matrix
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     tail=st.lists(entries, max_size=5),
     known=st.dictionaries(uuids.map(WriterId), writers, max_size=4),

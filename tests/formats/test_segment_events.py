@@ -22,6 +22,7 @@ from strandline.model.segments import (
     SegmentUpdate,
     TopicPartition,
 )
+from tests.cases import examples
 from tests.formats.test_hostile_bytes import damage, survives
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "segment_events.json").read_text())
@@ -136,7 +137,7 @@ deletes = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(adds() | updates | deletes)
 def test_any_event_comes_back_as_it_was(event):
     back = decode_event(encode_event(event), "it")
@@ -161,7 +162,7 @@ def test_an_event_cut_at_any_byte_or_with_bytes_too_many_is_corrupt(event):
         decode_event(data + b"\x00", "it")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_value_or_an_error_that_names_them(data):
     survives(decode_event, data)

@@ -11,6 +11,7 @@ from strandline.formats.arrow import value_page
 from strandline.formats.arrow.block import Compression, decode_block, encode_page, frame_pages
 from strandline.formats.arrow.value_page import MOST_RECORDS, decode_values, encode_values
 from strandline.model.records import Op, record_batch
+from tests.cases import examples
 
 
 def by_arrow(values, timestamps):
@@ -19,7 +20,7 @@ def by_arrow(values, timestamps):
 
 
 @given(st.lists(st.tuples(st.binary(max_size=40), st.integers(-(1 << 62), 1 << 62)), min_size=1, max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_page_has_the_bytes_that_arrow_gives_it(rows):
     values, timestamps = [value for value, _ in rows], [time for _, time in rows]
     assert encode_values(values, timestamps) == by_arrow(values, timestamps).serialize().to_pybytes()

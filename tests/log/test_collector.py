@@ -290,6 +290,7 @@ def test_trimmed_batches_wait_for_the_grace_period(bench: Bench):
     assert bench.values() == [4]
 
 
+@pytest.mark.matrix
 def test_chunks_go_with_what_they_list(bench: Bench):
     total = 5 * CHUNK + SPILL_AT
     bench.append(total)

@@ -62,6 +62,7 @@ def bad_line() -> ObjectStore:
     return RetryingStore(FaultyStore(PlainStore(), seed=7, faults=faults), clock=ManualClock(), chance=SeededChance(7))
 
 
+@pytest.mark.matrix
 class TestOwnLogOverABadLine(QueueContract):
     picklable = False
     lossy = True

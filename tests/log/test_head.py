@@ -48,6 +48,7 @@ from strandline.testing.logs import content, writer_named
 from strandline.testing.plain import PlainStore
 from strandline.testing.slots import append
 from strandline.testing.stores import paths
+from tests.cases import examples
 
 SOON = 120.0
 WRITER = writer_named(1)
@@ -125,6 +126,7 @@ class TestSpilling:
         for offset in range(0, model.head.next_offset, 7):
             assert list(model.found(offset)) == [entry for entry in model.naive if entry.next > offset]
 
+    @pytest.mark.matrix
     @given(
         counts=st.lists(st.integers(1, 4), min_size=1, max_size=120),
         since=st.integers(0, 400),
@@ -133,7 +135,7 @@ class TestSpilling:
         batches=st.none() | st.integers(1, 20),
         upto=st.none() | st.integers(0, 500),
     )
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=examples(200), deadline=None)
     def test_a_plan_over_levels_is_the_plan_over_the_naive_list(
         self,
         counts: list[int],

@@ -270,6 +270,7 @@ class TestOverlap:
 
 
 class TestConflicts:
+    @pytest.mark.matrix
     def test_two_producers_on_one_log_pause_at_random_and_try_again(self) -> None:
         place, clocks = PlainStore(), [ManualClock(), ManualClock()]
         open_log(place, create=True)

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from strandline.errors import CorruptData, InvalidInput, OutOfOrderAck
 from strandline.followers.consumer.progress import AckProgress, AckStep
 from strandline.model.head import QueueEntry
+from tests.cases import examples
 
 
 def entry(sequence: int) -> QueueEntry:
@@ -215,5 +216,5 @@ class ProgressModel(RuleBasedStateMachine):
         assert numbers(self.progress) == (self.durable, self.expected(), self.read())
 
 
-ProgressModel.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+ProgressModel.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)
 TestProgressAgainstAModel = ProgressModel.TestCase

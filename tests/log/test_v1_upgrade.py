@@ -243,6 +243,7 @@ def test_two_that_copy_at_the_same_time_copy_each_batch_once(scene):
     assert scene.batches() == [b"5", b"6", b"7", b"8"]
 
 
+@pytest.mark.matrix
 def test_two_that_have_seen_different_holes_do_not_copy_a_batch_twice(scene):
     # The first looks, then 5 and 6 are acknowledged and the second begins at 7, then the first goes on.
     line = FaultyStore(scene.target)

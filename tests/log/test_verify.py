@@ -9,6 +9,7 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from strandline.errors import StrandlineError, TransientStorageError
 from strandline.formats.object.head import decode_head, encode_head
@@ -284,8 +285,16 @@ ONLY_IN_FULL: dict[str, Callable[[Bench], object]] = {
 }
 
 
+def one_of_each_kind(damage: dict[str, tuple[FindingKind, Callable[[Bench], object]]]) -> Iterator[ParameterSet]:
+    """All kinds of damage, of which the default suite tries one for each kind of finding."""
+    found: set[FindingKind] = set()
+    for name, (kind, break_it) in damage.items():
+        yield pytest.param(kind, break_it, id=name, marks=[pytest.mark.matrix] if kind in found else [])
+        found.add(kind)
+
+
 @pytest.mark.parametrize("quick", [False, pytest.param(True, marks=pytest.mark.matrix)])
-@pytest.mark.parametrize(("kind", "break_it"), DAMAGE.values(), ids=DAMAGE.keys())
+@pytest.mark.parametrize(("kind", "break_it"), one_of_each_kind(DAMAGE))
 def test_damage_is_found_and_named(bench: Bench, kind: FindingKind, break_it: Callable[[Bench], object], quick: bool):
     break_it(bench)
     found = damage(bench.reopened(), quick=quick)
@@ -567,6 +576,7 @@ def test_listed_and_stored_objects_are_compared_by_name_size_and_place():
     assert found.unlisted == [f"batches/{3:016d}/{five.hex()}.batch"]
 
 
+@pytest.mark.matrix
 def test_one_that_is_missing_among_many_is_found():
     listed, stored = Names(0), Names(0)
     for number in range(100_000):

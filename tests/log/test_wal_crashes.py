@@ -30,7 +30,7 @@ def report(capsys, explored):
         print(f"\n  write-ahead log: {explored}")
 
 
-@pytest.mark.parametrize("every", sampled(87))
+@pytest.mark.parametrize("every", sampled(211))
 def test_a_crash_at_every_operation_in_every_mode_loses_nothing(capsys, every):
     explored = crash_everywhere(workload, check, every=every)
     report(capsys, explored)
@@ -47,7 +47,7 @@ def test_a_second_crash_while_the_first_is_being_repaired_loses_nothing(capsys):
     assert explored.states > 1000
 
 
-@pytest.mark.parametrize("every", sampled(15))
+@pytest.mark.parametrize("every", sampled(45))
 def test_an_operation_that_fails_loses_nothing_even_if_only_the_process_ends(capsys, every):
     modes = (CrashMode.KILL, CrashMode.NOTHING, CrashMode.SCRAPS)
     explored = fail_everywhere(workload, check, modes=modes, limit=3, every=every)
@@ -55,7 +55,7 @@ def test_an_operation_that_fails_loses_nothing_even_if_only_the_process_ends(cap
     assert explored.states > 100 / every
 
 
-@pytest.mark.parametrize("every", sampled(15))
+@pytest.mark.parametrize("every", sampled(45))
 def test_a_full_disk_loses_nothing_and_goes_on_once_there_is_room(capsys, every):
     modes = (CrashMode.KILL, CrashMode.NOTHING, CrashMode.SCRAPS)
     explored = fill_everywhere(workload, check, step=257 * every, modes=modes)
@@ -63,7 +63,7 @@ def test_a_full_disk_loses_nothing_and_goes_on_once_there_is_room(capsys, every)
     assert explored.states > 50 / every
 
 
-@pytest.mark.parametrize("every", sampled(27))
+@pytest.mark.parametrize("every", sampled(81))
 def test_a_log_that_begins_anywhere_begins_there_after_every_crash(capsys, every):
     def begin(disk, notes):
         log = open_on(disk)

@@ -195,6 +195,7 @@ def test_the_older_program_drops_no_slot_of_an_export(disk):
     assert found["held"]["last_seen_at_unix_ms"] == slots[1].last_seen // 1000
 
 
+@pytest.mark.matrix
 def test_every_slot_comes_back_from_an_export_as_it_was(disk):
     with filled(disk) as wal:
         wal.log.slots.create("second", 6)
@@ -366,11 +367,13 @@ def test_a_crash_anywhere_leaves_no_spool_or_all_of_it_with_its_slots(capsys, mo
     assert explored(capsys, "crashed", crash_everywhere(work, work.check, again=3)) > 50
 
 
+@pytest.mark.matrix
 def test_a_failure_anywhere_leaves_no_spool_or_all_of_it_with_its_slots(capsys):
     work = Exporting()
     assert explored(capsys, "one operation fails", fail_everywhere(work, work.check, then=2)) > 20
 
 
+@pytest.mark.matrix
 def test_a_full_disk_anywhere_leaves_no_spool_or_all_of_it_with_its_slots(capsys):
     work = Exporting()
     assert explored(capsys, "the disk fills", fill_everywhere(work, work.check, step=64)) > 5

@@ -121,6 +121,7 @@ def check_in_a_child(handle: LsnHandle, lsn: int) -> None:
     assert in_a_child(handle.done) == "returned True", "who asks again and again would never end"
 
 
+@pytest.mark.matrix
 def test_a_child_is_refused_an_append_that_is_queued_and_one_that_is_being_synced(tmp_path: Path):
     disk = GatedDisk()
     with disk.open_log(tmp_path / "log") as wal:
@@ -136,6 +137,7 @@ def test_a_child_is_refused_an_append_that_is_queued_and_one_that_is_being_synce
         check_in_a_child(queued, 2)
 
 
+@pytest.mark.matrix
 def test_a_forked_child_does_not_wait_for_a_durable_append_whose_handle_is_not_settled(tmp_path: Path):
     disk = GatedDisk()
     with disk.open_log(tmp_path / "log") as wal:
@@ -152,6 +154,7 @@ def test_a_forked_child_does_not_wait_for_a_durable_append_whose_handle_is_not_s
         assert (durable.result(SOON), written.result(SOON)) == (1, 2)
 
 
+@pytest.mark.matrix
 def test_a_forked_child_does_not_commit_appends_that_a_waiting_thread_commits(tmp_path: Path):
     with WriteAheadLog.open(tmp_path / "log", background=False) as wal:
         handle = wal.submit(b"first")

@@ -564,6 +564,7 @@ def test_a_migration_that_returned_is_durable():
         assert len(wal.log.slots.list()) == 3
 
 
+@pytest.mark.matrix
 def test_a_failed_migration_leaves_nothing_behind_and_can_be_repeated():
     disk = on_disk(MIXED)
     number = 0

@@ -162,7 +162,7 @@ class Traffic:
 
 @pytest.mark.parametrize(
     ("tail_bytes", "roll_bytes", "rounds"),
-    some([(0, 0, 40), (0, 3000, 120), (6000, 2000, 160), (32 << 20, 3000, 60)], 2),
+    some([(0, 0, 40), (0, 3000, 120), (6000, 2000, 160), (32 << 20, 3000, 60)], 1),
     ids=["a-file-each", "no-tail", "small-tail", "all-in-memory"],
 )
 def test_trimming_beside_appending_and_reading_loses_nothing(
@@ -199,6 +199,7 @@ def check_traffic(tmp_path: Path, disk: Any, *, rounds: int, seed: int, **option
         assert witness.next == end
 
 
+@pytest.mark.matrix
 def test_a_slot_that_is_created_or_reset_during_a_trim_is_never_below_the_start(tmp_path: Path):
     with WriteAheadLog.open(tmp_path / "log", roll_bytes=2000, disk=UnsyncedDisk()) as wal, Threads() as threads:
         wal.log.slots.create("reset", 0)

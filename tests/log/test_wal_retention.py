@@ -51,8 +51,8 @@ class TestBytesBehind:
 
     def test_it_reads_little_however_long_the_log_is(self, tmp_path, clock):
         with WalLog.open(str(tmp_path), background=False, clock=clock) as log:
-            for _ in range(300):
-                handles = [log.append_value(bytes(400)) for _ in range(50)]
+            for _ in range(70):
+                handles = [log.append_value(bytes(2000)) for _ in range(50)]
                 handles[-1].result()
         disk = _Counting()
         with WalLog.open(str(tmp_path), background=False, clock=clock, disk=disk) as log:

@@ -380,6 +380,7 @@ def test_an_operation_that_fails_leaves_all_or_nothing_of_it(built, capsys):
     assert explorer.explored().states > 20
 
 
+@pytest.mark.matrix
 def test_a_repair_by_hand_finishes_what_was_decided(built):
     decided = 0
     for number in count():

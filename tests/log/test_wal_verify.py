@@ -30,6 +30,7 @@ from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK, LocalDisk
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywhere, damage_everywhere
+from tests.cases import sampled
 from tests.log.wal_parts import FOLDER, check, workload
 
 WRITER = WriterId(UUID(int=7))
@@ -194,6 +195,7 @@ def test_a_log_without_any_file_is_damage(folder: Path) -> None:
     assert [finding.kind for finding in look(folder).damage] == [FindingKind.CONTINUITY]
 
 
+@pytest.mark.matrix
 def test_a_file_that_was_cut_below_the_mark_is_damage_even_at_the_end_of_a_frame(folder: Path) -> None:
     for path in (files(folder)[1], files(folder)[3]):
         data = path.read_bytes()
@@ -300,8 +302,11 @@ def _opens(folder: Path) -> bool:
     return True
 
 
+@pytest.mark.parametrize("every", sampled(5))
 @pytest.mark.parametrize("mark", ["kept", "gone"])
-def test_damage_in_the_last_file_is_damage_if_opening_refuses_it_and_only_then(tmp_path: Path, mark: str) -> None:
+def test_damage_in_the_last_file_is_damage_if_opening_refuses_it_and_only_then(
+    tmp_path: Path, mark: str, every: int
+) -> None:
     made = tmp_path / "made"
     with WalLog.open(str(made), background=False) as log:
         fill(log, groups=5, frames=2)
@@ -310,7 +315,7 @@ def test_damage_in_the_last_file_is_damage_if_opening_refuses_it_and_only_then(t
     path = files(made)[0]
     data = path.read_bytes()
     both = set()
-    for at in range(680, len(data), 211):
+    for at in range(680, len(data), 211 * every):
         for changed in (data[:at], data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]):
             copy = Path(shutil.copytree(made, tmp_path / "copy"))
             (copy / path.name).write_bytes(changed)

@@ -23,6 +23,7 @@ def test_two_exporters_racing_leave_the_newest_whole_and_published():
     assert explored(Job(2), Job(3)).states > 500
 
 
+@pytest.mark.matrix
 def test_exporters_that_die_at_every_step_and_begin_again_do_no_harm():
     assert explored(Job(2), Job(3), crashes=2).states > 5_000
 

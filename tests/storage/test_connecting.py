@@ -31,7 +31,7 @@ print(bytes(store.get("greeting").data).decode())
 """
 
 
-@pytest.fixture(params=["s3", "azure"])
+@pytest.fixture(params=["s3", pytest.param("azure", marks=pytest.mark.matrix)])
 def server(request: pytest.FixtureRequest) -> Server:
     found: Server = request.getfixturevalue(f"{request.param}_server")
     return found
@@ -242,6 +242,7 @@ class TestServers:
             ObstoreStore(server.url(BUCKET), server.options).get("a")
         assert server.port == port
 
+    @pytest.mark.matrix
     def test_a_server_that_is_not_installed_gives_the_reason_for_skipping(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -746,6 +746,7 @@ class Counter:
         assert set(notes) <= set(found)
 
 
+@pytest.mark.matrix
 def test_a_correct_workload_passes_every_driver(capsys):
     counter = Counter()
     for drive, options in (

@@ -60,7 +60,7 @@ STORM = {
 }
 
 
-@pytest.fixture(scope="module", params=["s3", "azure"])
+@pytest.fixture(scope="module", params=["s3", pytest.param("azure", marks=pytest.mark.matrix)])
 def server(request: pytest.FixtureRequest) -> Server:
     found: Server = request.getfixturevalue(f"{request.param}_server")
     return found
@@ -360,6 +360,7 @@ class TestOneRequest:
         assert [seen.method for seen in line.seen] == ["GET", "GET", "GET"]
 
 
+@pytest.mark.matrix
 class TestStoreInAStorm(ObjectStoreContract):
     """With retries, a bad line to a real server is a line like any other: for all that may be repeated."""
 

@@ -24,7 +24,7 @@ from strandline.tier.metadata import cache as cache_module
 from strandline.tier.metadata import terms as terms_module
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.lifecycle import add_segment, advance_deletion, update_segment
-from tests.cases import some
+from tests.cases import examples, some
 
 PARTITIONS = [
     TopicPartition("a", UUID(int=1), 0),
@@ -305,7 +305,7 @@ def _small(monkeypatch):
         pytest.param(1 << 16, id="beside the columns", marks=pytest.mark.matrix),
     ],
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(events=steps)
 def test_random_histories_are_answered_as_by_a_plain_list(few, events):
     before, cache_module._FEW = cache_module._FEW, few

@@ -19,6 +19,7 @@ from strandline.model.segments import (
     TopicPartition,
 )
 from strandline.tier.metadata.cache import SegmentCache
+from tests.cases import examples
 
 A, B, C = (TopicPartition(name, UUID(int=number), 0) for number, name in enumerate("abc"))
 
@@ -161,7 +162,7 @@ def test_two_ids_with_the_same_lower_half_are_two_segments():
         SegmentCache.from_tables(changed(tables, "segments", "by_id", [0, 1, 1, 3]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_whatever_numbers_tables_have_they_are_a_cache_or_refused(data):
     tables = sample()

@@ -270,6 +270,7 @@ def test_columns_are_given_in_the_order_asked(columns: list[str]) -> None:
         spans[0].fetch(["colour"])
 
 
+@pytest.mark.matrix
 def test_columns_that_are_not_asked_for_are_not_read() -> None:
     store = CountingStore()
     segment, _ = stored(store, 200, value=100_000, expected=16 << 20)

@@ -98,7 +98,7 @@ def points(kind: Kind) -> int:
     return calm.points
 
 
-PARTS = 9
+PARTS = 25
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])

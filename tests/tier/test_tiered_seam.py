@@ -33,7 +33,7 @@ from strandline.tier.read.cold_reader import ColdReader
 from strandline.tier.read.tiered_log import TieredLog
 from tests.cases import some
 from tests.tier.manager_parts import Events
-from tests.tier.tiered_parts import KINDS, LIMITS, PARTITIONS, Kind, Tiers, fetched, forget, rows
+from tests.tier.tiered_parts import LIMITS, PARTITIONS, Kind, Tiers, fetched, forget, rows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -45,7 +45,7 @@ def fresh() -> Iterator[None]:
     forget_tails()
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[pytest.param("object", marks=pytest.mark.matrix), "wal"])
 def kind(request: pytest.FixtureRequest) -> Kind:
     return request.param
 

@@ -247,6 +247,7 @@ def finished_at(listed: int, copied: int) -> SegmentMetadata:
     )
 
 
+@pytest.mark.matrix
 def test_no_range_is_copied_twice(world: World) -> None:
     world.tierer().run_once(everything=True)
     before = world.segments()
@@ -340,8 +341,8 @@ def points_of_a_copy() -> int:
 
 POINTS = points_of_a_copy()
 ALL_POINTS = points_of_all()
-PARTS = [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 7))]
-"""Each takes every seventh point: one of them always, and the others if there is time."""
+PARTS = [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 19))]
+"""Each takes every nineteenth point: one of them always, and the others if there is time."""
 
 
 def crashed() -> None:

@@ -73,6 +73,7 @@ class TestObjectTopicInMemory(ObjectTopicContract):
         return open_object_topic(f"memory://topic-{uuid4().hex}", partition_count)
 
 
+@pytest.mark.matrix
 class TestObjectTopicInFolder(ObjectTopicContract):
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:

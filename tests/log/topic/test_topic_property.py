@@ -15,6 +15,7 @@ from strandline.log.memory import MemoryLog
 from strandline.log.topic.contract import Message, Topic
 from strandline.log.topic.logs import LogTopic, open_object_topic
 from strandline.log.topic.memory import MemoryTopic
+from tests.cases import examples
 
 PARTITIONS = 3
 
@@ -102,21 +103,21 @@ def run(follower: Follower, program: list[Step]) -> None:
 
 
 @given(steps)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_in_memory_each_partition_gives_exactly_the_suffix_from_its_start(program: list[Step]) -> None:
     topic = MemoryTopic(PARTITIONS)
     run(Follower(topic, topic.trim), program)
 
 
 @given(steps)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_on_logs_each_partition_gives_exactly_the_suffix_from_its_start(program: list[Step]) -> None:
     logs = [MemoryLog() for _ in range(PARTITIONS)]
     run(Follower(LogTopic(logs), lambda partition, upto: logs[partition].trim(upto)), program)
 
 
 @given(steps)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_of_another_node_each_partition_gives_exactly_the_suffix_from_its_start(program: list[Step]) -> None:
     url = f"memory://topic-{uuid4().hex}"
     here, there = open_object_topic(url, PARTITIONS), open_object_topic(url, PARTITIONS)
