@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.cli.any_log import log_place
-from strandline.cli.tail import _batches
+from strandline.cli.logs.tail import _batches
+from strandline.cli.shared.any_log import log_place
 from strandline.log.wal.log import WalLog
 from strandline.testing.logs import append
 

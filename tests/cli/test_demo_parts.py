@@ -37,7 +37,7 @@ from strandline.cli.demo.command import Demo
 from strandline.cli.demo.processes import DemoFolder, Process, ProcessGroup, failure_in
 from strandline.cli.demo.report import DemoEvent, DemoResult, Sample, page, sparkline
 from strandline.cli.demo.workers import table_of
-from strandline.cli.lag import Lag, SlotRow
+from strandline.cli.logs.lag import Lag, SlotRow
 from strandline.errors import NotReady, StrandlineError
 from strandline.storage.retry import Backoff
 from tests.cli.conftest import Run

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import typer
 
-from strandline.cli import output as show
 from strandline.cli.app import app
 from strandline.cli.quickstart import compare
+from strandline.cli.shared import output as show
 from tests.cli.conftest import Run
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 import strandline as sl
-from strandline.cli.gc import lines
+from strandline.cli.logs.gc import lines
 from strandline.log.object.log import open_log
 from strandline.log.object.maintain.collector import TrimResult
 from strandline.model.head import WriterId

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 import strandline as sl
-from strandline.cli.lag import Lag, floor_sentence, measure
+from strandline.cli.logs.lag import Lag, floor_sentence, measure
 from strandline.log.object.head.index import StoredChunks
 from strandline.model.head import Entry, Head, Pin
 from strandline.model.retention import Consumed, Forever, Invalidation, InvalidReason, Retention, SlotState

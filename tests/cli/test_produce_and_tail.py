@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import pytest
 
 import strandline as sl
-from strandline.cli.produce import made_up
-from strandline.cli.tail import held
+from strandline.cli.logs.produce import made_up
+from strandline.cli.logs.tail import held
 from strandline.model.retention import MaxAge
 from tests.cli.conftest import Run, Start
 

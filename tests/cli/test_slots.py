@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.cli.lag import Lag, SlotRow
-from strandline.cli.slots import note_on, sentences
+from strandline.cli.logs.lag import Lag, SlotRow
+from strandline.cli.logs.slots import note_on, sentences
 from strandline.log.object import open_log
 from strandline.model.cursor import Cursor
 from strandline.model.retention import Consumed, SlotLimits

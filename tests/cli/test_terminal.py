@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 import strandline as sl
-from strandline.cli import output as show
-from strandline.cli.common import confirm, log_to_stderr
-from strandline.cli.text import escaped
+from strandline.cli.shared import output as show
+from strandline.cli.shared.common import confirm, log_to_stderr
+from strandline.cli.shared.text import escaped
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.log.topic.kafka import KafkaTopic
 from strandline.model.addresses import refuse_credentials

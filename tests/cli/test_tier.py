@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.cli.common import wal_folder
-from strandline.cli.segments import Stretch, newest, picture, stretches
-from strandline.cli.tier import FENCED
+from strandline.cli.cold.segments import Stretch, newest, picture, stretches
+from strandline.cli.cold.tier import FENCED
+from strandline.cli.shared.common import wal_folder
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.formats.segment.writer import SegmentWriter
 from strandline.log.findings import FindingKind, Severity

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from strandline.cli import verify
-from strandline.cli.verify import summary
+from strandline.cli.logs import verify
+from strandline.cli.logs.verify import summary
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from tests.cli.conftest import Run
 from tests.cli.test_slots import fill

@@ -16,7 +16,7 @@ def main() -> None:
     import traceback
 
     from strandline.cli.app import app
-    from strandline.cli.text import escaped
+    from strandline.cli.shared.text import escaped
 
     try:
         app(prog_name="strandline")

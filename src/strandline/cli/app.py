@@ -8,22 +8,22 @@ import typer
 from typer.core import TyperCommand
 
 import strandline
+from strandline.cli.cold.segments import segments
+from strandline.cli.cold.tier import tier
 from strandline.cli.demo.command import demo
 from strandline.cli.doctor.command import doctor
-from strandline.cli.gc import gc
-from strandline.cli.ingest import ingest
-from strandline.cli.lag import lag, with_default_interval
+from strandline.cli.logs.gc import gc
+from strandline.cli.logs.ingest import ingest
+from strandline.cli.logs.lag import lag, with_default_interval
+from strandline.cli.logs.produce import produce
+from strandline.cli.logs.slots import retention, slots
+from strandline.cli.logs.tail import tail
+from strandline.cli.logs.upgrade import upgrade
+from strandline.cli.logs.verify import verify
+from strandline.cli.logs.wal import wal
 from strandline.cli.node import node
 from strandline.cli.node.admin import promote
-from strandline.cli.produce import produce
 from strandline.cli.quickstart import quickstart
-from strandline.cli.segments import segments
-from strandline.cli.slots import retention, slots
-from strandline.cli.tail import tail
-from strandline.cli.tier import tier
-from strandline.cli.upgrade import upgrade
-from strandline.cli.verify import verify
-from strandline.cli.wal import wal
 
 app = typer.Typer(
     name="strandline",

@@ -21,8 +21,8 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 import strandline as sl
-from strandline.cli import output as show
-from strandline.cli.common import Json, guarded
+from strandline.cli.shared import output as show
+from strandline.cli.shared.common import Json, guarded
 from strandline.errors import StrandlineError
 
 

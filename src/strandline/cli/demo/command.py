@@ -16,8 +16,6 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import RenderableType
 
-from strandline.cli import output as show
-from strandline.cli.common import Json, guarded
 from strandline.cli.demo.changes import Shape, compare, truth
 from strandline.cli.demo.processes import (
     LATE_SLOT,
@@ -31,7 +29,9 @@ from strandline.cli.demo.processes import (
     write_marker,
 )
 from strandline.cli.demo.report import DemoEvent, DemoResult, Sample, event_line, page, summary
-from strandline.cli.lag import look
+from strandline.cli.logs.lag import look
+from strandline.cli.shared import output as show
+from strandline.cli.shared.common import Json, guarded
 from strandline.errors import MissingExtra, NotReady, StrandlineError
 from strandline.log.object.log import open_log
 from strandline.storage.retry import Backoff

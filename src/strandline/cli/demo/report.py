@@ -12,9 +12,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from strandline.cli import output as show
 from strandline.cli.demo.changes import Comparison, Shape
-from strandline.cli.lag import Lag
+from strandline.cli.logs.lag import Lag
+from strandline.cli.shared import output as show
 from strandline.errors import NotReady
 
 _WINDOW: Final = 5.0

@@ -12,12 +12,12 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
-from strandline.cli import output as show
-from strandline.cli.common import Json, guarded
 from strandline.cli.doctor.lines import CheckStatus, Line
 from strandline.cli.doctor.machine import machine
 from strandline.cli.doctor.place import Place, disk_line, log_lines, other_line
-from strandline.cli.targets import local_folder
+from strandline.cli.shared import output as show
+from strandline.cli.shared.common import Json, guarded
+from strandline.cli.shared.targets import local_folder
 from strandline.storage.urls import open_store
 
 _STYLES: Final = {CheckStatus.OK: "green", CheckStatus.WARNING: "bold yellow", CheckStatus.PROBLEM: "bold red"}

@@ -10,10 +10,10 @@ from functools import partial
 from threading import Barrier
 from typing import Final
 
-from strandline.cli import output as show
 from strandline.cli.doctor.lines import CheckStatus, Line, ok, problem, warning
-from strandline.cli.targets import is_free, local_folder, need
-from strandline.cli.targets import look as look_into
+from strandline.cli.shared import output as show
+from strandline.cli.shared.targets import is_free, local_folder, need
+from strandline.cli.shared.targets import look as look_into
 from strandline.errors import (
     AlreadyExists,
     Conflict,

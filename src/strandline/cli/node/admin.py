@@ -16,10 +16,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from strandline.cli import output as show
-from strandline.cli.any_log import Ca, Cert, Key, TokenFile
-from strandline.cli.common import Json, Yes, confirm, guarded
-from strandline.cli.targets import look, need
+from strandline.cli.shared import output as show
+from strandline.cli.shared.any_log import Ca, Cert, Key, TokenFile
+from strandline.cli.shared.common import Json, Yes, confirm, guarded
+from strandline.cli.shared.targets import look, need
 from strandline.errors import Fenced, InvalidInput, NotReady, TransientStorageError
 from strandline.formats.node.state import decode_node
 from strandline.log.folders import FolderKind

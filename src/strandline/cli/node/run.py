@@ -12,10 +12,10 @@ from typing import Annotated, Any, Final
 import typer
 from prometheus_client import start_http_server
 
-from strandline.cli import output as show
-from strandline.cli.common import Json, guarded, length_of_time, log_to_stderr, size_in_bytes, stop_on_signal
-from strandline.cli.common import retention as understood
-from strandline.cli.targets import is_free, look, meant, spool_at
+from strandline.cli.shared import output as show
+from strandline.cli.shared.common import Json, guarded, length_of_time, log_to_stderr, size_in_bytes, stop_on_signal
+from strandline.cli.shared.common import retention as understood
+from strandline.cli.shared.targets import is_free, look, meant, spool_at
 from strandline.errors import InvalidInput, StorageError
 from strandline.log.folders import Contents, FolderKind, refuse_others
 from strandline.model.retention import SlotLimits, default_limits, parse_retention

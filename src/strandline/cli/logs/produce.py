@@ -14,11 +14,11 @@ import pyarrow as pa
 import typer
 
 import strandline as sl
-from strandline.cli import output as show
-from strandline.cli.any_log import LogPlace, on_any_log
-from strandline.cli.common import INTERRUPTED, Interruption, Json
-from strandline.cli.common import retention as known_retention
-from strandline.cli.text import parse_json, parse_line
+from strandline.cli.shared import output as show
+from strandline.cli.shared.any_log import LogPlace, on_any_log
+from strandline.cli.shared.common import INTERRUPTED, Interruption, Json
+from strandline.cli.shared.common import retention as known_retention
+from strandline.cli.shared.text import parse_json, parse_line
 from strandline.errors import InvalidInput
 from strandline.log.contract import Handle
 

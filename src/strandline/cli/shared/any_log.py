@@ -14,8 +14,8 @@ from urllib.parse import quote
 import typer
 
 import strandline as sl
-from strandline.cli.common import both_tiers, guarded, open_log, wal_folder
-from strandline.cli.targets import local_folder, look
+from strandline.cli.shared.common import both_tiers, guarded, open_log, wal_folder
+from strandline.cli.shared.targets import local_folder, look
 from strandline.errors import InvalidInput, NotALog, NotReady, TransientStorageError, WrongKind
 from strandline.log.folders import FolderKind
 from strandline.log.wal.log import WalLog

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from strandline.cli import output as show
-from strandline.cli.common import (
+from strandline.cli.shared import output as show
+from strandline.cli.shared.common import (
     DATA,
     MANIFEST,
     Data,
@@ -18,7 +18,7 @@ from strandline.cli.common import (
     open_log,
     open_shared,
 )
-from strandline.cli.common import retention as known_retention
+from strandline.cli.shared.common import retention as known_retention
 from strandline.compat.v1.upgrade import UpgradeProgress
 from strandline.compat.v1.upgrade import upgrade as copy
 

@@ -17,9 +17,9 @@ from rich.live import Live
 from rich.text import Text
 
 import strandline as sl
-from strandline.cli import output as show
-from strandline.cli.any_log import AnyLog, LogPlace, on_any_log
-from strandline.cli.common import (
+from strandline.cli.shared import output as show
+from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
+from strandline.cli.shared.common import (
     DATA,
     MANIFEST,
     Data,

@@ -15,10 +15,10 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from strandline.cli import output as show
-from strandline.cli.common import Json, Place, guarded, open_to_look
-from strandline.cli.text import moment
-from strandline.cli.verify import finish
+from strandline.cli.logs.verify import finish
+from strandline.cli.shared import output as show
+from strandline.cli.shared.common import Json, Place, guarded, open_to_look
+from strandline.cli.shared.text import moment
 from strandline.model.cursor import Bounds
 from strandline.model.segments import SegmentMetadata, SegmentState
 from strandline.tier.opening import cold_tier, follow_events

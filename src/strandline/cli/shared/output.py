@@ -17,7 +17,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from strandline.cli.text import escaped
+from strandline.cli.shared.text import escaped
 from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention
 
 _KILO: Final = 1000

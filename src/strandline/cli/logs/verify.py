@@ -11,9 +11,9 @@ import pyarrow as pa
 import typer
 from rich.text import Text
 
-from strandline.cli import output as show
-from strandline.cli.any_log import AnyLog, LogPlace, on_any_log
-from strandline.cli.common import Json, open_log
+from strandline.cli.shared import output as show
+from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
+from strandline.cli.shared.common import Json, open_log
 from strandline.errors import CorruptData, CursorExpired, InvalidInput, NotFound, NotReady
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.object.maintain.verify import ObjectLogVerifier

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from strandline.cli import output as show
-from strandline.cli.common import Json, guarded
-from strandline.cli.targets import look, need, spool_at
-from strandline.cli.text import moment, readable
-from strandline.cli.verify import data_bytes, verify_folder
+from strandline.cli.logs.verify import data_bytes, verify_folder
+from strandline.cli.shared import output as show
+from strandline.cli.shared.common import Json, guarded
+from strandline.cli.shared.targets import look, need, spool_at
+from strandline.cli.shared.text import moment, readable
 from strandline.compat.spool.export import export_spool
 from strandline.compat.spool.format import SPOOL, SpoolFile, SpoolFrame, inspect_spool
 from strandline.compat.spool.lsn_log import WriteAheadLog

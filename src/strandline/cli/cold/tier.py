@@ -14,8 +14,8 @@ import typer
 from rich.text import Text
 
 import strandline as sl
-from strandline.cli import output as show
-from strandline.cli.common import (
+from strandline.cli.shared import output as show
+from strandline.cli.shared.common import (
     INTERRUPTED,
     Json,
     Place,
@@ -29,7 +29,7 @@ from strandline.cli.common import (
     size_in_bytes,
     stop_on_signal,
 )
-from strandline.cli.common import retention as understood
+from strandline.cli.shared.common import retention as understood
 from strandline.errors import StrandlineError
 from strandline.log.object.head.index import bytes_from
 from strandline.model.cursor import Bounds

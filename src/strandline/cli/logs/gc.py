@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from strandline.cli import output as show
-from strandline.cli.common import (
+from strandline.cli.shared import output as show
+from strandline.cli.shared.common import (
     DATA,
     MANIFEST,
     Data,

@@ -12,9 +12,10 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 import strandline as sl
-from strandline.cli import output as show
-from strandline.cli.any_log import AnyLog, LogPlace, on_any_log
-from strandline.cli.common import (
+from strandline.cli.logs.lag import Lag, SlotRow, look
+from strandline.cli.shared import output as show
+from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
+from strandline.cli.shared.common import (
     Json,
     Url,
     Yes,
@@ -25,8 +26,7 @@ from strandline.cli.common import (
     size_in_bytes,
     start,
 )
-from strandline.cli.common import retention as understood
-from strandline.cli.lag import Lag, SlotRow, look
+from strandline.cli.shared.common import retention as understood
 from strandline.errors import NotFound
 from strandline.model.cursor import Start
 from strandline.model.retention import SlotLimits, SlotState, default_limits, parse_retention

@@ -13,10 +13,10 @@ import typer
 from rich.text import Text
 
 import strandline as sl
-from strandline.cli import output as show
-from strandline.cli.any_log import AnyLog, LogPlace, on_any_log
-from strandline.cli.common import Json, Tiers, length_of_time, start
-from strandline.cli.text import escaped, moment, readable, to_fields
+from strandline.cli.shared import output as show
+from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
+from strandline.cli.shared.common import Json, Tiers, length_of_time, start
+from strandline.cli.shared.text import escaped, moment, readable, to_fields
 from strandline.errors import InvalidInput, NotReady, SlotInvalid, TransientStorageError
 from strandline.log.planning import behind
 from strandline.log.reading import fetch_in_order, pauses

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Final, ParamSpec, Self, TypeVar
 import typer
 
 import strandline as sl
-from strandline.cli import output as show
-from strandline.cli.targets import is_free, local_folder, look, need, need_object_log
-from strandline.cli.text import escaped, parse_start
+from strandline.cli.shared import output as show
+from strandline.cli.shared.targets import is_free, local_folder, look, need, need_object_log
+from strandline.cli.shared.text import escaped, parse_start
 from strandline.compat.v1.gc import GRACE
 from strandline.compat.v1.log import QueueLog, open_queue
 from strandline.errors import Fenced, InvalidInput, NotALog, NotFound, StrandlineError, Unsupported, WrongKind

@@ -9,9 +9,9 @@ from typing import Annotated, Any, cast
 import typer
 
 import strandline as sl
-from strandline.cli import output as show
-from strandline.cli.any_log import Ca, Cert, Key, TokenFile
-from strandline.cli.common import (
+from strandline.cli.shared import output as show
+from strandline.cli.shared.any_log import Ca, Cert, Key, TokenFile
+from strandline.cli.shared.common import (
     DATA,
     INTERRUPTED,
     MANIFEST,
@@ -25,8 +25,8 @@ from strandline.cli.common import (
     stop_on_signal,
     wal_folder,
 )
-from strandline.cli.common import retention as known_retention
-from strandline.cli.common import start as known_start
+from strandline.cli.shared.common import retention as known_retention
+from strandline.cli.shared.common import start as known_start
 from strandline.ingestion.api import open_source, open_target
 from strandline.ingestion.run import Ingested, IngestProgress
 from strandline.model.cursor import Start

@@ -1,0 +1,1 @@
+"""Commands on a log: produce, tail, slots, verify and others."""

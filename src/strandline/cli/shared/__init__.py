@@ -1,0 +1,1 @@
+"""Parts that all commands share: opening logs, options, output."""
