@@ -52,7 +52,11 @@ if TYPE_CHECKING:
     from strandline.opening import Consumer as Consumer
     from strandline.opening import open_url
     from strandline.tables.delta.sink import DeltaSink as DeltaSink
+    from strandline.values.arrow import Arrow as Arrow
+    from strandline.values.avro import Avro as Avro
     from strandline.values.json import Json as Json
+    from strandline.values.messagepack import MessagePack as MessagePack
+    from strandline.values.protobuf import Protobuf as Protobuf
     from strandline.values.raw import Raw as Raw
 
     open = open_url  # noqa: A001 - the public name
@@ -61,6 +65,8 @@ _get, __dir__, __all__ = lazy(
     __name__,
     {
         "AppendLogStore": "strandline.followers.stores.append_log",
+        "Arrow": "strandline.values.arrow",
+        "Avro": "strandline.values.avro",
         "Batching": "strandline.followers.run",
         "Consumer": "strandline.opening",
         "Cursor": "strandline.model.cursor",
@@ -72,6 +78,8 @@ _get, __dir__, __all__ = lazy(
         "Op": "strandline.model.records",
         "Prefix": "strandline.model.keyed",
         "Producer": "strandline.log.produce.producer",
+        "MessagePack": "strandline.values.messagepack",
+        "Protobuf": "strandline.values.protobuf",
         "Raw": "strandline.values.raw",
         "RocksStore": "strandline.followers.stores.rocks",
         "Sink": "strandline.model.sink",

@@ -7,7 +7,7 @@ from importlib import import_module
 
 from tests.fuzz.targets import Target
 
-GROUPS = ("formats", "places", "flight", "commands")
+GROUPS = ("formats", "values", "places", "flight", "commands")
 _BROKEN = "broken"
 
 

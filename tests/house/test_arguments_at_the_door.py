@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 import strandline as sl
 from strandline import compat, kv, node, snapshots, tier
@@ -123,6 +124,10 @@ def instances(place: Place) -> dict[str, Callable[[], Any]]:
         "Exports": sl.Exports,
         "FlowLimits": node.FlowLimits,
         "Json": lambda: sl.Json(pa.schema({"id": pa.int64()})),
+        "Arrow": sl.Arrow,
+        "Avro": lambda: sl.Avro(pa.schema({"id": pa.int64()})),
+        "MessagePack": lambda: sl.MessagePack(pa.schema({"id": pa.int64()})),
+        "Protobuf": lambda: sl.Protobuf(Timestamp),
         "Raw": sl.Raw,
         "Hold": lambda: place.log.hold(0, 60),
         "Limit": logs.Limit,

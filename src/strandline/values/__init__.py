@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
+    from strandline.values.arrow import Arrow as Arrow
+    from strandline.values.avro import Avro as Avro
+    from strandline.values.messagepack import MessagePack as MessagePack
+    from strandline.values.protobuf import Protobuf as Protobuf
     from strandline.values.contract import Codec as Codec
     from strandline.values.contract import Decoded as Decoded
     from strandline.values.evolution import Evolution as Evolution
@@ -19,10 +23,14 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
+        "Arrow": "strandline.values.arrow",
+        "Avro": "strandline.values.avro",
         "Codec": "strandline.values.contract",
         "Decoded": "strandline.values.contract",
         "Evolution": "strandline.values.evolution",
         "Json": "strandline.values.json",
+        "MessagePack": "strandline.values.messagepack",
+        "Protobuf": "strandline.values.protobuf",
         "Raw": "strandline.values.raw",
         "as_schema": "strandline.values.schemas",
         "conform_columns": "strandline.values.evolution",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from strandline.errors import SchemaRefused
 
 _MAX_DEPTH: Final = 64
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_DIGITS: Final = 76
 _MAX_DIGITS_128: Final = 38
 _PRIMITIVES: Final = {
@@ -131,3 +134,117 @@ def _decimal(name: str, schema: Mapping[str, Any]) -> pa.DataType:
     if not isinstance(precision, int) or not isinstance(scale, int) or not 0 <= scale <= precision <= _MAX_DIGITS:
         raise SchemaRefused(f"The field '{name}' of the Avro schema is a decimal of {precision!r}, {scale!r} digits.")
     return (pa.decimal128 if precision <= _MAX_DIGITS_128 else pa.decimal256)(precision, scale)
+
+
+def to_avro(schema: pa.Schema) -> dict[str, Any]:
+    """An Avro schema with the columns of an Arrow schema, each of which may be null."""
+    return _record("Value", list(schema))
+
+
+def _record(name: str, fields: list[pa.Field]) -> dict[str, Any]:
+    parts = []
+    for field in fields:
+        if not _NAME.fullmatch(field.name):
+            raise SchemaRefused(f"The field {field.name!r:.100} has a name that Avro does not allow: rename it.")
+        parts.append(
+            {"name": field.name, "type": ["null", _avro_type(f"{name}_{field.name}", field.type)], "default": None}
+        )
+    return {"type": "record", "name": name, "fields": parts}
+
+
+def _avro_type(name: str, kind: pa.DataType) -> Any:
+    if pt.is_struct(kind):
+        return _record(name, list(kind))
+    if pt.is_list(kind) or pt.is_large_list(kind):
+        return {"type": "array", "items": ["null", _avro_type(name, kind.value_type)]}
+    if pt.is_map(kind):
+        return {"type": "map", "values": ["null", _avro_type(name, kind.item_type)]}
+    if pt.is_decimal(kind):
+        return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
+    if pt.is_fixed_size_binary(kind):
+        return {"type": "fixed", "name": name, "size": kind.byte_width}
+    for (base, logical), same in _LOGICAL.items():
+        if same == kind:
+            return {"type": base, "logicalType": logical}
+    for base, same in _PRIMITIVES.items():
+        if same == kind:
+            return base
+    raise SchemaRefused(f"The field '{name.partition('_')[2]}' is of type {kind}, which Avro does not have: cast it.")
+
+
+def plain_schema(schema: Any) -> Any:
+    """The schema without logical types, so that numbers stay numbers and bytes stay bytes."""
+    if isinstance(schema, list):
+        return [plain_schema(branch) for branch in schema]
+    if isinstance(schema, Mapping):
+        return {
+            key: [{**field, "type": plain_schema(field.get("type"))} for field in part]
+            if key == "fields" and isinstance(part, list)
+            else plain_schema(part)
+            if key in ("type", "items", "values")
+            else part
+            for key, part in schema.items()
+            if key != "logicalType"
+        }
+    return schema
+
+
+def check_writer(written: Any, own: Any) -> None:
+    """``ValueError`` for a schema whose records could take memory without bytes, or whose times mean something else."""
+    _check_sizes(written, frozenset(), 0)
+    for name, logical in _logical_types(own).items():
+        other = _logical_types(written).get(name, logical)
+        if other != logical:
+            raise ValueError(f"The field '{name}' was written as {other or 'a plain number'}, not as {logical}")
+
+
+def _check_sizes(schema: Any, open_names: frozenset[str], depth: int) -> bool:
+    """Whether a value takes at least a byte. Without that, or with recursion, a few bytes could be a huge value."""
+    if depth > _MAX_DEPTH:
+        raise ValueError("The schema is too deep")
+    if isinstance(schema, str):
+        if schema in open_names or schema.rpartition(".")[2] in open_names:
+            raise ValueError("The schema is recursive")
+        return schema != "null"
+    if isinstance(schema, list):
+        for branch in schema:
+            _check_sizes(branch, open_names, depth + 1)
+        return True
+    if not isinstance(schema, Mapping):
+        raise TypeError("The schema is not valid")
+    kind = schema.get("type")
+    if kind in ("record", "error"):
+        inside = open_names | {str(schema.get("name")).rpartition(".")[2]}
+        return any([_check_sizes(field.get("type"), inside, depth + 1) for field in schema.get("fields", [])])
+    if kind in ("array", "map"):
+        item = schema.get("items" if kind == "array" else "values")
+        if not _check_sizes(item, open_names, depth + 1) and kind == "array":
+            raise ValueError("The schema has an array of values without bytes")
+        return True
+    if kind == "fixed":
+        return isinstance(size := schema.get("size"), int) and size > 0
+    return kind == "enum" or _check_sizes(kind, open_names, depth + 1)
+
+
+def _logical_types(schema: Any, path: str = "") -> dict[str, str]:
+    """The logical type of each number and of each decimal, by its path; empty text for none."""
+    found: dict[str, str] = {}
+    for branch in schema if isinstance(schema, list) else [schema]:
+        if isinstance(branch, str):
+            if branch in ("int", "long", "bytes"):
+                found[path] = ""
+            continue
+        if not isinstance(branch, Mapping):
+            continue
+        kind = branch.get("type")
+        if kind == "record":
+            for field in branch.get("fields", []):
+                found |= _logical_types(field.get("type"), f"{path}.{field['name']}" if path else str(field["name"]))
+        elif kind in ("array", "map"):
+            found |= _logical_types(branch.get("items" if kind == "array" else "values"), f"{path}[]")
+        elif kind in ("int", "long", "bytes", "fixed"):
+            logical = str(branch.get("logicalType", ""))
+            found[path] = f"{logical}({branch.get('scale', 0)})" if logical == "decimal" else logical
+        elif not isinstance(kind, str):
+            found |= _logical_types(kind, path)
+    return found

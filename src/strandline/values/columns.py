@@ -21,8 +21,8 @@ Getter: TypeAlias = Callable[[Any], Any]
 Owner: TypeAlias = Callable[[int], int]
 """The row to which the value at a position of a nested column belongs."""
 
-# What pyarrow raises if a Python value does not fit a type.
-_MISFITS: Final = (pa.ArrowException, OverflowError, UnicodeEncodeError, ValueError, TypeError)
+# What pyarrow and `load` raise if a Python value does not fit a type.
+_MISFITS: Final = (pa.ArrowException, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 _UNITS: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 
@@ -31,26 +31,51 @@ _UNITS: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 class Shape:
     """How to build one column: its field, how to take its value out of a row, and the shapes inside it.
 
-    ``text`` says that values are text which Arrow parses, such as timestamps; ``make`` gives a struct from the values
-    of its fields.
+    Single values that are not null go through ``load``, then become an array of type ``via``, then are cast; without
+    either they become an array of the field's type at once. ``dump`` is the inverse of ``load``, for encoding; ``make``
+    gives a struct from the values of its fields. ``finite``: the encoding has neither NaN nor infinities.
     """
 
     field: pa.Field
     get: Getter
     inside: tuple[Shape, ...] = ()
-    text: bool = False
+    via: pa.DataType | None = None
     make: Callable[..., Any] = tuple
+    load: Getter | None = None
+    dump: Getter | None = None
+    finite: bool = False
 
 
 def build_columns(shapes: Sequence[Shape], rows: list[Any], reasons: dict[int, str]) -> list[pa.Array]:
     """The columns of the rows. Values that do not fit are null, and ``reasons`` gets an entry for their rows."""
     builder = _Builder(reasons)
-    return [builder.build(shape, list(map(shape.get, rows)), shape.field.name, int) for shape in shapes]
+    return [
+        builder.build(shape, builder.taken(shape, rows, shape.field.name, int), shape.field.name, int)
+        for shape in shapes
+    ]
 
 
 class _Builder:
     def __init__(self, reasons: dict[int, str]) -> None:
         self._reasons = reasons
+
+    def taken(self, shape: Shape, rows: list[Any], path: str, owner: Owner) -> list[Any]:
+        """The field's values in the rows, or structs; some libraries look at a field only when it is asked for."""
+        get = shape.get
+        try:
+            return list(map(get, rows))
+        except (ValueError, TypeError, AttributeError):
+            values = []
+            for position, row in enumerate(rows):
+                try:
+                    values.append(None if row is None else get(row))
+                except ValueError as error:
+                    self._note(owner(position), f"The field '{path}' is damaged: {_first_line(error)}")
+                    values.append(None)
+            return values
+
+    def _note(self, row: int, reason: str) -> None:
+        self._reasons.setdefault(row, printable(reason[:500])[:500].rstrip(".") + ".")
 
     def build(self, shape: Shape, values: list[Any], path: str, owner: Owner) -> pa.Array:
         kind = shape.field.type
@@ -68,9 +93,8 @@ class _Builder:
             mask = pa.array([value is None for value in values], pa.bool_())
         children = []
         for part in shape.inside:
-            get = part.get
-            inner = list(map(get, values)) if mask is None else [None if v is None else get(v) for v in values]
-            children.append(self.build(part, inner, f"{path}.{part.field.name}", owner))
+            name = f"{path}.{part.field.name}"
+            children.append(self.build(part, self.taken(part, values, name, owner), name, owner))
         return pa.StructArray.from_arrays(children, fields=list(shape.field.type), mask=mask)
 
     def _list(self, shape: Shape, values: list[Any], path: str, owner: Owner) -> pa.Array:
@@ -114,8 +138,7 @@ class _Builder:
                     middle = len(part) // 2
                     pending += [part[middle:], part[:middle]]
                     continue
-                reason = f"The field '{path}' does not fit {shape.field.type}: {_first_line(error)}"
-                self._reasons.setdefault(owner(position), printable(reason[:500])[:500].rstrip(".") + ".")
+                self._note(owner(position), f"The field '{path}' does not fit {shape.field.type}: {_first_line(error)}")
                 piece = pa.array([instead], shape.field.type)
             pieces.append(piece)
             position += len(part)
@@ -127,14 +150,34 @@ def convert(shape: Shape, values: list[Any]) -> pa.Array:
 
     Timestamps and times that are finer than the column's unit are cut off.
     """
-    kind = shape.field.type
+    kind, via, load = shape.field.type, shape.via, shape.load
+    if load is not None:
+        values = [None if value is None else load(value) for value in values]
+    if via is not None and pt.is_integer(via):
+        return _in_a_day(pa.array(values, via)).cast(kind) if pt.is_time(kind) else pa.array(values, via).cast(kind)
     if pt.is_timestamp(kind):
-        return _timestamps(values, kind, text=shape.text)
-    if shape.text:
-        return pa.array(values, pa.string()).cast(kind)
+        return _timestamps(values, kind, text=via is not None)
+    if via is not None:
+        return pa.array(values, via).cast(kind)
     if pt.is_time32(kind):
         return pa.array(values, pa.time64("us")).cast(kind, safe=False)
+    if pt.is_float32(kind):
+        return _floats(pa.array(values, pa.float64()))
     return pa.array(values, kind)
+
+
+def _floats(wide: pa.Array) -> pa.Array:
+    narrow = wide.cast(pa.float32())
+    if pc.any(pc.xor(pc.is_inf(wide), pc.is_inf(narrow))).as_py():
+        raise ValueError("the number is too large")
+    return narrow
+
+
+def _in_a_day(times: pa.Array) -> pa.Array:
+    per_day = 86_400 * (1000 if times.type == pa.int32() else 1_000_000)
+    if pc.any(pc.or_(pc.less(times, 0), pc.greater_equal(times, per_day))).as_py():
+        raise ValueError("the time is not within a day")
+    return times
 
 
 def _timestamps(values: list[Any], kind: pa.DataType, *, text: bool) -> pa.Array:

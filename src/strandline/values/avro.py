@@ -1,0 +1,200 @@
+"""The codec of Avro records, with a schema or with a schema registry."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from decimal import Context, Decimal
+from operator import itemgetter
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from strandline.errors import InvalidInput, MissingExtra, SchemaRefused
+from strandline.model.arguments import checked
+from strandline.values.avro_schema import avro_fields, check_writer, plain_schema, to_avro
+from strandline.values.columns import Shape
+from strandline.values.registry import open_registry
+from strandline.values.rows import RowCodec
+from strandline.values.schemas import as_schema
+
+_MAGIC: Final = 0
+_HEADER: Final = 5
+_DECIMAL_BYTES: Final = 32
+_EXACT: Final = Context(prec=80)
+
+
+class Avro(RowCodec):
+    r"""Values that are Avro records, without a file's header.
+
+    Written with ``schema``; or, with a ``registry``, each with the schema that it names: a zero byte, the schema's id in
+    four bytes, and the record, as Confluent's serializers write it. Records of another schema are resolved
+    to ``schema`` by Avro's rules. A row is bad if it does not end where its bytes do, and if its schema is unknown.
+
+    >>> codec = Avro('{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}')
+    >>> codec.encode_one({"id": 7})
+    b'\x0e'
+    >>> codec.decode(pa.array([b"\x0e"], pa.binary())).columns.to_pylist()
+    [{'id': 7}]
+
+    Args:
+        schema: An Avro schema, or anything that :func:`~strandline.values.as_schema` takes. None: the schema
+            ``schema_id`` of the registry.
+        registry: Schemas by their ids, or the address of a schema registry (``https://…``), which is asked for each
+            schema once. While it cannot be reached, decoding raises ``TransientStorageError``.
+        schema_id: The id under which ``schema`` is registered: needed for encoding.
+
+    Raises:
+        SchemaRefused: A field has no columnar type.
+        MissingExtra: ``strandline[typed]`` is not installed.
+    """
+
+    name = "avro"
+    __slots__ = ("_id", "_readers", "_registry", "_text")
+
+    @checked
+    def __init__(
+        self, schema: Any = None, *, registry: str | Mapping[int, Any] | None = None, schema_id: int | None = None
+    ) -> None:
+        self._registry = None if registry is None else open_registry(registry)
+        self._id = schema_id
+        if schema_id is not None and schema_id >= 1 << 32:
+            raise InvalidInput("schema_id is a whole number from 0 up to 2**32 - 1.")
+        if schema is None:
+            if self._registry is None or schema_id is None:
+                raise InvalidInput("Avro needs a schema, or a registry and the schema_id of one in it.")
+            schema = self._registry.schema(schema_id)
+        given = _avro_of(schema)
+        self._text = json.dumps(given, sort_keys=True, separators=(",", ":"))
+        self._schema = as_schema(given)
+        library = _library()
+        try:
+            own = library.parse_schema(plain_schema(given))
+        except (ValueError, KeyError, TypeError, library.schema.SchemaParseException) as error:
+            raise SchemaRefused(f"The Avro schema is not valid: {error!r:.300}.") from error
+        self._readers: dict[int, Any] = {}
+        self._shapes = _shapes(list(self._schema))
+        self._make = _maker(list(self._schema))
+        self._empty = dict.fromkeys(self._schema.names)
+        self._decode = _reader(library, own, None) if self._registry is None else self._framed(library, own, given)
+        self._encode = _writer(library, own, self._prefix())
+
+    def _prefix(self) -> bytes | None:
+        if self._registry is None:
+            return b""
+        return None if self._id is None else bytes([_MAGIC]) + self._id.to_bytes(4, "big")
+
+    def _settings(self) -> tuple[Any, ...]:
+        return self._text, None if self._registry is None else self._registry.settings(), self._id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, self._settings()
+
+    def _framed(self, library: Any, own: Any, given: Any) -> Callable[[bytes], Any]:
+        readers, registry = self._readers, self._registry
+        assert registry is not None  # noqa: S101 - for the type checker
+
+        def decode(value: bytes) -> Any:
+            if len(value) < _HEADER or value[0] != _MAGIC:
+                raise ValueError("It does not begin with a zero byte and the id of a schema")
+            number = int.from_bytes(value[1:_HEADER], "big")
+            if number not in readers:
+                written = registry.schema(number)
+                check_writer(written, given)
+                readers[number] = _reader(library, library.parse_schema(plain_schema(written)), own)
+            return readers[number](value[_HEADER:])
+
+        return decode
+
+
+def _again(text: str, registry: Any, number: int | None) -> Avro:
+    return Avro(text, registry=registry, schema_id=number)
+
+
+def _library() -> Any:
+    try:
+        import fastavro
+        import fastavro.schema
+    except ImportError as error:
+        raise MissingExtra("Avro values need the extra 'typed': pip install 'strandline[typed]'.") from error
+    return fastavro
+
+
+def _avro_of(schema: Any) -> Any:
+    """The Avro schema as it is, or one with the columns of another kind of schema."""
+    parsed = schema
+    if isinstance(schema, str | bytes):
+        try:
+            parsed = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise SchemaRefused(f"The text of the schema is not JSON: {error}.") from error
+    if isinstance(parsed, Mapping) and (parsed.get("type") == "record" or "fields" in parsed):
+        avro_fields(parsed)
+        return parsed
+    return to_avro(as_schema(parsed))
+
+
+def _reader(library: Any, written: Any, own: Any) -> Callable[[bytes], Any]:
+    read = library.schemaless_reader
+
+    def decode(value: bytes) -> Any:
+        source = io.BytesIO(value)
+        try:
+            row = read(source, written, own)
+        except EOFError as error:
+            raise ValueError("It ends too early") from error
+        if source.tell() != len(value):
+            raise ValueError(f"{len(value) - source.tell()} bytes follow the record")
+        return row
+
+    return decode
+
+
+def _writer(library: Any, own: Any, prefix: bytes | None) -> Callable[[Any], bytes]:
+    write = library.schemaless_writer
+
+    def encode(row: Any) -> bytes:
+        if prefix is None:
+            raise InvalidInput("Encoding for a registry needs the schema_id under which the schema is registered.")
+        sink = io.BytesIO()
+        sink.write(prefix)
+        write(sink, own, row)
+        return sink.getvalue()
+
+    return encode
+
+
+def _shapes(fields: list[pa.Field]) -> tuple[Shape, ...]:
+    return tuple(_shape(field, itemgetter(field.name)) for field in fields)
+
+
+def _shape(field: pa.Field, get: Callable[[Any], Any]) -> Shape:
+    kind = field.type
+    if pt.is_struct(kind):
+        return Shape(field, get, _shapes(list(kind)), make=_maker(list(kind)))
+    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_map(kind):
+        return Shape(field, get, (_shape(kind.item_field if pt.is_map(kind) else kind.value_field, get),))
+    if pt.is_decimal(kind):
+        scale = kind.scale
+        return Shape(field, get, load=lambda data: _decimal(data, scale), dump=lambda number: _unscaled(number, scale))
+    if pt.is_temporal(kind):
+        return Shape(field, get, via=pa.int32() if kind.bit_width == pa.int32().bit_width else pa.int64())
+    return Shape(field, get)
+
+
+def _maker(fields: list[pa.Field]) -> Callable[..., dict[str, Any]]:
+    names = [field.name for field in fields]
+    return lambda *values: dict(zip(names, values, strict=True))
+
+
+def _decimal(data: bytes, scale: int) -> Decimal:
+    if len(data) > _DECIMAL_BYTES:
+        raise ValueError(f"a decimal of {len(data)} bytes")
+    return Decimal(int.from_bytes(data, "big", signed=True)).scaleb(-scale, _EXACT)
+
+
+def _unscaled(number: Decimal, scale: int) -> bytes:
+    whole = int(number.scaleb(scale, _EXACT))
+    return whole.to_bytes(whole.bit_length() // 8 + 1, "big", signed=True)

@@ -1,0 +1,115 @@
+"""Schema registries: schemas by id, out of a mapping or from a server over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from strandline.errors import InvalidInput, TransientStorageError
+
+_TIMEOUT: Final = 10.0
+_MOST_BYTES: Final = 4 << 20
+_MOST_UNKNOWN: Final = 100
+_NOT_FOUND: Final = 404
+
+
+class SchemaRegistry(Protocol):
+    """Schemas by their ids, which never change."""
+
+    def schema(self, number: int) -> Any:
+        """The Avro schema; ``ValueError`` if there is none, ``TransientStorageError`` if that is unknown."""
+        ...
+
+    def settings(self) -> Any:
+        """What opens an equal one."""
+        ...
+
+
+def open_registry(registry: str | Mapping[int, Any]) -> SchemaRegistry:
+    """The registry of a mapping, or at an address."""
+    if isinstance(registry, str):
+        return HttpRegistry(registry)
+    if not isinstance(registry, Mapping):
+        raise InvalidInput(f"registry is an address or a mapping of ids to schemas, not {registry!r:.100}.")
+    return MappedRegistry(registry)
+
+
+class MappedRegistry:
+    """Schemas out of a mapping."""
+
+    def __init__(self, schemas: Mapping[int, Any]) -> None:
+        if not all(type(number) is int and isinstance(text, str | Mapping) for number, text in schemas.items()):
+            raise InvalidInput("registry maps ids, which are whole numbers, to Avro schemas.")
+        self._schemas = dict(schemas)
+
+    def schema(self, number: int) -> Any:
+        """The schema of an id."""
+        if number not in self._schemas:
+            raise ValueError(f"The schema {number} is not in the registry")
+        return _parsed(self._schemas[number])
+
+    def settings(self) -> Any:
+        """The mapping."""
+        return self._schemas
+
+
+class HttpRegistry:
+    """A schema registry with Confluent's interface; each schema is fetched once, and kept."""
+
+    def __init__(self, url: str) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise InvalidInput("registry is an address such as https://registry.example:8081.")
+        self._url = url.rstrip("/")
+        self._schemas: dict[int, Any] = {}
+        self._unknown: set[int] = set()
+
+    def schema(self, number: int) -> Any:
+        """The schema of an id; asks the server if it is not known yet."""
+        if number not in self._schemas:
+            if number in self._unknown:
+                raise ValueError(f"The schema {number} is not in the registry")
+            self._schemas[number] = _parsed(self._fetched(number))
+        return self._schemas[number]
+
+    def _fetched(self, number: int) -> str:
+        request = urllib.request.Request(  # noqa: S310 - the scheme is checked above
+            f"{self._url}/schemas/ids/{number}", headers={"Accept": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:  # noqa: S310
+                body = answer.read(_MOST_BYTES + 1)
+        except urllib.error.HTTPError as error:
+            if error.code == _NOT_FOUND:
+                # Hostile values may name any id; only so many are remembered.
+                if len(self._unknown) >= _MOST_UNKNOWN:
+                    self._unknown.clear()
+                self._unknown.add(number)
+                raise ValueError(f"The schema {number} is not in the registry") from error
+            raise _unavailable(number, f"HTTP status {error.code}") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise _unavailable(number, str(error)) from error
+        try:
+            text = json.loads(body)["schema"] if len(body) <= _MOST_BYTES else None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise _unavailable(number, "it answered with something else") from error
+        if not isinstance(text, str):
+            raise _unavailable(number, "it answered with something else")
+        return text
+
+    def settings(self) -> Any:
+        """The address."""
+        return self._url
+
+
+def _parsed(schema: Any) -> Any:
+    return json.loads(schema) if isinstance(schema, str) else schema
+
+
+def _unavailable(number: int, why: str) -> TransientStorageError:
+    return TransientStorageError(f"The schema {number} could not be fetched from the registry: {why[:200]}. Try again.")
