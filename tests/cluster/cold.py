@@ -160,6 +160,7 @@ class SimulatedColdTier:
                 world.counts["segments"] += len(done.copied)
                 world.counts["retired"] += len(done.retired)
                 world.counts["expired"] += len(done.expired)
+                world.tiered(machine, done)
             primary = node.primary
             upto = primary.committed - world.dice.randrange(4)
             if upto > 0:

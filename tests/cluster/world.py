@@ -20,6 +20,7 @@ from strandline.testing.clock import SeededChance
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
 from strandline.testing.simdisk import CrashMode
+from strandline.tier.copy.tierer import Round
 from tests.cluster import history
 from tests.cluster.clients import ClientWriter, entries, read, shown
 from tests.cluster.climate import Climate
@@ -326,6 +327,11 @@ class World:
             if found is not None:
                 self.checker.take(found)
                 self.counts["reads"] += 1
+
+    def tiered(self, machine: Machine, done: Round) -> None:
+        """A round of tiering has ended well."""
+        if done.retired:
+            raise Broken(f"{machine.name} cut {done.retired}: only what is committed may be in segments")
 
     # --- the end -----------------------------------------------------------------------------------------------
 

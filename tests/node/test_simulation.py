@@ -12,7 +12,9 @@ import pytest
 
 from strandline.model.cursor import Cursor
 from strandline.node.elect import candidacy, election
+from strandline.node.lead import tiering
 from strandline.node.lead.commits import CommitHandle
+from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.feed import LogFeed
 from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.primary import PrimaryRole
@@ -407,7 +409,19 @@ def trims_beyond_what_is_copied(patch):
     patch.setattr(TiererSlot, "advance", too_far)
 
 
+def tiers_what_is_durable(patch):
+    """Broken: a primary copies records to the cold tier before they are committed."""
+    committed = tiering.CommittedLog
+
+    def unbounded(readable, slots):
+        primary = readable.__self__
+        return committed(lambda: ReadableLog(primary.log, primary._durable, primary._wait_durable), slots)
+
+    patch.setattr(tiering, "CommittedLog", unbounded)
+
+
 TIERED_TWINS = [
+    (tiers_what_is_durable, "only what is committed may be in segments"),
     (trims_beyond_what_is_copied, "in neither tier|cannot be tiered"),
     (trims_before_its_tierer_has_looked, "in neither tier|cannot be tiered"),
 ]
