@@ -22,6 +22,7 @@ from benchmarks import (
     segments,
     spark_cold,
     spark_read,
+    spark_tables,
     tiered_node,
     wal,
 )
@@ -45,6 +46,7 @@ BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
     "segments": segments.run,
     "spark_cold": spark_cold.run,
     "spark_read": spark_read.run,
+    "spark_tables": spark_tables.run,
     "tiered_node": tiered_node.run,
     "wal": wal.run,
 }

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Self, TypeAlias
 
 from pyspark.sql import SparkSession
@@ -15,7 +15,7 @@ from strandline.errors import InvalidInput, StrandlineError
 from strandline.followers.committer import SinkCommitter, begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching
-from strandline.followers.run import Follower, StoredRange
+from strandline.followers.run import Arriving, Follower, StoredRange
 from strandline.log.heartbeat import SlotHeartbeat
 from strandline.model.arguments import Positive, anything, checked
 from strandline.model.cursor import Cursor, Limit, Start
@@ -145,7 +145,8 @@ class _Progress:
     files: int = 0
     stored_bytes: int = 0
     bad_records: int = 0
-    last: StoredRange | None = field(default=None)
+    last: StoredRange | None = None
+    lag: int = 0
 
     def step(self, name: str) -> None:
         self.on_step(name)
@@ -242,8 +243,6 @@ class Following:
     def progress(self) -> PipelineProgress:
         """How far it is."""
         found, cursor = self._progress, self.cursor()
-        end = self._follower.log.wait  # the log stays open while the pipeline runs
-        del end
         return PipelineProgress(
             cursor,
             found.commits,
@@ -253,8 +252,16 @@ class Following:
             found.bad_records,
             self._workers.ran_jobs,
             0.0 if found.last is None else found.last.seconds,
-            0,
+            self._lag(cursor),
         )
+
+    def _lag(self, cursor: Cursor | None) -> int:
+        log = self._follower.log
+        if cursor is None or isinstance(log, Arriving):
+            return 0
+        with contextlib.suppress(StrandlineError):  # closed by now: what it was before
+            self._progress.lag = max(0, log.end().next - cursor.next)
+        return self._progress.lag
 
     @checked
     def await_termination(self, timeout: float | None = None) -> bool:

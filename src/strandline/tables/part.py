@@ -18,6 +18,7 @@ from strandline.tables.hashing import key_hashes
 from strandline.tables.kinds import in_offset_order, merge_history, merge_latest
 from strandline.tables.layout import MAX_DEPTH, WHOLE, HashRange, KeptFile, file_name, range_of
 from strandline.tables.shape import BAD_SCHEMA, ShapedRows, TableShape
+from strandline.values.evolution import conform_columns
 
 FILE_ROWS: Final = 1 << 20
 """A file with more rows is split when it is written."""
@@ -107,13 +108,14 @@ class TablePart:
     def _appended(self, tables: list[pa.Table]) -> Iterator[DataFile]:
         rows = pa.concat_tables(tables) if tables else None
         if rows is not None and rows.num_rows:
-            yield write_file(self.files, f"part-{self._unique()}.parquet", _in_schema(rows, self.schema))
+            yield write_file(self.files, f"part-{self._unique()}.parquet", in_schema(rows, self.schema))
 
     def _merged(self, tables: list[pa.Table]) -> tuple[list[DataFile], list[str]]:
         """Merge the changes into the files that hold their keys; other files stay as they are."""
         names = self.shape.names
         share = self.share or WHOLE
         changes = in_offset_order(tables, names) if tables else self.shape.changes_schema().empty_table()
+        changes = in_schema(changes, self._changes_in(changes.schema))
         hashes = key_hashes(changes.column(names.key))
         added: list[DataFile] = []
         removed: list[str] = []
@@ -133,8 +135,15 @@ class TablePart:
             removed += [file.path for file in files]
         return added, removed
 
+    def _changes_in(self, found: pa.Schema) -> pa.Schema:
+        """The columns of the changes with those that only the table has, and as wide as the table's."""
+        names = self.shape.names
+        made = {*names.valid, names.deleted, names.offset, names.timestamp}
+        kept = [one for one in self.schema if one.name not in made]
+        return pa.schema([*kept, *[found.field(name) for name in (names.offset, names.timestamp, names.op)]])
+
     def _kept_rows(self, file: KeptFile, covered: HashRange) -> pa.Table:
-        rows = _in_schema(self.files.read(file.path), self.schema)
+        rows = in_schema(self.files.read(file.path), self.schema)
         if covered.contains(range_of(file.path)):
             return rows
         return rows.filter(pa.array(covered.mask(key_hashes(rows.column(self.shape.names.key)))))
@@ -240,15 +249,12 @@ def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(few, READ_SCHEMA)
 
 
-def _in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Rows with the columns of the table: in its order, null where they have none."""
     if rows.schema.equals(schema):
         return rows
-    columns = [
-        rows.column(one.name).cast(one.type) if one.name in rows.column_names else pa.nulls(rows.num_rows, one.type)
-        for one in schema
-    ]
-    return pa.table(columns, schema=schema)
+    known = rows.select([name for name in rows.column_names if name in schema.names])
+    return pa.Table.from_batches([conform_columns(batch, schema) for batch in known.to_batches()], schema)
 
 
 def _first_bad(letters: pa.Table) -> str:

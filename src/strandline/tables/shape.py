@@ -73,6 +73,11 @@ class TableShape:
         return RAW if self.value is None and self.transform is None else TYPED
 
     @property
+    def is_typed(self) -> bool:
+        """Whether the columns come from the values, so that they may change."""
+        return self.names is not RAW
+
+    @property
     def is_keyed(self) -> bool:
         """Whether rows are identified by their key, so that workers divide the keys and not the offsets."""
         return self.kind != "append"
@@ -178,6 +183,19 @@ class TableShape:
         offsets = rows.column(self.names.offset).filter(is_bad)
         bad = records.filter(pc.is_in(records.column("offset"), value_set=offsets.combine_chunks()))
         return ShapedRows(rows.filter(pc.invert(is_bad)), _bad_rows(bad, pa.repeat(_NO_KEY, bad.num_rows)))
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetters:
+    """The shape of a dead-letter table."""
+
+    kind: Kind = "append"
+    is_typed: bool = False
+    is_keyed: bool = False
+
+    def schema(self) -> pa.Schema:
+        """Its columns."""
+        return BAD_SCHEMA
 
 
 def _bad_rows(records: pa.Table, reasons: pa.Array | pa.ChunkedArray) -> pa.Table:

@@ -5,38 +5,52 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import pyarrow as pa
 
 from strandline.errors import Conflict, Diverged, InvalidInput, NotFound
 from strandline.model.addresses import Address, as_address, is_text, refuse_credentials
-from strandline.model.arguments import Named, checked
+from strandline.model.arguments import Named, anything, checked, shown
 from strandline.model.cursor import Cursor
 from strandline.model.sink import is_applied
 from strandline.storage.clock import CHANCE
 from strandline.storage.disk import DISK, Disk
 from strandline.tables.apply import apply_records
 from strandline.tables.delta.history import own_commits
-from strandline.tables.delta.table import FollowedDelta, data_files
+from strandline.tables.delta.letters import LetterBox
+from strandline.tables.delta.table import FollowedDelta, columns_of, data_files
 from strandline.tables.delta.transaction import DeltaTransaction
 from strandline.tables.kinds import Kind
 from strandline.tables.layout import files_in, shares
-from strandline.tables.part import TablePart
-from strandline.tables.shape import TableShape, as_key
+from strandline.tables.part import FILE_ROWS, TablePart
+from strandline.tables.shape import DeadLetters, TableShape, as_key
 from strandline.values.contract import Codec
 
 if TYPE_CHECKING:
     from strandline.values.contract import Codec
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 
 @checked
 class DeltaSink:
     """A Delta table that follows a log: data and cursor are one commit, keyed by offset, so that nothing is duplicated.
 
-    ``mode="latest"`` keeps one row per key, the newest by offset; deletes and purges remove it, a null value is a row,
-    and a record without key is refused as ``NullKey``. ``mode="append"`` keeps every change.
+    ``mode="latest"`` keeps one row per key, the newest by offset; deletes and purges remove it (``soft_deletes``: mark
+    it), a null value is a row. ``mode="append"`` keeps every change. ``mode="history"`` keeps every version of every
+    key, with the offsets and times at which it began and ended.
+
+    ``value`` is the codec of the values, such as ``sl.Json(schema)``: the table then has their fields as columns, and
+    ``_key``, ``_offset``, ``_timestamp`` and ``_op``. New fields become new columns, and numbers become wider; any
+    other change of the schema is ``SchemaRefused``. ``key`` names columns that identify a row instead of the record's
+    key.
+    ``transform`` is a function from an Arrow table of decoded changes to the rows to keep; it is called for parts of a
+    range, in any cuts. A record that cannot become a row is ``BadRecord`` (``NullKey`` without a key), and nothing is
+    applied; with ``dead_letters``, the address of a second table, it goes there with its offset and the reason. More
+    than ``max_bad_share`` of a commit's records stop it all the same.
 
     Two followers of one table cannot both commit: the table format refuses the second, which gets ``Fenced``. The
     cursor is the Delta application transaction ``strandline/<log id>/<name>``; its version is the next offset.
@@ -55,6 +69,8 @@ class DeltaSink:
         key: str | Sequence[str] = (),
         transform: Callable[[pa.Table], pa.Table] | None = None,
         soft_deletes: bool = False,
+        dead_letters: Address | None = None,
+        max_bad_share: Annotated[Any, anything("a share between 0 and 1")] = 1.0,
         name: Named = "default",
         options: Mapping[str, str] | None = None,
         disk: Disk = DISK,
@@ -70,6 +86,12 @@ class DeltaSink:
         self._shape = TableShape(mode, value, as_key(key), transform, soft_deletes)
         self._name = name
         self._table = FollowedDelta(self.url, self._shape, name, options or {}, disk)
+        self._letters: FollowedDelta | None = None
+        if dead_letters is not None:
+            letters = as_address(dead_letters)
+            refuse_credentials(letters, "give them as storage options, or by the environment variables of the cloud")
+            self._letters = FollowedDelta(letters, DeadLetters(), f"{name}/dead-letters", options or {}, disk)
+        self._most_bad = _share(max_bad_share)
 
     def __repr__(self) -> str:
         return f"DeltaSink({self.url!r}, mode={self.mode!r}, name={self._name!r})"
@@ -108,18 +130,29 @@ class DeltaSink:
         at = None if table is None else self._table.last_commit(table, since.log_id).cursor
         if is_applied(since=since, upto=upto, at=at):
             return None
-        parts = tuple(self._parts({} if table is None else data_files(table), since, at, tasks))
-        return DeltaTransaction(self._table, table, since, upto, at, parts)
+        if table is not None and at is not None:
+            table = self._table.evolved(table, at)
+        letters = None if self._letters is None else LetterBox.opened(self._letters, since.log_id)
+        parts = tuple(self._parts(table, max(since.next, 0 if at is None else at.next), letters, tasks))
+        return DeltaTransaction(self._table, table, since, upto, at, parts, letters, self._most_bad)
 
     def _parts(
-        self, files: Mapping[str, tuple[str, int]], since: Cursor, at: Cursor | None, tasks: int
+        self, table: DeltaTable | None, floor: int, letters: LetterBox | None, tasks: int
     ) -> Iterator[TablePart]:
-        floor = 0 if at is None or at.next <= since.next else at.next
-        part = TablePart(self._shape, self._shape.schema(), self._table.files, str(CHANCE.uuid()), floor)
+        part = TablePart(
+            self._shape,
+            self._shape.schema() if table is None else columns_of(table),
+            self._table.files,
+            str(CHANCE.uuid()),
+            floor,
+            dead=None if letters is None else letters.followed.files,
+            dead_floor=0 if letters is None else letters.floor,
+            file_rows=FILE_ROWS,
+        )
         if not self._shape.is_keyed:
             yield from [part] * max(1, tasks)
             return
-        sizes = [(path, size) for path, (_, size) in files.items()]
+        sizes = [] if table is None else [(path, size) for path, (_, size) in data_files(table).items()]
         for share in shares(tasks):
             yield replace(part, share=share, old=tuple(files_in(share, sizes)))
 
@@ -171,3 +204,9 @@ class DeltaSink:
                 "again, and adopt it if it is right."
             ) from error
         return cursor
+
+
+def _share(value: Any) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+        return float(value)
+    raise InvalidInput(f"max_bad_share is between 0 and 1, not {shown(value)}.")

@@ -15,9 +15,10 @@ import pyarrow as pa
 from strandline.errors import Conflict, Diverged, Fenced, InvalidInput, MissingExtra, TransientStorageError
 from strandline.log.folders import FIRST_BYTES, FolderKind, check_new, check_new_in_bucket
 from strandline.model.cursor import MILLISECOND, Cursor
-from strandline.storage.clock import CLOCK, Clock
+from strandline.model.sink import DataFile
+from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.disk import Disk, make_own_folder
-from strandline.tables.delta.files import DeltaFiles, local_path
+from strandline.tables.delta.files import DeltaFiles, added, local_path
 from strandline.tables.delta.history import (
     CURSOR_KEY,
     REMEDY,
@@ -29,8 +30,11 @@ from strandline.tables.delta.history import (
     last_commit,
     parse_commit,
 )
-from strandline.tables.layout import is_data_file
-from strandline.tables.shape import TableShape
+from strandline.tables.files import write_file
+from strandline.tables.layout import file_name, is_closed, is_data_file, range_of
+from strandline.tables.part import in_schema
+from strandline.tables.shape import DeadLetters, TableShape
+from strandline.values.evolution import Evolution, evolve
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -54,7 +58,13 @@ class FollowedDelta:
     """A Delta table as its follower sees it: which version has which cursor, and whether that is still in effect."""
 
     def __init__(
-        self, url: str, shape: TableShape, name: str, options: Mapping[str, str], disk: Disk, clock: Clock = CLOCK
+        self,
+        url: str,
+        shape: TableShape | DeadLetters,
+        name: str,
+        options: Mapping[str, str],
+        disk: Disk,
+        clock: Clock = CLOCK,
     ) -> None:
         self.url = url
         self.shape = shape
@@ -113,7 +123,7 @@ class FollowedDelta:
         mode = properties[_MODE_PROPERTY]
         if mode != self.shape.kind:
             raise InvalidInput(f"The table {self.url} was made with mode={mode!r}; open it with that mode.")
-        if table.schema() != deltalake_library().Schema.from_arrow(self.shape.schema()):
+        if self._change(table) is None and not self._is_as_made(table):
             raise Diverged(
                 f"The columns of the table {self.url} were changed, so that its follower cannot write to it: change "
                 "them back, follow with repair=True, or follow into a new table."
@@ -139,6 +149,61 @@ class FollowedDelta:
                 f"Another follower changed {self.url} at the same time; this one committed nothing and must stop. "
                 "Keep one follower per table."
             )
+
+    def _is_as_made(self, table: DeltaTable) -> bool:
+        return bool(table.schema() == deltalake_library().Schema.from_arrow(self.shape.schema()))
+
+    def _change(self, table: DeltaTable) -> Evolution | None:
+        """How the columns of a typed table have to change; None for a table without a codec, which never change.
+
+        ``SchemaRefused`` if the values no longer fit into the table.
+        """
+        if not self.shape.is_typed:
+            return None
+        # Both as Delta has them: it knows fewer types than Arrow.
+        wanted = pa.schema(deltalake_library().Schema.from_arrow(self.shape.schema()).to_arrow())
+        return evolve(columns_of(table), wanted)
+
+    def evolved(self, table: DeltaTable, at: Cursor) -> DeltaTable:
+        """The table with the columns that its values need now, at the same cursor; a commit of its own if they change.
+
+        New columns are null in older rows. A column that becomes wider rewrites all files, in one commit.
+        """
+        change = self._change(table)
+        if not change:
+            return table
+        _LOGGER.warning(
+            "The table %s gets the columns %s; wider are %s.",
+            self.url,
+            [field.name for field in change.added],
+            [field.name for field in change.widened],
+        )
+        schema = deltalake_library().Schema.from_arrow(change.schema)
+        adds = [] if not change.widened else [added(file, self.now()) for file in self._rewritten(table, change.schema)]
+        known = KnownCommits(_id_of(table), table.version() + 1, at)
+        properties = self._properties(at, (known.table_id, known.version))
+        with self._named_errors():
+            if change.widened or any("." in field.name for field in change.added):
+                adds = adds or [added(file, self.now()) for file in self._rewritten(table, change.schema)]
+                table.create_write_transaction(adds, mode="overwrite", schema=schema, commit_properties=properties)
+            else:
+                new = {field.name for field in change.added}
+                fields = [field for field in schema.fields if field.name in new]
+                table.alter.add_columns(fields, commit_properties=properties)
+        self._settle(known)
+        found = self.open()
+        if found is None or found.version() != known.version:
+            raise Conflict(f"Another job committed to the table {self.url} while its columns were changed.")
+        return found
+
+    def _rewritten(self, table: DeltaTable, schema: pa.Schema) -> Iterator[DataFile]:
+        """All files of the table once more, with wider columns; a file keeps the range of hashes that it covers."""
+        for path in data_files(table):
+            rows = in_schema(self.files.read(path), schema)
+            role = "closed" if is_closed(path) else "keys"
+            job = f"{CHANCE.uuid()}-{CHANCE.uuid()}"
+            name = file_name(role, range_of(path), job) if self.shape.is_keyed else f"part-{job}.parquet"
+            yield write_file(self.files, name, rows)
 
     def check_place(self) -> None:
         """``WrongKind`` if a new table would be created where something else of this package is."""
@@ -241,8 +306,8 @@ class FollowedDelta:
         if root is None:
             return
         commit = PurePath(root, "_delta_log", f"{version:020d}.json")
-        added = parse_commit(version, self._disk.read(str(commit)), _NOBODY).data_files
-        data = [PurePath(root, unquote(path)) for path in added]
+        paths = parse_commit(version, self._disk.read(str(commit)), _NOBODY).data_files
+        data = [PurePath(root, unquote(path)) for path in paths]
         for file in (*data, commit):
             self._disk.sync_file(str(file))
         for folder in {file.parent for file in (*data, commit)} | {PurePath(root)}:
@@ -307,6 +372,11 @@ def data_files(table: DeltaTable) -> dict[str, tuple[str, int]]:
     adds = pa.table(table.get_add_actions(flatten=True))
     paths, sizes = adds.column("path").to_pylist(), adds.column("size_bytes").to_pylist()
     return {unquote(path): (path, size) for path, size in zip(paths, sizes, strict=True)}
+
+
+def columns_of(table: DeltaTable) -> pa.Schema:
+    """The columns of a table, as Arrow has them."""
+    return pa.schema(table.schema().to_arrow())
 
 
 def _id_of(table: DeltaTable) -> str:

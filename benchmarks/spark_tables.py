@@ -1,0 +1,169 @@
+"""Tables that executors write: CPU-seconds per million records of 100 bytes, beside the floor in the same run.
+
+The floor is what nobody can avoid: fetch, decode, and ``pq.write_table`` in one process. CPU-seconds are those of all
+processes of the session (driver, JVM, Python workers), which are steadier than wall time. All sides take turns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any, Final
+
+import psutil
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+import strandline as sl
+from benchmarks.harness import Result, scratch
+from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, no_headers
+
+ROUNDS: Final = 5
+MILLION: Final = 1_000_000
+PER_BATCH: Final = 50_000
+ORDER: Final = pa.schema(
+    {
+        "id": pa.int64(),
+        "customer": pa.int64(),
+        "state": pa.string(),
+        "city": pa.string(),
+        "total": pa.float64(),
+        "paid": pa.bool_(),
+    }
+)
+
+
+def rows(first: int, count: int, keys: int) -> pa.Table:
+    """Records of a 12-byte key and a JSON value of six fields, about 100 bytes."""
+    numbers = pa.arange(first, first + count)
+    mixed = pc.bit_wise_and(pc.multiply(numbers, 2_654_435_761), (1 << 40) - 1)
+    text, many = numbers.cast(pa.string()), mixed.cast(pa.string())
+    # A permutation of the keys, so that neighbours are in different files.
+    which = pc.subtract(mixed, pc.multiply(pc.divide(mixed, keys), keys)).cast(pa.string())
+    value = pc.binary_join_element_wise(
+        '{"id":', text, ',"customer":', many, ',"state":"shipped","city":"Oslo","total":', text, '.5,"paid":true}', ""
+    )
+    stamps = pc.add(numbers, 1_750_000_000_000_000).view(RECORD_SCHEMA.field("timestamp").type)
+    ops = pa.repeat(pa.scalar(0, pa.int8()), count)
+    key = pc.utf8_lpad(which, 12, "0").cast(pa.binary())
+    return pa.table([stamps, ops, key, value.cast(pa.binary()), no_headers(count)], schema=RECORD_SCHEMA)
+
+
+def filled(folder: str, name: str, records: int, keys: int) -> Any:
+    log = sl.open(f"file://{folder}/{name}", create=True)
+    extend(log, records, keys)
+    return log
+
+
+def extend(log: Any, records: int, keys: int) -> None:
+    first = log.end().next
+    with log.producer() as producer:
+        for at in range(first, first + records, PER_BATCH):
+            producer.append_batch(rows(at, min(PER_BATCH, first + records - at), keys))
+            producer.flush()
+
+
+def processor_seconds() -> float:
+    """Of this process and all of its children, also the JVM's."""
+    me = psutil.Process()
+    total = 0.0
+    for one in [me, *me.children(recursive=True)]:
+        try:
+            times = one.cpu_times()
+        except psutil.Error:
+            continue
+        total += times.user + times.system
+    return total
+
+
+def spent(action: Callable[[], object]) -> float:
+    before = processor_seconds()
+    action()
+    return processor_seconds() - before
+
+
+def floor(log: Any, folder: str) -> None:
+    """Fetch, decode, and write one Parquet file."""
+    table = pa.Table.from_batches(log.read(), READ_SCHEMA)
+    pq.write_table(table, tempfile.mktemp(dir=folder), compression="zstd", compression_level=1, use_dictionary=False)
+
+
+def run() -> list[Result]:
+    """Measure; about six minutes."""
+    spark = sl.spark.local_session("bench-tables", cores=2, memory="3g")
+    numbers = itertools.count()
+    results: list[Result] = []
+    with scratch() as folder:
+
+        def place() -> str:
+            return f"{folder}/table-{next(numbers)}"
+
+        def follow(log: Any, sink: Any, where: str = "executors") -> Any:
+            following = sl.spark.follow(spark, log, sink, trigger={"availableNow": True}, place=where)
+            following.await_termination()
+            return following
+
+        log = filled(folder, "log", MILLION, MILLION)
+        json = sl.Json(ORDER)
+        follow(log, sl.DeltaSink(place(), mode="append"))  # starts the workers
+        sides: dict[str, tuple[Callable[[], object], str]] = {
+            "floor": (lambda: floor(log, folder), ""),
+            "append, raw": (lambda: follow(log, sl.DeltaSink(place(), mode="append")), "<= 1.4"),
+            "append, JSON": (lambda: follow(log, sl.DeltaSink(place(), mode="append", value=json)), "<= 3.2"),
+            "append, raw, in the driver": (lambda: follow(log, sl.DeltaSink(place(), mode="append"), "driver"), ""),
+            "latest, from scratch": (lambda: follow(log, sl.DeltaSink(place())), ""),
+            "history, from scratch": (lambda: follow(log, sl.DeltaSink(place(), mode="history")), ""),
+        }
+        spend: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(ROUNDS):
+            for name, (action, _) in sides.items():
+                spend[name].append(spent(action))
+        for name, (_, goal) in sides.items():
+            results.append(_result(name, spend[name], goal))
+
+        for kind, goal in (("latest", "<= 4.5"), ("history", "<= 6")):
+            growing = filled(folder, f"growing-{kind}", MILLION, MILLION)
+            sink = sl.DeltaSink(place(), mode=kind)
+            follow(growing, sink)
+            times = []
+            for _ in range(ROUNDS):
+                extend(growing, MILLION, MILLION)
+                times.append(spent(partial(follow, growing, sink)))
+            results.append(_result(f"{kind}, a million into a million keys", times, goal))
+        results += tiny(spark, folder, place)
+    return results
+
+
+def tiny(spark: Any, folder: str, place: Callable[[], str]) -> list[Result]:
+    """A trigger of a hundred records, in milliseconds of wall time: from plan to commit."""
+    found = []
+    for where, goal in (("driver", "<= 25"), ("executors", "<= 150")):
+        log = filled(folder, f"tiny-{where}", 100, 1000)
+        sink = sl.DeltaSink(place(), mode="append")
+        times = []
+        for _ in range(3 * ROUNDS):
+            extend(log, 100, 1000)
+            following = sl.spark.follow(spark, log, sink, trigger={"availableNow": True}, place=where)
+            following.await_termination()
+            times.append(1000 * following.progress().seconds)
+        ordered = sorted(times)
+        found.append(
+            Result(
+                f"tiny trigger, {where}",
+                median(times),
+                "ms",
+                goal,
+                f"{ordered[0]:.0f}–{ordered[-1]:.0f}",  # noqa: RUF001
+            )
+        )
+    return found
+
+
+def _result(name: str, values: list[float], goal: str) -> Result:
+    ordered = sorted(values)
+    beside = f"{ordered[0]:.2f}–{ordered[-1]:.2f}"  # noqa: RUF001
+    return Result(f"{name} (CPU-s per million)", median(values), "s", goal, beside)

@@ -1,0 +1,162 @@
+"""Parts of a range: what workers write together equals the work of one; holes and doubles are refused."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from strandline.errors import BadRecord, CorruptData
+from strandline.model.cursor import Cursor
+from strandline.model.sink import check_coverage
+from strandline.tables.delta.sink import DeltaSink
+from strandline.tables.layout import WHOLE, HashRange, file_name, range_of, shares
+from strandline.testing.sinks import DELETE, LOG, changes
+
+MANY = [(b"key-%d" % (n % 37), DELETE if n % 11 == 10 else b"%d" % n) for n in range(200)]
+
+
+def apply_by(sink: DeltaSink, tasks: int, first: int, end: int, *, cut: int | None = None) -> None:
+    """Apply a range as several workers would, each of which is on another machine."""
+    since, upto = Cursor(LOG, first), Cursor(LOG, end)
+    transaction = sink.begin(since=since, upto=upto, tasks=tasks)
+    assert transaction is not None
+    records = changes(first, *MANY[first:end]).to_batches(max_chunksize=7)
+    parts = [pickle.loads(pickle.dumps(part)) for part in transaction.parts]
+    if parts[0].takes == "keys":
+        written = [part.write(records) for part in parts]
+    else:
+        step = -(-len(records) // len(parts))
+        written = [part.write(records[n * step : (n + 1) * step]) for n, part in enumerate(parts)]
+    transaction.commit(written)
+
+
+def rows_of(sink: DeltaSink) -> list[tuple[object, ...]]:
+    table = DeltaTable(sink.url).to_pyarrow_table()
+    return sorted([tuple(row.values()) for row in table.drop_columns(["headers"]).to_pylist()], key=str)
+
+
+@pytest.mark.parametrize("mode", ["latest", "append", "history"])
+@pytest.mark.parametrize("tasks", [(1, 4), (4, 1), (2, 3), (8, 2)])
+def test_any_number_of_workers_writes_the_same_table(tmp_path, mode, tasks):
+    alone, shared = DeltaSink(str(tmp_path / "alone"), mode=mode), DeltaSink(str(tmp_path / "shared"), mode=mode)
+    for first, end, count in ((0, 120, tasks[0]), (120, 200, tasks[1])):
+        apply_by(alone, 1, first, end)
+        apply_by(shared, count, first, end)
+    assert rows_of(shared) == rows_of(alone)
+    assert shared.cursor(LOG) == Cursor(LOG, 200)
+
+
+@pytest.mark.parametrize("mode", ["latest", "history"])
+def test_files_that_grow_are_split_and_only_those_with_changed_keys_are_written_again(tmp_path, mode, monkeypatch):
+    monkeypatch.setattr("strandline.tables.delta.sink.FILE_ROWS", 4)
+    sink = DeltaSink(str(tmp_path / "table"), mode=mode)
+    rows = [(b"key-%d" % n, b"1") for n in range(64)]
+    sink.apply(changes(0, *rows), since=Cursor(LOG, 0), upto=Cursor(LOG, 64))
+    before = set(DeltaTable(sink.url).file_uris())
+    assert len(before) > 16
+    sink.apply(changes(64, (b"key-7", b"2")), since=Cursor(LOG, 64), upto=Cursor(LOG, 65))
+    after = set(DeltaTable(sink.url).file_uris())
+    assert len(before - after) == 1
+    assert len(after - before) == (1 if mode == "latest" else 2)
+
+
+@pytest.mark.parametrize("mode", ["latest", "history"])
+def test_a_compacted_table_is_divided_again_by_the_workers(tmp_path, mode):
+    sink, twin = DeltaSink(str(tmp_path / "table"), mode=mode), DeltaSink(str(tmp_path / "twin"), mode=mode)
+    for one in (sink, twin):
+        apply_by(one, 4, 0, 100)
+    DeltaTable(sink.url).optimize.compact()
+    assert [range_of(path) for path in DeltaTable(sink.url).file_uris()] == [WHOLE]
+    for one in (sink, twin):
+        apply_by(one, 4, 100, 200)
+    assert rows_of(sink) == rows_of(twin)
+    assert WHOLE not in [range_of(path) for path in DeltaTable(sink.url).file_uris()]
+
+
+def begun(tmp_path, mode, tasks):
+    sink = DeltaSink(str(tmp_path / "table"), mode=mode)
+    transaction = sink.begin(since=Cursor(LOG, 0), upto=Cursor(LOG, 20), tasks=tasks)
+    records = changes(0, *MANY[:20]).to_batches(max_chunksize=5)
+    return transaction, records
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda r: [r[:2], r[3:]],  # a batch is missing
+        lambda r: [r[:2], r[1:]],  # one is doubled
+        lambda r: [r[:2], r[2:3]],  # the end is missing
+        lambda r: [r[1:2], r[2:]],  # the beginning is missing
+        lambda r: [[r[0], r[2]], [r[1], r[3]]],  # reordered
+    ],
+)
+def test_workers_by_offsets_that_saw_a_hole_or_a_double_commit_nothing(tmp_path, given):
+    transaction, records = begun(tmp_path, "append", 2)
+    with pytest.raises(CorruptData):
+        transaction.commit([part.write(own) for part, own in zip(transaction.parts, given(records), strict=True)])
+    assert not (tmp_path / "table" / "_delta_log").exists()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda r: [r, r[1:]],
+        lambda r: [r[:-1], r[:-1]],
+        lambda r: [r, [*r[:2], *r[3:]]],
+    ],
+)
+def test_workers_by_keys_that_did_not_see_everything_commit_nothing(tmp_path, given):
+    transaction, records = begun(tmp_path, "latest", 2)
+    with pytest.raises(CorruptData, match="lost or duplicated"):
+        transaction.commit([part.write(own) for part, own in zip(transaction.parts, given(records), strict=True)])
+    assert not (tmp_path / "table" / "_delta_log").exists()
+
+
+def test_a_worker_that_took_keys_of_another_is_noticed(tmp_path):
+    transaction, records = begun(tmp_path, "latest", 2)
+    written = [part.write(records) for part in transaction.parts]
+    written[0] = replace(written[0], taken=written[0].taken + 1)
+    with pytest.raises(CorruptData):
+        check_coverage(written, transaction.parts, 0, 20)
+
+
+def test_a_missing_report_is_noticed(tmp_path):
+    transaction, records = begun(tmp_path, "latest", 4)
+    with pytest.raises(CorruptData, match="3 of 4"):
+        transaction.commit([part.write(records) for part in transaction.parts[1:]])
+
+
+def test_ranges_of_hashes_cover_everything_once():
+    for tasks in range(1, 40):
+        found = shares(tasks)
+        assert len(found) >= tasks
+        assert sum(one.high - one.low for one in found) == 1 << 32
+        assert not any(a.overlaps(b) for n, a in enumerate(found) for b in found[:n])
+
+
+@pytest.mark.parametrize("name", ["part-1.parquet", "keys-03-00000009-" + "a" * 68 + ".parquet", "x", ""])
+def test_a_name_of_another_writer_covers_everything(name):
+    assert range_of(name) == WHOLE
+
+
+def test_the_range_of_a_file_is_in_its_name():
+    assert range_of("folder/" + file_name("closed", HashRange(4, 9), "0" * 70)) == HashRange(4, 9)
+
+
+def test_a_row_that_cannot_be_is_raised_before_anything_is_written(tmp_path):
+    transaction, _ = begun(tmp_path, "latest", 1)
+    bad = changes(0, (None, b"x"))
+    with pytest.raises(BadRecord, match="offset 0"):
+        transaction.parts[0].write(bad.to_batches())
+    assert not (tmp_path / "table").exists()
+
+
+def test_records_below_the_cursor_are_dropped_by_each_worker(tmp_path):
+    sink = DeltaSink(str(tmp_path / "table"), mode="append")
+    apply_by(sink, 1, 0, 50)
+    apply_by(sink, 2, 20, 90)
+    assert sorted(pa.table(DeltaTable(sink.url).to_pyarrow_table())["offset"].to_pylist()) == list(range(90))
