@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from strandline.tables.delta.sink import DeltaSink as DeltaSink
     from strandline.values.arrow import Arrow as Arrow
     from strandline.values.avro import Avro as Avro
+    from strandline.values.envelopes import BeforeAfter as BeforeAfter
+    from strandline.values.envelopes import Debezium as Debezium
     from strandline.values.json import Json as Json
     from strandline.values.messagepack import MessagePack as MessagePack
     from strandline.values.protobuf import Protobuf as Protobuf
@@ -68,8 +70,10 @@ _get, __dir__, __all__ = lazy(
         "Arrow": "strandline.values.arrow",
         "Avro": "strandline.values.avro",
         "Batching": "strandline.followers.run",
+        "BeforeAfter": "strandline.values.envelopes",
         "Consumer": "strandline.opening",
         "Cursor": "strandline.model.cursor",
+        "Debezium": "strandline.values.envelopes",
         "DeltaSink": "strandline.tables.delta.sink",
         "Exports": "strandline.followers.watch.run",
         "Json": "strandline.values.json",

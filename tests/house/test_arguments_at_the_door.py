@@ -125,6 +125,8 @@ def instances(place: Place) -> dict[str, Callable[[], Any]]:
         "FlowLimits": node.FlowLimits,
         "Json": lambda: sl.Json(pa.schema({"id": pa.int64()})),
         "Arrow": sl.Arrow,
+        "BeforeAfter": lambda: sl.BeforeAfter(sl.Json(pa.schema({"id": pa.int64()}))),
+        "Debezium": lambda: sl.Debezium(sl.Json(pa.schema({"id": pa.int64()}))),
         "Avro": lambda: sl.Avro(pa.schema({"id": pa.int64()})),
         "MessagePack": lambda: sl.MessagePack(pa.schema({"id": pa.int64()})),
         "Protobuf": lambda: sl.Protobuf(Timestamp),

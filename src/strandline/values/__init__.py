@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from strandline.values.protobuf import Protobuf as Protobuf
     from strandline.values.contract import Codec as Codec
     from strandline.values.contract import Decoded as Decoded
+    from strandline.values.envelopes import BeforeAfter as BeforeAfter
+    from strandline.values.envelopes import Debezium as Debezium
     from strandline.values.evolution import Evolution as Evolution
     from strandline.values.evolution import conform_columns as conform_columns
     from strandline.values.evolution import evolve as evolve
@@ -25,7 +27,9 @@ __getattr__, __dir__, __all__ = lazy(
     {
         "Arrow": "strandline.values.arrow",
         "Avro": "strandline.values.avro",
+        "BeforeAfter": "strandline.values.envelopes",
         "Codec": "strandline.values.contract",
+        "Debezium": "strandline.values.envelopes",
         "Decoded": "strandline.values.contract",
         "Evolution": "strandline.values.evolution",
         "Json": "strandline.values.json",

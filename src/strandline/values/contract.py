@@ -43,7 +43,7 @@ class Codec(Protocol):
 
     A codec is immutable, equal to another of its class with the same settings, and picklable: it travels to Spark's
     executors. It does no I/O, except that a schema registry given by address is asked for schemas. Implement it for an
-    encoding of your own; ``strandline.testing.CodecContract`` is its test suite.
+    encoding of your own; ``strandline.testing.codecs.CodecContract`` is its test suite.
     """
 
     @property
