@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, Protocol
 from uuid import UUID
 
 from strandline.errors import AlreadyExists, NotFound, Unsupported
@@ -16,6 +16,19 @@ from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.retention import SlotState
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin, bound_to_process
+
+
+class ClaimedSlots(Protocol):
+    """The slots that a claimed slot belongs to."""
+
+    def get(self, name: str) -> SlotState:
+        """The state of a slot."""
+
+    def advance(self, name: str, holder: str, epoch: int, to: Cursor) -> None:
+        """Move the position up; ``Fenced`` unless this holder has the slot in this epoch."""
+
+    def touch(self, name: str, epoch: int) -> None:
+        """Record that the holder is alive."""
 
 
 @bound_to_process(close=(), keep=("log_id",))
@@ -155,9 +168,9 @@ class SlotTable:
 @checked
 @dataclass(frozen=True, slots=True)
 class TableSlot:
-    """A claimed slot of a table. Satisfies :class:`~strandline.log.contract.Slot`."""
+    """A claimed slot. Satisfies :class:`~strandline.log.contract.Slot`."""
 
-    slots: SlotTable
+    slots: ClaimedSlots
     name: str
     holder: str
     epoch: int

@@ -24,8 +24,9 @@ from strandline.errors import (
 from strandline.formats.topic import decode_topic, encode_topic
 from strandline.log.memory import MemoryLog
 from strandline.log.object import open_log
-from strandline.log.topic.logs import BatchingPublisher, LogTopic, open_object_topic, open_wal_topic
+from strandline.log.topic.logs import LogTopic, open_object_topic, open_wal_topic
 from strandline.log.topic.memory import MemoryTopic
+from strandline.log.topic.publishers import BatchingPublisher
 from strandline.log.topic.subscription import Pieces
 from strandline.log.wal.log import WalLog
 from strandline.log.writers import MAX_WRITERS

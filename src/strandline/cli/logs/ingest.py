@@ -22,10 +22,10 @@ from strandline.cli.shared.common import (
     TargetFormat,
     guarded,
     open_shared,
+    retention_option,
     stop_on_signal,
     wal_folder,
 )
-from strandline.cli.shared.common import retention as known_retention
 from strandline.cli.shared.common import start as known_start
 from strandline.ingestion.api import open_source, open_target
 from strandline.ingestion.run import Ingested, IngestProgress
@@ -71,14 +71,7 @@ def ingest(
     format: LogFormat = TargetFormat.LOG,  # noqa: A002
     manifest: Manifest = MANIFEST,
     data: Data = DATA,
-    retention: Annotated[
-        str | None,
-        typer.Option(
-            metavar="POLICY",
-            parser=known_retention,
-            help="What an object log that is made may forget: forever (the default), consumed, age:7d, bytes:100GiB.",
-        ),
-    ] = None,
+    retention: Annotated[str | None, retention_option("What an object log that is made")] = None,
     token: TokenFile = None,
     ca: Ca = None,
     cert: Cert = None,

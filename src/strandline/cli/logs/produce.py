@@ -16,8 +16,7 @@ import typer
 import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import LogPlace, on_any_log
-from strandline.cli.shared.common import INTERRUPTED, Interruption, Json
-from strandline.cli.shared.common import retention as known_retention
+from strandline.cli.shared.common import INTERRUPTED, Interruption, Json, retention_option
 from strandline.cli.shared.text import parse_json, parse_line
 from strandline.errors import InvalidInput
 from strandline.log.contract import Handle
@@ -57,14 +56,7 @@ def produce(
     size: Annotated[int, typer.Option(min=0, help="Made-up records: so many bytes per value.")] = 100,
     seed: Annotated[int, typer.Option(help="Made-up records: the same seed gives the same records.")] = 0,
     create: Annotated[bool, typer.Option("--create", help="Make the log if there is none.")] = False,
-    retention: Annotated[
-        str | None,
-        typer.Option(
-            metavar="POLICY",
-            parser=known_retention,
-            help="With --create: what the log may forget: forever (the default), consumed, age:7d, bytes:100GiB.",
-        ),
-    ] = None,
+    retention: Annotated[str | None, retention_option("With --create: what the log")] = None,
     json: Json = False,
 ) -> None:
     r"""Append records: lines of standard input, lines of JSON, or made-up ones.

@@ -17,8 +17,8 @@ from strandline.cli.shared.common import (
     guarded,
     open_log,
     open_shared,
+    retention_option,
 )
-from strandline.cli.shared.common import retention as known_retention
 from strandline.compat.v1.upgrade import UpgradeProgress
 from strandline.compat.v1.upgrade import upgrade as copy
 
@@ -32,14 +32,7 @@ def upgrade(
     *,
     manifest: Manifest = MANIFEST,
     data: Data = DATA,
-    retention: Annotated[
-        str | None,
-        typer.Option(
-            metavar="POLICY",
-            parser=known_retention,
-            help="What a log that is made may forget: forever (the default), consumed, age:7d, bytes:100GiB.",
-        ),
-    ] = None,
+    retention: Annotated[str | None, retention_option("What a log that is made")] = None,
     acknowledge: Annotated[
         bool,
         typer.Option(

@@ -90,6 +90,16 @@ size_in_bytes = _option(parse_bytes)
 
 
 @_option
+def retention_option(whose: str) -> typer.models.OptionInfo:
+    """The option for a retention policy; ``whose`` is the subject of its help."""
+    option: typer.models.OptionInfo = typer.Option(
+        metavar="POLICY",
+        parser=retention,
+        help=f"{whose} may forget: forever (the default), consumed, age:7d, bytes:100GiB.",
+    )
+    return option
+
+
 def retention(text: str) -> str:
     """The text of an option, checked to be a retention policy."""
     return str(parse_retention(text))

@@ -1,15 +1,12 @@
-"""Topics whose partitions are logs: write-ahead logs on the local disk, or object logs that nodes share; publishers."""
+"""Topics whose partitions are logs: write-ahead logs on the local disk, or object logs that nodes share."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol, final
+from typing import Final
 from uuid import UUID, uuid5
-
-import pyarrow as pa
 
 from strandline.errors import (
     AlreadyExists,
@@ -17,180 +14,25 @@ from strandline.errors import (
     LogClosed,
     NotALog,
     NotFound,
-    OutcomeUnknown,
     TransientStorageError,
 )
 from strandline.formats.topic import decode_topic, encode_topic
-from strandline.log.contract import Log, Receipt
+from strandline.log.contract import Log
 from strandline.log.folders import FolderKind, check_new, check_new_in_store
 from strandline.log.object.log import open_log
 from strandline.log.topic.contract import NO_TOPIC, begun, check_count, check_partition
+from strandline.log.topic.publishers import BatchingPublisher, TopicPublisher, WalPublisher
 from strandline.log.topic.subscription import LogTopicSubscription, Pieces, Polling
 from strandline.log.wal.log import ROLL_BYTES, WalLog
-from strandline.log.writers import InDoubt, NumberedWriter, Refused
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Positive, checked
 from strandline.model.cursor import Bounds
-from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk, make_own_folder, replace_file
 from strandline.storage.fork_check import Origin, bound_to_process
-from strandline.storage.retry import Backoff
 from strandline.storage.store import ABSENT, ObjectStore
 from strandline.storage.urls import local_folder, open_store
-
-_TOGETHER: Final = 8 << 20
-"""Bytes of several callers in one batch."""
-
-_BACKOFF: Final = Backoff(attempts=4)
-
-
-class TopicPublisher(Protocol):
-    """The publisher of one partition's log in this process. Safe in threads."""
-
-    def publish(self, values: Sequence[bytes]) -> int:
-        """Append at least one message, contiguously; returns the first offset when they are durable."""
-
-
-@final
-class WalPublisher:
-    """Publishes to a write-ahead log; appends that arrive during a sync share the next one."""
-
-    def __init__(self, log: WalLog) -> None:
-        self._log = log
-        self._add = log.add_value
-
-    def publish(self, values: Sequence[bytes]) -> int:
-        """Append messages as one frame; a single one shares a frame with those of other callers."""
-        if len(values) == 1:
-            group, offset = self._add(values[0])
-            group.wait()
-            return offset
-        return _place(self._log.append_batch(_batch(values, self._log.clock.now())).result())
-
-
-class _Waiting:
-    """Messages that a caller waits for to be durable."""
-
-    __slots__ = ("error", "first", "size", "values")
-
-    def __init__(self, values: Sequence[bytes]) -> None:
-        self.values = values
-        self.size = sum(map(len, values))
-        self.first: int | None = None
-        self.error: BaseException | None = None
-
-    @property
-    def is_settled(self) -> bool:
-        return self.first is not None or self.error is not None
-
-
-@final
-class BatchingPublisher:
-    """Publishes to any log as a numbered writer: a lost answer duplicates nothing.
-
-    One batch is sent at a time. Messages that arrive meanwhile, from any thread, share the next one. A batch with an
-    unknown outcome is sent again under the same number, a few times; if that does not help, its callers get the
-    error, it may or may not be in the log, and a new writer id is used from then on.
-    """
-
-    def __init__(self, log: Log, *, clock: Clock, chance: Chance, backoff: Backoff = _BACKOFF) -> None:
-        self._clock = clock
-        self._writer = NumberedWriter(log, clock=clock, chance=chance, retries=backoff)
-        self._changed = threading.Condition()
-        self._queue: deque[_Waiting] = deque()
-        self._sending = False
-
-    def publish(self, values: Sequence[bytes]) -> int:
-        """Append messages; a thread that finds no batch in flight sends the queue, the others wait for it."""
-        _check(values)  # before queueing: an invalid message must not fail the others in its batch
-        mine = _Waiting(values)
-        with self._changed:
-            self._queue.append(mine)
-            try:
-                while self._sending and not mine.is_settled:
-                    self._changed.wait()
-            except BaseException:
-                if mine in self._queue:
-                    self._queue.remove(mine)  # an interrupted caller does not expect it to be published later
-                raise
-            if sends := not mine.is_settled:
-                self._sending = True
-        if sends:
-            self._send_until(mine)
-        if mine.error is not None:
-            raise mine.error
-        if mine.first is None:
-            raise AssertionError("a settled message has an offset or an error")
-        return mine.first
-
-    def _send_until(self, mine: _Waiting) -> None:
-        try:
-            while not mine.is_settled:
-                self._send()
-        finally:
-            with self._changed:
-                self._sending = False
-                self._changed.notify_all()
-
-    def _send(self) -> None:
-        """Append one batch of the longest-waiting messages."""
-        waiting = self._next()
-        values = [payload for each in waiting for payload in each.values]
-        try:
-            first = self._append(values)
-        except BaseException as error:
-            with self._changed:
-                for each in waiting:
-                    each.error = error
-                self._changed.notify_all()
-            if not isinstance(error, Exception):
-                raise
-            return
-        with self._changed:
-            for each in waiting:
-                each.first = first
-                first += len(each.values)
-            self._changed.notify_all()
-
-    def _next(self) -> list[_Waiting]:
-        with self._changed:
-            waiting = [self._queue.popleft()]
-            size = waiting[0].size
-            while self._queue and (size := size + self._queue[0].size) <= _TOGETHER:
-                waiting.append(self._queue.popleft())
-            return waiting
-
-    def _append(self, values: Sequence[bytes]) -> int:
-        match self._writer.append(_batch(values, self._clock.now())):
-            case Refused(error) | InDoubt(error):
-                raise error
-            case receipt:
-                return _place(receipt)
-
-
-def _place(receipt: Receipt) -> int:
-    if receipt.first is None:
-        raise OutcomeUnknown(
-            f"{receipt.count} messages are in the log, but at unknown offsets: read the end of the log before "
-            "they are published again."
-        )
-    return receipt.first
-
-
-def _check(values: Sequence[bytes]) -> None:
-    for payload in values:
-        if not isinstance(payload, bytes):
-            raise InvalidInput(f"A payload is bytes, not {type(payload).__name__}.")
-        if len(payload) > MAX_RECORD_BYTES:
-            raise InvalidInput(f"A payload of {len(payload):,} bytes is over the limit of {MAX_RECORD_BYTES:,}.")
-
-
-def _batch(values: Sequence[bytes], now: int) -> pa.RecordBatch:
-    count = len(values)
-    return record_batch(timestamps=[now] * count, ops=[int(Op.PUT)] * count, keys=[None] * count, values=values)
-
 
 _IDENTITY: Final = "topic.json"
 _NEW: Final = ".new"

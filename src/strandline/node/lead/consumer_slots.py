@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final, final
 
 from strandline.errors import AlreadyExists, Fenced, InvalidInput, NotFound, NotReady, SlotInvalid
+from strandline.log.slot_table import TableSlot
 from strandline.log.slots import check_name
 from strandline.log.slots import floor as floor_of
 from strandline.log.wal.slots import WalSlots
@@ -57,20 +58,20 @@ class ConsumerSlots:
         with self._changing() as table:
             return _shown(table.create(stored, position, lifetime=lifetime, retained_from=retained_from))
 
-    def claim(self, name: str, holder: str) -> ConsumerSlot:
+    def claim(self, name: str, holder: str) -> TableSlot:
         """Durably become the slot's holder; another one is fenced."""
         with self._changing() as table:
             claimed = table.claim(_stored(name), holder)
-        return ConsumerSlot(self, name, holder, claimed.epoch)
+        return TableSlot(self, name, holder, claimed.epoch)
 
-    def resume(self, name: str, holder: str, former: int) -> ConsumerSlot:
+    def resume(self, name: str, holder: str, former: int) -> TableSlot:
         """Go on as the slot's holder after a failover, by a claim on the former primary, of epoch ``former``.
 
         ``Fenced`` if it was claimed or reset since, or a later claim is known of.
         """
         with self._changing() as table:
             resumed = table.resume(_stored(name), holder, former)
-        return ConsumerSlot(self, name, holder, resumed.epoch)
+        return TableSlot(self, name, holder, resumed.epoch)
 
     def copies(self) -> tuple[SlotState, ...]:
         """All slots of consumers as they are stored, for replicas to keep."""
@@ -113,30 +114,6 @@ class ConsumerSlots:
     def floor(self) -> int | None:
         """The lowest position that a consumer still needs."""
         return floor_of(self.list())
-
-
-@final
-@checked
-@dataclass(frozen=True, slots=True)
-class ConsumerSlot:
-    """A claimed slot of a consumer. Satisfies :class:`~strandline.log.contract.Slot`."""
-
-    slots: ConsumerSlots
-    name: str
-    holder: str
-    epoch: int
-
-    def state(self) -> SlotState:
-        """What is known now."""
-        return self.slots.get(self.name)
-
-    def advance(self, to: Cursor) -> None:
-        """Move the position up."""
-        self.slots.advance(self.name, self.holder, self.epoch, to)
-
-    def touch(self) -> None:
-        """Say that the holder is alive."""
-        self.slots.touch(self.name, self.epoch)
 
 
 @contextlib.contextmanager
