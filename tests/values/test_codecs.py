@@ -166,23 +166,30 @@ def _record(kind: Any) -> dict[str, Any]:
     return {"type": "record", "name": "O", "fields": [{"name": "id", "type": kind}]}
 
 
-@pytest.mark.parametrize(
-    "written",
-    [
-        _record({"type": "long", "logicalType": "timestamp-millis"}),
-        _record("long"),
-        {**_record("long"), "fields": [*_record("long")["fields"], {"name": "x", "type": ["null", "O"]}]},
-        {**_record("long"), "fields": [{"name": "x", "type": {"type": "array", "items": "null"}}]},
-        _record("no such type"),
-        5,
-    ],
-    ids=["another unit", "no time at all", "recursive", "items without bytes", "not valid", "no schema"],
-)
-def test_records_of_a_schema_that_cannot_be_read_are_bad(written: Any) -> None:
+LONGS = _record("long")["fields"]
+UNREADABLE: dict[str, tuple[Any, bytes, str]] = {
+    "another unit": (_record({"type": "long", "logicalType": "timestamp-millis"}), b"\x02", "timestamp-millis"),
+    "no time at all": (_record("long"), b"\x02", "a plain number"),
+    "recursive": (_record("long") | {"fields": [*LONGS, {"name": "x", "type": ["null", "O"]}]}, b"\x02\0", "recursive"),
+    "items without bytes": (
+        _record("long") | {"fields": [*LONGS, {"name": "x", "type": {"type": "array", "items": "null"}}]},
+        b"\x02\x04\0",
+        "without bytes",
+    ),
+    "not valid": (_record("no such type"), b"\x02", "no such type"),
+    "no schema": (5, b"\x02", "not valid"),
+}
+
+
+@pytest.mark.parametrize(("written", "record", "says"), UNREADABLE.values(), ids=UNREADABLE)
+def test_records_of_a_schema_that_cannot_be_read_are_bad(written: Any, record: bytes, says: str) -> None:
     own = _record({"type": "long", "logicalType": "timestamp-micros"})
+    if says in ("recursive", "without bytes"):
+        own = _record("long")
     codec = sl.Avro(own, registry={1: json.dumps(written)})
-    decoded = codec.decode(pa.array([b"\0\0\0\0\1\x02" + b"\xfe" * 20, None], pa.binary()))
+    decoded = codec.decode(pa.array([b"\0\0\0\0\1" + record, None], pa.binary()))
     assert decoded.bad.column("row").to_pylist() == [0]
+    assert says in decoded.bad.column("reason")[0].as_py()
 
 
 def test_encoding_for_a_registry_needs_the_id() -> None:
