@@ -28,6 +28,16 @@ def examples(count: int) -> int:
     return count if IS_CI else max(10, count // 5)
 
 
+def parts(count: int, *, kept: int) -> list[Any]:
+    """The parts of a long schedule: the first one by default, each multiple of ``kept`` in the matrix, the rest slow.
+
+    >>> [part for part in parts(6, kept=3) if isinstance(part, int)]
+    [0]
+    """
+    marks = {part: pytest.mark.slow if part % kept else pytest.mark.matrix for part in range(1, count)}
+    return [0, *(pytest.param(part, marks=mark) for part, mark in marks.items())]
+
+
 def sampled(every: int) -> list[Any]:
     """Two cases: one point of so many for the default suite, and all of them for the matrix."""
     return [pytest.param(every, id="some"), pytest.param(1, id="all", marks=pytest.mark.matrix)]

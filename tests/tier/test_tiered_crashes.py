@@ -16,7 +16,7 @@ from strandline.model.retention import TIER_SLOT, Consumed, MaxAge, MaxBytes
 from strandline.model.segments import SegmentState
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.tier.copy.segment_files import forget_tails, segment_path
-from tests.cases import some
+from tests.cases import parts, some
 from tests.tier.tiered_parts import KINDS, LIMITS, Kind, PointedTopic, Tiers, fetched, rows
 
 
@@ -98,10 +98,10 @@ def points(kind: Kind) -> int:
     return calm.points
 
 
-PARTS = 25
+PARTS = 27
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
+@pytest.mark.parametrize("part", parts(PARTS, kept=9))
 @pytest.mark.parametrize("kind", [pytest.param("object", marks=pytest.mark.matrix), "wal"])
 def test_whatever_dies_at_any_point_of_a_round_nothing_is_missing_or_repeated(kind: Kind, part: int) -> None:
     for at in range(part, points(kind), PARTS):
@@ -121,7 +121,7 @@ def test_whatever_dies_at_any_point_of_a_round_nothing_is_missing_or_repeated(ki
         intact(tiers)
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
+@pytest.mark.parametrize("part", parts(PARTS, kept=9))
 def test_whatever_the_disk_has_when_the_machine_stops_nothing_is_missing_or_repeated(part: int) -> None:
     def calls(tiers: Tiers) -> int:
         return len(tiers.disk.calls)

@@ -15,12 +15,12 @@ from strandline.model.retention import TIER_SLOT
 from strandline.model.segments import SegmentMetadata
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.tier.copy.segment_files import forget_tails
-from tests.cases import some
+from tests.cases import parts, some
 from tests.tier.tiered_parts import KINDS, Kind, PointedTopic, Tiers, fetched, rows
 
 EVERYTHING = 1 << 20
 """A size of segments that takes all there is into one."""
-PARTS = 17
+PARTS = 18
 
 
 @pytest.fixture(autouse=True)
@@ -233,7 +233,7 @@ class Dying:
         self.points += 1
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
+@pytest.mark.parametrize("part", parts(PARTS, kept=6))
 def test_whatever_dies_while_segments_are_cut_nothing_of_the_log_s_history_is_missing(part: int) -> None:
     base = ten(target=500, hot_from=4)
     base.rewind(5)

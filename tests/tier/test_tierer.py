@@ -49,6 +49,7 @@ from strandline.tier.copy.segment_files import (
 )
 from strandline.tier.copy.tierer import Tierer
 from strandline.tier.metadata.manager import MetadataManager
+from tests.cases import parts
 
 TARGET = 8_000
 BATCHES = 8
@@ -341,8 +342,8 @@ def points_of_a_copy() -> int:
 
 POINTS = points_of_a_copy()
 ALL_POINTS = points_of_all()
-PARTS = [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 19))]
-"""Each takes every nineteenth point: one of them always, and the others if there is time."""
+PARTS = parts(21, kept=7)
+"""Each takes every 21st point: one of them always, two in the matrix, and the others if there is time."""
 
 
 def crashed() -> None:
