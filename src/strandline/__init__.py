@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from strandline.opening import Consumer as Consumer
     from strandline.opening import open_url
     from strandline.tables.delta.sink import DeltaSink as DeltaSink
+    from strandline.tables.sql.postgres import PostgresSink as PostgresSink
+    from strandline.tables.sql.sqlite import SqliteSink as SqliteSink
     from strandline.values.arrow import Arrow as Arrow
     from strandline.values.avro import Avro as Avro
     from strandline.values.envelopes import BeforeAfter as BeforeAfter
@@ -80,6 +82,7 @@ _get, __dir__, __all__ = lazy(
         "Log": "strandline.log.contract",
         "MemoryStore": "strandline.followers.stores.state",
         "Op": "strandline.model.records",
+        "PostgresSink": "strandline.tables.sql.postgres",
         "Prefix": "strandline.model.keyed",
         "Producer": "strandline.log.produce.producer",
         "MessagePack": "strandline.values.messagepack",
@@ -87,6 +90,7 @@ _get, __dir__, __all__ = lazy(
         "Raw": "strandline.values.raw",
         "RocksStore": "strandline.followers.stores.rocks",
         "Sink": "strandline.model.sink",
+        "SqliteSink": "strandline.tables.sql.sqlite",
         "Store": "strandline.model.sink",
         "Supervisor": "strandline.followers.watch.api",
         "Watcher": "strandline.kv.contract",

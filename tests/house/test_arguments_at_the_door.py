@@ -63,6 +63,7 @@ SERVERS = {
     "Tierer",
     "Supervisor",
     "KafkaTopic",
+    "PostgresSink",
 }
 """What talks to servers or starts threads: tried only with what is refused before anything of that happens."""
 
@@ -152,6 +153,7 @@ def instances(place: Place) -> dict[str, Callable[[], Any]]:
         "SegmentMetadata": lambda: segment(place),
         "TopicPartition": lambda: segment_id(place).partition,
         "RocksStore": lambda: sl.RocksStore.open(place.fresh()),
+        "SqliteSink": lambda: sl.SqliteSink(place.fresh(), table="a"),
         "ServerSecurity": node.ServerSecurity,
         "TieredLog": lambda: with_cold_tier(place),
         "WalReader": lambda: logs.WalReader(written(place).log.folder),
@@ -243,6 +245,7 @@ def examples(place: Place) -> dict[str, Callable[[], Any]]:
         "float": lambda: 0.0,
         "str": lambda: "a",
         "Named": lambda: "a",
+        "Secret": lambda: "dbname=a",
         "Prose": lambda: "a",
         "AddressText": lambda: str(place.fresh()),
         "Callable": lambda: lambda *_: None,

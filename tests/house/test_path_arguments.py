@@ -42,6 +42,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "Replica.open": lambda place: sl.node.Replica.open(place, "grpc://127.0.0.1:1"),
     "NodeConfig": lambda place: sl.node.NodeConfig(folder=place, name="a", lead=True),
     "DeltaSink": sl.DeltaSink,
+    "SqliteSink": lambda place: sl.SqliteSink(place, table="a"),
     "open_wal_topic": lambda place: open_wal_topic(place, 1),
     "open_object_topic": lambda place: open_object_topic(place, 1),
     "AppendLogStore.open": sl.AppendLogStore.open,

@@ -1,0 +1,103 @@
+"""Columns of a table in a SQL database: their types, nested values as JSON text, and names that a database takes."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from strandline.errors import SchemaRefused
+
+TypeOf: TypeAlias = Callable[[pa.Field], str]
+"""The type of a column in a database; ``SchemaRefused`` if it has none for it."""
+
+DEAD_LETTERS: Final = "_dead_letters"
+"""Behind a table's name: its dead-letter table."""
+CURSORS: Final = "strandline_cursors"
+"""The table of all sinks' cursors, beside the tables that they write."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlteredColumns:
+    """What has to be done to a table's columns before rows of a wider schema fit."""
+
+    added: tuple[pa.Field, ...]
+    retyped: tuple[pa.Field, ...]
+
+
+def altered(before: pa.Schema, after: pa.Schema, type_of: TypeOf) -> AlteredColumns:
+    """The columns that are new, and those whose type in the database changes."""
+    return AlteredColumns(
+        tuple(field for field in after if field.name not in before.names),
+        tuple(
+            field
+            for field in after
+            if field.name in before.names and type_of(field) != type_of(before.field(field.name))
+        ),
+    )
+
+
+def quoted(name: str) -> str:
+    """A name as SQL has it, whatever its letters.
+
+    >>> quoted('a "b" c')
+    '"a ""b"" c"'
+    """
+    return '"' + name.replace('"', '""') + '"'
+
+
+def check_names(names: Iterable[str], *, longest: int | None, reserved: frozenset[str]) -> None:
+    """``SchemaRefused`` for names that the database cuts, confuses or keeps for itself."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if not name or "\0" in name:
+            raise SchemaRefused(f"The field {name!r} cannot be a column of a SQL table: rename it.")
+        if longest is not None and len(name.encode()) > longest:
+            raise SchemaRefused(
+                f"The field {name[:longest]!r}… has a longer name than the {longest} bytes of a column: rename it."
+            )
+        if name.lower() in reserved:
+            raise SchemaRefused(f"The database keeps the column name {name!r} for itself: rename the field.")
+        if (twin := seen.setdefault(name.casefold(), name)) != name:
+            raise SchemaRefused(
+                f"The fields {twin!r} and {name!r} differ only in upper and lower case: rename one of them."
+            )
+
+
+def is_nested(kind: pa.DataType) -> bool:
+    """Whether values of a type are stored as JSON."""
+    return bool(pt.is_nested(kind))
+
+
+def refused(field: pa.Field, database: str) -> SchemaRefused:
+    """The error for a type that a database has no column for."""
+    return SchemaRefused(
+        f"The field {field.name!r} is {field.type}, and {database} has no column type for it: convert it with a "
+        "transform, or leave it out of the schema."
+    )
+
+
+def as_json(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Nested values as JSON text: maps as lists of key and value, bytes in base64, times in ISO 8601.
+
+    >>> as_json(pa.chunked_array([pa.array([{"a": b"x"}, None], pa.struct({"a": pa.binary()}))])).to_pylist()
+    ['{"a":"eA=="}', None]
+    """
+    if column.null_count == len(column):  # headers are, mostly
+        return pa.chunked_array([pa.nulls(len(column), pa.string())])
+    texts = [None if one is None else _ENCODER.encode(one) for one in column.to_pylist()]
+    return pa.chunked_array([pa.array(texts, pa.string())])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+_ENCODER: Final = json.JSONEncoder(default=_plain, separators=(",", ":"), ensure_ascii=True)

@@ -1,0 +1,285 @@
+"""The sink of a table in a SQL database: decides what a range changes; a :class:`Database` does it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Protocol
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.errors import BadRecord, Diverged, Fenced, NotFound
+from strandline.model.arguments import checked
+from strandline.model.cursor import Cursor
+from strandline.model.records import Op
+from strandline.model.sink import remaining, without_key
+from strandline.tables.kinds import RAW_LATEST, newest_per_key, table_schema
+from strandline.tables.shape import BAD_SCHEMA, ShapedRows, TableShape
+from strandline.tables.sql.columns import AlteredColumns, TypeOf, altered
+from strandline.tables.sql.state import CursorRow, Expected, Held, SeenTable
+from strandline.values.evolution import conform_columns, evolve
+
+
+@dataclass(frozen=True, slots=True)
+class TableChanges:
+    """What a range does to a table: rows to put, keys to delete, dead letters; and the table's columns afterwards."""
+
+    schema: pa.Schema
+    puts: pa.Table
+    deleted: pa.ChunkedArray
+    bad: pa.Table
+    columns: AlteredColumns
+    key: str | None
+    """The column by which rows are replaced; None in a table of all changes."""
+    primary: str | None
+    """The column of a new table's primary key."""
+
+
+class Session(Protocol):
+    """A transaction that writes. Nothing of it is visible, or holds a lock that others need, before :meth:`lock`."""
+
+    def stage(self, changes: TableChanges) -> None:
+        """Send the rows to the database."""
+
+    def lock(self) -> None:
+        """Exclude other followers, and changes of the table's columns, until the end of the transaction."""
+
+    def look(self) -> SeenTable:
+        """The table as it is now."""
+
+    def create(self, changes: TableChanges) -> str:
+        """Create the table; returns its identity."""
+
+    def alter(self, changes: TableChanges) -> None:
+        """Add and widen columns."""
+
+    def merge(self, changes: TableChanges) -> None:
+        """Put and delete the staged rows."""
+
+    def put_dead_letters(self, bad: pa.Table, *, removed_from: int | None) -> None:
+        """Add dead letters, and first remove those from an offset on."""
+
+    def store(self, row: CursorRow, before: CursorRow | None) -> bool:
+        """Replace the cursor row; False if it is not ``before`` any more. None: there was no table."""
+
+
+class Database(Protocol):
+    """A database with one followed table."""
+
+    @property
+    def type_of(self) -> TypeOf:
+        """The type of a column."""
+
+    def look(self) -> SeenTable:
+        """The table as it is now."""
+
+    def unfit(self, rows: pa.Table, key: str | None) -> Iterator[tuple[pa.ChunkedArray, str]]:
+        """Rows that the database cannot store, as a mask, with the reason."""
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        """``SchemaRefused`` for columns that the database cannot have."""
+
+    def writing(self) -> AbstractContextManager[Session]:
+        """A transaction, committed durably at the end of the block, and rolled back if that raises."""
+
+
+@checked
+class SqlSink:
+    """A table in a SQL database that follows a log; see :class:`~strandline.model.sink.Sink`.
+
+    Rows, dead letters and the cursor are written in one transaction, which ends with ``UPDATE … SET next = … WHERE
+    next = <as it was read> AND epoch = <as it was read>``. If that changes no row, another follower was
+    faster, and this one is ``Fenced``. A follower takes a new epoch with its first commit, so that one that it
+    replaced, and that was only slow, is ``Fenced``, too.
+
+    The database does not tell who else changes rows, and the sink does not look: let other programs read only. A
+    table that was dropped, re-created or altered is ``Diverged``.
+    """
+
+    def __init__(
+        self, database: Database, shape: TableShape, where: str, name: str, *, dead_letters: bool = False
+    ) -> None:
+        self._database = database
+        self._shape = shape
+        self._expected = Expected(where, name, shape.kind, database.type_of)
+        self._has_dead_letters = dead_letters
+        self._held: Held | None = None
+        self._lock = threading.Lock()
+        if shape.transform is None:
+            database.check_schema(shape.schema())
+
+    def cursor(self, log_id: UUID) -> Cursor | None:
+        """How far the table has applied that log; None if there is no table yet.
+
+        ``Diverged`` if it follows another log, or is not the table that its cursor row describes.
+        """
+        with self._lock:
+            row = self._expected.proved(self._database.look(), log_id, self._held)
+        return None if row is None else row.cursor
+
+    def resume(self, log_id: UUID) -> Cursor | None:
+        """The same for a starting follower, which has only what the database says."""
+        with self._lock:
+            self._held = None
+        return self.cursor(log_id)
+
+    def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
+        """The cursor, if the table needs no repair: a SQL table has no earlier versions to go back to."""
+        try:
+            return self.resume(log_id)
+        except Diverged as error:
+            raise Diverged(
+                f"The table {self._expected.where} cannot be repaired, since a SQL database keeps no earlier versions "
+                f"of it. ({error})"
+            ) from error
+
+    def adopt(self, log_id: UUID) -> Cursor:
+        """Accept the table as it is now as the state of its cursor row: the caller knows that it is right.
+
+        For a table that was restored from a dump, or created again on purpose. ``NotFound`` if there is no table, or
+        no cursor row of that log.
+        """
+        with self._lock, self._database.writing() as session:
+            session.lock()
+            seen = session.look()
+            if seen.identity is None or seen.row is None or seen.row.cursor.log_id != log_id:
+                raise NotFound(f"There is no table {self._expected.where} with a cursor in log {log_id} to adopt.")
+            row = replace(seen.row, identity=seen.identity, epoch=seen.row.epoch + 1)
+            self._expected.proved(replace(seen, row=row), log_id, None)
+            if not session.store(row, seen.row):
+                raise self._expected.fenced()
+            self._held = None
+        return row.cursor
+
+    def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
+        """Commit the range with its cursor, exactly once; see :class:`~strandline.model.sink.Sink`."""
+        with self._lock:
+            found = self._expected.proved(self._database.look(), since.log_id, self._held)
+            todo = remaining(records, since=since, upto=upto, at=None if found is None else found.cursor)
+            if todo is None:
+                return
+            try:
+                if found is not None and self._held is not None and found.epoch != self._held.row.epoch:
+                    raise self._expected.fenced()
+                self._commit(self._changes(todo, found), found, since, upto)
+            except Fenced:
+                self._held = None  # a follower that may go on all the same, by its slot, begins anew
+                raise
+
+    def _commit(self, changes: TableChanges, found: CursorRow | None, since: Cursor, upto: Cursor) -> None:
+        epoch = 1 if found is None else found.epoch + (self._held is None)
+        with self._database.writing() as session:
+            session.stage(changes)
+            session.lock()
+            seen = session.look()
+            if self._expected.proved(seen, since.log_id, self._held) != found:
+                raise self._expected.fenced()
+            if found is None:
+                identity, before = session.create(changes), seen.row
+                epoch = 1 if before is None else before.epoch + 1
+            else:
+                identity, before = found.identity, found
+                session.alter(changes)
+            session.merge(changes)
+            if self._has_dead_letters:
+                session.put_dead_letters(changes.bad, removed_from=since.next if found is None else None)
+            row = CursorRow(self._expected.name, upto, epoch, identity, self._expected.mode, changes.schema)
+            if not session.store(row, before):
+                raise self._expected.fenced()
+            if self._held is not None:
+                self._held = replace(self._held, pending=upto)
+        self._held = Held(row)
+
+    def _changes(self, records: pa.Table, found: CursorRow | None) -> TableChanges:
+        shape = self._shape
+        shaped = self._fitting(records, shape.rows(records))
+        if shaped.bad.num_rows and not self._has_dead_letters:
+            raise _refused(shaped.bad)
+        self._check_letters(shaped.bad)
+        names, rows = shape.names, shaped.rows
+        wanted = self._schema_of(rows)
+        before = wanted if found is None else found.schema
+        schema = evolve(before, wanted).schema
+        self._database.check_schema(schema)
+        columns = altered(before, schema, self._database.type_of)
+        if not shape.is_keyed:
+            primary = names.offset if shape.transform is None else None
+            none = pa.chunked_array([], pa.binary())
+            return TableChanges(schema, _conformed(rows, schema), none, shaped.bad, columns, None, primary)
+        newest = newest_per_key(rows, names)
+        is_put = pc.equal(newest.column(names.op), int(Op.PUT))
+        puts = newest.filter(is_put).select(wanted.names)
+        deleted = newest.column(names.key).filter(pc.invert(is_put))
+        return TableChanges(schema, _conformed(puts, schema), deleted, shaped.bad, columns, names.key, names.key)
+
+    def _check_letters(self, bad: pa.Table) -> None:
+        """``BadRecord`` for one that the database cannot even store as a dead letter."""
+        for mask, reason in self._database.unfit(bad.select(["timestamp"]), None):
+            unfit = bad.filter(mask)
+            if unfit.num_rows:
+                raise BadRecord(
+                    f"The record at offset {unfit.column('offset')[0].as_py()} can be neither a row nor a dead letter: "
+                    f"{reason} Nothing was applied; follow into another kind of table."
+                )
+
+    def _schema_of(self, rows: pa.Table) -> pa.Schema:
+        """The columns of a table with these changes: a codec may find more fields than it announced."""
+        raw = self._shape.schema()
+        if raw is RAW_LATEST:
+            return raw
+        return table_schema(self._shape.kind, rows.schema.remove_metadata(), self._shape.names)
+
+    def _fitting(self, records: pa.Table, shaped: ShapedRows) -> ShapedRows:
+        """Without the rows that the database cannot store, which become bad ones."""
+        offset = self._shape.names.offset
+        key = self._shape.names.key if self._shape.is_keyed else None
+        bad, dropped = [shaped.bad], [pa.array([], pa.int64())]
+        for mask, reason in self._database.unfit(shaped.rows, key):
+            if not pc.any(mask).as_py():
+                continue
+            if offset not in shaped.rows.column_names:
+                raise BadRecord(f"A row that the transform made cannot be stored: {reason} Nothing was applied.")
+            offsets = pc.unique(shaped.rows.column(offset).filter(mask))
+            dropped.append(offsets)
+            bad.append(_bad_rows(records.filter(pc.is_in(records.column("offset"), value_set=offsets)), reason))
+        if len(dropped) == 1:
+            return ShapedRows(shaped.rows, _once(shaped.bad))
+        is_dropped = pc.is_in(shaped.rows.column(offset), value_set=pa.concat_arrays(dropped))
+        return ShapedRows(shaped.rows.filter(pc.invert(is_dropped)), _once(pa.concat_tables(bad)))
+
+
+def _bad_rows(records: pa.Table, reason: str) -> pa.Table:
+    columns = [*[records.column(name) for name in BAD_SCHEMA.names[:-1]], pa.repeat(reason, records.num_rows)]
+    return pa.table(columns, schema=BAD_SCHEMA)
+
+
+def _refused(bad: pa.Table) -> BadRecord:
+    first = bad.column("offset")[0].as_py()
+    if not bad.column("key")[0].is_valid:
+        return without_key(first)
+    return BadRecord(
+        f"The record at offset {first} cannot become a row: {bad.column('reason')[0].as_py()} Nothing was applied; "
+        "give the sink dead_letters=True to set such records aside, or correct its schema."
+    )
+
+
+def _once(bad: pa.Table) -> pa.Table:
+    """Each bad record once, in the order of their offsets, with its first reason."""
+    if not bad.num_rows:
+        return bad
+    ordered = bad.append_column("at", pa.array(range(bad.num_rows), pa.int64()))
+    firsts = ordered.group_by("offset").aggregate([("at", "min")]).sort_by("offset").column("at_min")
+    found = bad.take(firsts)
+    reasons = pc.replace_substring(found.column("reason"), "\0", "\\0")  # PostgreSQL's texts cannot hold it
+    return found.set_column(BAD_SCHEMA.get_field_index("reason"), BAD_SCHEMA.field("reason"), reasons)
+
+
+def _conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    if rows.schema.equals(schema):
+        return rows
+    batches = [conform_columns(batch, schema) for batch in rows.to_batches()]
+    return pa.Table.from_batches(batches, schema)

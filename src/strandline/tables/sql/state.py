@@ -1,0 +1,164 @@
+"""The cursor row of a table in a SQL database, and the proof that the table still is what that row says. No I/O."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.errors import CorruptData, Diverged, Fenced, InvalidInput
+from strandline.model.cursor import Cursor
+from strandline.tables.sql.columns import CURSORS, TypeOf
+
+REMEDY: Final = (
+    "Put the table back, or drop it to build it again; if you know that it is right as it is, call adopt() on its sink."
+)
+"""What to do with a table that others changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CursorRow:
+    """What a sink stores with each commit: how far which table has followed which log, and who wrote it."""
+
+    name: str
+    cursor: Cursor
+    epoch: int
+    """Raised by each follower that begins; a follower with an older one is fenced."""
+    identity: str
+    """Of the table: it changes when the table is dropped and created again."""
+    mode: str
+    schema: pa.Schema
+    """The table's columns, as the sink has made them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenColumn:
+    """A column that a table has: its type, and whether a row may leave it out."""
+
+    kind: str
+    is_optional: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTable:
+    """A table as it is in the database."""
+
+    identity: str | None
+    """None: there is no such table."""
+    columns: Mapping[str, SeenColumn]
+    row: CursorRow | None
+
+
+NO_TABLE: Final = SeenTable(None, {}, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a running follower knows of its own last commit."""
+
+    row: CursorRow
+    pending: Cursor | None = None
+    """The cursor of a commit whose answer was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a sink expects of its table."""
+
+    where: str
+    name: str
+    mode: str
+    type_of: TypeOf
+
+    def proved(self, seen: SeenTable, log_id: UUID, held: Held | None) -> CursorRow | None:
+        """The cursor row of the table, which is the known one and has its columns; None if there is no table yet.
+
+        ``Diverged`` if it is another table than the one that the row describes, or follows another log.
+        """
+        if seen.identity is None:
+            if held is not None:
+                raise Diverged(
+                    f"The table {self.where} was dropped while it was followed, up to offset {held.row.cursor.next}: "
+                    "put it back, or start the follower again, which builds the table from the log's beginning."
+                )
+            return None
+        row = seen.row
+        if row is None or row.cursor.log_id != log_id or row.name != self.name:
+            follows = "no log at all" if row is None else f"log {row.cursor.log_id} as {row.name!r}"
+            raise Diverged(
+                f"The table {self.where} does not follow log {log_id} as {self.name!r}, but {follows} (table "
+                f"{CURSORS}): give this log a table of its own, or drop that one to build it again."
+            )
+        if row.identity != seen.identity:
+            raise Diverged(f"The table {self.where} was dropped and created again by somebody else. {REMEDY}")
+        if row.mode != self.mode:
+            raise InvalidInput(f"The table {self.where} was made with mode={row.mode!r}; open it with that mode.")
+        self._check_columns(seen, row)
+        if held is not None:
+            self._check_held(row, held)
+        return row
+
+    def _check_columns(self, seen: SeenTable, row: CursorRow) -> None:
+        for field in row.schema:
+            found = seen.columns.get(field.name)
+            if found is None or found.kind != self.type_of(field):
+                now = "is gone" if found is None else f"is {found.kind} now, and was {self.type_of(field)}"
+                raise Diverged(
+                    f"The column {field.name!r} of the table {self.where} {now}, so that its follower cannot write to "
+                    "it: change it back, or follow into a new table."
+                )
+        for name, column in seen.columns.items():
+            if name not in row.schema.names and not column.is_optional:
+                raise Diverged(
+                    f"The column {name!r} was added to the table {self.where} and may not be null, so that its "
+                    "follower cannot write to it: give the column a default, or drop it."
+                )
+
+    def _check_held(self, row: CursorRow, held: Held) -> None:
+        own = (held.row.cursor, held.pending)
+        is_moved = row.cursor not in own if row.epoch == held.row.epoch else row.epoch < held.row.epoch
+        if is_moved or row.cursor.next < held.row.cursor.next:
+            raise Diverged(
+                f"The cursor of the table {self.where} is {row.cursor.next}, and its follower had committed "
+                f"{held.row.cursor.next}: an older copy was put in its place, or its row in {CURSORS} was changed. "
+                "Start the follower again to continue from there, if the table is right."
+            )
+
+    def fenced(self) -> Fenced:
+        """The error for a follower that another one has replaced."""
+        return Fenced(
+            f"Another follower changed {self.where} since; this one committed nothing and must stop. Keep one follower "
+            "per table."
+        )
+
+
+def encoded_schema(schema: pa.Schema) -> str:
+    """A schema as text for a cursor row."""
+    return base64.b64encode(schema.serialize().to_pybytes()).decode()
+
+
+def decoded_row(values: Sequence[Any]) -> CursorRow:
+    """A cursor row of name, cursor, next, epoch, identity, mode and columns.
+
+    ``CorruptData`` if another program wrote something else there.
+    """
+    name, cursor, offset, epoch, identity, mode, schema = values
+    try:
+        at = Cursor.parse(cursor)
+        columns = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema, validate=True)))
+    except (ValueError, TypeError, AttributeError, pa.ArrowInvalid, OSError) as error:
+        raise _damaged(f"it cannot be read ({error})") from error
+    if at.next != offset:
+        raise _damaged(f"its offset {offset} is not that of its cursor {at}")
+    return CursorRow(name, at, epoch, identity, mode, columns)
+
+
+def _damaged(why: str) -> CorruptData:
+    return CorruptData(
+        f"A row of the table {CURSORS} was changed by another program, {why}: restore it from a copy, or drop the "
+        "table that it belongs to and the row, to build the table again."
+    )
