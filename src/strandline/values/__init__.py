@@ -9,8 +9,6 @@ from strandline.lazy_names import lazy
 if TYPE_CHECKING:
     from strandline.values.arrow import Arrow as Arrow
     from strandline.values.avro import Avro as Avro
-    from strandline.values.messagepack import MessagePack as MessagePack
-    from strandline.values.protobuf import Protobuf as Protobuf
     from strandline.values.contract import Codec as Codec
     from strandline.values.contract import Decoded as Decoded
     from strandline.values.envelopes import BeforeAfter as BeforeAfter
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
     from strandline.values.evolution import conform_columns as conform_columns
     from strandline.values.evolution import evolve as evolve
     from strandline.values.json import Json as Json
+    from strandline.values.messagepack import MessagePack as MessagePack
+    from strandline.values.protobuf import Protobuf as Protobuf
     from strandline.values.raw import Raw as Raw
     from strandline.values.schemas import as_schema as as_schema
 

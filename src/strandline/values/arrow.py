@@ -98,7 +98,9 @@ class Arrow:
     def encode_one(self, value: Any) -> bytes:
         """Encode a mapping, a dataclass or a Struct; fields that are not in the schema have the type of their value."""
         if isinstance(value, dict) and value and all(isinstance(name, str) for name in value):
-            further = {name: part for name, part in value.items() if name not in self._schema.names and part is not None}
+            further = {
+                name: part for name, part in value.items() if name not in self._schema.names and part is not None
+            }
             try:
                 guessed = list(as_schema(pa.RecordBatch.from_pylist([further]).schema)) if further else []
             except (pa.ArrowException, ArithmeticError, TypeError, ValueError, RecursionError) as error:

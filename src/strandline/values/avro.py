@@ -29,8 +29,8 @@ _EXACT: Final = Context(prec=80)
 class Avro(RowCodec):
     r"""Values that are Avro records, without a file's header.
 
-    Written with ``schema``; or, with a ``registry``, each with the schema that it names: a zero byte, the schema's id in
-    four bytes, and the record, as Confluent's serializers write it. Records of another schema are resolved
+    Written with ``schema``; or, with a ``registry``, each with the schema that it names: a zero byte, the schema's id
+    in four bytes, and the record, as Confluent's serializers write it. Records of another schema are resolved
     to ``schema`` by Avro's rules. A row is bad if it does not end where its bytes do, and if its schema is unknown.
 
     >>> codec = Avro('{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}')

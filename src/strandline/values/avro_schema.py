@@ -152,7 +152,7 @@ def _record(name: str, fields: list[pa.Field]) -> dict[str, Any]:
     return {"type": "record", "name": name, "fields": parts}
 
 
-def _avro_type(name: str, kind: pa.DataType) -> Any:
+def _avro_type(name: str, kind: pa.DataType) -> Any:  # noqa: PLR0911 - one answer for each kind of type
     if pt.is_struct(kind):
         return _record(name, list(kind))
     if pt.is_list(kind) or pt.is_large_list(kind):
@@ -215,7 +215,8 @@ def _check_sizes(schema: Any, open_names: frozenset[str], depth: int) -> bool:
     kind = schema.get("type")
     if kind in ("record", "error"):
         inside = open_names | {str(schema.get("name")).rpartition(".")[2]}
-        return any([_check_sizes(field.get("type"), inside, depth + 1) for field in schema.get("fields", [])])
+        # A list: each field is checked, also behind the first that has bytes.
+        return any([_check_sizes(field.get("type"), inside, depth + 1) for field in schema.get("fields", [])])  # noqa: C419
     if kind in ("array", "map"):
         item = schema.get("items" if kind == "array" else "values")
         if not _check_sizes(item, open_names, depth + 1) and kind == "array":

@@ -109,7 +109,9 @@ class _Library:
                 pool.Add(file)
             return self._factory.GetMessageClass(pool.FindMessageTypeByName(message))
         except KeyError as error:
-            raise SchemaRefused(f"The message {message!r:.100} is not in the FileDescriptorSet: check its name.") from error
+            raise SchemaRefused(
+                f"The message {message!r:.100} is not in the FileDescriptorSet: check its name."
+            ) from error
         except Exception as error:
             raise SchemaRefused(f"The FileDescriptorSet is not valid: {error!s:.200}.") from error
 
@@ -117,7 +119,9 @@ class _Library:
         """Gives a message from the values of its fields."""
         kind = self._factory.GetMessageClass(descriptor)
         names = [field.name for field in fields]
-        return lambda *values: kind(**{name: value for name, value in zip(names, values, strict=True) if value is not None})
+        return lambda *values: kind(
+            **{name: value for name, value in zip(names, values, strict=True) if value is not None}
+        )
 
 
 def _fields(path: str, descriptor: Any, depth: int) -> Iterator[pa.Field]:
@@ -176,7 +180,9 @@ def _single_shape(library: _Library, described: Any, field: pa.Field, get: Calla
         names = {value.number: value.name for value in described.enum_type.values}
         numbers = {value.name: value.number for value in described.enum_type.values}
         # A newer writer may have values that this schema does not name yet: they are their numbers.
-        return Shape(field, get, load=lambda n: names.get(n) or str(n), dump=lambda t: numbers[t] if t in numbers else int(t))
+        return Shape(
+            field, get, load=lambda n: names.get(n) or str(n), dump=lambda t: numbers[t] if t in numbers else int(t)
+        )
     if kind is None:
         return Shape(field, get)
     make = library.maker(kind, kind.fields)

@@ -175,7 +175,7 @@ def _fields_of(value: Any, path: str) -> Mapping[str, Any]:
 
 
 def python_values(shape: Shape, column: pa.Array) -> list[Any]:
-    """The values of a column as their library encodes them; ``InvalidInput`` for one that the encoding does not have."""
+    """The values of a column as their library encodes them; ``InvalidInput`` for one that the encoding lacks."""
     kind = shape.field.type
     if pt.is_struct(kind):
         parts = [python_values(part, child) for part, child in zip(shape.inside, column.flatten(), strict=True)]
