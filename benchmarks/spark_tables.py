@@ -43,7 +43,8 @@ def rows(first: int, count: int, keys: int) -> pa.Table:
     mixed = pc.bit_wise_and(pc.multiply(numbers, 2_654_435_761), (1 << 40) - 1)
     text, many = numbers.cast(pa.string()), mixed.cast(pa.string())
     # A permutation of the keys, so that neighbours are in different files.
-    which = pc.subtract(mixed, pc.multiply(pc.divide(mixed, keys), keys)).cast(pa.string())
+    spread = pc.multiply(numbers, 435_761)
+    which = pc.subtract(spread, pc.multiply(pc.divide(spread, keys), keys)).cast(pa.string())
     value = pc.binary_join_element_wise(
         '{"id":', text, ',"customer":', many, ',"state":"shipped","city":"Oslo","total":', text, '.5,"paid":true}', ""
     )
@@ -134,8 +135,26 @@ def run() -> list[Result]:
                 extend(growing, MILLION, MILLION)
                 times.append(spent(partial(follow, growing, sink)))
             results.append(_result(f"{kind}, a million into a million keys", times, goal))
+        results += large(folder, place, follow)
         results += tiny(spark, folder, place)
     return results
+
+
+def large(folder: str, place: Callable[[], str], follow: Callable[[Any, Any], Any]) -> list[Result]:
+    """Five million records from scratch, and few changes in a table of ten million keys; once each, per million."""
+    log = filled(folder, "large", 5 * MILLION, 10 * MILLION)
+    found = []
+    for kind, goal in (("append", "<= 1"), ("latest", "<= 2.8")):
+        spend = spent(partial(follow, log, sl.DeltaSink(place(), mode=kind))) / 5
+        found.append(Result(f"{kind}, five million from scratch (CPU-s per million)", spend, "s", goal))
+    extend(log, 5 * MILLION, 10 * MILLION)
+    sink = sl.DeltaSink(place())
+    follow(log, sink)
+    extend(log, 100_000, 10 * MILLION)
+    found.append(
+        Result("latest, 100,000 changes into ten million keys (CPU-s)", spent(partial(follow, log, sink)), "s", "<= 13")
+    )
+    return found
 
 
 def tiny(spark: Any, folder: str, place: Callable[[], str]) -> list[Result]:

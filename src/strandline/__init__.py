@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from strandline import node as node
     from strandline import snapshots as snapshots
     from strandline import spark as spark
+    from strandline import tables as tables
     from strandline import tier as tier
     from strandline import values as values
     from strandline.followers.run import Batching as Batching
@@ -105,6 +106,7 @@ _get, __dir__, __all__ = lazy(
         "open": "strandline.opening:open_url",
         "snapshots": "strandline.snapshots:",
         "spark": "strandline.spark:",
+        "tables": "strandline.tables:",
         "tier": "strandline.tier:",
         "translate_cursor": "strandline.ingestion.translation",
         "values": "strandline.values:",

@@ -24,6 +24,7 @@ from strandline.cli.logs.wal import wal
 from strandline.cli.node import node
 from strandline.cli.node.admin import promote
 from strandline.cli.quickstart import quickstart
+from strandline.cli.tables.table import table
 
 app = typer.Typer(
     name="strandline",
@@ -64,5 +65,12 @@ app.command()(tail)
 app.command(cls=_Watching)(lag)
 for command in (retention, gc, verify, promote, doctor, ingest, upgrade, quickstart, demo):
     app.command()(command)
-for name, group in {"slots": slots, "tier": tier, "segments": segments, "wal": wal, "node": node}.items():
+for name, group in {
+    "slots": slots,
+    "table": table,
+    "tier": tier,
+    "segments": segments,
+    "wal": wal,
+    "node": node,
+}.items():
     app.add_typer(group, name=name)

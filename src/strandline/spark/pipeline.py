@@ -21,7 +21,7 @@ from strandline.model.arguments import Positive, anything, checked
 from strandline.model.cursor import Cursor, Limit, Start
 from strandline.model.sink import Sink
 from strandline.spark.opening import SharedLog, access_options, opened
-from strandline.spark.options import Trigger, parse_options, parse_trigger
+from strandline.spark.options import Position, Trigger, parse_options, parse_trigger
 from strandline.spark.workers import Place, SparkWorkers
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.retry import Backoff
@@ -91,13 +91,13 @@ def follow(
     workers = SparkWorkers(spark, place)
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(opened(log, given))
-        limit = parse_options({**given, "path": source.url}).limit
+        read = parse_options({**given, "path": source.url})
         committer = begin(source, sink, slot, start=start, holder=holder or str(chance.uuid()), repair=repair)
         with committer.abandoned_on_error():
             position = None if slot is None else stack.enter_context(SlotHeartbeat(committer, source, clock=clock))
             engine = Engine(
-                _batching(timing, limit, max_bytes_per_trigger),
-                until=source.end().next if timing.is_bounded else None,
+                _batching(timing, read.limit, max_bytes_per_trigger),
+                until=_until(read.end, source.end().next if timing.is_bounded else None),
                 retries=PATIENCE,
             )
             progress = _Progress(engine, timing, on_step or (lambda _: None))
@@ -113,6 +113,12 @@ def _check_session(spark: Any) -> None:
     if isinstance(spark, SparkSession) or hasattr(spark, "interruptTag"):
         return
     raise InvalidInput(f"The first argument is a SparkSession, not {type(spark).__name__}.")
+
+
+def _until(end: Position, now: int | None) -> int | None:
+    """The offset at which a pipeline ends: that of ``endingOffset``, and of the log's end if it is bounded by that."""
+    named = end.next if isinstance(end, Cursor) else end if isinstance(end, int) else None
+    return min((offset for offset in (named, now) if offset is not None), default=None)
 
 
 def _batching(timing: Trigger, limit: Limit, most: int | None) -> Batching:

@@ -20,10 +20,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from strandline.errors import JobFailed, StrandlineError, UnsupportedVersion
-from strandline.followers.workers import InProcess, assigned, written
+from strandline.followers.workers import InProcess
 from strandline.log.planning import pack
 from strandline.model.cursor import Span
 from strandline.model.sink import Part, Written
+from strandline.tables.work import assigned, written
 
 Place: TypeAlias = Literal["auto", "driver", "executors"]
 """Where a range is written: by its size, or always in the driver's process, or always by executors."""

@@ -15,7 +15,7 @@ from strandline.model.sink import DataFile, Written, without_key
 from strandline.storage.clock import CHANCE
 from strandline.tables.files import TableFiles, write_file
 from strandline.tables.hashing import key_hashes
-from strandline.tables.kinds import in_offset_order, merge_history, merge_latest
+from strandline.tables.kinds import Names, in_offset_order, merge_history, merge_latest
 from strandline.tables.layout import MAX_DEPTH, WHOLE, HashRange, KeptFile, file_name, range_of
 from strandline.tables.shape import BAD_SCHEMA, ShapedRows, TableShape
 from strandline.values.evolution import conform_columns
@@ -115,7 +115,7 @@ class TablePart:
         names = self.shape.names
         share = self.share or WHOLE
         changes = in_offset_order(tables, names) if tables else self.shape.changes_schema().empty_table()
-        changes = in_schema(changes, self._changes_in(changes.schema))
+        changes = in_schema(changes, changes_schema(self.schema, changes.schema, names))
         hashes = key_hashes(changes.column(names.key))
         added: list[DataFile] = []
         removed: list[str] = []
@@ -134,13 +134,6 @@ class TablePart:
                 added += self._split("closed", covered, versions.closed)
             removed += [file.path for file in files]
         return added, removed
-
-    def _changes_in(self, found: pa.Schema) -> pa.Schema:
-        """The columns of the changes with those that only the table has, and as wide as the table's."""
-        names = self.shape.names
-        made = {*names.valid, names.deleted, names.offset, names.timestamp}
-        kept = [one for one in self.schema if one.name not in made]
-        return pa.schema([*kept, *[found.field(name) for name in (names.offset, names.timestamp, names.op)]])
 
     def _kept_rows(self, file: KeptFile, covered: HashRange) -> pa.Table:
         rows = in_schema(self.files.read(file.path), self.schema)
@@ -255,6 +248,13 @@ def in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         return rows
     known = rows.select([name for name in rows.column_names if name in schema.names])
     return pa.Table.from_batches([conform_columns(batch, schema) for batch in known.to_batches()], schema)
+
+
+def changes_schema(table: pa.Schema, found: pa.Schema, names: Names) -> pa.Schema:
+    """The columns of changes with those that only the table has, and as wide as the table's."""
+    made = {*names.valid, names.deleted, names.offset, names.timestamp}
+    kept = [one for one in table if one.name not in made]
+    return pa.schema([*kept, *[found.field(name) for name in (names.offset, names.timestamp, names.op)]])
 
 
 def _first_bad(letters: pa.Table) -> str:

@@ -9,22 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.errors import Conflict, Diverged, InvalidInput, NotFound
 from strandline.model.addresses import Address, as_address, is_text, refuse_credentials
 from strandline.model.arguments import Named, anything, checked, shown
 from strandline.model.cursor import Cursor
-from strandline.model.sink import is_applied
+from strandline.model.sink import check_coverage, is_applied
 from strandline.storage.clock import CHANCE
 from strandline.storage.disk import DISK, Disk
-from strandline.tables.apply import apply_records
+from strandline.tables.apply import Work, apply_records
+from strandline.tables.delta.files import added
 from strandline.tables.delta.history import own_commits
 from strandline.tables.delta.letters import LetterBox
-from strandline.tables.delta.table import FollowedDelta, columns_of, data_files
+from strandline.tables.delta.table import FollowedDelta, columns_of, data_files, mode_of
 from strandline.tables.delta.transaction import DeltaTransaction
-from strandline.tables.kinds import Kind
+from strandline.tables.kinds import KINDS, Kind
 from strandline.tables.layout import files_in, shares
-from strandline.tables.part import FILE_ROWS, TablePart
+from strandline.tables.part import FILE_ROWS, TablePart, changes_schema, in_schema
 from strandline.tables.shape import DeadLetters, TableShape, as_key
 from strandline.values.contract import Codec
 
@@ -135,6 +137,82 @@ class DeltaSink:
         letters = None if self._letters is None else LetterBox.opened(self._letters, since.log_id)
         parts = tuple(self._parts(table, max(since.next, 0 if at is None else at.next), letters, tasks))
         return DeltaTransaction(self._table, table, since, upto, at, parts, letters, self._most_bad)
+
+    @property
+    def shape(self) -> TableShape:
+        """What the table keeps of each record."""
+        return self._shape
+
+    def description(self) -> tuple[int, int, int, int, tuple[tuple[str, str], ...]] | None:
+        """Version, rows, files, bytes and columns; None if there is no table."""
+        table = self._table.open()
+        if table is None:
+            return None
+        adds = pa.table(table.get_add_actions(flatten=True))
+        rows, size = (pc.sum(adds.column(name)).as_py() or 0 for name in ("num_records", "size_bytes"))
+        columns = tuple((field.name, str(field.type)) for field in columns_of(table))
+        return table.version(), rows, adds.num_rows, size, columns
+
+    def recorded_mode(self) -> Kind | None:
+        """What the table keeps, as recorded in it; None for a table of another program. ``NotFound`` without one."""
+        mode = mode_of(self._existing())
+        return next((kind for kind in KINDS if kind == mode), None)
+
+    def columns(self) -> pa.Schema:
+        """The table's columns now; ``NotFound`` if there is no table."""
+        return columns_of(self._existing())
+
+    def rows(self) -> pa.Table:
+        """All rows of the newest version, read file by file."""
+        table = self._existing()
+        schema = columns_of(table)
+        parts = [in_schema(self._table.files.read(path), schema) for path in data_files(table)]
+        return pa.concat_tables(parts) if parts else schema.empty_table()
+
+    def in_columns(self, rows: pa.Table) -> pa.Table:
+        """Rows with the table's columns."""
+        return in_schema(rows, self.columns())
+
+    def changes_in_columns(self, changes: pa.Table) -> pa.Table:
+        """Changes with the table's columns, as a merge takes them."""
+        return in_schema(changes, changes_schema(self.columns(), changes.schema, self._shape.names))
+
+    def compacted(self) -> int:
+        """Join small files; see :func:`~strandline.tables.maintenance.optimize`."""
+        table = self._existing()
+        before = len(data_files(table))
+        with self._table.named_errors():
+            table.optimize.compact()
+        return before - len(data_files(self._existing()))
+
+    def vacuumed(self, hours: int) -> int:
+        """Remove unnamed files; see :func:`~strandline.tables.maintenance.vacuum`."""
+        table = self._existing()
+        with self._table.named_errors():
+            gone = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+        return len(gone)
+
+    def rebuild(self, log_id: UUID, upto: Cursor, work: Work, *, tasks: int = 1) -> None:
+        """Replace all rows by those that ``work`` writes from the log's beginning, in one commit with the cursor.
+
+        Readers see the old rows until then. For a table that is damaged, or whose transform or schema was corrected.
+        ``Conflict`` if another commit came in between; ``NotFound`` if there is no table.
+        """
+        table = self._existing()
+        self._table.known.pop(log_id, None)
+        beginning = Cursor(log_id, 0)
+        parts = tuple(replace(part, old=()) for part in self._parts(table, 0, None, tasks))
+        written = work(parts)
+        check_coverage(written, parts, beginning.next, upto.next)
+        now = self._table.now()
+        actions = [added(file, now) for one in written for file in one.added]
+        self._table.commit(table, actions, upto, replaces=True)
+
+    def _existing(self) -> DeltaTable:
+        table = self._table.open()
+        if table is None:
+            raise NotFound(f"There is no table at {self.url}.")
+        return table
 
     def _parts(
         self, table: DeltaTable | None, floor: int, letters: LetterBox | None, tasks: int

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import unquote
 from uuid import UUID
 
@@ -182,7 +182,7 @@ class FollowedDelta:
         adds = [] if not change.widened else [added(file, self.now()) for file in self._rewritten(table, change.schema)]
         known = KnownCommits(_id_of(table), table.version() + 1, at)
         properties = self._properties(at, (known.table_id, known.version))
-        with self._named_errors():
+        with self.named_errors():
             if change.widened or any("." in field.name for field in change.added):
                 adds = adds or [added(file, self.now()) for file in self._rewritten(table, change.schema)]
                 table.create_write_transaction(adds, mode="overwrite", schema=schema, commit_properties=properties)
@@ -221,7 +221,7 @@ class FollowedDelta:
             # Not left to deltalake: others could read it, and a power failure could remove the name of a table that a
             # slot says was stored.
             make_own_folder(folder, disk=self._disk)
-        with self._named_errors():
+        with self.named_errors():
             table: DeltaTable = deltalake_library().DeltaTable.create(
                 self.url,
                 schema=self.shape.schema(),
@@ -253,20 +253,24 @@ class FollowedDelta:
         """First bytes of an object beside the table, by its own storage options; None if there is none of that name."""
         from deltalake.fs import DeltaStorageHandler
 
-        with self._named_errors():
+        with self.named_errors():
             try:
                 with DeltaStorageHandler(self.url, self._options or None).open_input_file(name) as found:
                     return bytes(found.read(FIRST_BYTES))
             except FileNotFoundError:
                 return None
 
-    def commit(self, table: DeltaTable, actions: list[Any], upto: Cursor) -> None:
-        """Commit the actions with the cursor as the next version; ``Conflict`` if another commit was first."""
+    def commit(self, table: DeltaTable, actions: list[Any], upto: Cursor, *, replaces: bool = False) -> None:
+        """Commit the actions with the cursor as the next version; ``Conflict`` if another commit was first.
+
+        ``replaces``: all files that the table has now are removed.
+        """
         # Without retries the commit takes the next version, or none.
         known = KnownCommits(_id_of(table), table.version() + 1, upto)
         properties = self._properties(upto, (known.table_id, known.version))
-        with self._named_errors():
-            table.create_write_transaction(actions, mode="append", schema=table.schema(), commit_properties=properties)
+        mode: Literal["overwrite", "append"] = "overwrite" if replaces else "append"
+        with self.named_errors():
+            table.create_write_transaction(actions, mode=mode, schema=table.schema(), commit_properties=properties)
         self._settle(known)
 
     def restored(self, table: DeltaTable, version: int, cursor: Cursor) -> bool:
@@ -334,7 +338,7 @@ class FollowedDelta:
         return Application(log_id, self._name)
 
     @contextlib.contextmanager
-    def _named_errors(self) -> Iterator[None]:
+    def named_errors(self) -> Iterator[None]:
         """Translate the errors of a commit; ``Conflict``: another commit was first."""
         errors = deltalake_library().exceptions
         try:
@@ -365,6 +369,12 @@ class FollowedDelta:
             raise TransientStorageError(
                 f"The commit file of version {version} of the table {self.url} could not be read: {error}"
             ) from error
+
+
+def mode_of(table: DeltaTable) -> str | None:
+    """What a table keeps, as its follower recorded it; None for a table that follows no log."""
+    mode = table.metadata().configuration.get(_MODE_PROPERTY)
+    return None if mode is None else str(mode)
 
 
 def data_files(table: DeltaTable) -> dict[str, tuple[str, int]]:

@@ -1,0 +1,188 @@
+"""``strandline table``: cursor, size, verification, repair and upkeep of a table that follows a log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import strandline as sl
+from strandline.cli.shared import output as show
+from strandline.cli.shared.common import Json, confirm, guarded
+from strandline.errors import InvalidInput, NotFound
+from strandline.log.contract import Log
+
+table = typer.Typer(help="Look after a table that follows a log.", no_args_is_help=True)
+
+Table = Annotated[str, typer.Argument(metavar="TABLE", help="The address of the table.")]
+LogUrl = Annotated[str, typer.Argument(metavar="LOG", help="The address of the log that it follows.")]
+Schema = Annotated[
+    Path | None,
+    typer.Option("--schema", help="The schema of its JSON values: a file with a JSON Schema or an Avro schema."),
+]
+Key = Annotated[list[str] | None, typer.Option("--key", help="A column that identifies a row; may be repeated.")]
+Name = Annotated[str, typer.Option("--name", help="The sink's name.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def _sink(url: str, schema: Path | None, key: list[str] | None, name: str) -> sl.DeltaSink:
+    value = None
+    if schema is not None:
+        try:
+            value = sl.Json(schema.read_text())
+        except OSError as error:
+            raise NotFound(f"The schema {schema} cannot be read: {error.strerror}.") from error
+    return sl.tables.existing(url, value=value, key=tuple(key or ()), name=name)
+
+
+def _log(url: str) -> Log:
+    return sl.open(url)
+
+
+@table.command()
+@guarded
+def describe(
+    url: Table,
+    log: Annotated[str | None, typer.Argument(metavar="[LOG]", help="Its log: shows the cursor, too.")] = None,
+    *,
+    schema: Schema = None,
+    key: Key = None,
+    name: Name = "default",
+    json: Json = False,
+) -> None:
+    """Show what a table keeps, its size and columns, and how far it has followed its log.
+
+    The cursor is proved by the table's history: a table whose rows others changed is an error that says what to do.
+    """
+    sink = _sink(url, schema, key, name)
+    opened = None if log is None else _log(log)
+    found = sl.tables.describe(sink, opened)
+    behind = None
+    if opened is not None and found.cursor is not None:
+        behind = max(0, opened.end().next - found.cursor.next)
+    fields = {
+        "url": found.url,
+        "kind": found.kind,
+        "version": found.version,
+        "rows": found.rows,
+        "files": found.files,
+        "bytes": found.bytes,
+        "columns": dict(found.columns),
+        "cursor": None if found.cursor is None else str(found.cursor),
+        "records_behind": behind,
+    }
+    lines = [
+        f"{found.url}  {found.kind}, version {found.version:,}",
+        f"{show.counted(found.rows, 'row')} in {show.counted(found.files, 'file')} ({show.size(found.bytes)})",
+        *[f"  {column}: {kind}" for column, kind in found.columns],
+    ]
+    if found.cursor is not None:
+        lines.append(f"applied up to offset {found.cursor.next:,}; {show.counted(behind or 0, 'record')} behind")
+    show.answer(fields, "\n".join(lines), as_json=json)
+
+
+@table.command()
+@guarded
+def verify(
+    url: Table,
+    log: LogUrl,
+    *,
+    schema: Schema = None,
+    key: Key = None,
+    name: Name = "default",
+    json: Json = False,
+) -> None:
+    """Compare each row of a table with what its log says, up to the table's cursor. Changes nothing.
+
+    Reads the whole log and the whole table into memory. Ends with status 1 if there is a difference.
+    """
+    check = sl.tables.verify(_sink(url, schema, key, name), _log(log))
+    fields: dict[str, Any] = {
+        "cursor": str(check.cursor),
+        "rows": check.rows,
+        "missing": check.missing,
+        "extra": check.extra,
+        "first": list(check.first),
+    }
+    text = f"{show.counted(check.rows, 'row')}, up to offset {check.cursor.next:,}: "
+    if check.is_right:
+        text += "each is as the log says."
+    else:
+        text += f"{check.missing:,} missing, {check.extra:,} too many.\n" + "\n".join(f"  {one}" for one in check.first)
+        text += f"\nBuild it again with 'strandline table rebuild {url} {log}'."
+    show.answer(fields, text, as_json=json)
+    if not check.is_right:
+        raise typer.Exit(1)
+
+
+@table.command()
+@guarded
+def rebuild(
+    url: Table,
+    log: LogUrl,
+    *,
+    schema: Schema = None,
+    key: Key = None,
+    name: Name = "default",
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Build all rows of a table again from its log's beginning, and replace them in one commit.
+
+    Readers see the old rows until then. Stop the table's follower first: it would be refused.
+    """
+    sink = _sink(url, schema, key, name)
+    confirm(f"Replace all rows of {sink.url} by those of {log}?", yes=yes)
+    cursor = sl.tables.rebuild(sink, _log(log))
+    found = sl.tables.describe(sink)
+    text = f"{show.counted(found.rows, 'row')} were built again, up to offset {cursor.next:,}."
+    show.answer({"rows": found.rows, "cursor": str(cursor)}, text, as_json=json)
+
+
+@table.command()
+@guarded
+def repair(
+    url: Table,
+    log: LogUrl,
+    *,
+    schema: Schema = None,
+    key: Key = None,
+    name: Name = "default",
+    json: Json = False,
+) -> None:
+    """Restore a table that others changed to its last version that is known to be right."""
+    sink, opened = _sink(url, schema, key, name), _log(log)
+
+    def serves(cursor: sl.Cursor) -> bool:
+        return opened.bounds().first <= cursor.next <= opened.bounds().next
+
+    cursor = sink.repair(opened.log_id, serves)
+    if cursor is None:
+        raise InvalidInput(f"There is no table at {url}.")
+    show.answer({"cursor": str(cursor)}, f"The table is right, at offset {cursor.next:,}.", as_json=json)
+
+
+@table.command()
+@guarded
+def optimize(url: Table, *, name: Name = "default", json: Json = False) -> None:
+    """Join small files of a table of all changes. Its follower may run meanwhile."""
+    fewer = sl.tables.optimize(_sink(url, None, None, name))
+    show.answer({"files_fewer": fewer}, f"The table has {show.counted(fewer, 'file')} fewer.", as_json=json)
+
+
+@table.command()
+@guarded
+def vacuum(
+    url: Table,
+    *,
+    hours: Annotated[int, typer.Option("--hours", help="Keep the files of versions of so many hours.", min=1)] = 168,
+    name: Name = "default",
+    json: Json = False,
+) -> None:
+    """Remove data files that no version of the last days names, such as those of failed jobs.
+
+    The table can then be restored only to versions of that time. Keep files for longer than any job takes.
+    """
+    gone = sl.tables.vacuum(_sink(url, None, None, name), hours)
+    show.answer({"files_removed": gone}, f"{show.counted(gone, 'file')} removed.", as_json=json)

@@ -1,0 +1,113 @@
+"""Looking after a table: described, verified, compacted, vacuumed and rebuilt beside its follower."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+import strandline as sl
+from strandline.errors import Diverged, InvalidInput, NotFound
+from strandline.followers.workers import IN_PROCESS
+from strandline.log.memory import MemoryLog
+from strandline.model.records import record_batch
+from strandline.tables.maintenance import describe, optimize, vacuum, verify
+
+ORDER = pa.schema({"id": pa.int64(), "city": pa.string()})
+
+
+def extend(log: MemoryLog, count: int) -> None:
+    first = log.end().next
+    values = [json.dumps({"id": n, "city": f"c{n % 3}"}).encode() for n in range(first, first + count)]
+    batch = record_batch(
+        timestamps=list(range(first, first + count)),
+        ops=[1 if n % 7 == 6 else 0 for n in range(first, first + count)],
+        keys=[b"k%d" % (n % 5) for n in range(first, first + count)],
+        values=values,
+    )
+    with log.producer() as producer:
+        producer.append_batch(pa.Table.from_batches([batch]))
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    log = MemoryLog()
+    extend(log, 30)
+    return log
+
+
+@pytest.fixture(params=["latest", "append", "history"])
+def sink(request, tmp_path, log) -> sl.DeltaSink:
+    sink = sl.DeltaSink(str(tmp_path / "table"), mode=request.param, value=sl.Json(ORDER))
+    for end in (10, 20, 30):
+        sl.follow(log, sink, until=end)
+    return sink
+
+
+def test_a_table_is_described(sink, log):
+    found = describe(sink, log)
+    assert (found.kind, found.cursor, found.rows) == (sink.mode, log.end(), sink.rows().num_rows)
+    assert ("city", "string") in found.columns
+    assert found.bytes > 0
+    with pytest.raises(NotFound):
+        describe(sl.DeltaSink(sink.url + "-absent"))
+
+
+def test_a_table_that_its_follower_wrote_is_right(sink, log):
+    check = verify(sink, log)
+    assert check.is_right, check.first
+    assert check.cursor == log.end()
+
+
+def test_a_lost_and_a_changed_row_are_found(sink, log):
+    DeltaTable(sink.url).delete("id = 29")
+    sink.adopt(log.log_id)
+    check = verify(sink, log)
+    assert (check.missing, check.extra) == (1, 0)
+    assert "'id': 29" in check.first[0]
+
+
+def test_a_damaged_table_is_rebuilt_in_one_commit_and_followed_on(sink, log):
+    version = DeltaTable(sink.url).version()
+    DeltaTable(sink.url).delete("id > 3")
+    fresh = sl.DeltaSink(sink.url, mode=sink.mode, value=sl.Json(ORDER))
+    with pytest.raises(Diverged):
+        fresh.cursor(log.log_id)
+    spans = log.plan(log.start())
+    fresh.rebuild(log.log_id, log.end(), lambda parts: IN_PROCESS.run(parts, spans, "rebuild"), tasks=2)
+    assert verify(fresh, log).is_right
+    assert DeltaTable(sink.url).version() == version + 2
+    extend(log, 10)
+    sl.follow(log, fresh, until="end")
+    assert verify(fresh, log).is_right
+
+
+def test_files_of_a_failed_job_are_removed_only_when_they_are_old(sink, log):
+    orphan = f"{sink.url}/part-{'0' * 70}.parquet"
+    with open(orphan, "wb") as file:
+        file.write(b"x")
+    vacuum(sink)
+    assert os.path.exists(orphan)
+    os.utime(orphan, (1, 1))
+    assert vacuum(sink) >= 1
+    assert not os.path.exists(orphan)
+    assert verify(sink, log).is_right
+    extend(log, 5)
+    sl.follow(log, sink, until="end")
+    with pytest.raises(InvalidInput):
+        vacuum(sink, 0)
+
+
+def test_small_files_of_all_changes_are_joined(sink, log):
+    if sink.mode != "append":
+        with pytest.raises(InvalidInput, match="kept compact by its follower"):
+            optimize(sink)
+        return
+    assert optimize(sink) == 2
+    assert verify(sink, log).is_right
+    extend(log, 5)
+    sl.follow(log, sink, until="end")
+    assert verify(sink, log).is_right
