@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from strandline.opening import Consumer as Consumer
     from strandline.opening import open_url
     from strandline.tables.delta.sink import DeltaSink as DeltaSink
+    from strandline.tables.iceberg.sink import IcebergSink as IcebergSink
     from strandline.tables.sql.postgres import PostgresSink as PostgresSink
     from strandline.tables.sql.sqlite import SqliteSink as SqliteSink
     from strandline.values.arrow import Arrow as Arrow
@@ -79,6 +80,7 @@ _get, __dir__, __all__ = lazy(
         "Debezium": "strandline.values.envelopes",
         "DeltaSink": "strandline.tables.delta.sink",
         "Exports": "strandline.followers.watch.run",
+        "IcebergSink": "strandline.tables.iceberg.sink",
         "Json": "strandline.values.json",
         "Log": "strandline.log.contract",
         "MemoryStore": "strandline.followers.stores.state",

@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
+from pyiceberg.catalog.memory import InMemoryCatalog
 
 import strandline as sl
 from strandline import compat, kv, node, snapshots, tier
@@ -124,6 +125,7 @@ def instances(place: Place) -> dict[str, Callable[[], Any]]:
         "DeltaSink": lambda: sl.DeltaSink(place.fresh()),
         "Exports": sl.Exports,
         "FlowLimits": node.FlowLimits,
+        "IcebergSink": lambda: sl.IcebergSink(catalog(place), "shop.orders"),
         "Json": lambda: sl.Json(pa.schema({"id": pa.int64()})),
         "Arrow": sl.Arrow,
         "BeforeAfter": lambda: sl.BeforeAfter(sl.Json(pa.schema({"id": pa.int64()}))),
@@ -172,6 +174,10 @@ FURTHER: dict[str, type] = {
     "LogTopicSubscription": LogTopicSubscription,
 }
 """What public calls give, and is called in turn."""
+
+
+def catalog(place: Place) -> InMemoryCatalog:
+    return InMemoryCatalog("door", warehouse=f"file://{place.fresh()}")
 
 
 def segment_id(place: Place) -> tier.SegmentId:

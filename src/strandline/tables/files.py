@@ -17,6 +17,9 @@ _LONGEST_TEXT: Final = 64
 class TableFiles(Protocol):
     """The data files of one table. Picklable: workers on other machines write and read them."""
 
+    def stored(self, rows: pa.Table) -> pa.Table:
+        """The rows as a file holds them: a format may number its columns."""
+
     def put(self, name: str, data: memoryview) -> str:
         """Store a new file durably; returns its path as the table refers to it."""
 
@@ -26,6 +29,7 @@ class TableFiles(Protocol):
 
 def write_file(files: TableFiles, name: str, rows: pa.Table) -> DataFile:
     """Encode rows as Parquet and store them."""
+    rows = files.stored(rows)
     out = pa.BufferOutputStream()
     found: list[Any] = []
     pq.write_table(

@@ -1,0 +1,105 @@
+"""Reads an Iceberg table's snapshots: the sink's own commits, and changes by others since. No I/O.
+
+The cursor is in the summary of the sink's snapshot, so that a rollback takes it back; and with that snapshot's id in a
+property of the table, which a rollback leaves. Together they show that the sink's last commit is still in effect:
+the snapshot of the property is an ancestor of the current one, and no snapshot since changed rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from strandline.errors import Diverged, InvalidInput
+from strandline.model.cursor import Cursor
+
+CURSOR_KEY: Final = "strandline.cursor"
+NAME_KEY: Final = "strandline.name"
+LOG_KEY: Final = "strandline.log-id"
+MODE_KEY: Final = "strandline.mode"
+COMMIT_KEY: Final = "strandline.commit"
+"""Property of the table: the next offset, and the snapshot that brought it there (``next@snapshot``)."""
+
+HARMLESS: Final = frozenset({"replace"})
+"""Operations that keep all rows: compaction."""
+
+REMEDY: Final = (
+    "Drop the table to build it again, or follow with repair=True, which goes back to the last snapshot that is known "
+    "to be right and continues from its cursor; if you know that the table is right as it is, call adopt() on its sink."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableSnapshot:
+    """One snapshot of a table, as seen by a sink."""
+
+    snapshot_id: int
+    operation: str
+    cursor: Cursor | None
+    """The cursor that the sink stored with it; None for a snapshot of another writer."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSnapshot:
+    """The sink's last commit: which table, which snapshot of it, and the cursor there."""
+
+    table_id: UUID
+    snapshot_id: int
+    cursor: Cursor
+
+
+def own_cursor(summary: Mapping[str, str], log_id: UUID, name: str) -> Cursor | None:
+    """The cursor in the summary of one of the sink's own snapshots."""
+    if summary.get(NAME_KEY) != name:
+        return None
+    try:
+        cursor = Cursor.parse(summary.get(CURSOR_KEY, ""))
+    except InvalidInput:
+        return None
+    return cursor if cursor.log_id == log_id else None
+
+
+def last_commit(chain: Iterable[TableSnapshot], committed: str | None, where: str) -> TableSnapshot:
+    """The sink's last snapshot, proved to be still in effect. ``chain``: from the current snapshot to older ones."""
+    for snapshot in chain:
+        if snapshot.cursor is not None:
+            mark = commit_mark(snapshot.cursor, snapshot.snapshot_id)
+            if committed != mark:
+                raise Diverged(
+                    f"The last snapshot that the follower of the table {where} made is {mark}, and it had committed "
+                    f"{committed}: the table was rolled back. {REMEDY}"
+                )
+            return snapshot
+        if snapshot.operation not in HARMLESS:
+            raise Diverged(
+                f"Snapshot {snapshot.snapshot_id} of the table {where} was not committed by its follower and changed "
+                f"rows ({snapshot.operation}), so that they no longer match its cursor. {REMEDY}"
+            )
+    raise Diverged(
+        f"The snapshot {committed} of the table {where} is no ancestor of the current one, or has expired, so that it "
+        f"is unknown whether rows were changed since. {REMEDY}"
+    )
+
+
+def commit_mark(cursor: Cursor, snapshot_id: int) -> str:
+    """The property that names the sink's last commit.
+
+    >>> commit_mark(Cursor(UUID(int=1), 42), 7)
+    '42@7'
+    """
+    return f"{cursor.next}@{snapshot_id}"
+
+
+def check_known(known: KnownSnapshot | None, found: KnownSnapshot, where: str) -> None:
+    """Refuse another table, or an older copy, than the one that a running follower has committed to."""
+    if known is None:
+        return
+    if found.table_id != known.table_id:
+        raise Diverged(f"The table {where} was replaced by another one while it was followed. {REMEDY}")
+    if found.cursor.next < known.cursor.next:
+        raise Diverged(
+            f"The last commit in the table {where} is at offset {found.cursor.next}, and its follower had committed "
+            f"{known.cursor.next}: an older state was put in its place. Start the follower again to continue from it."
+        )

@@ -1,0 +1,189 @@
+"""The Iceberg table sink: follows a log exactly once, through ``pyiceberg``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.errors import Conflict, Diverged, InvalidInput, NotFound
+from strandline.model.arguments import Named, anything, checked, shown
+from strandline.model.cursor import Cursor
+from strandline.model.sink import is_applied
+from strandline.storage.clock import CHANCE
+from strandline.storage.disk import DISK, Disk
+from strandline.tables.apply import apply_records
+from strandline.tables.iceberg.columns import iceberg_library
+from strandline.tables.iceberg.history import COMMIT_KEY, LOG_KEY
+from strandline.tables.iceberg.table import Begun, FollowedIceberg
+from strandline.tables.iceberg.transaction import IcebergLetters, IcebergTransaction
+from strandline.tables.kinds import Kind
+from strandline.tables.layout import files_in, shares
+from strandline.tables.part import TablePart
+from strandline.tables.shape import DeadLetters, TableShape, as_key
+from strandline.values.contract import Codec
+
+
+@checked
+class IcebergSink:
+    """An Iceberg table that follows a log: data and cursor are one snapshot, keyed by offset.
+
+    ``mode``, ``value``, ``key``, ``transform``, ``soft_deletes`` and ``max_bad_share`` are those of
+    :class:`~strandline.tables.delta.sink.DeltaSink`. ``dead_letters`` names a second table for records that cannot
+    become rows.
+
+    The cursor is in the summary of each snapshot, and with the snapshot's id in a property of the table. Two followers
+    of one table cannot both commit: the catalog refuses the second, which gets ``Fenced``. A table that was rolled
+    back, overwritten, changed by other writers, dropped or re-created is ``Diverged``; compactions (snapshots that
+    replace files and keep all rows) and changed properties are allowed.
+    """
+
+    def __init__(
+        self,
+        catalog: Annotated[Any, anything("a catalog of pyiceberg, or its name")],
+        table: Named,
+        *,
+        mode: Kind = "latest",
+        value: Codec | None = None,
+        key: str | Sequence[str] = (),
+        transform: Callable[[pa.Table], pa.Table] | None = None,
+        soft_deletes: bool = False,
+        dead_letters: str | None = None,
+        max_bad_share: Annotated[Any, anything("a share between 0 and 1")] = 1.0,
+        name: Named = "default",
+        disk: Disk = DISK,
+    ) -> None:
+        """The table ``namespace.table`` in ``catalog``, created by the first apply.
+
+        ``catalog`` is a catalog of pyiceberg, or a name that is configured for ``pyiceberg.catalog.load_catalog``.
+        """
+        for identifier in (table, dead_letters):
+            if identifier is not None and not all(identifier.split(".")[-2:]):
+                raise InvalidInput(f"{shown(identifier)} names no Iceberg table: write namespace.table.")
+            if identifier is not None and "." not in identifier:
+                raise InvalidInput(f"{shown(identifier)} has no namespace: write namespace.table.")
+        self.table = table
+        """The identifier of the table."""
+        self.mode: Kind = mode
+        """The kind of the table."""
+        self._name = name
+        self._shape = TableShape(mode, value, as_key(key), transform, soft_deletes)
+        found = _catalog(catalog)
+        self._followed = FollowedIceberg(found, table, self._shape, name, disk)
+        self._letters: FollowedIceberg | None = None
+        if dead_letters is not None:
+            self._letters = FollowedIceberg(found, dead_letters, DeadLetters(), f"{name}/dead-letters", disk)
+        self._most_bad = _share(max_bad_share)
+
+    def __repr__(self) -> str:
+        return f"IcebergSink({self.table!r}, mode={self.mode!r}, name={self._name!r})"
+
+    def cursor(self, log_id: UUID) -> Cursor | None:
+        """How far the table has applied that log, proved by its snapshots; None if there is no table yet.
+
+        ``Diverged`` if it follows another log, if other writers changed its rows, if it was rolled back, or if it is
+        not the table that this object has committed to; also if that was dropped.
+        """
+        table = self._followed.open()
+        if table is not None:
+            return self._followed.last_commit(table, log_id).cursor
+        self._followed.refuse_removed(log_id)
+        return None
+
+    def resume(self, log_id: UUID) -> Cursor | None:
+        """The same for a starting follower, which has only the table's own snapshots."""
+        self._followed.known.pop(log_id, None)
+        if self._letters is not None:
+            self._letters.known.pop(log_id, None)
+        return self.cursor(log_id)
+
+    def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
+        """Commit the range with its cursor, exactly once; see :class:`~strandline.model.sink.Sink`."""
+        apply_records(self, records, since=since, upto=upto)
+
+    def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> IcebergTransaction | None:
+        """Prove the table and plan the parts of a range; see :class:`~strandline.model.sink.TableSink`."""
+        begun = self._followed.begin(since.log_id)
+        if is_applied(since=since, upto=upto, at=begun.at):
+            return None
+        letters = None if self._letters is None else IcebergLetters(self._letters, self._letters.begin(since.log_id))
+        floor = max(since.next, 0 if begun.at is None else begun.at.next)
+        parts = tuple(self._parts(begun, floor, letters, tasks))
+        return IcebergTransaction(self._followed, begun, since, upto, parts, letters, self._most_bad)
+
+    def _parts(self, begun: Begun, floor: int, letters: IcebergLetters | None, tasks: int) -> Iterator[TablePart]:
+        part = TablePart(
+            self._shape,
+            begun.columns,
+            begun.files,
+            str(CHANCE.uuid()),
+            floor,
+            dead=None if letters is None else letters.begun.files,
+            dead_floor=0 if letters is None else letters.floor,
+        )
+        if not self._shape.is_keyed:
+            yield from [part] * max(1, tasks)
+            return
+        sizes = [(path, file.file_size_in_bytes) for path, file in self._followed.data_files(begun).items()]
+        for share in shares(tasks):
+            yield replace(part, share=share, old=tuple(files_in(share, sizes)))
+
+    def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
+        """Go back to the last snapshot that is known to be right; returns the cursor there.
+
+        That is the newest snapshot of this sink, of the current one and its ancestors, whose cursor the log still
+        ``serves``. A table that needs no repair is not changed. ``Diverged`` if there is none; None without a table.
+        """
+        table = self._followed.open()
+        if table is None:
+            return self.resume(log_id)
+        try:
+            return self.resume(log_id)
+        except Diverged as error:
+            damage = error
+        for snapshot in self._followed.own_snapshots(table, log_id):
+            if snapshot.cursor is not None and serves(snapshot.cursor):
+                self._followed.reset(table, snapshot.snapshot_id, snapshot.cursor)
+                return self.resume(log_id)
+        raise Diverged(
+            f"The table {self.table} cannot be repaired: no snapshot of it is left that is known to be right and that "
+            f"the log can continue from. Drop it to build it again. ({damage})"
+        ) from damage
+
+    def adopt(self, log_id: UUID) -> Cursor:
+        """Accept the table as it is now as the state of its cursor: the caller knows that it is right.
+
+        ``NotFound`` if there is no such table, ``Conflict`` if another writer changes it at the same time.
+        """
+        table = self._followed.open()
+        mark = None if table is None else table.metadata.properties.get(COMMIT_KEY)
+        if table is None or mark is None or table.metadata.properties.get(LOG_KEY) != str(log_id):
+            raise NotFound(f"There is no table {self.table} with a cursor in log {log_id} to adopt.")
+        offset = mark.partition("@")[0]
+        if not offset.isdecimal():
+            raise Conflict(f"The property {COMMIT_KEY} of the table {self.table} is {shown(mark)}, and no cursor.")
+        self._followed.known.pop(log_id, None)
+        cursor = Cursor(log_id, int(offset))
+        self._followed.commit(self._followed.on(table), (), (), cursor)
+        return cursor
+
+
+def _catalog(given: Any) -> Any:
+    library = iceberg_library()
+    if isinstance(given, library.catalog.Catalog):
+        return given
+    if isinstance(given, str) and given:
+        try:
+            return library.catalog.load_catalog(given)
+        except Exception as error:
+            raise InvalidInput(f"The catalog {shown(given)} cannot be loaded: {error}.") from error
+    raise InvalidInput(f"A catalog is one of pyiceberg, or its name, not {shown(given)}.")
+
+
+def _share(value: Any) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+        return float(value)
+    raise InvalidInput(f"max_bad_share is between 0 and 1, not {shown(value)}.")

@@ -1,0 +1,82 @@
+"""One range on its way into an Iceberg table: its parts, and the snapshot that makes them visible with the cursor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strandline.errors import BadRecord, Conflict
+from strandline.model.cursor import Cursor
+from strandline.model.sink import Written, check_coverage
+from strandline.tables.iceberg.table import Begun, FollowedIceberg
+from strandline.tables.part import TablePart
+
+
+@dataclass(slots=True)
+class IcebergLetters:
+    """The dead-letter table as it was when a range was begun.
+
+    Its commit comes first, keyed by offset like everything else: after a crash in between, the range is applied again,
+    and letters below the letters' own cursor are dropped.
+    """
+
+    followed: FollowedIceberg
+    begun: Begun
+
+    @property
+    def floor(self) -> int:
+        """Letters below are stored already."""
+        return 0 if self.begun.at is None else self.begun.at.next
+
+    def commit(self, written: Sequence[Written], upto: Cursor) -> None:
+        """Store the letters of a range. ``Fenced`` if another follower did at the same time."""
+        files = [file for one in written for file in one.bad]
+        if not files or upto.next <= self.floor:
+            return
+        try:
+            self.followed.commit(self.begun, files, (), upto)
+        except Conflict:
+            self.followed.refuse_another_follower(upto.log_id, self.begun.at)
+            raise
+
+
+@dataclass(slots=True)
+class IcebergTransaction:
+    """See :class:`~strandline.model.sink.TableTransaction`. It commits on the state on which the table was proved.
+
+    A new table is created by the commit, so that a refused range leaves none behind.
+    """
+
+    followed: FollowedIceberg
+    begun: Begun
+    since: Cursor
+    upto: Cursor
+    parts: tuple[TablePart, ...]
+    letters: IcebergLetters | None = None
+    most_bad: float = 1.0
+
+    def commit(self, written: Sequence[Written]) -> None:
+        """Commit what the workers wrote with the cursor, in one snapshot of the table."""
+        check_coverage(written, self.parts, self.since.next, self.upto.next)
+        self._check_share(written)
+        added = [file for one in written for file in one.added]
+        removed = list(dict.fromkeys(path for one in written for path in one.removed))
+        try:
+            if self.letters is not None:
+                self.letters.commit(written, self.upto)
+            self.followed.commit(self.begun, added, removed, self.upto)
+        except Conflict:
+            self.followed.refuse_another_follower(self.since.log_id, self.begun.at)
+            raise
+
+    def _check_share(self, written: Sequence[Written]) -> None:
+        bad, records = sum(one.bad_records for one in written), self.upto.next - self.since.next
+        if bad > self.most_bad * records:
+            example = next(one.first_bad for one in written if one.first_bad)
+            raise BadRecord(
+                f"{bad:,} of {records:,} records cannot become rows, which is more than the share of {self.most_bad:g} "
+                f"that max_bad_share allows (first: {example}). Nothing was applied: correct the schema, or allow more."
+            )
+
+    def abandon(self, error: BaseException) -> None:
+        """Leave what workers wrote: no snapshot lists it, and removing orphan files removes it."""
