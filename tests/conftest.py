@@ -19,7 +19,10 @@ from tests.servers import BUCKET, AzureServer, KafkaServer, NatsServer, NoServer
 
 # The suites are not test files by name; their failures should tell as much as those of tests. Here, before anything
 # imports one of them.
-SUITES = ("cells", "forgetting", "histories", "key_values", "logs", "queues", "sinks", "slots", "stores", "topics")
+SUITES = (
+    *("cells", "forgetting", "histories", "key_values", "logs", "queues", "sinks", "slots", "stores", "tables"),
+    "topics",
+)
 pytest.register_assert_rewrite(*(f"strandline.testing.{suite}" for suite in SUITES))
 
 # A shell that starts something in the background lets it ignore Ctrl-C, and so all that it starts in turn: the programs

@@ -14,8 +14,11 @@ from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA, Op
 from strandline.storage.disk import LocalDisk
 from strandline.tables.delta.sink import DeltaSink
+from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.kinds import RAW, in_offset_order, newest_per_key
-from strandline.testing.sinks import DELETE, LOG, SinkContract, changes
+from strandline.tables.part import TablePart
+from strandline.testing.sinks import DELETE, LOG, changes
+from strandline.testing.tables import TableContract
 
 
 def table_of(sink):
@@ -29,7 +32,25 @@ def sleep_after_looking(sink, monkeypatch):
     monkeypatch.setattr(sink._table, "open", lambda: looks.pop() if looks else look())
 
 
-class TestLatest(SinkContract):
+class _Contract(TableContract):
+    steps = (
+        (FollowedDelta, "create"),
+        (FollowedDelta, "open"),
+        (FollowedDelta, "last_commit"),
+        (TablePart, "write"),
+        (FollowedDelta, "commit"),
+        (FollowedDelta, "_settle"),
+        (FollowedDelta, "_make_durable"),
+    )
+
+    def again(self, sink):
+        return DeltaSink(sink.url, mode=sink.mode)
+
+    def offsets(self, sink):
+        return table_of(sink)["offset"].to_pylist()
+
+
+class TestLatest(_Contract):
     @pytest.fixture
     def sink(self, tmp_path):
         return DeltaSink(str(tmp_path / "table"))
@@ -176,7 +197,9 @@ class TestLatest(SinkContract):
             DeltaSink(sink.url, name="other").cursor(LOG)
 
 
-class TestAppend(SinkContract):
+class TestAppend(_Contract):
+    keeps_all = True
+
     @pytest.fixture
     def sink(self, tmp_path):
         return DeltaSink(str(tmp_path / "table"), mode="append")

@@ -33,7 +33,8 @@ from strandline.model.records import READ_SCHEMA, Op, record_batch, with_offsets
 from strandline.tables.sql import postgres as postgres_tables
 from strandline.tables.sql.sink import SqlSink
 from strandline.tables.sql.sqlite import SqliteSession
-from strandline.testing.sinks import DELETE, LOG, SinkContract, changes
+from strandline.testing.sinks import DELETE, LOG, changes
+from strandline.testing.tables import TableContract
 from tests.forking import in_a_child
 from tests.postgres import PostgresServer
 from tests.servers import NoServer
@@ -129,14 +130,27 @@ def latest_of(database, table="orders"):
     return {bytes(key): None if value is None else bytes(value) for key, value in rows}
 
 
-class _Contract(SinkContract):
+class _Contract(TableContract):
     mode = "latest"
+    names = ("create", "stage", "lock", "look", "merge", "store")
+    locked = frozenset({"create", "merge", "store"})
 
     @pytest.fixture
-    def sink(self, database):
+    def sink(self, database, monkeypatch):
+        session = SqliteSession if isinstance(database, Sqlite) else postgres_tables.PostgresSession
+        monkeypatch.setattr(type(self), "steps", [(session, name) for name in self.names])
+        return self.opened(database)
+
+    def opened(self, database):
         sink = database.sink(mode=self.mode)
         sink.database = database
         return sink
+
+    def again(self, sink):
+        return self.opened(sink.database)
+
+    def offsets(self, sink):
+        return [offset for (offset,) in sink.database.query('SELECT "offset" FROM orders')]
 
     def content(self, sink):
         if self.mode == "latest":
@@ -162,6 +176,7 @@ class TestLatest(_Contract):
 @pytest.mark.matrix
 class TestAppend(_Contract):
     mode = "append"
+    keeps_all = True
 
 
 def apply(sink, first, *rows):
