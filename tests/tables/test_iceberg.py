@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import sqlite3
 from contextlib import closing
@@ -18,9 +17,12 @@ from pyiceberg.catalog.sql import SqlCatalog
 import strandline as sl
 from strandline.errors import BadRecord, Diverged, Fenced, InvalidInput, NotFound, NullKey, SchemaRefused
 from strandline.followers.run import Batching
+from strandline.log.memory import MemoryLog
 from strandline.model.cursor import Cursor
+from strandline.model.head import WriterId
 from strandline.model.records import Op
 from strandline.model.sink import TableSink, Written
+from strandline.storage.clock import CHANCE
 from strandline.storage.disk import LocalDisk
 from strandline.tables.apply import apply_with
 from strandline.tables.iceberg.table import FollowedIceberg
@@ -329,10 +331,16 @@ def dropped(catalog):
     catalog.drop_table("shop.orders")
 
 
+def mostly_in_the_matrix(name, kinds, default):
+    """The default suite takes some of them."""
+    cases = [pytest.param(kind, marks=[] if kind in default else [pytest.mark.matrix]) for kind in kinds]
+    return pytest.mark.parametrize(name, cases, ids=[kind.__name__ for kind in kinds])
+
+
 CHANGES = [rolled_back, rows_added, overwritten, rows_deleted, created_again, column_added, partitioned]
 
 
-@pytest.mark.parametrize("change", [*CHANGES, dropped], ids=lambda change: change.__name__)
+@mostly_in_the_matrix("change", [*CHANGES, dropped], [rolled_back, rows_added, created_again, column_added, dropped])
 def test_a_running_follower_stops_at_a_table_that_others_changed(catalog, change):
     sink = sl.IcebergSink(catalog, "shop.orders")
     apply(sink, 0, (b"a", b"1"))
@@ -363,7 +371,7 @@ def expired(catalog):
     table.maintenance.expire_snapshots().by_ids(old).commit()
 
 
-@pytest.mark.parametrize("job", [compacted, properties_changed, expired], ids=lambda job: job.__name__)
+@mostly_in_the_matrix("job", [compacted, properties_changed, expired], [compacted])
 def test_maintenance_does_not_stop_a_follower(catalog, job):
     sink = sl.IcebergSink(catalog, "shop.orders")
     apply(sink, 0, (b"a", b"1"))
@@ -390,14 +398,14 @@ def test_an_expired_snapshot_of_ours_behind_a_compaction_is_unknown_and_can_be_a
 
 @pytest.fixture
 def log():
-    log = sl.open(f"memory://{os.urandom(8).hex()}", create=True)
-    with log.producer() as producer:
-        for number in range(6):
-            producer.append(key=b"%d" % (number % 3), value=b"%d" % number).result(10)
+    log = MemoryLog()
+    for first in (0, 2, 4):
+        rows = [(b"%d" % (number % 3), b"%d" % number) for number in (first, first + 1)]
+        log.append(changes(0, *rows).drop_columns("offset"), writer=WriterId(CHANCE.uuid()), number=0).result()
     return log
 
 
-@pytest.mark.parametrize("change", [rolled_back, rows_deleted, rows_added], ids=lambda change: change.__name__)
+@mostly_in_the_matrix("change", [rolled_back, rows_deleted, rows_added], [rows_deleted])
 def test_repair_goes_back_to_the_last_snapshot_that_is_right_and_follows_on(catalog, log, change):
     for end in (2, 4):
         sl.follow(log, sl.IcebergSink(catalog, "shop.orders"), "s", until=end, batching=Batching(records=2))
@@ -470,6 +478,7 @@ def test_a_commit_is_on_disk_before_apply_returns(catalog, tmp_path):
     assert {str(root), str(root / "metadata"), str(root.parent)} <= synced
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("step", ["begin", "data_files", "commit", "_make_durable"])
 def test_a_crash_at_any_step_leaves_the_table_at_its_cursor_or_behind_the_range(catalog, monkeypatch, step):
     apply(sl.IcebergSink(catalog, "shop.orders"), 0, (b"a", b"1"))

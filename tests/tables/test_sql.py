@@ -28,8 +28,11 @@ from strandline.errors import (
     UsedAcrossFork,
     WrongKind,
 )
+from strandline.log.memory import MemoryLog
 from strandline.model.cursor import Cursor
+from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, Op, record_batch, with_offsets
+from strandline.storage.clock import CHANCE
 from strandline.tables.sql import postgres as postgres_tables
 from strandline.tables.sql.sink import SqlSink
 from strandline.tables.sql.sqlite import SqliteSession
@@ -496,10 +499,9 @@ def test_a_starting_follower_stops_at_a_table_that_others_changed(database, chan
 
 
 def test_a_table_that_was_dropped_between_runs_is_built_again_from_the_beginning(database):
-    log = sl.open(f"memory://{os.urandom(8).hex()}", create=True)
-    with log.producer() as producer:
-        for number in range(5):
-            producer.append(key=b"%d" % (number % 2), value=b"%d" % number)
+    log = MemoryLog()
+    rows = changes(0, *[(b"%d" % (number % 2), b"%d" % number) for number in range(5)])
+    log.append(rows.drop_columns("offset"), writer=WriterId(CHANCE.uuid()), number=0).result()
     sink = database.sink(dead_letters=True)
     sl.follow(log, sink, "s", until="end")
     dropped(database)
@@ -665,7 +667,9 @@ STEPS = ["stage", "lock", "look", "merge", "put_dead_letters", "store"]
 FOLLOWER = """
 import os, signal, sys
 import strandline as sl
+from strandline.log.memory import MemoryLog
 from strandline.model.cursor import Cursor
+from strandline.model.head import WriterId
 from strandline.testing.sinks import LOG, changes
 from strandline.tables.sql.postgres import PostgresSession
 from strandline.tables.sql.sqlite import SqliteSession

@@ -64,7 +64,7 @@ class TableContract(SinkContract):
         assert offsets == (list(range(at)) if self.keeps_all else sorted(set(offsets)))
         return at
 
-    @pytest.mark.parametrize("cuts", [(60,), (1, 2, 30, 60), (13, 26, 39, 52, 60)], ids=len)
+    @pytest.mark.parametrize("cuts", [(60,), (1, 2, 30, 60)], ids=len)
     def test_other_cuts_give_the_same_table(self, sink: Sink, cuts: Sequence[int]) -> None:
         for first, end in zip((0, *cuts[:-1]), cuts, strict=True):
             self.deliver(sink, first, end)
