@@ -143,6 +143,13 @@ def test_a_name_of_another_writer_covers_everything(name):
     assert range_of(name) == WHOLE
 
 
+def test_a_cluster_of_many_cores_does_not_fetch_a_range_once_for_each(tmp_path):
+    transaction, _ = begun(tmp_path, "latest", 200)
+    assert len(transaction.parts) == 8
+    appended, _ = begun(tmp_path / "other", "append", 200)
+    assert len(appended.parts) == 200
+
+
 def test_the_range_of_a_file_is_in_its_name():
     assert range_of("folder/" + file_name("closed", HashRange(4, 9), "0" * 70)) == HashRange(4, 9)
 

@@ -95,8 +95,6 @@ class Written:
     bad_records: int = 0
     first_bad: str = ""
     """Offset and reason of one of them."""
-    schema: bytes = b""
-    """The columns of the added rows as an Arrow schema message, if they may differ from the table's."""
 
 
 class Part(Protocol):

@@ -32,8 +32,6 @@ Place: TypeAlias = Literal["auto", "driver", "executors"]
 JOB_BYTES: Final = 16 << 20
 """Stored bytes from which a range is worth a Spark job, which costs about 0.1 seconds; smaller ones take less than that
 in the driver."""
-MOST_BY_KEYS: Final = 8
-"""Most tasks that each fetch all records and keep their own keys; more of them would fetch more than they merge."""
 
 
 class SparkWorkers:

@@ -22,6 +22,9 @@ _NAME: Final = re.compile(
     r"(?:^|/)(?P<role>keys|closed)-(?P<depth>\d\d)-(?P<prefix>[0-9a-f]{8})-[0-9a-f-]{68,}\.parquet$"
 )
 _APPENDED: Final = re.compile(r"part-[0-9a-f-]{68,}\.parquet")
+MOST_SHARES: Final = 8
+"""Most workers of a keyed table: each fetches all records and keeps its own keys, so that more of them would fetch more
+than they merge."""
 MAX_DEPTH: Final = 16
 """Files are split no further: 65,536 ranges."""
 

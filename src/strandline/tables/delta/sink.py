@@ -25,7 +25,7 @@ from strandline.tables.delta.letters import LetterBox
 from strandline.tables.delta.table import FollowedDelta, columns_of, data_files, mode_of
 from strandline.tables.delta.transaction import DeltaTransaction
 from strandline.tables.kinds import KINDS, Kind
-from strandline.tables.layout import files_in, shares
+from strandline.tables.layout import MOST_SHARES, files_in, shares
 from strandline.tables.part import FILE_ROWS, TablePart, changes_schema, in_schema
 from strandline.tables.shape import DeadLetters, TableShape, as_key
 from strandline.values.contract import Codec
@@ -231,7 +231,7 @@ class DeltaSink:
             yield from [part] * max(1, tasks)
             return
         sizes = [] if table is None else [(path, size) for path, (_, size) in data_files(table).items()]
-        for share in shares(tasks):
+        for share in shares(min(tasks, MOST_SHARES)):
             yield replace(part, share=share, old=tuple(files_in(share, sizes)))
 
     def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
