@@ -7,14 +7,15 @@ import os
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 import strandline as sl
 from strandline.errors import Diverged, InvalidInput, NotFound
 from strandline.followers.workers import IN_PROCESS
 from strandline.log.memory import MemoryLog
+from strandline.log.planning import divided
 from strandline.model.records import record_batch
-from strandline.tables.maintenance import describe, optimize, vacuum, verify
+from strandline.tables.maintenance import describe, optimize, rebuild, vacuum, verify
 
 ORDER = pa.schema({"id": pa.int64(), "city": pa.string()})
 
@@ -111,3 +112,39 @@ def test_small_files_of_all_changes_are_joined(sink, log):
     extend(log, 5)
     sl.follow(log, sink, until="end")
     assert verify(sink, log).is_right
+
+
+def test_a_rebuild_takes_new_fields_and_dead_letters_along(tmp_path, log):
+    place = str(tmp_path / "table")
+    sl.follow(log, sl.DeltaSink(place, mode="append", value=sl.Json(pa.schema({"id": pa.int64()}))), until="end")
+    wider = sl.DeltaSink(place, mode="append", value=sl.Json(ORDER), dead_letters=str(tmp_path / "letters"))
+    rebuild(wider, log)
+    assert verify(wider, log).is_right
+    assert wider.rows()["city"].null_count == 0
+
+
+def test_a_rebuild_refuses_a_table_of_another_log_of_none_and_of_another_kind(tmp_path, log):
+    place = str(tmp_path / "table")
+    sl.follow(log, sl.DeltaSink(place, mode="append"), until="end")
+    other = MemoryLog()
+    extend(other, 5)
+    with pytest.raises(Diverged):
+        rebuild(sl.DeltaSink(place, mode="append"), other)
+    with pytest.raises(InvalidInput, match="mode='append'"):
+        rebuild(sl.DeltaSink(place, mode="latest"), log)
+    write_deltalake(str(tmp_path / "foreign"), pa.table({"x": [1]}))
+    with pytest.raises(Diverged):
+        rebuild(sl.DeltaSink(str(tmp_path / "foreign"), mode="append"), log)
+    assert DeltaTable(str(tmp_path / "foreign")).to_pyarrow_table().num_rows == 1
+
+
+def test_a_large_range_is_divided_into_exactly_as_many_groups_as_there_are_parts():
+    class Span:
+        def __init__(self, size: int) -> None:
+            self.size = size
+
+    for count in range(1, 9):
+        spans = [Span(200 << 20), Span(1), Span(300 << 20), Span(0)]
+        groups = divided(spans, count)
+        assert len(groups) == count
+        assert [span for group in groups for span in group] == spans

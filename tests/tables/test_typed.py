@@ -196,7 +196,8 @@ def test_a_crash_between_the_letters_and_the_table_doubles_no_letter(place, tmp_
     dying = sink()
     begun = dying.begin(since=Cursor(LOG, 1), upto=Cursor(LOG, 3), tasks=1)
     written = [part.write(changes(1, (b"2", b"bad"), (b"3", order(3))).to_batches()) for part in begun.parts]
-    begun.letters.commit([file for one in written for file in one.bad], begun.since, begun.upto)
+    letters_of_it = [file for one in written for file in one.bad]
+    begun.letters.commit(letters_of_it, str(DeltaTable(place).metadata().id), begun.since, begun.upto)
     assert letters(tmp_path) == [(1, b"bad", True)]
     apply(sink(), 1, (b"2", b"bad"), (b"3", order(3)), (b"4", b"bad, too"))
     assert letters(tmp_path) == [(1, b"bad", True), (3, b"bad, too", True)]
@@ -254,3 +255,137 @@ def test_a_transform_that_drops_what_a_keyed_table_needs_is_refused(place):
 def test_a_field_that_is_named_like_a_column_of_the_table_is_refused(place):
     with pytest.raises(InvalidInput, match="'_offset' begins with an underscore"):
         apply(DeltaSink(place, value=sl.Json(pa.schema({"_offset": pa.int64()}))), 0, (b"1", b"{}"))
+
+
+# --- crossings -------------------------------------------------------------------------------------------------------
+
+
+def rekeyed(rows: pa.Table) -> pa.Table:
+    at = rows.schema.get_field_index("_key")
+    return rows.set_column(at, "_key", rows["city"].cast(pa.binary()))
+
+
+@pytest.mark.parametrize("mode", ["latest", "history"])
+@pytest.mark.parametrize("tasks", [1, 2, 4])
+def test_keys_that_a_transform_sets_reach_their_worker(place, mode, tasks):
+    sink = DeltaSink(place, mode=mode, value=sl.Json(ORDER), transform=rekeyed)
+    records = changes(0, *[(b"%d" % n, order(n, city=f"c{n % 7}")) for n in range(40)])
+    begun = sink.begin(since=Cursor(LOG, 0), upto=Cursor(LOG, 40), tasks=tasks)
+    begun.commit([part.write(records.to_batches()) for part in begun.parts])
+    rows = [row for row in rows_of(place) if row.get("_valid_to_offset") is None]
+    assert sorted(row["city"] for row in rows) == [f"c{n}" for n in range(7)]
+    assert len(rows_of(place)) == (7 if mode == "latest" else 40)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (pa.uint32(), "4294967295", 4294967295),
+        (pa.uint64(), "18446744073709551615", 18446744073709551615),
+        (pa.timestamp("ms", "UTC"), '"2026-01-01T00:00:00.123Z"', None),
+        (pa.timestamp("ns", "UTC"), '"2026-01-01T00:00:00.123456789Z"', None),
+    ],
+)
+def test_types_that_delta_does_not_have_become_wider_ones_from_the_first_commit_on(place, kind, text, value):
+    for first in range(2):
+        sink = DeltaSink(place, value=sl.Json(pa.schema({"x": kind})))
+        apply(sink, first, (b"%d" % first, b'{"x": %s}' % text.encode()))
+    found = [row["x"] for row in rows_of(place)]
+    assert len(found) == 2
+    assert found[0] == found[1]
+    assert value is None or found[0] == value
+
+
+def test_a_type_that_no_table_stores_is_refused_in_one_sentence(place):
+    with pytest.raises(SchemaRefused, match="'x' has the type time64"):
+        apply(DeltaSink(place, value=sl.Json(pa.schema({"x": pa.time64("us")}))), 0, (b"1", b"{}"))
+
+
+@pytest.mark.parametrize("other", [{"key": "id"}, {"soft_deletes": True}])
+def test_a_table_is_not_continued_with_another_key_or_other_deletes(place, other):
+    apply(DeltaSink(place, value=sl.Json(ORDER)), 0, (b"1", order(1)))
+    with pytest.raises(InvalidInput, match="was made with"):
+        DeltaSink(place, value=sl.Json(ORDER), **other).cursor(LOG)
+
+
+def test_two_tables_share_a_dead_letter_table_and_each_has_all_of_its_letters(tmp_path):
+    for name in ("one", "two"):
+        sink = DeltaSink(
+            str(tmp_path / name), mode="append", value=sl.Json(ORDER), dead_letters=str(tmp_path / "letters")
+        )
+        apply(sink, 0, (b"1", b"bad"), (b"2", order(2)), (b"3", b"bad"))
+    assert sorted(offset for offset, *_ in letters(tmp_path)) == [0, 0, 2, 2]
+
+
+def test_a_table_that_is_built_again_has_its_letters_again(place, tmp_path):
+    import shutil
+
+    def sink():
+        return DeltaSink(place, mode="append", value=sl.Json(ORDER), dead_letters=str(tmp_path / "letters"))
+
+    apply(sink(), 0, (b"1", b"bad"))
+    shutil.rmtree(place)
+    apply(sink(), 0, (b"1", b"bad"), (b"2", b"bad"))
+    assert sorted(offset for offset, *_ in letters(tmp_path)) == [0, 0, 1]
+
+
+def test_letters_may_be_deleted_by_anybody(place, tmp_path):
+    sink = DeltaSink(place, mode="append", value=sl.Json(ORDER), dead_letters=str(tmp_path / "letters"))
+    apply(sink, 0, (b"1", b"bad"))
+    DeltaTable(str(tmp_path / "letters")).delete()
+    apply(sink, 1, (b"2", b"bad"))
+    assert letters(tmp_path) == [(1, b"bad", True)]
+
+
+@pytest.mark.parametrize("within", ["", "/letters"])
+def test_dead_letters_within_the_table_are_refused(place, within):
+    with pytest.raises(InvalidInput, match="name another place"):
+        DeltaSink(place, dead_letters=place + within)
+
+
+def test_times_that_statistics_cannot_have_stop_nobody(place):
+    schema = pa.schema({"at": pa.timestamp("us", "UTC")})
+    sink = DeltaSink(place, mode="append", value=sl.Json(schema))
+    apply(sink, 0, (b"1", b'{"at": "0001-01-01T00:00:00Z"}'), (b"2", b'{"at": "9999-12-31T23:59:59.999999Z"}'))
+    old = pa.scalar("0999-01-01T00:00:00", pa.string()).cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC"))
+    table = DeltaTable(place).to_pyarrow_table(filters=pc.field("at") < old)
+    assert table.num_rows == 1
+
+
+def test_a_record_beyond_the_year_9999_is_applied(place):
+    record = changes(0, (b"1", b"x"))
+    late = pa.array([1 << 60], pa.int64()).cast(record.schema.field("timestamp").type)
+    record = record.set_column(1, record.schema.field("timestamp"), late)
+    sink = DeltaSink(place, mode="append")
+    sink.apply(record, since=Cursor(LOG, 0), upto=Cursor(LOG, 1))
+    assert sink.cursor(LOG) == Cursor(LOG, 1)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"a": pa.int64(), "b": pa.float64()}, b'{"a": 1, "b": 1.5}'),
+        ({"a": pa.int64(), "b": pa.string()}, b'{"a": 1, "b": "%s"}' % (b"x" * 300)),
+        ({"a": pa.int64(), "b": pa.decimal128(10, 2)}, b'{"a": 1, "b": "1.50"}'),
+        ({"a": pa.int64(), "b": pa.struct({"c": pa.int64()})}, b'{"a": 1, "b": {"c": 1}}'),
+        ({"a": pa.int64(), "b": pa.bool_()}, b'{"a": 1, "b": true}'),
+        ({"a": pa.int64(), "b": pa.date32()}, b'{"a": 1, "b": "2026-01-01"}'),
+        ({"a": pa.int64(), "b": pa.int64()}, b'{"a": 1}'),
+    ],
+)
+def test_no_reader_skips_a_row_because_of_statistics(place, schema, text):
+    sink = DeltaSink(place, mode="append", value=sl.Json(pa.schema(schema)))
+    apply(sink, 0, (b"1", text))
+    apply(sink, 1, (b"2", text), (b"3", text))
+    dataset = DeltaTable(place).to_pyarrow_dataset()
+    for name in ("a", "b", "_offset", "_timestamp", "_key"):
+        valid = pc.field(name).is_valid()
+        count = dataset.to_table(filter=valid).num_rows
+        assert count == (0 if name == "b" and text == b'{"a": 1}' else 3), name
+        values = [row[name] for row in rows_of(place)]
+        if values[0] is None or isinstance(values[0], dict):
+            continue
+        low = pa.scalar(min(values), DeltaTable(place).to_pyarrow_table().schema.field(name).type)
+        if name != "b" or schema["b"] != pa.bool_():
+            assert dataset.to_table(filter=pc.field(name) >= low).num_rows == 3, name
+    assert pl.scan_delta(place).filter(pl.col("a") == 1).collect().height == 3

@@ -48,6 +48,8 @@ class Engine:
     armed: bool = False
     usual_window: float = 1.0
     retries: Backoff = STORE_RETRIES
+    is_strict: bool = False
+    """Whether nothing more is received while a write fails, so that its range does not grow."""
     phase: Phase = Phase.OPENING
     applied: Cursor | None = None
     """Everything below has been applied, and written to the store."""
@@ -215,7 +217,7 @@ class Engine:
             self._served = True
             return events.Export(self._exports.popleft())
         self._served = False  # a batch is received between two exports, so that requests cannot starve it
-        if write is not None and self._behind >= self.retries.attempts:
+        if write is not None and (self.is_strict or self._behind >= self.retries.attempts):
             return events.Pause(self._patience(now))  # too much is applied but not stored
         return self._take(0.0 if askable else self._patience(now))
 

@@ -190,6 +190,7 @@ class _IntoTableByWorkers:
         self.observer.step("planned")
         began = self.clock.monotonic()
         done: list[Written] = []
+        self.committer.check_holder()  # also before the columns of a table are changed
         self.committer.store(lambda: done.extend(self._applied(spans, since, upto)))
         self.observer.stored(StoredRange(since, upto, done, self.clock.monotonic() - began))
         self.observer.step("committed")

@@ -32,7 +32,7 @@ class InProcess:
 
     def run(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
         """Write all parts here."""
-        return [written(part, own) for part, own in assigned(parts, spans, len(parts))]
+        return [written(part, own) for part, own in assigned(parts, spans)]
 
 
 IN_PROCESS: Final = InProcess()

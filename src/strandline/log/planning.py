@@ -98,15 +98,19 @@ def pack(spans: Sequence[S], cores: int) -> list[list[S]]:
     About one task per core and per 128 MiB: more data gives more tasks, in multiples of the cores, so that the last
     round is a full one; little data gives fewer.
     """
+    return [task for task in divided(spans, _tasks(sum(span.size for span in spans), cores)) if task]
+
+
+def divided(spans: Sequence[S], wanted: int) -> list[list[S]]:
+    """The spans in exactly so many groups, some of them empty: contiguous, balanced by bytes, in order."""
     total = sum(span.size for span in spans)
-    wanted = _tasks(total, cores)
     tasks: list[list[S]] = [[] for _ in range(wanted)]
     before = 0
     for span in spans:
         # The task whose share of the bytes contains the span's middle.
         tasks[min(wanted - 1, (2 * before + span.size) * wanted // max(1, 2 * total))].append(span)
         before += span.size
-    return [task for task in tasks if task]
+    return tasks
 
 
 def _tasks(total: int, cores: int) -> int:

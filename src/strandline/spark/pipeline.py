@@ -99,6 +99,7 @@ def follow(
                 _batching(timing, read.limit, max_bytes_per_trigger),
                 until=_until(read.end, source.end().next if timing.is_bounded else None),
                 retries=PATIENCE,
+                is_strict=True,
             )
             progress = _Progress(engine, timing, on_step or (lambda _: None))
             follower = Follower(

@@ -43,6 +43,7 @@ class SparkWorkers:
         self._place = place
         self._job_bytes = job_bytes
         self._here = InProcess()
+        self._is_cancelled = False
         self.ran_jobs = 0
         """How many ranges were written by executors."""
 
@@ -59,9 +60,11 @@ class SparkWorkers:
         """Write the parts; see :class:`~strandline.followers.workers.Workers`."""
         if not self._uses_executors(spans):
             return self._here.run(parts, spans, title)
+        if self._is_cancelled:
+            raise JobFailed(f"The pipeline is being stopped; nothing of this was committed: {title}")
         self.ran_jobs += 1
         package = version("strandline")
-        items = [_pickled((package, part, list(own))) for part, own in assigned(parts, spans, len(parts))]
+        items = [_pickled((package, part, list(own))) for part, own in assigned(parts, spans)]
         answers = dict(self._jobs.run(items, _task, title))
         if len(answers) != len(items):
             raise JobFailed(f"Only {len(answers)} of {len(items)} tasks of a Spark job answered: {title}. Try again.")
@@ -69,6 +72,7 @@ class SparkWorkers:
 
     def cancel(self) -> None:
         """Cancel the running job, if any; safe in another thread."""
+        self._is_cancelled = True
         self._jobs.cancel()
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from strandline.model.sink import ColumnStatistics, DataFile
 
 ROW_GROUP: Final = 131_072
 _LONGEST_TEXT: Final = 64
-"""Longer texts have no statistics: cutting the highest one would make it too low."""
+"""Letters of a text in statistics."""
 
 
 class TableFiles(Protocol):
@@ -53,26 +54,52 @@ def _repeats(kind: pa.DataType) -> bool:
 
 
 def _has_statistics(kind: pa.DataType) -> bool:
-    is_number = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     return bool(is_number or pa.types.is_string(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind))
 
 
+def _needs_statistics(kind: pa.DataType) -> bool:
+    """Whether a reader may expect bounds of the column, or of a field inside it."""
+    if pa.types.is_struct(kind):
+        return any(_needs_statistics(field.type) for field in kind)
+    return _has_statistics(kind) or bool(pa.types.is_decimal(kind))
+
+
 def _statistics(rows: pa.Table, metadata: Any) -> dict[str, ColumnStatistics]:
-    """Of the columns whose lowest and highest values readers can rely on; nulls of the others are not counted."""
+    """Bounds of all columns that readers may expect them of; of none if one of them has no exact bounds.
+
+    ``deltalake`` compares with null where a file has bounds of some columns only, and skips its rows.
+    """
+    found: dict[str, ColumnStatistics] = {}
     places = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
-    found = {}
     for one in rows.schema:
-        if not _has_statistics(one.type) or one.name not in places:
+        if not _needs_statistics(one.type):
             continue
-        groups = [metadata.row_group(i).column(places[one.name]).statistics for i in range(metadata.num_row_groups)]
-        nulls = rows.column(one.name).null_count
-        known = [group for group in groups if group is not None and group.has_min_max]
-        texts = pa.types.is_string(one.type)
-        if nulls == rows.num_rows or len(known) != len(groups):
-            found[one.name] = ColumnStatistics(None, None, nulls)
+        column = rows.column(one.name)
+        if column.null_count == rows.num_rows:
+            found[one.name] = ColumnStatistics(None, None, rows.num_rows)
             continue
-        low, high = min(group.min for group in known), max(group.max for group in known)
-        if texts and len(high) > _LONGEST_TEXT:
-            low = high = None
-        found[one.name] = ColumnStatistics(low, high, nulls)
+        bounds = None if "." in one.name else _bounds(column, metadata, places.get(one.name))
+        if bounds is None:
+            return {}
+        found[one.name] = ColumnStatistics(*bounds, column.null_count)
     return found
+
+
+def _bounds(column: pa.ChunkedArray, metadata: Any, place: int | None) -> tuple[Any, Any] | None:
+    """Lowest and highest value by the file's own statistics; None if they are not exact, or unknown."""
+    if place is None or not _has_statistics(column.type):
+        return None
+    if pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column), skip_nulls=True).as_py():
+        return None
+    groups = [metadata.row_group(i).column(place).statistics for i in range(metadata.num_row_groups)]
+    known = [group for group in groups if group is not None and group.has_min_max]
+    if len(known) != len([group for group in groups if group is None or group.num_values]):
+        return None
+    try:
+        low, high = min(group.min for group in known), max(group.max for group in known)
+    except (OverflowError, ValueError):  # a time that Python does not have
+        return None
+    if pa.types.is_string(column.type) and len(high) > _LONGEST_TEXT:
+        high = high[:_LONGEST_TEXT] + "\U0010ffff"  # not below any text that begins so
+    return (low[:_LONGEST_TEXT], high) if pa.types.is_string(column.type) else (low, high)

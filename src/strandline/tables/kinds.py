@@ -106,8 +106,8 @@ RAW_LATEST: Final = pa.schema([READ_SCHEMA.field(name) for name in ("key", "valu
 
 def newest_per_key(changes: pa.Table, names: Names = RAW) -> pa.Table:
     """The newest change of each key, by offset; deletes are among them. Of several rows of one offset, the last."""
-    last = _last_positions(changes, names)
-    return changes if len(last) == changes.num_rows else changes.take(last)
+    is_last = _are_last(changes, names)
+    return changes if is_last.all() else changes.filter(pa.array(is_last))  # take() fails beyond 2 GiB of values
 
 
 def merge_latest(old: pa.Table, changes: pa.Table, names: Names, schema: pa.Schema) -> pa.Table:
@@ -225,14 +225,16 @@ def _codes(keys: pa.ChunkedArray) -> Any:
     return _flat(keys).dictionary_encode().indices.to_numpy(zero_copy_only=False)
 
 
-def _last_positions(changes: pa.Table, names: Names) -> pa.Array:
-    """Positions of the last row of each key among rows in the order of their offsets, ascending."""
+def _are_last(changes: pa.Table, names: Names) -> Any:
+    """Which rows are the last of their key, among rows in the order of their offsets."""
     import numpy as np
 
     codes = _codes(changes.column(names.key))
     last = np.zeros(int(codes.max()) + 1 if len(codes) else 0, np.int64)
     last[codes] = np.arange(len(codes))  # of several, numpy keeps the last
-    return pa.array(np.sort(last))
+    found = np.zeros(len(codes), bool)
+    found[last] = True
+    return found
 
 
 def _flat(column: pa.ChunkedArray) -> pa.Array:

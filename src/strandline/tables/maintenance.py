@@ -146,7 +146,7 @@ def rebuild(sink: DeltaSink, log: Log) -> Cursor:
     beginning = Cursor(log.log_id, 0)
     spans = log.plan(beginning, Limit(upto=log.end().next))
     upto = behind(beginning, spans[-1]) if spans else beginning
-    sink.rebuild(log.log_id, upto, lambda parts: [written(part, own) for part, own in assigned(parts, spans, 1)])
+    sink.rebuild(log.log_id, upto, lambda parts: [written(part, own) for part, own in assigned(parts, spans)])
     return upto
 
 

@@ -9,7 +9,7 @@ from typing import Final, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import BadRecord, CorruptData
+from strandline.errors import BadRecord, CorruptData, SchemaRefused
 from strandline.model.records import READ_SCHEMA
 from strandline.model.sink import DataFile, Written, without_key
 from strandline.storage.clock import CHANCE
@@ -62,7 +62,7 @@ class TablePart:
         bad: list[pa.Table] = []
         taken: list[pa.Table] = []
         size = 0
-        for records in tally.counted(batches, self.share, by_record_key=not self.shape.key):
+        for records in tally.counted(batches, self.share, by_record_key=self.shape.has_record_keys):
             shaped = self._shaped(records)
             bad.append(shaped.bad)
             taken.append(shaped.rows)
@@ -99,7 +99,7 @@ class TablePart:
         shaped = self.shape.rows(records)
         if shaped.bad.num_rows and self.dead is None:
             raise _refused(shaped.bad)
-        if self.share is not None and self.shape.key:
+        if self.share is not None and not self.shape.has_record_keys:
             mask = self.share.mask(key_hashes(shaped.rows.column(self.shape.names.key)))
             bad = shaped.bad if self.share.prefix == 0 else BAD_SCHEMA.empty_table()
             return ShapedRows(shaped.rows.filter(pa.array(mask)), bad)
@@ -119,6 +119,10 @@ class TablePart:
         hashes = key_hashes(changes.column(names.key))
         added: list[DataFile] = []
         removed: list[str] = []
+        if not share.mask(hashes).all():
+            raise CorruptData(
+                "A row has a key of another worker's share. Nothing was committed; this is a fault of ours."
+            )
         for covered, files in _groups(self.old, share):
             mask = covered.mask(hashes)
             mine = changes.filter(pa.array(mask))
@@ -246,7 +250,10 @@ def in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Rows with the columns of the table: in its order, null where they have none."""
     if rows.schema.equals(schema):
         return rows
-    known = rows.select([name for name in rows.column_names if name in schema.names])
+    lost = [name for name in rows.column_names if name not in schema.names]
+    if lost:
+        raise SchemaRefused(f"The table has no column {lost[0]!r}: its follower adds it when it starts again.")
+    known = rows
     return pa.Table.from_batches([conform_columns(batch, schema) for batch in known.to_batches()], schema)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -11,7 +12,9 @@ import pyarrow.compute as pc
 
 from strandline.errors import InvalidInput
 from strandline.model.records import READ_SCHEMA, TIMESTAMP
+from strandline.tables.hashing import HASH_VERSION
 from strandline.tables.kinds import RAW, RAW_LATEST, TYPED, Kind, Names, table_schema
+from strandline.tables.types import stored
 from strandline.values.contract import Codec
 
 ArrowTransform: TypeAlias = Callable[[pa.Table], pa.Table]
@@ -66,6 +69,8 @@ class TableShape:
     key: tuple[str, ...] = ()
     transform: ArrowTransform | None = None
     soft_deletes: bool = False
+    has_plain_types: bool = False
+    """Whether columns get the types that Delta stores (:mod:`~strandline.tables.types`)."""
 
     @property
     def names(self) -> Names:
@@ -78,9 +83,18 @@ class TableShape:
         return self.names is not RAW
 
     @property
+    def has_record_keys(self) -> bool:
+        """Whether a row has the key of its record: workers can then divide the records before they decode them."""
+        return not self.key and self.transform is None
+
+    @property
     def is_keyed(self) -> bool:
         """Whether rows are identified by their key, so that workers divide the keys and not the offsets."""
         return self.kind != "append"
+
+    def recorded(self) -> str:
+        """What a table records of its shape, and a later follower has to agree with."""
+        return json.dumps({"key": list(self.key), "soft_deletes": self.soft_deletes, "hash": HASH_VERSION})
 
     def changes_schema(self) -> pa.Schema:
         """The columns of the changes that are merged into the table."""
@@ -124,8 +138,10 @@ class TableShape:
             meta = {name: batch.column(name) for name in columns}
             if found.op is not None:
                 meta["op"] = pc.coalesce(found.op, meta["op"])
-            if found.key is not None:
-                meta["key"] = pc.coalesce(_joined_keys(found.key.flatten()), meta["key"])
+            if found.key is not None and not self.key:
+                raise InvalidInput(
+                    f"The codec {self.value.name!r} finds keys in values: name the columns of a row's key with key=."
+                )
             piece = self._assembled(pa.Table.from_batches([found.columns]), meta)
             if found.bad.num_rows:
                 rows = found.bad.column("row")
@@ -151,6 +167,13 @@ class TableShape:
                 rows = pa.Table.from_batches([rows])
             if not isinstance(rows, pa.Table):
                 raise InvalidInput(f"A transform returns a pyarrow Table, not {type(rows).__name__}.")
+        try:
+            rows = stored(rows) if self.has_plain_types else rows
+        except pa.ArrowException as error:
+            raise InvalidInput(f"The columns of the changes cannot be stored: {error}") from error
+        at = rows.schema.get_field_index("_key")
+        if at >= 0 and rows.schema.field(at).type != pa.binary():
+            rows = rows.set_column(at, _META["key"], rows.column(at).cast(pa.binary()))
         if not self.is_keyed and self.transform is None:
             return rows
         missing = [name for name in self._needed() if name not in rows.column_names]
@@ -193,6 +216,10 @@ class DeadLetters:
     is_typed: bool = False
     is_keyed: bool = False
 
+    def recorded(self) -> str:
+        """What the table records of it."""
+        return json.dumps({"dead_letters": True})
+
     def schema(self) -> pa.Schema:
         """Its columns."""
         return BAD_SCHEMA
@@ -219,6 +246,8 @@ def _joined_keys(columns: Sequence[pa.ChunkedArray | pa.Array]) -> pa.ChunkedArr
     parts = []
     for column in columns:
         kind = column.type
+        if pa.types.is_nested(kind):
+            raise InvalidInput(f"A row cannot be identified by a column of the type {kind}: name simple columns.")
         text = column if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else column.cast(pa.string())
         text = text.cast(pa.binary())
         length = pc.binary_length(text).cast(pa.string()).cast(pa.binary())

@@ -6,19 +6,17 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from strandline.log.planning import joined, pack
+from strandline.log.planning import divided, joined
 from strandline.log.reading import fetch_in_order
 from strandline.model.cursor import Span
 from strandline.model.sink import Part, Written
 
 
-def assigned(parts: Sequence[Part], spans: Sequence[Span], tasks: int) -> list[tuple[Part, Sequence[Span]]]:
+def assigned(parts: Sequence[Part], spans: Sequence[Span]) -> list[tuple[Part, Sequence[Span]]]:
     """The spans of each part: all of them for a part by keys, its own for a part by offsets."""
     if parts[0].takes == "keys":
         return [(part, spans) for part in parts]
-    groups: list[Sequence[Span]] = [*pack(spans, tasks)]
-    groups += [[]] * (len(parts) - len(groups))
-    return list(zip(parts, groups, strict=True))
+    return list(zip(parts, divided(spans, len(parts)), strict=True))
 
 
 def written(part: Part, spans: Sequence[Span]) -> Written:

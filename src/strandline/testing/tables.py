@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from strandline.errors import Fenced
+from strandline.errors import Fenced, StorageError
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Sink
 from strandline.testing.faulty import Crash
@@ -109,6 +110,30 @@ class TableContract(SinkContract):
                 self.deliver(self.again(sink), first, first + 3)
             at = self.check_exact(self.again(sink))
             assert at in {first + 2, first + 3}, name
+
+    def test_two_followers_that_race_apply_each_record_once(self, sink: Sink) -> None:
+        failures: list[BaseException] = []
+
+        def follow(step: int) -> None:
+            try:
+                while (at := _next_of(mine := self.again(sink))) < len(ROWS):
+                    with suppress(Fenced, StorageError):  # the other was faster, and this one starts again
+                        self.deliver(mine, at, min(at + step, len(ROWS)))
+            except BaseException as error:  # noqa: BLE001 - the test shows it
+                failures.append(error)
+
+        threads = [threading.Thread(target=follow, args=(step,)) for step in (7, 11)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        self.check_exact(self.again(sink), len(ROWS))
+
+
+def _next_of(sink: Sink) -> int:
+    cursor = sink.cursor(LOG)
+    return 0 if cursor is None else cursor.next
 
 
 def _crash() -> None:

@@ -6,14 +6,14 @@ import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.errors import NotFound, TransientStorageError
+from strandline.errors import CorruptData, NotFound, TransientStorageError
 from strandline.model.addresses import split_address
 from strandline.model.sink import DataFile
 from strandline.storage.disk import DISK, Disk, make_own_folder
@@ -72,6 +72,10 @@ class DeltaFiles:
                 return pq.read_table(f"{folder}/{path}", partitioning=None, use_threads=False)
             with self._handler().open_input_file(path) as file:
                 return pq.read_table(pa.BufferReader(file.read()), use_threads=False)
+        except pa.ArrowInvalid as error:
+            raise CorruptData(
+                f"The data file {path} of the table {self.url} is damaged ({error}): build the table again."
+            ) from error
         except OSError as error:
             raise TransientStorageError(
                 f"The data file {path} of the table {self.url} could not be read: {error}"
@@ -98,22 +102,21 @@ def removed(path: str, size: int, now: int) -> Any:
 
 
 def _statistics(file: DataFile) -> str:
+    if not file.statistics:
+        return json.dumps({"numRecords": file.rows})
     known = {name: one for name, one in file.statistics.items() if one.low is not None}
     return json.dumps(
         {
             "numRecords": file.rows,
-            "minValues": {name: _value(one.low, is_highest=False) for name, one in known.items()},
-            "maxValues": {name: _value(one.high, is_highest=True) for name, one in known.items()},
+            "minValues": {name: _value(one.low) for name, one in known.items()},
+            "maxValues": {name: _value(one.high) for name, one in known.items()},
             "nullCount": {name: one.nulls for name, one in file.statistics.items()},
         }
     )
 
 
-def _value(value: Any, *, is_highest: bool) -> Any:
-    """A value as Delta's statistics have it: times in milliseconds, rounded outwards."""
+def _value(value: Any) -> Any:
     if isinstance(value, datetime):
-        value = value if value.tzinfo is None else value.astimezone(UTC)
-        if is_highest and value.microsecond % 1000:
-            value += timedelta(milliseconds=1)
-        return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1000:03d}Z"
+        naive = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+        return f"{naive.isoformat(timespec='microseconds')}Z"
     return value.isoformat() if isinstance(value, date) else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
@@ -15,14 +16,14 @@ from strandline.errors import Conflict, Diverged, InvalidInput, NotFound
 from strandline.model.addresses import Address, as_address, is_text, refuse_credentials
 from strandline.model.arguments import Named, anything, checked, shown
 from strandline.model.cursor import Cursor
-from strandline.model.sink import check_coverage, is_applied
+from strandline.model.sink import Part, Written, check_coverage, is_applied
 from strandline.storage.clock import CHANCE
 from strandline.storage.disk import DISK, Disk
-from strandline.tables.apply import Work, apply_records
+from strandline.tables.apply import apply_records
 from strandline.tables.delta.files import added
 from strandline.tables.delta.history import own_commits
-from strandline.tables.delta.letters import LetterBox
-from strandline.tables.delta.table import FollowedDelta, columns_of, data_files, mode_of
+from strandline.tables.delta.letters import LetterBox, LettersOf
+from strandline.tables.delta.table import FollowedDelta, columns_of, data_files, id_of, mode_of
 from strandline.tables.delta.transaction import DeltaTransaction
 from strandline.tables.kinds import KINDS, Kind
 from strandline.tables.layout import MOST_SHARES, files_in, shares
@@ -85,14 +86,15 @@ class DeltaSink:
         refuse_credentials(self.url, "give them as storage options, or by the environment variables of the cloud")
         self.mode: Kind = mode
         """The kind of the table."""
-        self._shape = TableShape(mode, value, as_key(key), transform, soft_deletes)
+        self._shape = TableShape(mode, value, as_key(key), transform, soft_deletes, has_plain_types=True)
         self._name = name
         self._table = FollowedDelta(self.url, self._shape, name, options or {}, disk)
-        self._letters: FollowedDelta | None = None
+        self._letters: LettersOf | None = None
         if dead_letters is not None:
             letters = as_address(dead_letters)
             refuse_credentials(letters, "give them as storage options, or by the environment variables of the cloud")
-            self._letters = FollowedDelta(letters, DeadLetters(), f"{name}/dead-letters", options or {}, disk)
+            _refuse_nested(self.url, letters)
+            self._letters = partial(_letters_of, letters, name, dict(options or {}), disk)
         self._most_bad = _share(max_bad_share)
 
     def __repr__(self) -> str:
@@ -134,7 +136,7 @@ class DeltaSink:
             return None
         if table is not None and at is not None:
             table = self._table.evolved(table, at)
-        letters = None if self._letters is None else LetterBox.opened(self._letters, since.log_id)
+        letters = self._opened_letters(table, since.log_id)
         parts = tuple(self._parts(table, max(since.next, 0 if at is None else at.next), letters, tasks))
         return DeltaTransaction(self._table, table, since, upto, at, parts, letters, self._most_bad)
 
@@ -192,21 +194,33 @@ class DeltaSink:
             gone = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
         return len(gone)
 
-    def rebuild(self, log_id: UUID, upto: Cursor, work: Work, *, tasks: int = 1) -> None:
+    def rebuild(
+        self, log_id: UUID, upto: Cursor, work: Callable[[Sequence[Part]], Sequence[Written]], *, tasks: int = 1
+    ) -> None:
         """Replace all rows by those that ``work`` writes from the log's beginning, in one commit with the cursor.
 
         Readers see the old rows until then. For a table that is damaged, or whose transform or schema was corrected.
         ``Conflict`` if another commit came in between; ``NotFound`` if there is no table.
         """
         table = self._existing()
+        self._table.next_in(table, log_id)  # Diverged for a table of another log, or of none
+        self._table.check_shape(table)
         self._table.known.pop(log_id, None)
         beginning = Cursor(log_id, 0)
-        parts = tuple(replace(part, old=()) for part in self._parts(table, 0, None, tasks))
+        letters = self._opened_letters(table, log_id)
+        parts = tuple(replace(part, old=()) for part in self._parts(table, 0, letters, tasks))
         written = work(parts)
         check_coverage(written, parts, beginning.next, upto.next)
+        if letters is not None:
+            letters.commit([file for one in written for file in one.bad], id_of(table), beginning, upto)
         now = self._table.now()
         actions = [added(file, now) for one in written for file in one.added]
-        self._table.commit(table, actions, upto, replaces=True)
+        self._table.commit(table, actions, upto, replaces=self._table.schema_for(table))
+
+    def _opened_letters(self, table: DeltaTable | None, log_id: UUID) -> LetterBox | None:
+        if self._letters is None:
+            return None
+        return LetterBox.opened(self._letters, log_id, None if table is None else id_of(table))
 
     def _existing(self) -> DeltaTable:
         table = self._table.open()
@@ -219,11 +233,11 @@ class DeltaSink:
     ) -> Iterator[TablePart]:
         part = TablePart(
             self._shape,
-            self._shape.schema() if table is None else columns_of(table),
+            self._shape.schema() if table is None else self._table.schema_for(table),
             self._table.files,
             str(CHANCE.uuid()),
             floor,
-            dead=None if letters is None else letters.followed.files,
+            dead=None if letters is None else letters.letters_of("").files,
             dead_floor=0 if letters is None else letters.floor,
             file_rows=FILE_ROWS,
         )
@@ -288,3 +302,17 @@ def _share(value: Any) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
         return float(value)
     raise InvalidInput(f"max_bad_share is between 0 and 1, not {shown(value)}.")
+
+
+def _letters_of(url: str, name: str, options: Mapping[str, str], disk: Disk, table_id: str) -> FollowedDelta:
+    """The dead-letter table as the table with that id uses it: it has a cursor of its own there."""
+    return FollowedDelta(url, DeadLetters(), f"{name}/dead-letters/{table_id}", options, disk)
+
+
+def _refuse_nested(table: str, letters: str) -> None:
+    ours, theirs = (f"{one.removeprefix('file://').rstrip('/')}/" for one in (table, letters))
+    if ours.startswith(theirs) or theirs.startswith(ours):
+        raise InvalidInput(
+            f"The dead letters {letters} are within the table {table}, or the reverse, and a VACUUM would delete them: "
+            "name another place."
+        )

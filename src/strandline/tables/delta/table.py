@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import Conflict, Diverged, Fenced, InvalidInput, MissingExtra, TransientStorageError
+from strandline.errors import Conflict, Diverged, Fenced, InvalidInput, MissingExtra, NotFound, TransientStorageError
 from strandline.log.folders import FIRST_BYTES, FolderKind, check_new, check_new_in_bucket
 from strandline.model.cursor import MILLISECOND, Cursor
 from strandline.model.sink import DataFile
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _LOG_PROPERTY: Final = "strandline.log_id"
 _MODE_PROPERTY: Final = "strandline.mode"
+_SHAPE_PROPERTY: Final = "strandline.shape"
 _NOBODY: Final = Application(UUID(int=0), "")
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -95,13 +96,16 @@ class FollowedDelta:
         """The sink's last commit in the table, which is still in effect."""
         application, known = self.application(log_id), self.known.get(log_id)
         offset = self.next_in(table, log_id)
-        self._check_shape(table)
-        table_id, version = _id_of(table), table.version()
+        self.check_shape(table)
+        table_id, version = id_of(table), table.version()
         if known is not None and (known.table_id, known.version) == (table_id, version):
             return known
         seen = Observed(table_id, version, offset, table.transaction_version(application.commit(table_id)))
         found = last_commit(seen, self.read_commit, application, self.url)
         check_known(known, found, self.url)
+        # An earlier process may have died between its commit and its sync, and a slot will follow this cursor.
+        with contextlib.suppress(NotFound):  # only a checkpoint is left of it, which is older than any sync
+            self._make_durable(found.version)
         return found
 
     def next_in(self, table: DeltaTable, log_id: UUID) -> int:
@@ -116,13 +120,20 @@ class FollowedDelta:
             + ": give this log a table of its own, or remove that one to build it again."
         )
 
-    def _check_shape(self, table: DeltaTable) -> None:
+    def check_shape(self, table: DeltaTable) -> None:
+        """``InvalidInput``, ``Diverged`` or ``SchemaRefused`` if the table does not keep what this follower writes."""
         properties = table.metadata().configuration
         if _MODE_PROPERTY not in properties or _LOG_PROPERTY not in properties:
             raise Diverged(f"The table {self.url} was replaced by another one at the same place. {REMEDY}")
         mode = properties[_MODE_PROPERTY]
         if mode != self.shape.kind:
             raise InvalidInput(f"The table {self.url} was made with mode={mode!r}; open it with that mode.")
+        recorded = properties.get(_SHAPE_PROPERTY)
+        if recorded is not None and recorded != self.shape.recorded():
+            raise InvalidInput(
+                f"The table {self.url} was made with {recorded}, and is opened with {self.shape.recorded()}: open it "
+                "as it was made, or build a new one."
+            )
         if self._change(table) is None and not self._is_as_made(table):
             raise Diverged(
                 f"The columns of the table {self.url} were changed, so that its follower cannot write to it: change "
@@ -153,6 +164,11 @@ class FollowedDelta:
     def _is_as_made(self, table: DeltaTable) -> bool:
         return bool(table.schema() == deltalake_library().Schema.from_arrow(self.shape.schema()))
 
+    def schema_for(self, table: DeltaTable) -> pa.Schema:
+        """The columns that the table needs for the values as they are now."""
+        change = self._change(table)
+        return columns_of(table) if not change else change.schema
+
     def _change(self, table: DeltaTable) -> Evolution | None:
         """How the columns of a typed table have to change; None for a table without a codec, which never change.
 
@@ -180,7 +196,7 @@ class FollowedDelta:
         )
         schema = deltalake_library().Schema.from_arrow(change.schema)
         adds = [] if not change.widened else [added(file, self.now()) for file in self._rewritten(table, change.schema)]
-        known = KnownCommits(_id_of(table), table.version() + 1, at)
+        known = KnownCommits(id_of(table), table.version() + 1, at)
         properties = self._properties(at, (known.table_id, known.version))
         with self.named_errors():
             if change.widened or any("." in field.name for field in change.added):
@@ -226,12 +242,16 @@ class FollowedDelta:
                 self.url,
                 schema=self.shape.schema(),
                 mode="error",
-                configuration={_LOG_PROPERTY: str(since.log_id), _MODE_PROPERTY: self.shape.kind},
+                configuration={
+                    _LOG_PROPERTY: str(since.log_id),
+                    _MODE_PROPERTY: self.shape.kind,
+                    _SHAPE_PROPERTY: self.shape.recorded(),
+                },
                 storage_options=self._options or None,
                 commit_properties=self._properties(since, None),
                 raise_if_key_not_exists=False,
             )
-        self._settle(KnownCommits(_id_of(table), 0, since))
+        self._settle(KnownCommits(id_of(table), 0, since))
         if table.version() > 0:
             # The handle is as new as the table: a concurrent follower's commit was not checked.
             raise Conflict(f"Another follower committed to the table {self.url} as soon as it was created.")
@@ -260,17 +280,18 @@ class FollowedDelta:
             except FileNotFoundError:
                 return None
 
-    def commit(self, table: DeltaTable, actions: list[Any], upto: Cursor, *, replaces: bool = False) -> None:
+    def commit(self, table: DeltaTable, actions: list[Any], upto: Cursor, *, replaces: pa.Schema | None = None) -> None:
         """Commit the actions with the cursor as the next version; ``Conflict`` if another commit was first.
 
-        ``replaces``: all files that the table has now are removed.
+        ``replaces``: all files that the table has now are removed, and it has these columns then.
         """
         # Without retries the commit takes the next version, or none.
-        known = KnownCommits(_id_of(table), table.version() + 1, upto)
+        known = KnownCommits(id_of(table), table.version() + 1, upto)
         properties = self._properties(upto, (known.table_id, known.version))
-        mode: Literal["overwrite", "append"] = "overwrite" if replaces else "append"
+        schema = table.schema() if replaces is None else deltalake_library().Schema.from_arrow(replaces)
+        mode: Literal["overwrite", "append"] = "append" if replaces is None else "overwrite"
         with self.named_errors():
-            table.create_write_transaction(actions, mode=mode, schema=table.schema(), commit_properties=properties)
+            table.create_write_transaction(actions, mode=mode, schema=schema, commit_properties=properties)
         self._settle(known)
 
     def restored(self, table: DeltaTable, version: int, cursor: Cursor) -> bool:
@@ -278,7 +299,7 @@ class FollowedDelta:
         delta = deltalake_library()
         try:
             old = delta.DeltaTable(self.url, version=version, storage_options=self._options or None)
-            known = KnownCommits(_id_of(old), table.version() + 1, cursor)
+            known = KnownCommits(id_of(old), table.version() + 1, cursor)
             properties = self._properties(cursor, (known.table_id, known.version))
             table.restore(version, commit_properties=properties)
         except delta.exceptions.CommitFailedError as error:
@@ -299,7 +320,7 @@ class FollowedDelta:
         A handle on a table that was removed and created again with as many versions commits into the new one.
         """
         table = self.open()
-        if table is None or _id_of(table) != known.table_id:
+        if table is None or id_of(table) != known.table_id:
             raise Diverged(f"The table {self.url} was removed or replaced while it was committed to. {REMEDY}")
         self._make_durable(known.version)
         self.known[known.cursor.log_id] = known
@@ -389,5 +410,6 @@ def columns_of(table: DeltaTable) -> pa.Schema:
     return pa.schema(table.schema().to_arrow())
 
 
-def _id_of(table: DeltaTable) -> str:
+def id_of(table: DeltaTable) -> str:
+    """The table's own id."""
     return str(table.metadata().id)

@@ -11,7 +11,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.sink import Written, check_coverage
 from strandline.tables.delta.files import added, removed
 from strandline.tables.delta.letters import LetterBox
-from strandline.tables.delta.table import FollowedDelta, data_files
+from strandline.tables.delta.table import FollowedDelta, data_files, id_of
 from strandline.tables.part import TablePart
 
 if TYPE_CHECKING:
@@ -39,9 +39,10 @@ class DeltaTransaction:
         check_coverage(written, self.parts, self.since.next, self.upto.next)
         self._check_share(written)
         try:
-            if self.letters is not None:
-                self.letters.commit([file for one in written for file in one.bad], self.since, self.upto)
             table = self.followed.create(self.since) if self.table is None else self.table
+            if self.letters is not None:
+                letters = [file for one in written for file in one.bad]
+                self.letters.commit(letters, id_of(table), self.since, self.upto)
             if self.table is None and self.since == self.upto:
                 return  # its first version has the cursor already
             self.followed.commit(table, self._actions(table, written), self.upto)
