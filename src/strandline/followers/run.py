@@ -12,6 +12,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from strandline.compat.v1.log import QueueLog
 from strandline.errors import NotFound, StrandlineError
 from strandline.followers import events
 from strandline.followers.committer import SinkCommitter, begin
@@ -259,6 +260,7 @@ class Follower:
     _seen: float = 0.0
     _event: events.Event | None = None
     _failure: BaseException | None = None
+    _failed_looks: int = 0
     _route: _IntoTable | _IntoTableByWorkers | _IntoCopy = field(init=False)
 
     def __post_init__(self) -> None:
@@ -266,6 +268,8 @@ class Follower:
         log, sink = self.log, self.sink
         if isinstance(sink, BatchSink) and isinstance(log, Arriving):
             self._route = _IntoCopy(log, sink)
+        elif isinstance(log, QueueLog) and not isinstance(sink, BatchSink):
+            self._route = _IntoTable(log, sink)  # its offsets are batches, and not records that workers could count
         elif isinstance(sink, SinkCommitter) and sink.table is not None and not isinstance(log, Arriving):
             self._route = _IntoTableByWorkers(log, sink, sink.table, self.workers, self.clock, self.observer)
         elif not isinstance(sink, BatchSink) and not isinstance(log, Arriving):
@@ -338,7 +342,16 @@ class Follower:
         return Signal.STORED
 
     def _receive(self, since: Cursor, limit: Limit, seconds: float) -> events.Event:
-        found = self._route.look(since, limit)
+        try:
+            found = self._route.look(since, limit)
+        except StrandlineError as error:
+            self._failed_looks += 1
+            if not self.is_patient or not error.retryable or self._failed_looks >= self.engine.retries.attempts:
+                raise
+            _LOGGER.warning("The log cannot be read now, and is tried again: %s", error)
+            self.clock.sleep(min(_POLL, self.engine.retries.pause(self._failed_looks - 1, 1.0)))
+            return Signal.NOTHING
+        self._failed_looks = 0
         if found is None:
             self._touch_slot()
             # A short wait, so that a stop takes effect soon.

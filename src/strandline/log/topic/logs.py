@@ -25,7 +25,7 @@ from strandline.log.topic.publishers import BatchingPublisher, TopicPublisher, W
 from strandline.log.topic.subscription import LogTopicSubscription, Pieces, Polling
 from strandline.log.wal.log import ROLL_BYTES, WalLog
 from strandline.model.addresses import Address, as_address
-from strandline.model.arguments import Positive, checked
+from strandline.model.arguments import checked
 from strandline.model.cursor import Bounds
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
@@ -152,7 +152,7 @@ def open_wal_topic(
     partition_count: int,
     *,
     create: bool = True,
-    roll_bytes: Positive = ROLL_BYTES,
+    roll_bytes: int = ROLL_BYTES,
     tail_bytes: int = _TAIL_BYTES,
     disk: Disk = DISK,
     clock: Clock = CLOCK,
