@@ -26,6 +26,7 @@ def nest() -> Iterator[Nest]:
         yield nest
 
 
+@pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.timeout(900)
 def test_a_table_follows_exactly_while_primaries_are_killed_and_records_move_to_the_cold_tier(
