@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeAlias, overload
 from urllib.parse import unquote
 
 from strandline.compat.v1.log import QueueLog, open_queue
-from strandline.errors import InvalidInput
+from strandline.errors import InvalidInput, Unsupported
 from strandline.followers.consumer.consumer import Consumer
 from strandline.followers.consumer.opening import OPENERS
 from strandline.log.object.log import ObjectLog, open_log
@@ -19,12 +19,13 @@ from strandline.model.arguments import checked
 from strandline.model.retention import Retention, SlotLimits
 from strandline.node.flight.channel import TIMEOUT
 from strandline.node.flight.node_channels import ReadFrom
-from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.flight.remote_log import NO_VALUE, RemoteLog
 from strandline.node.flight.security import ClientSecurity
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.store import ObjectStore
 from strandline.tier.opening import tiered
 from strandline.tier.read.tiered_log import TieredLog
+from strandline.values.contract import Codec
 
 __all__ = ["Consumer", "OpenedLog", "open_url"]
 
@@ -59,6 +60,7 @@ def open_url(
     read_only: bool = ...,
     retention: str | Retention | None = ...,
     limits: SlotLimits | None = ...,
+    value: Codec | None = ...,
     options: Mapping[str, str] | None = ...,
     events_options: Mapping[str, Any] | None = ...,
     security: ClientSecurity | None = ...,
@@ -78,6 +80,7 @@ def open_url(
     read_only: bool = False,
     retention: str | Retention | None = None,
     limits: SlotLimits | None = None,
+    value: Codec | None = None,
     options: Mapping[str, str] | None = None,
     events_options: Mapping[str, Any] | None = None,
     security: ClientSecurity | None = None,
@@ -105,6 +108,8 @@ def open_url(
         retention: What a new object log keeps: ``"forever"`` (by default), ``"consumed"``, ``"age:7d"``,
             ``"bytes:100GiB"``. A log that exists keeps its own.
         limits: How far slots of a new object log may pin.
+        value: The codec of the values, such as ``sl.Json(schema)``, which a new object log or write-ahead log records.
+            A log that exists has to have recorded it, in this version or an older one; ``log.evolve_value`` adds one.
         options: Settings of the object store, by obstore's names; they win over the environment's.
         events_options: Settings of the Kafka client, if the cold tier's events are in Kafka.
         security: The token, and the certificates, for a node.
@@ -135,19 +140,30 @@ def open_url(
     _only(scheme, _STORES, "an object log", retention=retention, limits=limits)
     _only(scheme, (), "a queue of version 1 (format='queue-v1')", **queue)
     if scheme in _NODES:
+        if value is not None:
+            raise Unsupported(f"{place} is a node's log, and {NO_VALUE}")
         _only(scheme, (*_STORES, "wal"), "a log that is made here", create=create or None, options=options)
         return RemoteLog(_text(place), security=security, timeout=timeout, read_from=read_from, clock=clock)
     tiers: dict[str, Any] = {"options": options, "events_options": events_options, "clock": clock}
     if scheme != "wal":
         found = open_log(
-            place, create=create, retention=retention, limits=limits, options=options, clock=clock, chance=chance
+            place,
+            create=create,
+            retention=retention,
+            limits=limits,
+            value=value,
+            options=options,
+            clock=clock,
+            chance=chance,
         )
         return tiered(found, **tiers)
     folder = wal_path(_text(place))
     if read_only:
         _only(scheme, (), "one who writes", create=create or None)
-        return tiered(WalReader(folder, clock=clock), **tiers)
-    log = WalLog.open(folder, create=create, clock=clock, chance=chance)
+        reader = WalReader(folder, clock=clock)
+        reader.check_value(value)
+        return tiered(reader, **tiers)
+    log = WalLog.open(folder, create=create, value=value, clock=clock, chance=chance)
     try:
         return tiered(log, close_hot=True, **tiers)
     except BaseException:

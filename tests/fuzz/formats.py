@@ -7,6 +7,8 @@ import json
 import random
 import struct
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 from zlib import crc32
@@ -16,7 +18,7 @@ import pyarrow.parquet as pq
 
 from strandline.compat.spool.format import LegacyEnding, decode_slots, encode_record_frame, runs
 from strandline.compat.v1.format import decode_manifest, decode_queue_batch, encode_manifest
-from strandline.errors import CorruptData, ExpectationFailed, InvalidInput
+from strandline.errors import CorruptData, ExpectationFailed, InvalidInput, UnsupportedVersion
 from strandline.formats.arrow.block import Compression, encode_page
 from strandline.formats.arrow.stream import Layout, read_stream
 from strandline.formats.checksum import crc32c
@@ -132,6 +134,8 @@ from strandline.tier.attachment import ColdCodec
 from strandline.tier.claim import ClaimCodec, TierClaim
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.cache_tables import SCHEMAS
+from strandline.values import Avro, Debezium, Json, Protobuf
+from strandline.values.recorded import as_version, codec_of
 from tests.formats.forging import (
     CHECKSUM,
     FOOTER,
@@ -155,6 +159,7 @@ from tests.formats.forging import (
 from tests.fuzz.mutation import damage, in_place, mutated, times, unchanged
 from tests.fuzz.targets import Target, decoding
 from tests.spools import encode_slots, read_spool
+from tests.values.messages import order_files
 
 # --- batches and frames ----------------------------------------------------------------------------------------
 
@@ -447,6 +452,26 @@ def _read_error(data: bytes) -> None:
         raise CorruptData("it is no error")
 
 
+_VALUES = tuple(
+    replace(as_version(codec), number=number)
+    for number, codec in enumerate(
+        (
+            Json(pa.schema({"id": pa.int64(), "tags": pa.list_(pa.decimal128(5, 2)), "at": pa.timestamp("us", "UTC")})),
+            Avro({"type": "record", "name": "R", "fields": [{"name": "a", "type": "long"}]}, registry={1: "{}"}),
+            Protobuf(order_files(), "shop.Plain"),
+            Debezium(Json(pa.schema({"m": pa.map_(pa.string(), pa.binary(3))}))),
+        ),
+        start=1,
+    )
+)
+
+
+def _read_values(data: bytes) -> None:
+    for version in decode_identity(data, "x").values:
+        with suppress(UnsupportedVersion):
+            codec_of(version, "x")
+
+
 _BEAT = Heartbeat(1, 2, 3, 4, 5)
 _NOTES = (
     encode_note(Note(Flag.LAST, 5, 7, 1, 99, (WRITER, 3), _BEAT, 77)),
@@ -603,8 +628,18 @@ TARGETS = (
     _text("error", _read_error, encode_error(ExpectationFailed("it ends elsewhere"))),
     _text("ticket", _refusing(decode_ticket), *_TICKETS),
     _text("slot", lambda data: _SLOTS.decode(data, "x"), _SLOTS.encode(_SLOT)),
-    _text("identity", lambda data: decode_identity(data, "x"), encode_identity(LogIdentity(UUID(int=7)))),
-    _text("wal-identity", lambda data: decode_wal_identity(data, "x"), encode_wal_identity(UUID(int=7))),
+    _text(
+        "identity",
+        _read_values,
+        encode_identity(LogIdentity(UUID(int=7))),
+        encode_identity(LogIdentity(UUID(int=7), values=_VALUES)),
+    ),
+    _text(
+        "wal-identity",
+        lambda data: decode_wal_identity(data, "x"),
+        encode_wal_identity(UUID(int=7)),
+        encode_wal_identity(UUID(int=7), _VALUES),
+    ),
     _text("topic", lambda data: decode_topic(data, "x"), encode_topic(3)),
     _text("snapshot-manifest", lambda data: decode_snapshot(data, "x", "/s"), encode_snapshot(_SNAPSHOT)),
     _text(

@@ -30,6 +30,8 @@ from strandline.model.head import ChunkRef, Entry, Head, WriterId
 from strandline.model.records import RecordSource, conform, with_offsets
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
+from strandline.values.contract import Codec
+from strandline.values.recorded import newest, with_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,9 @@ class MemoryLog(HeadLog[MemorySpan]):
 
     chunks: MemoryChunks
 
-    def __init__(self, *, clock: Clock = CLOCK, chance: Chance = CHANCE) -> None:
-        """An empty log with a fresh identity."""
+    def __init__(self, *, value: Codec | None = None, clock: Clock = CLOCK, chance: Chance = CHANCE) -> None:
+        """An empty log with a fresh identity; ``value`` is the codec of its values."""
+        self._values = () if value is None else with_version((), value, "a log in memory")
         self._clock = clock
         self._chance = chance
         self._head = Head(chance.uuid())
@@ -83,6 +86,17 @@ class MemoryLog(HeadLog[MemorySpan]):
     def log_id(self) -> UUID:
         """The log's identity."""
         return self._head.log_id
+
+    @property
+    def value(self) -> Codec | None:
+        """The codec of the log's values, in its newest version; None if values are plain bytes."""
+        return newest(self._values, "a log in memory")
+
+    def evolve_value(self, value: Codec) -> Codec:
+        """Record a new version of the value format; ``SchemaRefused`` unless fields are new or become wider."""
+        with self._changed:
+            self._values = with_version(self._values, value, "a log in memory")
+        return value
 
     def head(self) -> Head:
         """The head as it is now."""

@@ -14,7 +14,7 @@ import pyarrow.types as pt
 
 from strandline.errors import InvalidInput, MissingExtra, SchemaRefused
 from strandline.model.arguments import checked
-from strandline.values.avro_schema import avro_fields, check_writer, plain_schema, to_avro
+from strandline.values.avro_schema import avro_fields, check_writer, missing_default, plain_schema, to_avro
 from strandline.values.columns import Shape
 from strandline.values.registry import open_registry
 from strandline.values.rows import RowCodec
@@ -80,6 +80,27 @@ class Avro(RowCodec):
         self._empty = dict.fromkeys(self._schema.names)
         self._decode = _reader(library, own, None) if self._registry is None else self._framed(library, own, given)
         self._encode = _writer(library, own, self._prefix())
+
+    @checked
+    def check_reads(self, older: Avro) -> None:
+        """``SchemaRefused`` if values of the older codec cannot be decoded by this one."""
+        if older._registry is None or self._registry is None:
+            raise SchemaRefused(
+                "Avro values without a registry do not name the schema that they were written with, so that a changed "
+                "schema cannot decode the older ones: use a schema registry (sl.Avro(..., registry=...)), or begin a "
+                "new log."
+            )
+        known, now = older._registry.settings(), self._registry.settings()
+        if isinstance(known, Mapping) and isinstance(now, Mapping):
+            lost = [number for number, schema in known.items() if now.get(number) != schema]
+            if lost:
+                raise SchemaRefused(f"The schema {lost[0]} of older values is not in the new registry: keep it there.")
+        missing = missing_default(json.loads(older._text), json.loads(self._text))
+        if missing is not None:
+            raise SchemaRefused(
+                f"The new field '{missing}' has no default in the Avro schema, so that older values have none for it: "
+                "give it one, such as null."
+            )
 
     def _prefix(self) -> bytes | None:
         if self._registry is None:

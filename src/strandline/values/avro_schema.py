@@ -249,3 +249,36 @@ def _logical_types(schema: Any, path: str = "") -> dict[str, str]:
         elif not isinstance(kind, str):
             found |= _logical_types(kind, path)
     return found
+
+
+def missing_default(old: Any, new: Any, path: str = "") -> str | None:
+    """The first field that only the new schema has, and that has no default there; None if there is none."""
+    old, new = _only_branch(old), _only_branch(new)
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        return None
+    kind = new.get("type")
+    if kind in ("array", "map"):
+        inside = "items" if kind == "array" else "values"
+        return missing_default(old.get(inside), new.get(inside), path)
+    if kind != "record" or not isinstance(new.get("fields"), list):
+        return None
+    known = {str(field["name"]): field for field in old.get("fields", [])}
+    for field in new["fields"]:
+        name = f"{path}{field['name']}"
+        before = known.get(str(field["name"]))
+        if before is None:
+            found = None if "default" in field else name
+        else:
+            found = missing_default(before.get("type"), field.get("type"), f"{name}.")
+        if found is not None:
+            return found
+    return None
+
+
+def _only_branch(schema: Any) -> Any:
+    """The schema itself, or its branch beside null."""
+    if isinstance(schema, list):
+        schema = next((branch for branch in schema if branch not in ("null", {"type": "null"})), None)
+    if isinstance(schema, Mapping) and isinstance(schema.get("type"), Mapping | list):
+        return _only_branch(schema["type"])
+    return schema

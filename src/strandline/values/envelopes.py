@@ -47,6 +47,11 @@ class _Envelope(ABC):
         return pa.schema([*fields, pa.field("payload", pa.struct(fields))])
 
     @property
+    def codec(self) -> Codec:
+        """The codec of a row, or of a whole event, as given."""
+        return self._codec
+
+    @property
     def schema(self) -> pa.Schema:
         """The columns of a row, as they are in ``after``."""
         return self._schema

@@ -26,6 +26,8 @@ _SCALARS: Final = dict(
     enumerate((pa.int32(), pa.int64(), pa.uint32(), pa.uint64(), pa.float64(), pa.float32(), pa.bool_()), start=1)
 )
 _ENUM, _STRING, _MESSAGE, _BYTES_TYPE, _GROUP = 8, 9, 10, 12, 10
+_WIRE: Final = {"varint": (3, 5), "unsigned varint": (4, 13), "zigzag": (17, 18)}
+"""By the type of a field: int64 and int32, uint64 and uint32, sint32 and sint64 have the same bytes."""
 
 
 class Protobuf(RowCodec):
@@ -46,7 +48,7 @@ class Protobuf(RowCodec):
     """
 
     name = "protobuf"
-    __slots__ = ("_files", "_message")
+    __slots__ = ("_descriptor", "_files", "_message")
 
     @checked
     def __init__(self, descriptor: bytes | type, message: str | None = None) -> None:
@@ -64,6 +66,7 @@ class Protobuf(RowCodec):
                 )
             self._files, self._message = library.files_of(found), found.full_name
         made = library.message_class(self._files, self._message)
+        self._descriptor = made.DESCRIPTOR
         self._schema = as_schema(pa.schema(_fields("", made.DESCRIPTOR, 0)))
         self._shapes = _shapes(library, made.DESCRIPTOR, self._schema)
         self._make = library.maker(made.DESCRIPTOR, self._schema)
@@ -73,6 +76,37 @@ class Protobuf(RowCodec):
 
     def _settings(self) -> tuple[Any, ...]:
         return self._files, self._message
+
+    @checked
+    def check_reads(self, older: Protobuf) -> None:
+        """``SchemaRefused`` if older bytes would mean something else: fields are found by their numbers."""
+        _check_numbers("", older._descriptor, self._descriptor)
+
+
+def _check_numbers(path: str, old: Any, new: Any) -> None:
+    for field in old.fields:
+        same, name = new.fields_by_name.get(field.name), path + field.name
+        if same is None:
+            continue  # evolution says so in the words of columns
+        if same.number != field.number or _wire(same) != _wire(field):
+            raise SchemaRefused(
+                f"The field '{name}' has the number {field.number} ({_wire(field)}) in the values and {same.number} "
+                f"({_wire(same)}) in the new message: keep numbers and encodings."
+            )
+        if field.cpp_type == _ENUM:
+            names = {member.number: member.name for member in same.enum_type.values}
+            lost = [one.name for one in field.enum_type.values if names.get(one.number) != one.name]
+            if lost:
+                raise SchemaRefused(
+                    f"The enum of the field '{name}' has lost or renumbered {lost[0]!r} in the new message: keep it."
+                )
+        if field.cpp_type == _MESSAGE:
+            _check_numbers(f"{name}.", field.message_type, same.message_type)
+
+
+def _wire(field: Any) -> str:
+    """How a field is encoded; numbers of one kind and several widths are alike."""
+    return next((kind for kind, types in _WIRE.items() if field.type in types), f"type {field.type}")
 
 
 class _Library:

@@ -45,7 +45,7 @@ class MappedRegistry:
     def __init__(self, schemas: Mapping[int, Any]) -> None:
         if not all(type(number) is int and isinstance(text, str | Mapping) for number, text in schemas.items()):
             raise InvalidInput("registry maps ids, which are whole numbers, to Avro schemas.")
-        self._schemas = dict(schemas)
+        self._schemas = {number: _readable(schema) for number, schema in schemas.items()}
 
     def schema(self, number: int) -> Any:
         """The schema of an id."""
@@ -105,6 +105,14 @@ class HttpRegistry:
     def settings(self) -> Any:
         """The address."""
         return self._url
+
+
+def _readable(schema: Any) -> Any:
+    """The parsed schema, so that equal registries are equal; one that is not JSON concerns only values that name it."""
+    try:
+        return _parsed(schema)
+    except (ValueError, RecursionError):
+        return schema
 
 
 def _parsed(schema: Any) -> Any:

@@ -50,6 +50,10 @@ class RowCodec:
         """The arguments that make an equal codec."""
         return (self._schema,)
 
+    def settings(self) -> tuple[Any, ...]:
+        """The arguments that make an equal codec, as a log records them."""
+        return self._settings()
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{field.name}: {field.type}' for field in self._schema)})"
 

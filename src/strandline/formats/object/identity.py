@@ -8,6 +8,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion, WrongKind
+from strandline.formats.json.value_versions import ValueVersion, read_versions, version_fields
 from strandline.formats.wal.slots import slot_fields
 from strandline.model.json_values import (
     fingerprint_of,
@@ -37,7 +38,10 @@ OPEN_OBJECT_LOG: Final = "open it with strandline.open"
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """A log's identity and retention. The identity changes only by an explicit upgrade, the retention on request."""
+    """A log's identity, retention and value format.
+
+    The identity changes only by an explicit upgrade, retention and value format on request.
+    """
 
     log_id: UUID
     version: int = FORMAT_VERSION
@@ -45,6 +49,8 @@ class LogIdentity:
     value_format: str = "binary"
     retention: Retention = FOREVER
     limits: SlotLimits = NO_LIMITS
+    values: tuple[ValueVersion, ...] = ()
+    """The versions of the value format; none: values are plain bytes."""
 
 
 def encode_identity(identity: LogIdentity) -> bytes:
@@ -59,6 +65,7 @@ def encode_identity(identity: LogIdentity) -> bytes:
             "retention": str(identity.retention),
             "slot_lag_bytes": identity.limits.lag_bytes,
             "slot_idle_seconds": identity.limits.idle_seconds,
+            **version_fields(identity.values),
         }
     )
 
@@ -78,6 +85,7 @@ def decode_identity(data: bytes | memoryview, where: str) -> LogIdentity:
             text(fields["value_format"]),
             parse_retention(fields["retention"]),
             SlotLimits(natural(fields.get("slot_lag_bytes", 0)), natural(fields.get("slot_idle_seconds", 0))),
+            read_versions(fields),
         )
     except (KeyError, ValueError, TypeError, AttributeError, InvalidInput) as error:
         raise CorruptData(f"{where} is damaged: {str(error)[:200]!r}. Restore the object.") from error

@@ -6,13 +6,14 @@ Also the metadata of its frames: the writer of a frame, and the first frame of e
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 from uuid import UUID
 
 from strandline.errors import CorruptData, UnsupportedVersion, WrongKind
 from strandline.formats.json.checked import decode_checked, encode_checked
+from strandline.formats.json.value_versions import ValueVersion, read_versions, version_fields
 from strandline.formats.object.identity import OPEN_OBJECT_LOG
 from strandline.formats.wal.slots import slot_fields, slots_of
 from strandline.model.head import WriterId, WriterState
@@ -32,14 +33,19 @@ _NUMBER: Final = "number"
 # --- identity --------------------------------------------------------------------------------------------------
 
 
-def encode_wal_identity(log_id: UUID) -> bytes:
-    """``log.json``."""
+def encode_wal_identity(log_id: UUID, values: Sequence[ValueVersion] = ()) -> bytes:
+    """``log.json``, with the versions of the value format if there are any."""
     fields = {"kind": KIND, "log_id": str(log_id), "version": FORMAT_VERSION, "min_reader": FORMAT_VERSION}
-    return json.dumps(fields, indent=1).encode() + b"\n"
+    return json.dumps({**fields, **version_fields(values)}, indent=1).encode() + b"\n"
 
 
 def decode_wal_identity(data: bytes, where: str) -> UUID:
     """The log's identity, or an error that says what to do."""
+    return decode_wal_values(data, where)[0]
+
+
+def decode_wal_values(data: bytes, where: str) -> tuple[UUID, tuple[ValueVersion, ...]]:
+    """The log's identity and the versions of its value format, or an error that says what to do."""
     try:
         fields = parse_object(data)
         kind, log_id, needs = fields["kind"], UUID(text(fields["log_id"])), natural(fields["min_reader"])
@@ -54,7 +60,10 @@ def decode_wal_identity(data: bytes, where: str) -> UUID:
             f"{where} needs a reader of version {needs}, and this program is of version {FORMAT_VERSION}: upgrade "
             "strandline."
         )
-    return log_id
+    try:
+        return log_id, read_versions(fields)
+    except (KeyError, ValueError, TypeError) as error:
+        raise CorruptData(f"{where} is damaged: {str(error)[:200]!r}. Restore the file.") from error
 
 
 # --- start and slots -------------------------------------------------------------------------------------------

@@ -15,12 +15,14 @@ from strandline.errors import (
     Conflict,
     Contended,
     CorruptData,
+    Diverged,
     InvalidInput,
     NotALog,
     NotFound,
     TransientStorageError,
 )
 from strandline.formats.arrow.block import Compression
+from strandline.formats.json.value_versions import ValueVersion
 from strandline.formats.object.batch import decode_batch
 from strandline.formats.object.head import HeadCodec
 from strandline.formats.object.identity import LogIdentity, decode_identity, encode_identity
@@ -59,6 +61,8 @@ from strandline.storage.metrics import fetching
 from strandline.storage.retry import Backoff
 from strandline.storage.store import ABSENT, Match, ObjectStore
 from strandline.storage.urls import local_folder, store_at
+from strandline.values.contract import Codec
+from strandline.values.recorded import check_recorded, newest, with_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,7 @@ def open_log(
     create: bool = False,
     retention: str | Retention | None = None,
     limits: SlotLimits | None = None,
+    value: Codec | None = None,
     options: Mapping[str, str] | None = None,
     clock: Clock = CLOCK,
     chance: Chance = CHANCE,
@@ -126,7 +131,8 @@ def open_log(
 
     A new log keeps everything, unless ``retention`` says otherwise: ``"consumed"`` (a queue), ``"age:7d"``,
     ``"bytes:100GiB"``; ``limits`` are those of its slots. An existing log keeps its own; passing different ones
-    is :class:`InvalidInput`: use :meth:`ObjectLog.set_retention`.
+    is :class:`InvalidInput`: use :meth:`ObjectLog.set_retention`. ``value`` is the codec of its values, which a new log
+    records; an existing log has to have recorded it, in this version or an older one.
 
     ``NotALog`` if there is none, ``UnsupportedVersion`` if it is newer than this program. Opening writes nothing
     unless it creates.
@@ -152,7 +158,8 @@ def open_log(
             raise NotALog(
                 f"There is no log at {store.url}: check the address, or create one with open(..., create=True)."
             ) from error
-        identity = _create(store, policy or FOREVER, limits or NO_LIMITS, clock, chance)
+        values = () if value is None else with_version((), value, store.url)
+        identity = _create(store, policy or FOREVER, limits or NO_LIMITS, values, clock, chance)
     else:
         identity = decode_identity(found.data, f"{store.url}/{_IDENTITY}")
     if policy not in (None, identity.retention) or limits not in (None, identity.limits):
@@ -160,6 +167,7 @@ def open_log(
             f"The log at {store.url} keeps {identity.retention} with {identity.limits}; opening does not change that: "
             "use set_retention, or open it without these arguments."
         )
+    check_recorded(identity.values, value, store.url)
     return ObjectLog(store, identity, clock=clock, chance=chance)
 
 
@@ -171,14 +179,21 @@ def _has_head(store: ObjectStore) -> bool:
     return True
 
 
-def _create(store: ObjectStore, retention: Retention, limits: SlotLimits, clock: Clock, chance: Chance) -> LogIdentity:
+def _create(
+    store: ObjectStore,
+    retention: Retention,
+    limits: SlotLimits,
+    values: tuple[ValueVersion, ...],
+    clock: Clock,
+    chance: Chance,
+) -> LogIdentity:
     # The head first: where there is an identity there is a head, so that a missing head is damage.
     cell: StoreCell[Head] = StoreCell(store, "head", HeadCodec(), clock=clock, chance=chance)
     try:
         head = cell.create(OpId(chance.uuid()), Head(chance.uuid()))
     except AlreadyExists:
         head = cell.read().value
-    identity = LogIdentity(head.log_id, retention=retention, limits=limits)
+    identity = _with_values(LogIdentity(head.log_id, retention=retention, limits=limits), values)
     try:
         store.put_if(_IDENTITY, encode_identity(identity), ABSENT)
     except (AlreadyExists, TransientStorageError) as error:
@@ -188,6 +203,10 @@ def _create(store: ObjectStore, retention: Retention, limits: SlotLimits, clock:
             raise error from None
         return decode_identity(found.data, f"{store.url}/{_IDENTITY}")
     return identity
+
+
+def _with_values(identity: LogIdentity, values: tuple[ValueVersion, ...]) -> LogIdentity:
+    return replace(identity, values=values, value_format=values[-1].format if values else identity.value_format)
 
 
 @bound_to_process(keep=("log_id",))
@@ -298,11 +317,36 @@ class ObjectLog(HeadLog[ObjectSpan], Closing):
         """Durably change the retention policy; the next collection applies it."""
         policy = as_retention(retention)
         within = default_limits(policy) if limits is None else limits
-        wanted = replace(self.identity, retention=policy, limits=within)
+        self._edit_identity(lambda identity: replace(identity, retention=policy, limits=within))
+
+    @property
+    def value(self) -> Codec | None:
+        """The codec of the log's values, in its newest version, as stored now; None if values are plain bytes.
+
+        ``UnsupportedVersion`` for a format of a newer release: its values can still be read as bytes.
+        """
+        return newest(self._read_identity().values, self.url)
+
+    def evolve_value(self, value: Codec) -> Codec:
+        """Durably record a new version of the value format; returns its codec. The same version again changes nothing.
+
+        New fields are allowed, and fields that become wider: the new version decodes all older values. Anything
+        else is ``SchemaRefused``. On a log of plain bytes it records the first version, and the caller vouches that
+        the values so far have that format.
+        """
+        self._edit_identity(lambda identity: _with_values(identity, with_version(identity.values, value, self.url)))
+        return value
+
+    def _edit_identity(self, edit: Callable[[LogIdentity], LogIdentity]) -> None:
+        """Change ``log.json`` by compare-and-set; ``edit`` is pure, and gives the same again once it was applied."""
         for attempt in range(self._retries.attempts):
             found = self.store.get(_IDENTITY)
-            if decode_identity(found.data, f"{self.url}/{_IDENTITY}") == wanted:
-                self.identity = wanted
+            stored = decode_identity(found.data, f"{self.url}/{_IDENTITY}")
+            if stored.log_id != self.log_id:
+                raise Diverged(f"{self.url} is log {stored.log_id} now, and was log {self.log_id}: open it again.")
+            wanted = edit(stored)
+            if wanted == stored:
+                self.identity = stored
                 return
             with contextlib.suppress(Conflict, TransientStorageError):
                 self.store.put_if(_IDENTITY, encode_identity(wanted), Match(found.version))

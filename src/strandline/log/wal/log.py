@@ -20,9 +20,9 @@ from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.reading import WalReading
 from strandline.log.wal.read.span import Held, Tail, some_batches
 from strandline.log.wal.read.watermark import Published, View
-from strandline.log.wal.recover.repair import create_if_absent, drop_below, repair
+from strandline.log.wal.recover.repair import create_if_absent, drop_below, repair, write_identity
 from strandline.log.wal.recover.rewind import finish_rewind
-from strandline.log.wal.recover.scan_tail import Examined, examine
+from strandline.log.wal.recover.scan_tail import Examined, examine, read_values
 from strandline.log.wal.recover.verify import OnProgress, WalVerification, verify
 from strandline.log.wal.slots import WalSlots
 from strandline.log.wal.write.committer import GroupCommitter
@@ -40,6 +40,8 @@ from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk, make_own_folder, sync_name
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 from strandline.storage.metrics import BATCHES_WRITTEN, BYTES_WRITTEN, COMMIT_SECONDS, ENTRIES_WRITTEN
+from strandline.values.contract import Codec
+from strandline.values.recorded import check_recorded, with_version
 
 ROLL_BYTES: Final = 64 << 20
 TAIL_BYTES: Final = 32 << 20
@@ -121,6 +123,7 @@ class WalLog(WalReading, Closing):
         pending_bytes: int = PENDING_BYTES,
         background: bool = True,
         durable: Callable[[int], object] | None = None,
+        value: Codec | None = None,
         disk: Disk = DISK,
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
@@ -137,7 +140,8 @@ class WalLog(WalReading, Closing):
         A new file begins after ``roll_bytes``; ``tail_bytes`` of the newest records stay in
         memory for readers; appends wait while ``pending_bytes`` are queued. Without ``background`` no thread is
         started, and a thread that waits for a handle commits. ``durable`` is called first with each new durable end,
-        by the committing thread; it must not raise.
+        by the committing thread; it must not raise. ``value`` is the codec of its values, which a new log records; an
+        existing log has to have recorded it, in this version or an older one.
         """
         folder = as_folder(folder)
         (check_new if create else check_missing)(folder, FolderKind.WAL, disk=disk)
@@ -146,7 +150,10 @@ class WalLog(WalReading, Closing):
         with contextlib.ExitStack() as held:
             hold_lock(held, folder, disk=disk)
             if create:
-                create_if_absent(folder, disk=disk, clock=clock, chance=chance)
+                values = () if value is None else with_version((), value, folder)
+                create_if_absent(folder, values, disk=disk, clock=clock, chance=chance)
+            if value is not None:  # before anything is repaired
+                check_recorded(read_values(folder, disk=disk)[1], value, folder)
             finish_rewind(folder, disk=disk, clock=clock)
             found = examine(folder, disk=disk, clock=clock)
             if not create:
@@ -414,6 +421,22 @@ class WalLog(WalReading, Closing):
     def _drop_files(self, start: int) -> None:
         firsts = list(self._catalog.firsts)
         self._catalog.forget(drop_below(self.folder, firsts, start, disk=self.disk))
+
+    def evolve_value(self, value: Codec) -> Codec:
+        """Durably record a new version of the value format; returns its codec. The same version again changes nothing.
+
+        New fields are allowed, and fields that become wider: the new version decodes all older values. Anything
+        else is ``SchemaRefused``. On a log of plain bytes it records the first version, and the caller vouches that
+        the values so far have that format.
+        """
+        with self._trimming:
+            self.slots.check_open()
+            self._journal.check_in_place()  # must not change another log at this path
+            log_id, versions = read_values(self.folder, disk=self.disk)
+            changed = with_version(versions, value, self.folder)
+            if changed != versions:
+                write_identity(self.folder, log_id, changed, disk=self.disk)
+        return value
 
     def close(self) -> None:
         """Make all appends durable, and release the log. Idempotent.

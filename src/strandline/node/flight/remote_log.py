@@ -6,12 +6,20 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final, TypeAlias, TypeVar, final
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar, final
 from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import CorruptData, Diverged, InvalidInput, NotReady, Overloaded, TransientStorageError
+from strandline.errors import (
+    CorruptData,
+    Diverged,
+    InvalidInput,
+    NotReady,
+    Overloaded,
+    TransientStorageError,
+    Unsupported,
+)
 from strandline.formats.json.fields import Fields
 from strandline.formats.node.ticket import ReadTicket
 from strandline.log import slots as rules
@@ -42,6 +50,7 @@ from strandline.node.messages import Commit, NodeStatus, Plan, PlannedSpan, Time
 from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
+from strandline.values.contract import Codec
 
 T = TypeVar("T")
 TermBatch: TypeAlias = tuple[pa.RecordBatch, int]
@@ -53,6 +62,11 @@ _LONGEST_WAIT: Final = 10.0
 """Seconds of one waiting call: a node that is gone is noticed in between."""
 
 _FAILED_PAUSE: Final = 0.1
+
+NO_VALUE: Final = (
+    "a node's log records no value format, since replicas would not know its changes after a failover: give the codec "
+    "to producers, sinks and readers (value=)."
+)
 
 
 @dataclass(slots=True)
@@ -121,6 +135,15 @@ class RemoteLog(LogReading, Closing):
 
     def __repr__(self) -> str:
         return f"RemoteLog({self._nodes.url!r})"
+
+    @property
+    def value(self) -> NoReturn:
+        """``Unsupported``: nodes do not record a value format."""
+        raise Unsupported(f"The format of the values of {self.url} is unknown: {NO_VALUE}")
+
+    def evolve_value(self, value: Codec) -> NoReturn:
+        """``Unsupported``: nodes do not record a value format."""
+        raise Unsupported(f"The format of the values of {self.url} cannot be recorded: {NO_VALUE}")
 
     # --- appending ---------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from strandline.log.produce.producer import Producer
 from strandline.log.reading import read_between
 from strandline.log.slot_table import SlotTable
 from strandline.log.slots import position_of
+from strandline.log.value_format import evolve_value_of, value_of
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader, WalReading
 from strandline.model.arguments import Timeout, checked
@@ -38,6 +39,7 @@ from strandline.tier.attachment import ColdCell
 from strandline.tier.copy.history import TermLookups, divergence, read_history
 from strandline.tier.read.cold_reader import ColdPiece, ColdReader, HotStart, check_term
 from strandline.tier.read.tiered_slots import ColdPins, Hot, TierableSlots, TieredSlots
+from strandline.values.contract import Codec
 
 _TRIES: Final = 8
 """How often a plan may move between the tiers while the log is trimmed."""
@@ -258,6 +260,15 @@ class TieredLog(Closing):
         """
         # The end is known to the hot tier, also while the start is not.
         return read_between(self, since, self._hot.bounds().next if upto is None else upto, columns)
+
+    @property
+    def value(self) -> Codec | None:
+        """The codec of the log's values, as the hot log records it; None if values are plain bytes."""
+        return value_of(self._hot)
+
+    def evolve_value(self, value: Codec) -> Codec:
+        """Durably record a new version of the value format in the hot log. Segments hold values of all versions."""
+        return evolve_value_of(self._hot, value)
 
     def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
         """Append a batch to the hot tier, whole or not at all."""

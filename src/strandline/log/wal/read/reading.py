@@ -21,7 +21,7 @@ from strandline.log.wal.names import firsts_in
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.span import Held, WalSpan
 from strandline.log.wal.read.watermark import LOOKS, View, read_mark
-from strandline.log.wal.recover.scan_tail import read_identity, read_slots_file
+from strandline.log.wal.recover.scan_tail import read_identity, read_slots_file, read_values
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Signed, Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
@@ -33,6 +33,8 @@ from strandline.storage.clock import CLOCK, Clock, boot_id
 from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.fork_check import Origin, bound_to_process
+from strandline.values.contract import Codec
+from strandline.values.recorded import check_recorded, newest
 
 R = TypeVar("R")
 
@@ -66,6 +68,18 @@ class WalReading(LogReading, ABC):
     def log_id(self) -> UUID:
         """The log's identity."""
         return self._log_id
+
+    @property
+    def value(self) -> Codec | None:
+        """The codec of the log's values, in its newest version, as stored now; None if values are plain bytes.
+
+        ``UnsupportedVersion`` for a format of a newer release: its values can still be read as bytes.
+        """
+        return newest(read_values(self.folder, disk=self.disk)[1], self.folder)
+
+    def check_value(self, value: Codec | None) -> None:
+        """``InvalidInput`` unless the log has recorded the codec, in any version; None is always right."""
+        check_recorded(read_values(self.folder, disk=self.disk)[1], value, self.folder)
 
     def bounds(self) -> Bounds:
         """The first retained and the next offset; all of them are durable."""
@@ -294,6 +308,10 @@ class WalReader(WalReading, Closing):
         return f"The log in {self.folder} was opened for reading: only the process that writes it may change it."
 
     def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> NoReturn:
+        """``Unsupported``: it was opened for reading."""
+        raise Unsupported(self._refusal)
+
+    def evolve_value(self, value: Codec) -> NoReturn:
         """``Unsupported``: it was opened for reading."""
         raise Unsupported(self._refusal)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 from uuid import UUID
 
 from strandline.errors import CorruptData, NotFound
+from strandline.formats.json.value_versions import ValueVersion
 from strandline.formats.wal.folder import SlotsFile, decode_slots_file, encode_slots_file, encode_wal_identity
 from strandline.formats.wal.frame import FrameScanner
 from strandline.formats.wal.index import Index, new_chain
@@ -136,8 +138,10 @@ def rebuild_index(folder: str, log_id: UUID, first: int, *, disk: Disk) -> None:
     disk.sync_folder(folder)
 
 
-def create_if_absent(folder: str, *, disk: Disk, clock: Clock, chance: Chance) -> None:
-    """Create an empty log in a folder that has none; the caller holds its lock.
+def create_if_absent(
+    folder: str, values: Sequence[ValueVersion] = (), *, disk: Disk, clock: Clock, chance: Chance
+) -> None:
+    """Create an empty log in a folder that has none, with this value format; the caller holds its lock.
 
     Leftovers of an interrupted creation are replaced. ``CorruptData`` if there is more: then this was a log.
     """
@@ -150,18 +154,23 @@ def create_if_absent(folder: str, *, disk: Disk, clock: Clock, chance: Chance) -
     lead = encode_lead(log_id, 0, JournalPosition(0, 0, 0, 0, 0, {}))
     disk.write_new(f"{folder}/{data_name(0)}", lead)
     disk.sync_folder(folder)
+    write_identity(folder, log_id, values, disk=disk)
+
+
+def write_identity(folder: str, log_id: UUID, values: Sequence[ValueVersion], *, disk: Disk) -> None:
+    """Durably replace the identity file, as a whole."""
     identity = f"{folder}/{IDENTITY}"
-    replace_file(disk, identity, encode_wal_identity(log_id), temporary=f"{identity}{NEW}")
+    replace_file(disk, identity, encode_wal_identity(log_id, values), temporary=f"{identity}{NEW}")
 
 
-def describe_copy(folder: str, mark: Mark, *, disk: Disk) -> None:
+def describe_copy(folder: str, mark: Mark, values: Sequence[ValueVersion], *, disk: Disk) -> None:
     """Turn copied files of frames in a folder into a log, without slots; the identity file is written last.
 
     The mark is of a clean end: a shorter log is recognised as incomplete.
     """
     disk.write_new(f"{folder}/{MARK}", [encode_mark(mark)])
     disk.write_new(f"{folder}/{KEPT}", [encode_slots_file(SlotsFile(mark.log_id, mark.start))])
-    disk.write_new(f"{folder}/{IDENTITY}", [encode_wal_identity(mark.log_id)])
+    disk.write_new(f"{folder}/{IDENTITY}", [encode_wal_identity(mark.log_id, values)])
 
 
 def _clear(folder: str, *, disk: Disk, clock: Clock) -> None:

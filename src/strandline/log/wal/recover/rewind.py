@@ -46,6 +46,7 @@ from strandline.log.wal.recover.scan_tail import (
     read_identity,
     read_lead,
     read_slots_file,
+    read_values,
     walk,
 )
 from strandline.log.wal.slots import write_slots_file
@@ -213,7 +214,7 @@ def _copy_tail(folder: str, found: Examined, cut: _RewindCut, to: int, target: s
             disk.copy(f"{folder}/{row.name}", f"{target}/{row.name}")
     place = found.place
     mark = Mark(log_id, to, place.next, max([first, *later]), place.term, _NO_BOOT, clean=True)
-    describe_copy(target, mark, disk=disk)
+    describe_copy(target, mark, read_values(folder, disk=disk)[1], disk=disk)
 
 
 def _pieces(path: str, at: int, end: int, *, disk: Disk) -> Iterator[bytes]:

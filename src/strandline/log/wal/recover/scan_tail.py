@@ -13,7 +13,8 @@ from uuid import UUID
 
 from strandline.errors import CorruptData, NotALog, NotFound, UnsupportedVersion
 from strandline.formats.arrow.block import read_metadata
-from strandline.formats.wal.folder import SlotsFile, append_of, decode_slots_file, decode_wal_identity, lead_of
+from strandline.formats.json.value_versions import ValueVersion
+from strandline.formats.wal.folder import SlotsFile, append_of, decode_slots_file, decode_wal_values, lead_of
 from strandline.formats.wal.frame import (
     HEADER_SIZE,
     MAGIC,
@@ -186,9 +187,14 @@ class _File:
 
 def read_identity(folder: str, *, disk: Disk) -> UUID:
     """The identity of the log in this folder, or ``NotALog``."""
+    return read_values(folder, disk=disk)[0]
+
+
+def read_values(folder: str, *, disk: Disk) -> tuple[UUID, tuple[ValueVersion, ...]]:
+    """The identity of the log in this folder, and the versions of its value format; or ``NotALog``."""
     path = f"{folder}/{IDENTITY}"
     try:
-        return decode_wal_identity(disk.read(path), path)
+        return decode_wal_values(disk.read(path), path)
     except NotFound as error:
         check_missing(folder, FolderKind.WAL, disk=disk)
         raise NotALog(f"There is no write-ahead log in {folder}: name another folder, or create one.") from error

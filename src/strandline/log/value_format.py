@@ -1,0 +1,29 @@
+"""The value format of any log: the codec that its identity names."""
+
+from __future__ import annotations
+
+from strandline.errors import Unsupported
+from strandline.values.contract import Codec
+
+
+def value_of(log: object) -> Codec | None:
+    """The codec that a log names for its values, in the newest version; None: its values are plain bytes.
+
+    ``Unsupported`` for a log that has no place for it: there the format is unknown, which is not the same.
+    """
+    if not hasattr(type(log), "value"):
+        raise Unsupported(
+            f"A {type(log).__name__} records no value format: give the codec to producers, sinks and readers (value=)."
+        )
+    found: Codec | None = log.value  # type: ignore[attr-defined]
+    return found
+
+
+def evolve_value_of(log: object, value: Codec) -> Codec:
+    """Record a new version in a log; ``Unsupported`` for one that has no place for it."""
+    if not hasattr(type(log), "evolve_value"):
+        raise Unsupported(
+            f"A {type(log).__name__} records no value format: give the codec to producers, sinks and readers (value=)."
+        )
+    found: Codec = log.evolve_value(value)  # type: ignore[attr-defined]
+    return found

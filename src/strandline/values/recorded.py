@@ -1,0 +1,207 @@
+"""Codecs as a log records them in its identity: a format's name and its schema as JSON, with version numbers."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from strandline.errors import CorruptData, InvalidInput, SchemaRefused, UnsupportedVersion
+from strandline.formats.json.value_versions import ValueVersion
+from strandline.model.addresses import refuse_credentials
+from strandline.values.arrow import Arrow
+from strandline.values.avro import Avro
+from strandline.values.contract import Codec
+from strandline.values.envelopes import BeforeAfter, Debezium
+from strandline.values.evolution import evolve
+from strandline.values.json import Json
+from strandline.values.messagepack import MessagePack
+from strandline.values.protobuf import Protobuf
+from strandline.values.raw import Raw
+from strandline.values.schema_json import read_schema, schema_fields
+
+_MOST_BYTES: Final = 1 << 20
+"""Limit on a recorded schema: whoever opens the log reads all of its versions."""
+
+
+def as_version(codec: Codec, number: int = 1) -> ValueVersion:
+    """What a log records of a codec; ``InvalidInput`` for a codec of the caller's own, which no reader could find."""
+    version = ValueVersion.of(number, *_description(codec))
+    if len(version.schema) > _MOST_BYTES:
+        raise InvalidInput(
+            f"The schema takes {len(version.schema):,} bytes, and a log records up to {_MOST_BYTES:,}: leave out what "
+            "values do not use, or use a schema registry."
+        )
+    return version
+
+
+def codec_of(version: ValueVersion, where: str) -> Codec:
+    """The codec that a log has recorded.
+
+    ``UnsupportedVersion`` for a format, or a type of a column, that this release does not know; ``CorruptData`` if its
+    schema is damaged.
+    """
+    try:
+        return _built(version.format, version.schema)
+    except LookupError as error:
+        raise UnsupportedVersion(
+            f"The values of {where} have the format {version.format[:80]!r} (version {version.number}), which this "
+            f"release cannot decode ({str(error.args[0])[:100]}): upgrade strandline, read the values as bytes, or "
+            "name a codec."
+        ) from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptData(
+            f"The schema of version {version.number} of the values of {where} is damaged: {str(error)[:200]}. Restore "
+            "log.json, or name a codec."
+        ) from error
+
+
+def newest(versions: Sequence[ValueVersion], where: str) -> Codec | None:
+    """The codec of the newest version; None for a log of plain bytes."""
+    return codec_of(versions[-1], where) if versions else None
+
+
+def check_recorded(versions: Sequence[ValueVersion], codec: Codec | None, where: str) -> None:
+    """``InvalidInput`` if a log has not recorded the codec with which it is opened.
+
+    An older version is fine: a program that is not updated yet names it.
+    """
+    if codec is None:
+        return
+    wanted = as_version(codec)
+    if not any(version.is_same_format(wanted) for version in versions):
+        has = f"the values {versions[-1].format} (version {versions[-1].number})" if versions else "plain bytes"
+        raise InvalidInput(
+            f"The log at {where} has {has}, and not {codec!r:.200}; opening does not change that: use evolve_value, or "
+            "open it without value=."
+        )
+
+
+def with_version(versions: Sequence[ValueVersion], codec: Codec, where: str) -> tuple[ValueVersion, ...]:
+    """The versions with one more, unless the newest is the same already.
+
+    Allowed are new fields, and fields that become wider: a reader with the new version decodes all values of the
+    older ones. Anything else is ``SchemaRefused``, with what to do.
+    """
+    wanted = as_version(codec, len(versions) + 1)
+    if versions and versions[-1].is_same_format(wanted):
+        return tuple(versions)
+    if versions:
+        _check_change(codec_of(versions[-1], where), codec, where)
+    return (*versions, wanted)
+
+
+def _check_change(old: Codec, new: Codec, where: str) -> None:
+    if type(old) is not type(new):
+        raise SchemaRefused(
+            f"The values of {where} are {old.name}, and {new.name} is another format, which cannot decode them: keep "
+            "the format, or begin a new log."
+        )
+    evolve(old.schema, new.schema)
+    behind = evolve(new.schema, old.schema)
+    if behind.added:
+        raise SchemaRefused(
+            f"The field '{behind.added[0].name}' is in the values of {where} and missing from the new schema: keep it "
+            "there; producers may leave it null."
+        )
+    if behind.widened:
+        field = behind.widened[0]
+        raise SchemaRefused(
+            f"The field '{field.name}' is {field.type} in the values of {where} and narrower in the new schema: keep "
+            "its type."
+        )
+    _check_bytes(old, new, where)
+
+
+def _check_bytes(old: Codec, new: Codec, where: str) -> None:
+    """Whether the new codec understands the bytes that the old one wrote, beyond their fields."""
+    match old, new:
+        case Debezium(), Debezium():
+            _check_change(old.codec, new.codec, where)
+        case BeforeAfter(), BeforeAfter():
+            _check_change(old.codec, new.codec, where)
+        case Protobuf(), Protobuf():
+            new.check_reads(old)
+        case Avro(), Avro():
+            new.check_reads(old)
+
+
+def _description(codec: Codec) -> tuple[str, dict[str, Any]]:
+    match codec:
+        case Json() | MessagePack() | Arrow():
+            return codec.name, {"fields": schema_fields(codec.schema)}
+        case Raw():
+            return codec.name, {}
+        case Protobuf():
+            files, message = codec.settings()
+            return codec.name, {"files": base64.b64encode(files).decode(), "message": message}
+        case Avro():
+            return codec.name, _avro_description(codec)
+        case Debezium() | BeforeAfter():
+            name, schema = _description(codec.codec)
+            return codec.name, {"format": name, "schema": schema}
+    raise InvalidInput(
+        f"A log records only formats of strandline, and {codec!r:.100} is another codec: give it to the producers, "
+        "sinks and readers themselves."
+    )
+
+
+def _avro_description(codec: Avro) -> dict[str, Any]:
+    text, registry, number = codec.settings()
+    found: dict[str, Any] = {"schema": json.loads(text)}
+    if isinstance(registry, str):
+        refuse_credentials(registry, "give it the registry's address without them")
+        found["registry"] = registry
+    elif registry is not None:
+        found["schemas"] = {str(one): _avro_json(schema) for one, schema in registry.items()}
+    return found if number is None else {**found, "schema_id": number}
+
+
+def _avro_json(schema: Any) -> Any:
+    return json.loads(schema) if isinstance(schema, str) else schema
+
+
+@lru_cache(maxsize=64)
+def _built(name: str, schema: str) -> Codec:
+    if name not in _BUILD:
+        raise LookupError("it does not know that format")
+    found = json.loads(schema)
+    try:
+        return _BUILD[name](found)
+    except KeyError as error:  # not an unknown format: a part of the schema is missing
+        raise ValueError(f"{error} is missing") from error
+
+
+def _avro(found: dict[str, Any]) -> Avro:
+    registry = found.get("registry")
+    if "schemas" in found:
+        registry = {int(number): schema for number, schema in found["schemas"].items()}
+    return Avro(found["schema"], registry=registry, schema_id=found.get("schema_id"))
+
+
+def _protobuf(found: dict[str, Any]) -> Protobuf:
+    try:
+        return Protobuf(base64.b64decode(found["files"], validate=True), found["message"])
+    except binascii.Error as error:
+        raise ValueError(f"its descriptor cannot be read: {error}") from error
+
+
+def _arrow(found: dict[str, Any]) -> Arrow:
+    schema = read_schema(found["fields"])
+    return Arrow(schema if len(schema) else None)
+
+
+_BUILD: Final[dict[str, Callable[[dict[str, Any]], Codec]]] = {
+    "json": lambda found: Json(read_schema(found["fields"])),
+    "messagepack": lambda found: MessagePack(read_schema(found["fields"])),
+    "arrow": _arrow,
+    "raw": lambda _: Raw(),
+    "protobuf": _protobuf,
+    "avro": _avro,
+    "debezium": lambda found: Debezium(_built(found["format"], json.dumps(found["schema"]))),
+    "before-after": lambda found: BeforeAfter(_built(found["format"], json.dumps(found["schema"]))),
+}
+"""How each format's codec is made from its recorded schema."""
