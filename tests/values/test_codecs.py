@@ -6,19 +6,22 @@ import datetime as dt
 import http.server
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.errors import InvalidInput, SchemaRefused, TransientStorageError
-from strandline.testing.codecs import CodecContract
+from strandline.testing.codecs import CodecContract, row_strategy
 from strandline.values import Codec
 from tests.values.messages import order_files
+from tests.values.schemas import schemas
 
 SCHEMA = pa.schema(
     {
@@ -285,3 +288,17 @@ def test_numbers_that_json_lacks_are_kept_by_messagepack() -> None:
     assert codec.decode(codec.encode(batch)).columns.equals(batch)
     wide = sl.MessagePack(pa.schema({"f": pa.float64()})).encode_one({"f": 1e300})
     assert codec.decode(pa.array([wide], pa.binary())).bad.num_rows == 1
+
+
+@pytest.mark.parametrize("make", [sl.Json, sl.MessagePack])
+def test_rows_of_every_schema_come_back_as_they_were(make: Callable[[pa.Schema], Codec]) -> None:
+    @settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(schemas().flatmap(lambda schema: st.tuples(st.just(schema), st.lists(row_strategy(schema), max_size=3))))
+    def check(case: tuple[pa.Schema, list[dict[str, Any]]]) -> None:
+        codec = make(case[0])
+        batch = pa.RecordBatch.from_pylist(case[1], schema=codec.schema)
+        decoded = codec.decode(codec.encode(batch))
+        assert decoded.bad.num_rows == 0
+        assert decoded.columns.equals(batch)
+
+    check()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import string
 
 import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.errors import CorruptData, InvalidInput, SchemaRefused, UnsupportedVersion
@@ -17,6 +15,7 @@ from strandline.formats.json.value_versions import ValueVersion, read_versions, 
 from strandline.values import Codec
 from strandline.values.recorded import as_version, check_recorded, codec_of, newest, with_version
 from tests.values.messages import order_files
+from tests.values.schemas import schemas
 from tests.values.test_codecs import SCHEMA
 
 IDS = pa.schema({"id": pa.int32()})
@@ -47,31 +46,10 @@ def test_every_codec_comes_back_equal_from_plain_json(codec: Codec) -> None:
     assert as_version(found) == version
 
 
-_LEAVES = st.sampled_from(
-    [
-        pa.bool_(), pa.int8(), pa.uint64(), pa.float32(), pa.float64(), pa.string(), pa.large_string(), pa.binary(),
-        pa.large_binary(), pa.binary(16), pa.date32(), pa.time32("s"), pa.time32("ms"), pa.time64("us"),
-        pa.timestamp("s"), pa.timestamp("ns", "Europe/Oslo"), pa.timestamp("ms", "+02:00"), pa.decimal128(38, 9),
-        pa.decimal256(76, 0), pa.decimal128(5, -2),
-    ]
-)  # fmt: skip
-_NAMES = st.text(string.ascii_lowercase, min_size=1, max_size=4)
-_TYPES = st.recursive(
-    _LEAVES,
-    lambda inner: (
-        inner.map(pa.list_)
-        | inner.map(pa.large_list)
-        | inner.map(lambda kind: pa.map_(pa.string(), kind))
-        | st.dictionaries(_NAMES, inner, min_size=1, max_size=3).map(lambda fields: pa.struct(list(fields.items())))
-    ),
-    max_leaves=6,
-)
-
-
 @settings(max_examples=60, deadline=None, database=None)
-@given(st.dictionaries(_NAMES, _TYPES, min_size=1, max_size=4))
-def test_every_schema_comes_back_as_it_was(fields: dict[str, pa.DataType]) -> None:
-    codec = sl.Arrow(pa.schema(fields))
+@given(schemas())
+def test_every_schema_comes_back_as_it_was(schema: pa.Schema) -> None:
+    codec = sl.Arrow(schema)
     [version] = read_versions(json.loads(json.dumps(version_fields([as_version(codec)]))))
     assert codec_of(version, "the log").schema.equals(codec.schema, check_metadata=True)
 

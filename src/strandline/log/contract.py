@@ -15,6 +15,7 @@ from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
 from strandline.model.retention import SlotState
+from strandline.values.contract import Codec
 
 if TYPE_CHECKING:
     from strandline.log.produce.producer import Producer
@@ -178,12 +179,19 @@ class Log(LogReading, Protocol):
         """
 
     def producer(
-        self, *, batch_bytes: int = ..., linger: float = ..., budget: int = ..., block: bool = ...
+        self,
+        *,
+        batch_bytes: int = ...,
+        linger: float = ...,
+        budget: int = ...,
+        block: bool = ...,
+        value: Codec | None = ...,
     ) -> Producer:
         """A producer: many small appends become few batches, in the order of the calls, each listed once.
 
         A batch is closed at ``batch_bytes``, ``linger`` seconds after its first record, or by a flush. When ``budget``
-        bytes are not yet listed, appending blocks, or raises ``BufferFull`` if ``block`` is false.
+        bytes are not yet listed, appending blocks, or raises ``BufferFull`` if ``block`` is false. ``value`` is the
+        codec of typed values; by default the one that the log names, if it names one.
         """
 
     def end(self) -> Cursor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from typing import Any
 from uuid import UUID
@@ -22,8 +23,10 @@ from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, produc
 from strandline.log.produce.buffer import Limits
 from strandline.log.produce.handles import settled
 from strandline.log.produce.producer import Producer
+from strandline.log.produce.typed import ValueEncoder
 from strandline.log.slot_table import SlotTable
 from strandline.log.source_writers import remembered
+from strandline.log.value_format import named_codec
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor
 from strandline.model.head import ChunkRef, Entry, Head, WriterId
@@ -143,6 +146,7 @@ class MemoryLog(HeadLog[MemorySpan]):
         linger: float = LINGER,
         budget: int = BUDGET,
         block: bool = True,
+        value: Codec | None = None,
     ) -> Producer:
         """A producer with a writer id of its own, or the given one, which then continues after its last number."""
         return producer_by(
@@ -150,6 +154,7 @@ class MemoryLog(HeadLog[MemorySpan]):
             Limits(batch_bytes, linger, budget, block, uploads=1),
             writer=writer,
             last_number=self.last_number,
+            values=ValueEncoder(value, partial(named_codec, self)),
             clock=self._clock,
             chance=self._chance,
         )

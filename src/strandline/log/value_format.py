@@ -6,7 +6,7 @@ from strandline.errors import Unsupported
 from strandline.values.contract import Codec
 
 
-def value_of(log: object) -> Codec | None:
+def named_codec(log: object) -> Codec | None:
     """The codec that a log names for its values, in the newest version; None: its values are plain bytes.
 
     ``Unsupported`` for a log that has no place for it: there the format is unknown, which is not the same.
@@ -19,7 +19,7 @@ def value_of(log: object) -> Codec | None:
     return found
 
 
-def evolve_value_of(log: object, value: Codec) -> Codec:
+def evolve_named_codec(log: object, value: Codec) -> Codec:
     """Record a new version in a log; ``Unsupported`` for one that has no place for it."""
     if not hasattr(type(log), "evolve_value"):
         raise Unsupported(

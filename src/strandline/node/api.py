@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NoReturn, Unpack, final
 from uuid import UUID
 
@@ -15,6 +16,8 @@ from strandline.log.contract import Handle, Log, LogReading, Receipt, Slots
 from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, RETRY_SECONDS, producer_by
 from strandline.log.produce.buffer import Limits
 from strandline.log.produce.producer import Producer
+from strandline.log.produce.typed import ValueEncoder
+from strandline.log.value_format import named_codec
 from strandline.log.writers import numbered
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Timeout, checked
@@ -31,6 +34,7 @@ from strandline.node.running import RunningNode, leading
 from strandline.storage.clock import CHANCE
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
+from strandline.values.contract import Codec
 
 _LEADS_WITHIN: Final = 30.0
 _BUILDING: Final = str(Condition.BOOTSTRAPPING)
@@ -212,12 +216,14 @@ class Primary(_NodeHandle):
         linger: float = LINGER,
         budget: int = BUDGET,
         block: bool = True,
+        value: Codec | None = None,
         retry_seconds: float = RETRY_SECONDS,
     ) -> Producer:
         """A producer with a writer id of its own, or the given one, which then continues after its last number.
 
         Its records are listed when the node's commit policy is satisfied. While it is not, or while replicas are too
-        far behind, it tries again for ``retry_seconds``; then its handles raise the reason.
+        far behind, it tries again for ``retry_seconds``; then its handles raise the reason. ``value`` is the codec of
+        typed values.
         """
 
         def append(batch: pa.Table, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
@@ -228,6 +234,7 @@ class Primary(_NodeHandle):
             Limits(batch_bytes, linger, budget, block, uploads=1),
             writer=writer,
             last_number=self._role.last_number,
+            values=ValueEncoder(value, partial(named_codec, self)),
             clock=self.running.clock,
             chance=CHANCE,
             retry_seconds=retry_seconds,

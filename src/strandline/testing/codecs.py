@@ -125,7 +125,7 @@ def _values(kind: pa.DataType, *, nulls: bool) -> st.SearchStrategy[Any]:
 def _present(kind: pa.DataType, *, nulls: bool) -> st.SearchStrategy[Any]:  # noqa: C901, PLR0911, PLR0912 - one per type
     if pt.is_struct(kind):
         return st.fixed_dictionaries({field.name: _values(field.type, nulls=nulls) for field in kind})
-    if pt.is_list(kind):
+    if pt.is_list(kind) or pt.is_large_list(kind):
         return st.lists(_values(kind.value_type, nulls=nulls), max_size=3)
     if pt.is_map(kind):
         names = st.text(string.ascii_letters, max_size=3)
@@ -146,7 +146,8 @@ def _present(kind: pa.DataType, *, nulls: bool) -> st.SearchStrategy[Any]:  # no
     if pt.is_date32(kind):
         return st.dates()
     if pt.is_time(kind):
-        return st.integers(0, 86_399_999).map(_time_of_day)
+        step = 1000 if kind == pa.time32("s") else 1
+        return st.integers(0, 86_399_999 // step).map(lambda part: _time_of_day(part * step))
     if pt.is_timestamp(kind):
         low = dt.datetime(1700, 1, 1, tzinfo=dt.UTC)
         moments = st.integers(0, 500 * 365 * 86_400_000).map(lambda ms: low + dt.timedelta(milliseconds=ms))
@@ -155,7 +156,7 @@ def _present(kind: pa.DataType, *, nulls: bool) -> st.SearchStrategy[Any]:  # no
         return moments if kind.tz else moments.map(lambda each: each.replace(tzinfo=None))
     if pt.is_decimal(kind):
         most, scale = 10**kind.precision - 1, kind.scale
-        return st.integers(-most, most).map(lambda whole: Decimal(f"{whole}e-{scale}"))
+        return st.integers(-most, most).map(lambda whole: Decimal(f"{whole}e{-scale}"))
     return st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
 
 

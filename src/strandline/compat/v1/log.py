@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal
 from uuid import UUID, uuid5
 
@@ -26,7 +27,9 @@ from strandline.log.planning import check_fingerprint, known_columns
 from strandline.log.produce.buffer import Limits
 from strandline.log.produce.handles import settled
 from strandline.log.produce.producer import Producer
+from strandline.log.produce.typed import ValueEncoder
 from strandline.log.reading import HeadPoller
+from strandline.log.value_format import named_codec
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Duration, Timeout, checked
 from strandline.model.cursor import MILLISECOND, NO_LIMIT, Bounds, Cursor, Limit, Start
@@ -39,6 +42,7 @@ from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.metrics import fetching
 from strandline.storage.store import ObjectStore
 from strandline.storage.urls import local_folder, store_at
+from strandline.values.contract import Codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,15 +318,18 @@ class QueueLog(LogReading):
         block: bool = True,
         uploads: int = 4,
         compression: str = "zstd",
+        value: Codec | None = None,
     ) -> Producer:
         """A producer of values: ``produce``, or ``append`` without key, headers and operation.
 
+        ``value`` is the codec of typed values.
         It always has a new writer id: the queue does not remember the numbers of an old one.
         """
         writer = WriterId(self._chance.uuid())
         shipper = self._shipper(self.new_cell(), writer, compression)
         limits = Limits(batch_bytes, linger, budget, block, uploads)
-        return Producer(shipper, limits, writer=writer, number=0, clock=self.clock)
+        values = ValueEncoder(value, partial(named_codec, self))
+        return Producer(shipper, limits, writer=writer, number=0, clock=self.clock, values=values)
 
     @property
     def slots(self) -> QueueSlots:

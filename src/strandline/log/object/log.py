@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -37,7 +38,9 @@ from strandline.log.planning import clipped, known_columns
 from strandline.log.produce.buffer import Limits
 from strandline.log.produce.handles import settled
 from strandline.log.produce.producer import Producer
+from strandline.log.produce.typed import ValueEncoder
 from strandline.log.reading import HeadPoller
+from strandline.log.value_format import named_codec
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor
@@ -287,11 +290,13 @@ class ObjectLog(HeadLog[ObjectSpan], Closing):
         block: bool = True,
         uploads: int = 8,
         compression: str = "lz4",
+        value: Codec | None = None,
     ) -> Producer:
         """A producer with a writer id of its own, or the given one, which then continues after its last number.
 
         A writer id is for one running producer at a time: of two that share one, the second to use a number gets
-        ``OutOfOrder`` and appends nothing more.
+        ``OutOfOrder`` and appends nothing more. ``value`` is the codec of typed values; by default the one that the
+        log names.
         """
         head = self.head()
         name = WriterId(self._chance.uuid()) if writer is None else writer
@@ -303,6 +308,7 @@ class ObjectLog(HeadLog[ObjectSpan], Closing):
             writer=name,
             number=0 if last is None else last.number + 1,
             clock=self.clock,
+            values=ValueEncoder(value, partial(named_codec, self)),
         )
 
     def hold(self, position: int, seconds: HoldSeconds, *, retained_from: int | None = None) -> Hold:

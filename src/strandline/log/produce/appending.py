@@ -13,6 +13,7 @@ from strandline.log.contract import Handle, Receipt
 from strandline.log.produce.buffer import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.shipper import Draft, Sealed, Shipper
+from strandline.log.produce.typed import ValueEncoder
 from strandline.model.head import MetadataRanges, WriterId
 from strandline.model.records import RECORD_SCHEMA
 from strandline.storage.clock import Chance, Clock
@@ -177,10 +178,11 @@ def producer_by(
     last_number: Callable[[WriterId], int | None],
     clock: Clock,
     chance: Chance,
+    values: ValueEncoder | None = None,
     retry_seconds: float = RETRY_SECONDS,
 ) -> Producer:
     """A producer with a writer id of its own, or the given one, which then continues after its last number."""
     name = WriterId(chance.uuid()) if writer is None else writer
     last = None if writer is None else last_number(name)
     shipper = AppendShipper(append, name, clock, chance, retry_seconds)
-    return Producer(shipper, limits, writer=name, number=0 if last is None else last + 1, clock=clock)
+    return Producer(shipper, limits, writer=name, number=0 if last is None else last + 1, clock=clock, values=values)

@@ -28,6 +28,7 @@ from strandline.log.produce.rows import (
     header_bytes,
 )
 from strandline.log.produce.shipper import Shipper
+from strandline.log.produce.typed import TYPES, ValueEncoder
 from strandline.model.arguments import checked
 from strandline.model.head import MetadataRange, WriterId
 from strandline.model.records import Op, RecordSource, conform, record_batch
@@ -48,8 +49,6 @@ _BYTES: Final = frozenset({bytes})
 
 _PUT: Final = int(Op.PUT)
 """A plain number: with an enumeration member in it, the garbage collector would track every row."""
-
-_TYPES: Final = "Keys and values are bytes or None: encode text first."
 
 
 @bound_to_process(own=("append", "produce"))
@@ -76,6 +75,18 @@ class Producer(Closing):
     ...     handles = [producer.append(key=b"k", value=b"v"), producer.produce([b"a", b"b"], metadata=b"m")]
     >>> [handle.result() for handle in handles]
     [Receipt(first=0, count=1), Receipt(first=1, count=2)]
+
+    With a codec, the producer's (``log.producer(value=…)``) or the log's own, values may be typed:
+
+    >>> import pyarrow as pa
+    >>> with log.producer(value=sl.Json(pa.schema({"id": pa.int32()}))) as producer:
+    ...     producer.append(key=b"k", value={"id": 1}).result()
+    ...     producer.append_batch(pa.table({"key": [b"k", b"l"], "id": [2, 3]})).result()
+    Receipt(first=3, count=1)
+    Receipt(first=4, count=2)
+    >>> log.producer(value=sl.Json(pa.schema({"id": pa.int32()}))).append(value={"id": "x"})
+    Traceback (most recent call last):
+    strandline.errors.InvalidInput: The value does not fit the schema: Expected `int | null`, got `str` - at `$.id`.
     """
 
     def __init__(
@@ -86,8 +97,10 @@ class Producer(Closing):
         writer: WriterId,
         number: int,
         clock: Clock,
+        values: ValueEncoder | None = None,
     ) -> None:
         """Use :meth:`~strandline.log.contract.Log.producer` of a log."""
+        self._values = ValueEncoder(None, lambda: None) if values is None else values
         ready = Bell()
         outbox = Outbox(shipper, number=number, uploads=limits.uploads, ready=ready.set)
         self.writer = writer
@@ -106,26 +119,31 @@ class Producer(Closing):
         self,
         *,
         key: bytes | None = None,
-        value: bytes | None = None,
+        value: Any = None,
         op: int = _PUT,
         timestamp: int | None = None,
         headers: Headers | None = None,
     ) -> RecordHandle:
-        """Append one record; ``timestamp`` is in microseconds and defaults to now."""
+        """Append one record; ``timestamp`` is in microseconds and defaults to now.
+
+        ``value`` is bytes, None, or, where there is a codec, a mapping, a dataclass or a Struct with its fields. One
+        that does not fit is ``InvalidInput``, with the field, and nothing is appended.
+        """
         buffer = self._buffer
         large = False
-        if type(value) is bytes:
+        if value is None:
+            if buffer.opaque:
+                raise InvalidInput(ONLY_VALUES)
+        else:
+            if type(value) is not bytes:
+                value = self._values.one(value)
             large = len(value) >= _LARGE
-        elif value is not None:
-            raise InvalidInput(_TYPES)
-        elif buffer.opaque:
-            raise InvalidInput(ONLY_VALUES)
         if type(key) is bytes:
             large = large or len(key) >= _LARGE
             if buffer.opaque:
                 raise InvalidInput(ONLY_VALUES)
         elif key is not None:
-            raise InvalidInput(_TYPES)
+            raise InvalidInput(TYPES)
         if op or headers is not None:
             headers, op = check_rare(op, headers), int(op)
             large = large or (headers is not None and header_bytes(headers) >= _LARGE)
@@ -157,10 +175,14 @@ class Producer(Closing):
     def append_batch(self, batch: RecordSource, *, expect: int | None = None) -> BatchHandle:
         """Append a table of records, whole or not at all, never split over two batches.
 
+        Where there is a codec, the table may have the value's fields as columns, with ``key``, ``op``, ``timestamp``
+        and ``headers`` beside them (``_key`` and so on, if the value has a field of that name); or ``value`` is a
+        struct. A row that does not fit is ``InvalidInput``, with the field and the reason, and nothing is appended.
+
         With ``expect`` it is listed only if the log ends exactly there by then, with all earlier appends of this
         producer; else its handle raises ``ExpectationFailed``, the log is unchanged, and the producer continues.
         """
-        batches = conform(batch, now=self._clock.now())
+        batches = conform(self._values.records(batch), now=self._clock.now())
         if self._buffer.opaque:
             check_opaque(batches)
         outcome, start, stop = self._buffer.place_whole(batches, None, expect)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, final
 from uuid import UUID
 
@@ -14,7 +15,9 @@ from strandline.log.folders import FolderKind, check_missing, check_new
 from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, producer_by
 from strandline.log.produce.buffer import Limits
 from strandline.log.produce.producer import Producer
+from strandline.log.produce.typed import ValueEncoder
 from strandline.log.source_writers import known_as
+from strandline.log.value_format import named_codec
 from strandline.log.wal.names import hold_lock
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.reading import WalReading
@@ -205,16 +208,19 @@ class WalLog(WalReading, Closing):
         linger: float = LINGER,
         budget: int = BUDGET,
         block: bool = True,
+        value: Codec | None = None,
     ) -> Producer:
         """A producer with a writer id of its own, or the given one, which then continues after its last number.
 
-        Each of its batches is one frame. It cannot outlive the log: close it first.
+        Each of its batches is one frame. It cannot outlive the log: close it first. ``value`` is the codec of typed
+        values; by default the one that the log names.
         """
         return producer_by(
             self.append,
             Limits(batch_bytes, linger, budget, block, uploads=1),
             writer=writer,
             last_number=self.last_number,
+            values=ValueEncoder(value, partial(named_codec, self)),
             clock=self.clock,
             chance=self._chance,
         )

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar, final
 from uuid import UUID
 
@@ -28,7 +29,9 @@ from strandline.log.planning import Gathering, behind
 from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, RETRY_SECONDS, producer_by
 from strandline.log.produce.buffer import Limits
 from strandline.log.produce.producer import Producer
+from strandline.log.produce.typed import ValueEncoder
 from strandline.log.reading import HeadPoller, cursor_of, pauses
+from strandline.log.value_format import named_codec
 from strandline.log.writers import numbered
 from strandline.model.addresses import AddressText
 from strandline.model.arguments import Duration, Timeout, checked
@@ -201,19 +204,21 @@ class RemoteLog(LogReading, Closing):
         linger: float = LINGER,
         budget: int = BUDGET,
         block: bool = True,
+        value: Codec | None = None,
         retry_seconds: float = RETRY_SECONDS,
     ) -> Producer:
         """A producer with a writer id of its own, or the given one, which then continues after its last number.
 
         Its records are listed when the commit policy of the primary is satisfied. A batch whose answer was lost, that
         waits for the policy, or that no primary takes now is sent again, under the same number, for ``retry_seconds``;
-        then its handles raise the reason.
+        then its handles raise the reason. ``value`` is the codec of typed values.
         """
         return producer_by(
             self.append,
             Limits(batch_bytes, linger, budget, block, uploads=1),
             writer=writer,
             last_number=self.last_number,
+            values=ValueEncoder(value, partial(named_codec, self)),
             clock=self._clock,
             chance=CHANCE,
             retry_seconds=retry_seconds,

@@ -24,7 +24,7 @@ from strandline.log.produce.producer import Producer
 from strandline.log.reading import read_between
 from strandline.log.slot_table import SlotTable
 from strandline.log.slots import position_of
-from strandline.log.value_format import evolve_value_of, value_of
+from strandline.log.value_format import evolve_named_codec, named_codec
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader, WalReading
 from strandline.model.arguments import Timeout, checked
@@ -264,11 +264,11 @@ class TieredLog(Closing):
     @property
     def value(self) -> Codec | None:
         """The codec of the log's values, as the hot log records it; None if values are plain bytes."""
-        return value_of(self._hot)
+        return named_codec(self._hot)
 
     def evolve_value(self, value: Codec) -> Codec:
         """Durably record a new version of the value format in the hot log. Segments hold values of all versions."""
-        return evolve_value_of(self._hot, value)
+        return evolve_named_codec(self._hot, value)
 
     def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
         """Append a batch to the hot tier, whole or not at all."""
