@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -15,23 +16,29 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import pyarrow as pa
 import pytest
 
 import strandline as sl
 from strandline.cli.demo import command
 from strandline.cli.demo.changes import (
+    ORDER,
     Change,
+    ChangesDifference,
     Comparison,
-    HistoryDifference,
     Shape,
     StateDifference,
     Truth,
+    VersionsDifference,
     changes,
-    compare_history,
+    compare_changes,
     compare_state,
+    compare_versions,
     folded,
     producer_of,
     truth,
+    values_of,
+    versions,
 )
 from strandline.cli.demo.command import Demo
 from strandline.cli.demo.processes import DemoFolder, Process, ProcessGroup, failure_in
@@ -133,7 +140,7 @@ def test_the_truth_is_what_a_fold_of_a_real_log_gives_and_the_log_s_history_pass
     expected = truth(SMALL)
     assert compare_state(list(latest), list(latest.values()), expected).exact
     history = [(row["key"], row["value"]) for row in rows]
-    assert compare_history([row["offset"] for row in rows], history, expected).exact
+    assert compare_changes([row["offset"] for row in rows], history, expected).exact
 
 
 def test_deletes_matter_in_the_truth() -> None:
@@ -176,17 +183,46 @@ BROKEN_HISTORIES = {
 @pytest.mark.parametrize("fault", BROKEN_HISTORIES)
 def test_a_history_with_one_fault_is_found_out(fault: str) -> None:
     rows = list(enumerate(interleaved(SMALL, 1)))
-    assert compare_history([at for at, _ in rows], [change for _, change in rows], truth(SMALL)).exact
+    assert compare_changes([at for at, _ in rows], [change for _, change in rows], truth(SMALL)).exact
     BROKEN_HISTORIES[fault](rows)
-    found = compare_history([at for at, _ in rows], [change for _, change in rows], truth(SMALL))
+    found = compare_changes([at for at, _ in rows], [change for _, change in rows], truth(SMALL))
     assert not found.exact
     assert getattr(found, fault) == 1
 
 
+BROKEN_VERSIONS = {
+    "missing": lambda rows: rows.pop(10),
+    "extra": lambda rows: rows.append(rows[10]),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN_VERSIONS)
+def test_a_table_of_versions_with_one_fault_is_found_out(fault: str) -> None:
+    expected = list(versions(range(SMALL.records), interleaved(SMALL, 1)))
+    rows = list(reversed(expected))
+    assert compare_versions(rows, expected).exact
+    BROKEN_VERSIONS[fault](rows)
+    found = compare_versions(rows, expected)
+    assert {name for name in BROKEN_VERSIONS if getattr(found, name)} == {fault}
+
+
+def test_versions_follow_one_another_without_overlap_and_the_open_ones_are_the_latest() -> None:
+    rows = sorted(versions(range(SMALL.records), interleaved(SMALL, 1)), key=lambda row: (row[0], row[2]))
+    for (key, _, _, ended), (after, _, began, _) in itertools.pairwise(rows):
+        assert key != after or (ended is not None and ended <= began)
+    assert {key: value for key, value, _, ended in rows if ended is None} == truth(SMALL).latest
+
+
+def test_typed_rows_become_the_very_values_that_were_produced() -> None:
+    produced = [value for stream in streams(SMALL) for _, value in stream if value is not None]
+    columns = sl.Json(ORDER).decode(pa.array(produced, pa.binary())).columns
+    assert values_of(pa.table(columns).to_pydict()) == produced
+
+
 def test_a_value_that_moved_between_key_and_value_is_found_out() -> None:
     expected = Truth(1, {}, (hashlib.sha256(b"13:order-00000001:x").hexdigest(),))
-    assert compare_history([0], [(b"order-0000000", b"x")], expected).exact
-    assert not compare_history([0], [(b"order-0000000", None)], expected).exact
+    assert compare_changes([0], [(b"order-0000000", b"x")], expected).exact
+    assert not compare_changes([0], [(b"order-0000000", None)], expected).exact
 
 
 # --- the page --------------------------------------------------------------------------------------------------
@@ -194,17 +230,18 @@ def test_a_value_that_moved_between_key_and_value_is_found_out() -> None:
 
 def finished() -> DemoResult:
     state = StateDifference(rows=90, missing=0, extra=0, different=0, doubled=0)
-    history = HistoryDifference(rows=1000, lost=0, doubled=0, disordered=0)
+    history = VersionsDifference(rows=950, missing=0, extra=0)
+    made = ChangesDifference(rows=1000, lost=0, doubled=0, disordered=0)
     result = DemoResult(Shape(1000, 100, 3, 7), seconds=12.5, exposed=0.0451)
     result.samples = [
-        Sample(float(t), min(1000, 100 * t), 80 * t, 90 * t, 0 if t < 6 else 1000, 0 if t in {4, 5} else 1)
+        Sample(float(t), min(1000, 100 * t), 80 * t, 70 * t, 90 * t, 0 if t < 6 else 1000, 0 if t in {4, 5} else 1)
         for t in range(12)
     ]
     result.events = [
         DemoEvent(0.0, "start", "it <starts> & runs"),
         DemoEvent(1.0, "up", "Spark is up"),
         DemoEvent(4.0, "kill", "SIGKILL"),
-        DemoEvent(4.1, "checkpoint", "both checkpoints are deleted"),
+        DemoEvent(4.1, "checkpoint", "the checkpoint is deleted"),
         DemoEvent(5.5, "up", "Spark is up again"),
         DemoEvent(6.0, "join", "one joins late"),
         DemoEvent(11.0, "done", "done"),
@@ -212,8 +249,8 @@ def finished() -> DemoResult:
     slot = SlotRow("stalled-report", 50, 950, 9500, 3.0, "a<b", 1, pins_floor=True, invalid=None)
     result.lag = Lag("file:///log", "id", 0, 1000, 50, None, (slot,))
     wrong = replace(state, missing=12345, different=7)
-    lossy = HistoryDifference(rows=900, lost=54321, doubled=17, disordered=3)
-    result.compared = Comparison(90, state, history, lossy, wrong)
+    lossy = ChangesDifference(rows=900, lost=54321, doubled=17, disordered=3)
+    result.compared = Comparison(90, state, history, made, lossy, wrong)
     return result
 
 
@@ -227,7 +264,7 @@ def test_the_page_is_well_formed_and_holds_what_was_found() -> None:
     for expected in ("EXACT", "54,321", "12,345", "it <starts> & runs", "stalled-report", "pins the floor", "4.5%"):
         assert expected in text
     assert "orders table  ▁▁▂▃▃▄▅▅▆▇█▅ at most 200" in text
-    assert "both checkpoints are deleted" in text
+    assert "the checkpoint is deleted" in text
 
 
 def test_the_page_needs_nothing_but_itself() -> None:
@@ -248,7 +285,7 @@ def test_a_wrong_result_is_called_wrong() -> None:
 def test_a_naive_twin_that_is_right_by_chance_is_reported_as_right() -> None:
     result = finished()
     assert result.compared is not None
-    result.compared = replace(result.compared, naive=result.compared.history, naive_state=result.compared.orders)
+    result.compared = replace(result.compared, naive=result.compared.changes, naive_state=result.compared.orders)
     assert "happens to be right" in page(result)
     assert result.fields()["naive_wrong"] is False
 
@@ -263,7 +300,7 @@ def test_the_demo_s_status_is_its_verdict_and_its_report_is_kept(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     done = run("demo")
     assert done.exit_code == status, done.output
-    assert ("WRONG" if status else "EXACT: both tables") in done.stdout
+    assert ("WRONG" if status else "EXACT: all tables") in done.stdout
     (home,) = tmp_path.iterdir()
     assert home.stat().st_mode & 0o777 == 0o700
     (report,) = home.iterdir()

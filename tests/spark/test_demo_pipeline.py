@@ -1,4 +1,4 @@
-"""The demo's two queries: a run is marked as up only if both of them are."""
+"""The demo's queries: a run is marked as up only if all of them are."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_run_whose_query_dies_at_once_is_not_marked_as_up(spark, tmp_path, mon
     folder.prepare()
     log = sl.open(folder.log, create=True)
     with log.producer() as producer:
-        producer.append(key=b"order", value=b"new")
+        producer.append(key=b"order", op=sl.Op.DELETE)
     with pytest.raises(StreamingQueryException, match="failed to connect back"):
         pipeline.bring_up(spark, folder, 1)
     assert not folder.up(1).exists()

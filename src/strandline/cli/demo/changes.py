@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -24,7 +24,20 @@ Change = tuple[bytes, bytes | None]
 _SHIPPED: Final = 0.2
 """How often a change of an order ships it; a shipped order is deleted next, and its number used again later."""
 
-_NOTES: Final = (b"leave at the door", b"ring twice", b"gift wrapping, please", b"back entrance", b"call before")
+_NOTES: Final = ("leave at the door", "ring twice", "gift wrapping, please", "back entrance", "call before")
+
+ORDER: Final = pa.schema(
+    {
+        "order": pa.int64(),
+        "status": pa.string(),
+        "version": pa.int32(),
+        "customer": pa.int32(),
+        "total": pa.decimal128(10, 2),
+        "note": pa.string(),
+    }
+)
+"""The fields of an order, which are the columns of the typed tables."""
+_VALUE: Final = '{"order":%d,"status":"%s","version":%d,"customer":%d,"total":%s,"note":"%s"}'
 
 _ABSENT, _OPEN, _DONE = 0, 1, 2
 
@@ -66,25 +79,25 @@ def changes(shape: Shape, producer: int) -> Iterator[Change]:
             yield b"order-%07d" % number, None
             continue
         if state == _ABSENT:
-            status, states[index] = b"created", _OPEN
+            status, states[index] = "created", _OPEN
         elif chance() < _SHIPPED:
-            status, states[index] = b"shipped", _DONE
+            status, states[index] = "shipped", _DONE
         else:
-            status = b"updated"
+            status = "updated"
         cents = int(chance() * 100_000)
-        yield (
-            b"order-%07d" % number,
-            b'{"order":%d,"status":"%s","version":%d,"customer":%d,"total":%d.%02d,"note":"%s"}'
-            % (
-                number,
-                status,
-                versions[index],
-                number * 7919 % 9973,
-                cents // 100,
-                cents % 100,
-                _NOTES[cents % len(_NOTES)],
-            ),
-        )
+        total = f"{cents // 100}.{cents % 100:02}"
+        order = (number, status, versions[index], number * 7919 % 9973, total, _NOTES[cents % len(_NOTES)])
+        yield b"order-%07d" % number, (_VALUE % order).encode()
+
+
+def values_of(rows: Mapping[str, Sequence[Any]]) -> list[bytes]:
+    """The values that the rows of a typed table were decoded from.
+
+    >>> order = {"order": [7], "status": ["created"], "version": [1], "customer": [3], "total": ["0.50"], "note": [""]}
+    >>> values_of(order)
+    [b'{"order":7,"status":"created","version":1,"customer":3,"total":0.50,"note":""}']
+    """
+    return [(_VALUE % order).encode() for order in zip(*(rows[name] for name in ORDER.names), strict=True)]
 
 
 def producer_of(key: bytes, producers: int) -> int:
@@ -166,7 +179,7 @@ def compare_state(keys: Sequence[bytes], values: Sequence[bytes], expected: Trut
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryDifference:
+class ChangesDifference:
     """Differences of a table of all changes, by offset; ``disordered`` counts producers whose changes differ."""
 
     rows: int
@@ -180,19 +193,64 @@ class HistoryDifference:
         return not (self.lost or self.doubled or self.disordered)
 
 
-def compare_history(offsets: Iterable[int], stored: Iterable[Change], expected: Truth) -> HistoryDifference:
+def compare_changes(offsets: Iterable[int], stored: Iterable[Change], expected: Truth) -> ChangesDifference:
     """Compare a table of all changes, ordered by offset: each offset once, each producer's changes in order."""
     counts = Counter(offsets)
     rows = counts.total()
     digests = [hashlib.sha256() for _ in expected.digests]
     for key, value in stored:
         _feed(digests[producer_of(key, len(digests))], key, value)
-    return HistoryDifference(
+    return ChangesDifference(
         rows=rows,
         lost=expected.records - sum(1 for offset in counts if 0 <= offset < expected.records),
         doubled=rows - len(counts),
         disordered=sum(found.hexdigest() != wanted for found, wanted in zip(digests, expected.digests, strict=True)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class VersionsDifference:
+    """Differences of a table of versions: rows that it lacks, and rows that should not be there."""
+
+    rows: int
+    missing: int
+    extra: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether the table equals the truth."""
+        return not (self.missing or self.extra)
+
+
+Version = tuple[bytes, bytes, int, int | None]
+"""A key, its value, the offset at which the value began, and that at which it ended (None: it is current)."""
+
+
+def versions(offsets: Iterable[int], stored: Iterable[Change]) -> Iterator[Version]:
+    """The versions of all keys, from changes in order.
+
+    >>> sorted(versions(range(3), [(b"a", b"1"), (b"b", b"2"), (b"a", None)]))
+    [(b'a', b'1', 0, 2), (b'b', b'2', 1, None)]
+    """
+    current: dict[bytes, tuple[bytes, int]] = {}
+    for offset, (key, value) in zip(offsets, stored, strict=True):
+        before = current.pop(key, None)
+        if before is not None:
+            yield key, *before, offset
+        if value is not None:
+            current[key] = value, offset
+    for key, (value, began) in current.items():
+        yield key, value, began, None
+
+
+def compare_versions(found: Iterable[Version], expected: Iterable[Version]) -> VersionsDifference:
+    """Compare the rows of a table of versions with those that the changes lead to.
+
+    >>> compare_versions([(b"a", b"1", 0, None), (b"a", b"1", 0, None)], [(b"a", b"1", 0, 2)])
+    VersionsDifference(rows=2, missing=1, extra=2)
+    """
+    rows, wanted = Counter(found), Counter(expected)
+    return VersionsDifference(rows.total(), (wanted - rows).total(), (rows - wanted).total())
 
 
 def folded(stored: Iterable[Change]) -> dict[bytes, bytes]:
@@ -212,14 +270,15 @@ class Comparison:
 
     keys: int
     orders: StateDifference
-    history: HistoryDifference
-    naive: HistoryDifference
+    history: VersionsDifference
+    changes: ChangesDifference
+    naive: ChangesDifference
     naive_state: StateDifference
 
     @property
     def exact(self) -> bool:
-        """Whether both tables that follow the log equal the truth."""
-        return self.orders.exact and self.history.exact
+        """Whether all tables that follow the log equal the truth."""
+        return self.orders.exact and self.history.exact and self.changes.exact
 
     @property
     def naive_exact(self) -> bool:
@@ -229,15 +288,18 @@ class Comparison:
 
 def compare(folder: DemoFolder, expected: Truth) -> Comparison:
     """Read all tables with ``deltalake`` alone and compare them with the truth."""
-    orders = _rows(folder.orders, "key", "value").to_pydict()
-    history = _rows(folder.history, "offset", "op", "key", "value").sort_by("offset")
+    orders = _rows(folder.orders, "_key", *ORDER.names).to_pydict()
+    changed = _rows(folder.changes, "offset", "op", "key", "value").sort_by("offset")
     naive = _rows(folder.naive, "offset", "op", "key", "value").sort_by("offset")
     latest = folded(_changes(naive))
+    offsets = changed["offset"].to_pylist()
     return Comparison(
         keys=len(expected.latest),
-        orders=compare_state(orders["key"], orders["value"], expected),
-        history=compare_history(history["offset"].to_pylist(), _changes(history), expected),
-        naive=compare_history(naive["offset"].to_pylist(), _changes(naive), expected),
+        orders=compare_state(orders["_key"], values_of(orders), expected),
+        # The offsets are in no generator: they are those of the changes, which are compared by themselves.
+        history=compare_versions(_versions(folder.history), versions(offsets, _changes(changed))),
+        changes=compare_changes(offsets, _changes(changed), expected),
+        naive=compare_changes(naive["offset"].to_pylist(), _changes(naive), expected),
         naive_state=compare_state(list(latest), list(latest.values()), expected),
     )
 
@@ -246,6 +308,11 @@ def _rows(table: str, *columns: str) -> pa.Table:
     from deltalake import DeltaTable
 
     return DeltaTable(table).to_pyarrow_table(columns=list(columns))
+
+
+def _versions(table: str) -> Iterator[Version]:
+    rows = _rows(table, "_key", "_valid_from_offset", "_valid_to_offset", *ORDER.names).to_pydict()
+    return zip(rows["_key"], values_of(rows), rows["_valid_from_offset"], rows["_valid_to_offset"], strict=True)
 
 
 def _changes(table: pa.Table) -> Iterator[Change]:

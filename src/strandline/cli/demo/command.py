@@ -18,6 +18,7 @@ from rich.console import RenderableType
 
 from strandline.cli.demo.changes import Shape, compare, truth
 from strandline.cli.demo.processes import (
+    HISTORY_SLOT,
     LATE_SLOT,
     OUTPUT,
     SLOT,
@@ -53,10 +54,11 @@ _ALLOWED_WHILE_DOWN: Final = {1: 0.66, 2: 0.92}
 _STALLED: Final = 0.05
 
 _INTRODUCTION: Final = """\
-{records:,} changes of {keys:,} orders (seed {seed}) from {producers} processes go into a log. Spark follows it into a
-Delta table. In the same session a naive twin, which knows only its checkpoint, does so too. Both are killed twice:
-first at a moment that we choose, when each has written a batch and not yet recorded it (every batch passes
-through that moment, an accident seldom hits it); then at any moment, and both checkpoints are deleted.
+{records:,} changes of {keys:,} orders (seed {seed}) from {producers} processes go into a log, as JSON. Spark follows it
+into two typed Delta tables: the latest orders, and the history of their versions. In the same session runs a naive
+twin, which knows only its checkpoint. All are killed twice: first at a moment that we choose, when each has written
+a batch and not yet recorded it (every batch passes through that moment, an accident seldom hits it); then at any
+moment, and the checkpoint is deleted.
 """
 
 
@@ -73,15 +75,15 @@ def demo(
 ) -> None:
     """Kill a Spark pipeline at its worst moments, delete its checkpoint, and count what is wrong: nothing.
 
-    Several processes append changes of orders to a log while Spark follows it into a Delta table. Beside it runs a
-    naive twin that trusts the checkpoint alone. Needs the extras spark and delta, and Java. Ends with status 0 only
-    if our tables are exact.
+    Several processes append changes of orders to a log while Spark follows it into two typed Delta tables. Beside them
+    runs a naive twin that trusts the checkpoint alone. Needs the extras spark, delta and typed, and Java. Ends with
+    status 0 only if our tables are exact.
     """
     if keys < producers:
         raise typer.BadParameter("--keys must be at least --producers: each producer has keys of its own.")
     if dir is not None and dir.exists() and any(dir.iterdir()):
         raise typer.BadParameter(f"--dir {dir} is not empty.")
-    for module, extra in (("pyspark", "spark"), ("deltalake", "delta")):
+    for module, extra in (("pyspark", "spark"), ("deltalake", "delta"), ("msgspec", "typed")):
         if find_spec(module) is None:
             raise MissingExtra(f"The demo needs the extra {extra!r}: pip install 'strandline[{extra}]'.")
     shape = Shape(records, keys, producers, seed)
@@ -169,7 +171,7 @@ class Demo:
     def run(self) -> DemoResult:
         """Run the whole schedule."""
         self._show(_INTRODUCTION.format_map(asdict(self._shape)))
-        self._event("start", "Spark starts, with our pipeline and a naive twin in one session")
+        self._event("start", "Spark starts, with our two tables and a naive twin in one session")
         spark = self._start_spark(1)
         self._start_producers()
         self._start_stalled_consumer()
@@ -233,10 +235,10 @@ class Demo:
         self._wait_for_table(_KILLED[1])
         write_marker(folder.hold)
         self._allow(_ALLOWED_FOR_THE_KILL)
-        both = [folder.held("orders"), folder.held("naive")]
-        self._until(lambda _: all(marker.exists() for marker in both), "both queries to have written a batch")
+        held = [folder.held(query) for query in (SLOT, HISTORY_SLOT, "naive")]
+        self._until(lambda _: all(marker.exists() for marker in held), "all queries to have written a batch")
         self._kill(
-            spark, "SIGKILL: each query has written a batch to its table that its checkpoint does not know of yet"
+            spark, "SIGKILL: each query has written a batch to its table that its slot or checkpoint does not have yet"
         )
         folder.hold.unlink()
         self._allow(_ALLOWED_WHILE_DOWN[1])
@@ -247,7 +249,7 @@ class Demo:
 
     def _start_late_consumer(self) -> Process:
         end = str(self._shape.records)
-        late = self._start("late", "consume", self._folder.log, self._folder.history, "append", LATE_SLOT, end)
+        late = self._start("late", "consume", self._folder.log, self._folder.changes, "append", LATE_SLOT, end)
         self._event("join", "a second consumer joins late and reads all changes from the beginning, without Spark")
         return late
 
@@ -256,14 +258,16 @@ class Demo:
         self._kill(spark, "SIGKILL, at no particular moment")
         self._allow(_ALLOWED_WHILE_DOWN[2])
         shutil.rmtree(self._folder.checkpoints)
-        self._event("checkpoint", "both checkpoints are deleted")
+        self._event("checkpoint", "the checkpoint is deleted")
         return self._start_spark(3)
 
     def _finish(self, spark: Process, late: Process) -> None:
         end = self._shape.records
         self._until(lambda now: now.produced >= end, "all changes to be produced")
         self._event("done", f"all {end:,} changes are produced")
-        self._until(lambda now: min(now.orders, now.naive, now.history) >= end, "everybody to reach the end")
+        self._until(
+            lambda now: min(now.orders, now.history, now.naive, now.changes) >= end, "everybody to reach the end"
+        )
         self._until(lambda _: not late.running, "the late consumer to end")
         self.result.lag = look(self._log)
         self._event("done", f"everybody is at offset {end:,}; the log ends at {self.result.lag.next:,}")
@@ -301,8 +305,9 @@ class Demo:
             at=self._now(),
             produced=self._log.bounds().next,
             orders=slots.get(SLOT, 0),
+            history=slots.get(HISTORY_SLOT, 0),
             naive=read_marker(self._folder.naive_position) or 0,
-            history=slots.get(LATE_SLOT, 0),
+            changes=slots.get(LATE_SLOT, 0),
             run=self._run,
         )
 
@@ -333,6 +338,6 @@ class Demo:
 
 
 def _progress(now: Sample) -> str:
-    counts = f"orders table {now.orders:>9,}   naive twin {now.naive:>9,}   late history {now.history:>9,}"
+    tables = f"orders {now.orders:>9,}  history {now.history:>9,}  naive {now.naive:>9,}  changes {now.changes:>9,}"
     state = f"Spark run {now.run}" if now.run else "Spark is down or starting"
-    return f"{now.at:6.1f} s    produced {now.produced:>9,}   {counts}   ({state})"
+    return f"{now.at:6.1f} s  produced {now.produced:>9,}  {tables}  ({state})"

@@ -1,7 +1,8 @@
 """The demo's Spark process: ``python -m strandline.cli.demo.pipeline FOLDER RUN``. The demo kills it.
 
-Two streaming queries read the same log in one session: ours, and a naive one as it is commonly written, with
-``foreachBatch``, an append, Spark's own checkpoint, and the newest offset as the start when there is no checkpoint.
+Three queries read the same log in one session: our two, which keep the latest orders and all their versions as typed
+tables, and a naive one as it is commonly written, with ``foreachBatch``, an append, Spark's own checkpoint, and the
+newest offset as the start when there is no checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 import pyarrow.compute as pc
 
 import strandline as sl
-from strandline.cli.demo.processes import SLOT, DemoFolder, exit_with_parent, write_marker
+from strandline.cli.demo.changes import ORDER
+from strandline.cli.demo.processes import HISTORY_SLOT, SLOT, DemoFolder, exit_with_parent, write_marker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,21 +27,22 @@ _EVERY: Final = {"processingTime": "1 second"}
 _POLL: Final = 0.1
 
 
-def follow_orders(spark: SparkSession, folder: DemoFolder) -> sl.spark.Following:
-    """Our pipeline: the table stores its own cursor, so that there is no checkpoint to lose."""
+def follow_orders(spark: SparkSession, folder: DemoFolder) -> list[sl.spark.Following]:
+    """Our pipelines: each table stores its own cursor, so that there is no checkpoint to lose."""
+    value = sl.Json(ORDER)
+    tables = {
+        SLOT: sl.DeltaSink(folder.orders, mode="latest", value=value),
+        HISTORY_SLOT: sl.DeltaSink(folder.history, mode="history", value=value),
+    }
 
-    def on_step(step: str) -> None:
-        if step == "committed":  # the batch is in the table, but not in the slot
-            _hold(folder, "orders")
+    def following(slot: str, sink: sl.DeltaSink) -> sl.spark.Following:
+        def on_step(step: str) -> None:
+            if step == "committed":  # the batch is in the table, but not in the slot
+                _hold(folder, slot)
 
-    return sl.spark.follow(
-        spark,
-        folder.log,
-        sl.DeltaSink(folder.orders, mode="latest"),
-        slot=SLOT,
-        trigger=_EVERY,
-        on_step=on_step,
-    )
+        return sl.spark.follow(spark, folder.log, sink, slot=slot, trigger=_EVERY, on_step=on_step)
+
+    return [following(slot, sink) for slot, sink in tables.items()]
 
 
 def naive_twin(spark: SparkSession, folder: DemoFolder, called: threading.Event) -> StreamingQuery:
@@ -80,36 +83,42 @@ def _hold(folder: DemoFolder, query: str) -> None:
         threading.Event().wait()
 
 
-def bring_up(spark: SparkSession, folder: DemoFolder, run: int) -> tuple[sl.spark.Following, StreamingQuery]:
-    """Start both queries, and mark that they are up; raises what ended one of them before that."""
+def bring_up(spark: SparkSession, folder: DemoFolder, run: int) -> tuple[list[sl.spark.Following], StreamingQuery]:
+    """Start all queries, and mark that they are up; raises what ended one of them before that."""
     called = threading.Event()
-    orders = follow_orders(spark, folder)
+    ours = follow_orders(spark, folder)
     naive = naive_twin(spark, folder, called)
     # The naive query has chosen its start once it got a batch: in the first run nothing is produced before that.
-    while orders.active and naive.isActive and not (called.is_set() or naive.lastProgress):
+    while _are_active(ours, naive) and not (called.is_set() or naive.lastProgress):
         time.sleep(_POLL)
-    _check(orders, naive)
+    _check(ours, naive)
     write_marker(folder.up(run))
-    return orders, naive
+    return ours, naive
 
 
-def _check(orders: sl.spark.Following, naive: StreamingQuery) -> None:
-    failure = orders.exception() or naive.exception()
-    if failure is not None:
-        raise failure
+def _are_active(ours: list[sl.spark.Following], naive: StreamingQuery) -> bool:
+    return naive.isActive and all(one.active for one in ours)
+
+
+def _check(ours: list[sl.spark.Following], naive: StreamingQuery) -> None:
+    failures = [*(one.exception() for one in ours), naive.exception()]
+    for failure in failures:
+        if failure is not None:
+            raise failure
 
 
 def main(path: str, run: int) -> None:
-    """Run both queries until they are killed or asked to stop."""
+    """Run all queries until they are killed or asked to stop."""
     exit_with_parent()
     folder = DemoFolder(Path(path))
     spark = sl.spark.local_session("strandline-demo", short_lived=True)
-    orders, naive = bring_up(spark, folder, run)
-    while orders.active and naive.isActive and not folder.stop.exists():
+    ours, naive = bring_up(spark, folder, run)
+    while _are_active(ours, naive) and not folder.stop.exists():
         time.sleep(_POLL)
-    _check(orders, naive)
+    _check(ours, naive)
     write_marker(folder.exposed, _exposed(naive))
-    orders.stop()
+    for one in ours:
+        one.stop()
     naive.stop()
     spark.stop()
 

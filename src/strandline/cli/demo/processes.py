@@ -20,7 +20,8 @@ from typing import IO, Any, Final, Self, cast
 from strandline.errors import StrandlineError
 
 SLOT: Final = "orders-table"
-LATE_SLOT: Final = "late-history"
+HISTORY_SLOT: Final = "order-history"
+LATE_SLOT: Final = "late-changes"
 STALLED_SLOT: Final = "stalled-report"
 OUTPUT: Final = "output"
 """The folder of the processes' output."""
@@ -45,6 +46,8 @@ class DemoFolder:
         self.orders = str(tables / "orders")
         self.naive = str(tables / "naive")
         self.history = str(tables / "history")
+        """All versions of all orders."""
+        self.changes = str(tables / "changes")
         """All changes, written by the late consumer."""
         self.stalled = str(tables / "stalled")
         self.checkpoints = path / "checkpoints"
@@ -64,7 +67,7 @@ class DemoFolder:
         return self._markers / f"held-{query}"
 
     def up(self, run: int) -> Path:
-        """Marks that both queries of a run are started."""
+        """Marks that all queries of a run are started."""
         return self._markers / f"up-{run}"
 
     def prepare(self) -> None:
