@@ -20,13 +20,12 @@ import pyarrow as pa
 
 import strandline as sl
 from benchmarks.harness import Result, in_turns, scratch, show
-from strandline.log.planning import joined
+from strandline.log.planning import joined, pack
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Cursor, Span
 from strandline.model.records import Op, record_batch
 from strandline.node.config import NodeConfig
 from strandline.node.running import RunningNode
-from strandline.spark.planning import pack
 
 _ROUNDS = 5
 _RECORD, _PER_BATCH, _BATCHES = 1 << 10, 1 << 10, 384

@@ -212,3 +212,10 @@ def test_a_missing_server_fails_the_run_only_under_ci(reason: str, ci: str, stat
 def test_the_version_is_written_in_one_place() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert metadata.version("strandline") == declared
+
+
+def test_every_benchmark_can_be_started() -> None:
+    asked = [sys.executable, "-m", "benchmarks", "no-such"]
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 2, done.stderr
+    assert "There is no benchmark no-such; there are append_batch" in done.stderr
