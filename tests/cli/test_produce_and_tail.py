@@ -7,6 +7,7 @@ import signal
 import time
 from datetime import UTC, datetime
 
+import pyarrow as pa
 import pytest
 
 import strandline as sl
@@ -286,3 +287,38 @@ def test_a_log_is_made_with_the_retention_that_is_asked_for(run: Run, log: str) 
     assert "opening does not change that" in other.stderr
     assert run("produce", log, "--retention", "age:7d", given="").exit_code == 2
     assert run("produce", log, "--create", "--retention", "sometimes", given="").exit_code == 2
+
+
+def test_tail_decodes_values_as_the_log_names_them_and_shows_those_that_it_cannot(run: Run, log: str) -> None:
+    opened = sl.open(log, create=True, value=sl.Json(pa.schema({"id": pa.int32(), "price": pa.decimal128(5, 2)})))
+    with opened.producer() as producer:
+        producer.append(key=b"a", value={"id": 1, "price": "2.50"})
+        producer.append(key=b"b", value=b"\x1b[2Jbad")
+        producer.append(key=b"c", op=sl.Op.DELETE)
+    lines = run("tail", log, "--decode").stdout.splitlines()
+    assert lines[0].endswith('a  {"id": 1, "price": "2.50"}')
+    assert "\\x1b[2Jbad (not decoded: JSON is malformed" in lines[1]
+    assert lines[2].endswith("c  -")
+    first, second, third = map(json.loads, run("tail", log, "--decode", "--json").stdout.splitlines())
+    assert (first["value"], "error" in first) == ({"id": 1, "price": "2.50"}, False)
+    assert (second["value"], second["error"][:17]) == ("\x1b[2Jbad", "JSON is malformed")
+    assert (third["value"], "error" in third) == (None, False)
+    assert "values json, version 1" in run("lag", log).stdout
+    assert json.loads(run("lag", log, "--json").stdout)["values"] == "json, version 1"
+
+
+def test_tail_decodes_by_a_schema_where_the_log_names_none(run: Run, log: str, tmp_path) -> None:
+    assert run("produce", log, "--create", given='{"id": 7, "x": NaN}\n{"id": 7}\n').exit_code == 0
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object", "properties": {"id": {"type": "integer"}}}')
+    done = run("tail", log, "--schema", str(schema), "--json")
+    assert json.loads(done.stdout.splitlines()[1])["value"] == {"id": 7}
+    assert "--schema" in run("tail", log, "--decode").stderr
+    assert run("tail", log, "--schema", str(tmp_path / "none")).exit_code == 1
+
+
+def test_what_json_lacks_is_shown_as_text(run: Run, log: str) -> None:
+    opened = sl.open(log, create=True, value=sl.MessagePack(pa.schema({"share": pa.float64()})))
+    with opened.producer() as producer:
+        producer.append(value={"share": float("nan")})
+    assert json.loads(run("tail", log, "--decode", "--json").stdout)["value"] == {"share": "nan"}

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.errors import InvalidInput, SchemaRefused, Unsupported, UnsupportedVersion
+from strandline.errors import BadRecord, InvalidInput, SchemaRefused, Unsupported, UnsupportedVersion
 from strandline.log.object.log import open_log
 from strandline.log.wal import snapshot
 from strandline.log.wal.log import WalLog
@@ -175,3 +175,28 @@ def test_a_crash_at_every_step_of_a_change_leaves_one_version_or_the_other() -> 
             assert log.value in ([SECOND] if "changed" in notes else [FIRST, SECOND])
 
     assert crash_everywhere(change, check, every=3).states > 20
+
+
+def test_typed_batches_are_read_from_any_log_and_bad_rows_are_named(tmp_path: Path) -> None:
+    log = sl.open(f"wal://{tmp_path}/wal", create=True, value=FIRST)
+    with log.producer() as producer:
+        producer.append(key=b"a", value={"id": 1})
+        producer.append(value=b"bad")
+        producer.append(key=b"c", op=sl.Op.DELETE).result()
+    with pytest.raises(BadRecord, match=r"offset 1 cannot be decoded: JSON is malformed"):
+        list(sl.log.read_decoded(log))
+    table = pa.Table.from_batches(sl.log.read_decoded(log, bad="null"))
+    assert table.column_names == ["id", "_key", "_offset", "_timestamp", "_op", "_headers", "_error", "_value"]
+    assert table["id"].to_pylist() == [1, None, None]
+    assert table["_value"].to_pylist() == [None, b"bad", None]
+    assert table["_op"].to_pylist() == [0, 0, 1]
+    [batch] = sl.log.read_decoded(log, 2, value=SECOND)
+    assert batch.to_pylist()[0]["note"] is None
+    log.evolve_value(SECOND)
+    [first] = sl.log.read_decoded(log, upto=1)
+    assert first.schema.field("id").type == pa.int64()
+    with pytest.raises(InvalidInput, match="name a codec"):
+        sl.log.read_decoded(sl.log.MemoryLog())
+    with pytest.raises(InvalidInput, match="begins with an underscore"):
+        sl.log.read_decoded(sl.log.MemoryLog(value=sl.Json(pa.schema({"_id": pa.int64()}))))
+    log.close()

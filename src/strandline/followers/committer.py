@@ -16,7 +16,7 @@ from strandline.log.slots import EPOCHS_PER_TERM
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.model.retention import NEWCOMER_SECONDS, SlotState
-from strandline.model.sink import RestorableSink, Sink, TableSink
+from strandline.model.sink import LogAwareSink, RestorableSink, Sink, TableSink
 
 _LOGGER: Final = logging.getLogger(__name__)
 _TAKEOVERS: Final = 3
@@ -30,6 +30,8 @@ def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str, 
     at once, so that the start is stored.
     """
     require(log, "followed", *READING, slots=slot is not None)
+    if isinstance(sink, LogAwareSink):
+        sink.meet(log)
     cursor = _resumed(log, sink, repair=repair)
     is_new = cursor is None
     if cursor is None:

@@ -39,6 +39,14 @@ class Sink(Protocol):
 
 
 @runtime_checkable
+class LogAwareSink(Protocol):
+    """A sink that asks its log for something, such as the codec of the values."""
+
+    def meet(self, log: Any) -> None:
+        """Called by a follower before anything else, with the log that the sink follows."""
+
+
+@runtime_checkable
 class RestorableSink(Sink, Protocol):
     """A sink that other writers can change, and that has earlier versions: a table."""
 

@@ -13,6 +13,7 @@ from strandline.model.addresses import as_address
 from strandline.model.arguments import LARGEST_NUMBER, shown
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit
 from strandline.model.retention import parse_seconds
+from strandline.values.decoding import BadRows
 
 Position = Literal["earliest", "latest"] | int | Cursor
 """A position in a log: one of its ends, an offset, or a cursor that also names the log."""
@@ -42,6 +43,8 @@ _KNOWN: Final = (
     "certFile",
     "keyFile",
     "readFrom",
+    "decode",
+    "badRows",
 )
 
 QUEUE_V1: Final = "queue-v1"
@@ -76,7 +79,8 @@ class ReadOptions:
 
     ``limit`` is per trigger of a stream. ``partitions`` is the target number of tasks, usually the number of cores of
     the cluster; None means those of the driver's machine. ``hold`` is for how many seconds the planned records of a
-    batch read are pinned; None means not at all. ``queue`` has the paths of a queue of version 1;
+    batch read are pinned; None means not at all. ``decode``: values are decoded as the log says; ``bad_rows`` is what
+    happens to those that cannot be. ``queue`` has the paths of a queue of version 1;
     None means an object log.
     """
 
@@ -87,6 +91,8 @@ class ReadOptions:
     fail_on_data_loss: bool = True
     partitions: int | None = None
     hold: int | None = None
+    decode: bool = False
+    bad_rows: BadRows = "fail"
     queue: QueuePaths | None = None
     storage: dict[str, str] = field(default_factory=dict)
     node: NodeAccess = NodeAccess()
@@ -131,6 +137,8 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         fail_on_data_loss=_truth(given, "failOnDataLoss", default=True),
         partitions=_count(given, "partitions"),
         hold=_hold(given),
+        decode=_truth(given, "decode", default=False),
+        bad_rows=_bad_rows(given),
         queue=_queue(given),
         storage={
             name[len(STORAGE_PREFIX) :]: value for name, value in given.items() if name.startswith(STORAGE_PREFIX)
@@ -238,6 +246,18 @@ def _hold(given: Mapping[str, str]) -> int | None:
     if not seconds:
         raise InvalidInput(f"hold is a time of at least a second, such as 900, '15m' or '1h', not {shown(text)}.")
     return seconds
+
+
+def _bad_rows(given: Mapping[str, str]) -> BadRows:
+    text = given.get("badrows")
+    if text is None:
+        return "fail"
+    if not _truth(given, "decode", default=False):
+        raise InvalidInput("badRows is for decoded values: add .option('decode', 'true').")
+    match text.strip().lower():
+        case ("fail" | "null") as found:
+            return found
+    raise InvalidInput(f"badRows is 'fail' or 'null', not {shown(text)}.")
 
 
 def _queue(given: Mapping[str, str]) -> QueuePaths | None:

@@ -136,6 +136,8 @@ def _batching(timing: Trigger, limit: Limit, most: int | None) -> Batching:
 def _refuse(given: Mapping[str, str]) -> None:
     if given.get("failondataloss", "true").strip().lower() != "true":
         raise InvalidInput("A table that follows a log may not skip records: failOnDataLoss=false is refused here.")
+    if "decode" in given:
+        raise InvalidInput("A sink decodes by itself: give it a codec, or value='log'.")
     if "startingoffset" in given:
         raise InvalidInput("A sink resumes at its own cursor; pass start= for a new one.")
 

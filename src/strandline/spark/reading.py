@@ -33,6 +33,13 @@ from strandline.tier.read.tiered_log import TieredLog
 
 _LOGGER: Final = logging.getLogger(__name__)
 
+_INSTEAD: Final = {
+    "startingoffset": "since=",
+    "endingoffset": "upto=",
+    **dict.fromkeys(("logformat", "decode", "badrows"), "format('strandline')"),
+}
+"""Options of the data source that this read does not take, and what does."""
+
 _TRIES: Final = 4
 """How often a read is planned again because segments expired meanwhile."""
 
@@ -81,7 +88,7 @@ def read(
             "spark.read.format('strandline') there."
         )
     given = access_options(log, {name.lower(): value for name, value in (options or {}).items()})
-    for name, word in (("startingoffset", "since="), ("endingoffset", "upto="), ("logformat", "format('strandline')")):
+    for name, word in _INSTEAD.items():
         if name in given:
             raise InvalidInput(f"This read takes no option {name!r}: use {word} instead.")
     names = READ_SCHEMA.names if columns is None else known_columns(columns)

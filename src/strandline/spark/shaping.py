@@ -37,9 +37,9 @@ GOOD_ROWS: Final = 1 << 16
 GOOD_BYTES: Final = 16 << 20
 
 
-def check_schema(schema: StructType) -> pa.Schema:
+def check_schema(schema: StructType, columns: StructType = SPARK_SCHEMA) -> pa.Schema:
     """The Arrow schema of a requested schema: some of a log's columns, in any order; else ``InvalidInput``."""
-    types: dict[str, DataType] = {field.name: field.dataType for field in SPARK_SCHEMA}
+    types: dict[str, DataType] = {field.name: field.dataType for field in columns}
     if not schema.fields:
         raise InvalidInput(f"The schema is empty; ask for at least one of {', '.join(types)}.")
     for field in schema:

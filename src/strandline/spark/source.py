@@ -30,6 +30,7 @@ from strandline.log.object import ObjectLog
 from strandline.log.planning import joined, pack
 from strandline.log.reading import fetch_in_order
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
+from strandline.spark.decoding import Decoding
 from strandline.spark.failures import retried
 from strandline.spark.options import NodeAccess, Position, ReadOptions, parse_options
 from strandline.spark.planning import admit, decode_offset, encode_offset, narrower, resolve, trimmed_meanwhile
@@ -66,6 +67,9 @@ class StrandlineDataSource(DataSource):
     ``maxRecordsPerTrigger``, ``maxBytesPerTrigger``, ``maxBatchesPerTrigger``, ``failOnDataLoss``, ``partitions``,
     ``hold`` (for how long the records of a batch query are pinned), and ``storage.*`` for the store. For nodes
     ``tokenFile`` (or ``token``), ``caFile``, ``certFile`` and ``keyFile``, for the driver only, and ``readFrom``.
+    ``decode`` = ``true`` gives the value's fields as columns, as a typed log names them, and ``_key``, ``_offset``,
+    ``_timestamp``, ``_op`` and ``_headers``; a value that cannot be decoded fails the query, or with ``badRows`` =
+    ``null`` has null fields, the reason in ``_error`` and its bytes in ``_value``.
     A narrower ``.schema(...)`` reads less. ``logFormat`` = ``queue-v1`` reads a queue of version 1, whose parts are at
     ``manifest`` and ``data``; its offsets count batches, and reading acknowledges nothing.
     """
@@ -76,12 +80,14 @@ class StrandlineDataSource(DataSource):
         return "strandline"
 
     def schema(self) -> StructType:
-        """All columns of a log."""
-        return SPARK_SCHEMA
+        """All columns of a log, or of its decoded values."""
+        decoding = _decoding(parse_options(self.options))
+        return SPARK_SCHEMA if decoding is None else decoding.spark_schema()
 
     def reader(self, schema: StructType) -> LogReader:
         """A reader of the log as of planning."""
-        return LogReader(parse_options(self.options), check_schema(schema))
+        options = parse_options(self.options)
+        return LogReader(options, *_columns(options, schema))
 
     def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802 - Spark's name
         """A reader that also follows new records."""
@@ -91,7 +97,23 @@ class StrandlineDataSource(DataSource):
                 "hold is for batch reads, which end before it does: let a slot pin the records of a stream, as "
                 "sl.spark.follow(..., slot=...) does."
             )
-        return LogStreamReader(options, check_schema(schema))
+        return LogStreamReader(options, *_columns(options, schema))
+
+
+def _decoding(options: ReadOptions) -> Decoding | None:
+    """The codec that the log names now, if values are to be decoded."""
+    if not options.decode:
+        return None
+    opened = _Opened(options, pa.schema([]))
+    try:
+        return retried(lambda: Decoding.of(opened.log, options.bad_rows, options.url))
+    finally:
+        opened.close()
+
+
+def _columns(options: ReadOptions, schema: StructType) -> tuple[pa.Schema, Decoding | None]:
+    decoding = _decoding(options)
+    return check_schema(schema, SPARK_SCHEMA if decoding is None else decoding.spark_schema()), decoding
 
 
 class _Opened:
@@ -100,9 +122,10 @@ class _Opened:
     Its cold tier is followed only while old records are needed, and until :meth:`close`.
     """
 
-    def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
+    def __init__(self, options: ReadOptions, columns: pa.Schema, decoding: Decoding | None = None) -> None:
         self.options = options
         self.columns = columns
+        self.decoding = decoding
         self._log: Log | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -162,14 +185,18 @@ class _Opened:
     def fetch(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SpanPartition):  # Spark's placeholder for "no partitions"
             return
-        yield from shaped(_drained(self._fetched(partition.spans)), self.columns)
+        batches, decoding = _drained(self._fetched(partition.spans)), self.decoding
+        if decoding is not None:
+            batches = (decoding.decoded(batch, self.columns) for batch in batches)
+        yield from shaped(batches, self.columns)
 
     def _fetched(self, spans: Sequence[Span]) -> Iterator[tuple[Span, list[pa.RecordBatch]]]:
         moves = 0
+        names = self.columns.names if self.decoding is None else self.decoding.needed(self.columns)
         while spans:
             done = 0
             try:
-                for fetched in fetch_in_order(spans, columns=self.columns.names, ahead=_AHEAD):
+                for fetched in fetch_in_order(spans, columns=names, ahead=_AHEAD):
                     yield fetched
                     done += 1
             except NotFound as error:
@@ -207,9 +234,9 @@ class _Opened:
 class LogReader(DataSourceReader):
     """One batch query: everything from the starting to the ending offset, as of planning."""
 
-    def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
+    def __init__(self, options: ReadOptions, columns: pa.Schema, decoding: Decoding | None = None) -> None:
         """Nothing is opened yet."""
-        self._at = _Opened(options, columns)
+        self._at = _Opened(options, columns, decoding)
 
     def partitions(self) -> list[InputPartition]:  # Spark requires a list
         """The plan of the whole range, distributed over tasks."""
@@ -264,9 +291,9 @@ class LogReader(DataSourceReader):
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query. Its offsets only grow; limits apply at the boundaries of batches, which are never split."""
 
-    def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
+    def __init__(self, options: ReadOptions, columns: pa.Schema, decoding: Decoding | None = None) -> None:
         """Nothing is opened yet."""
-        self._at = _Opened(options, columns)
+        self._at = _Opened(options, columns, decoding)
         self._target: int | None = None
         self._seen: Cursor | None = None
 

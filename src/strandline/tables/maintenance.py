@@ -19,8 +19,8 @@ from strandline.model.cursor import Cursor, Limit
 from strandline.model.records import READ_SCHEMA
 from strandline.tables.delta.sink import DeltaSink
 from strandline.tables.kinds import Kind, merge_history, merge_latest
+from strandline.tables.logged import Value
 from strandline.tables.work import assigned, written
-from strandline.values.contract import Codec
 
 GRACE_HOURS: Final = 168
 """Hours for which files are kept that no version names: a slow commit may still name them."""
@@ -50,6 +50,8 @@ def describe(sink: DeltaSink, log: Log | None = None) -> TableDescription:
     if found is None:
         raise NotFound(f"There is no table at {sink.url}.")
     version, rows, files, size, columns = found
+    if log is not None:
+        sink.meet(log)
     cursor = None if log is None else sink.cursor(log.log_id)
     return TableDescription(sink.url, sink.mode, version, rows, files, size, columns, cursor)
 
@@ -79,6 +81,7 @@ def verify(sink: DeltaSink, log: Log) -> TableCheck:
 
     Reads the whole log and the whole table into memory. ``CursorExpired`` if the log no longer has its beginning.
     """
+    sink.meet(log)
     cursor = sink.cursor(log.log_id)
     if cursor is None:
         raise NotFound(f"There is no table at {sink.url}.")
@@ -120,7 +123,7 @@ def _differences(expected: pa.Table, found: pa.Table) -> tuple[list[str], list[s
 def existing(
     url: Address,
     *,
-    value: Codec | None = None,
+    value: Value | None = None,
     key: str | Sequence[str] = (),
     name: Named = "default",
     options: Mapping[str, str] | None = None,
@@ -143,6 +146,7 @@ def rebuild(sink: DeltaSink, log: Log) -> Cursor:
     Readers see the old rows until then. For a table that was damaged or restored, and after a corrected schema or
     transform. ``CursorExpired`` if the log no longer has its beginning.
     """
+    sink.meet(log)
     beginning = Cursor(log.log_id, 0)
     spans = log.plan(beginning, Limit(upto=log.end().next))
     upto = behind(beginning, spans[-1]) if spans else beginning

@@ -16,6 +16,7 @@ from strandline.tables.hashing import HASH_VERSION
 from strandline.tables.kinds import RAW, RAW_LATEST, TYPED, Kind, Names, table_schema
 from strandline.tables.types import stored
 from strandline.values.contract import Codec
+from strandline.values.decoding import RECORD_FIELDS, value_fields
 
 ArrowTransform: TypeAlias = Callable[[pa.Table], pa.Table]
 """A function from the decoded changes of a range to the rows to keep, on an Arrow table."""
@@ -33,12 +34,7 @@ BAD_SCHEMA: Final = pa.schema(
 )
 """The columns of a dead-letter table: the record as it was, and why it has no row."""
 
-_META: Final = {
-    "key": pa.field("_key", pa.binary()),
-    "offset": pa.field("_offset", pa.int64(), nullable=False),
-    "timestamp": pa.field("_timestamp", TIMESTAMP, nullable=False),
-    "op": pa.field("_op", pa.int8(), nullable=False),
-}
+_META: Final = {name: RECORD_FIELDS[name] for name in ("key", "offset", "timestamp", "op")}
 _NO_KEY: Final = "It has no key, and the table keeps its rows by key."
 
 
@@ -109,13 +105,8 @@ class TableShape:
         return table_schema(self.kind, self.changes_schema(), self.names, soft_deletes=self.soft_deletes)
 
     def _decoded_schema(self) -> pa.Schema:
-        fields = list(self.value.schema) if self.value is not None else [READ_SCHEMA.field("value")]
-        clash = [field.name for field in fields if field.name.startswith("_")]
-        if clash:
-            raise InvalidInput(
-                f"The value's field {clash[0]!r} begins with an underscore, as columns that a table adds do: rename it."
-            )
-        return pa.schema([*[field.with_nullable(True) for field in fields], *_META.values()])
+        fields = [READ_SCHEMA.field("value")] if self.value is None else value_fields(self.value)
+        return pa.schema([*fields, *_META.values()])
 
     def rows(self, records: pa.Table) -> ShapedRows:
         """The changes of some records, in their order, and those that have no row, with the reason."""

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Final
@@ -29,6 +29,8 @@ from strandline.cli.shared.common import (
     TargetFormat,
     open_shared,
 )
+from strandline.cli.shared.decoding import format_of
+from strandline.cli.shared.text import escaped
 from strandline.compat.v1.edits import time_of
 from strandline.compat.v1.log import QueueLog
 from strandline.errors import CursorExpired
@@ -123,6 +125,8 @@ class Lag:
     creating: Mapping[str, int] = field(default_factory=dict)
     note: str | None = None
     """What a reader of the positions has to know."""
+    values: str | None = None
+    """The format of the values, if the log names one."""
 
     def fields(self) -> dict[str, Any]:
         """The fields of ``--json``."""
@@ -148,6 +152,8 @@ class Lag:
                 Text(note, style),
             )
         head = Text.assemble((self.url, "bold"), f"  offsets {self.first:,} to {self.next:,}")
+        if self.values is not None:
+            head.append(f"  values {escaped(self.values)}")
         said = [floor_sentence(self), *([] if self.note is None or not self.slots else [self.note])]
         return Group(head, table if self.slots else Text("no slots"), *map(Text, said))
 
@@ -250,7 +256,8 @@ def _watch(looking: Callable[[], Lag | QueueLag], every: float, *, as_json: bool
 def look(log: AnyLog) -> Lag:
     """The current lag of the log and its slots. Of an object log, as far as its own tier retains it."""
     hot = log.hot if isinstance(log, sl.tier.TieredLog) else log
-    return look_at_objects(hot) if isinstance(hot, sl.log.ObjectLog) else look_at_slots(log)
+    found = look_at_objects(hot) if isinstance(hot, sl.log.ObjectLog) else look_at_slots(log)
+    return replace(found, values=format_of(hot))
 
 
 def look_at_slots(log: AnyLog) -> Lag:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Annotated, Final
+from json import dumps
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import pyarrow as pa
 import typer
@@ -16,6 +18,7 @@ import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
 from strandline.cli.shared.common import Json, Tiers, length_of_time, start
+from strandline.cli.shared.decoding import DecodeValues, Unreadable, value_decoder
 from strandline.cli.shared.text import escaped, moment, readable, to_fields
 from strandline.errors import InvalidInput, NotReady, SlotInvalid, TransientStorageError
 from strandline.log.planning import behind
@@ -49,18 +52,37 @@ def tail(
             help="Keep what is still to be read from being collected, by a slot that expires after so long (10m).",
         ),
     ] = None,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Show values decoded, as the log names their format.")
+    ] = False,
+    schema: Annotated[
+        Path | None,
+        typer.Option("--schema", help="Decode JSON values by the JSON Schema or Avro schema in this file."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Print records: offset, time, operation, key and value. Reading claims nothing and moves no slot.
 
-    Values that are not UTF-8 are shown in hexadecimal, and with --json in base64. With --hold an expiring slot pins the
-    records that are not printed yet: it is renewed while the command runs, and released at its end.
+    Values that are not UTF-8 are shown in hexadecimal, and with --json in base64. With --decode values are objects with
+    their fields; for one that cannot be decoded the reason is shown, in --json as "error", beside its bytes. With
+    --hold an expiring slot pins the records that are not printed yet: it is renewed while the command runs, and
+    released at its end.
     """
     with place.reading() as log:
-        _show(log, since, follow=follow, limit=limit, hold=hold, as_json=json)
+        values = value_decoder(log, schema) if decode or schema is not None else None
+        _show(log, since, values, follow=follow, limit=limit, hold=hold, as_json=json)
 
 
-def _show(log: AnyLog, since: str | None, *, follow: bool, limit: int | None, hold: int | None, as_json: bool) -> None:
+def _show(
+    log: AnyLog,
+    since: str | None,
+    values: DecodeValues | None,
+    *,
+    follow: bool,
+    limit: int | None,
+    hold: int | None,
+    as_json: bool,
+) -> None:
     cursor = _start(log, since)
     holding: AbstractContextManager[Callable[[int], None]] = nullcontext(lambda _: None)
     if hold is not None:
@@ -70,7 +92,7 @@ def _show(log: AnyLog, since: str | None, *, follow: bool, limit: int | None, ho
     try:
         with holding as still_needed:
             for batch in _batches(log, cursor, still_needed, follow=follow, limit=limit):
-                _print(batch, as_json=as_json)
+                _print(batch, None if values is None else values(batch), as_json=as_json)
     except KeyboardInterrupt:
         if not follow:
             raise
@@ -145,20 +167,25 @@ def _batches(
             time.sleep(next(waiting))
 
 
-def _print(batch: pa.RecordBatch, *, as_json: bool) -> None:
+def _print(batch: pa.RecordBatch, values: list[Any] | None, *, as_json: bool) -> None:
     coloured = not as_json and sys.stdout.isatty()
     console = show.out() if coloured else None
     # Times as numbers: records may have times that Python cannot represent.
     times = batch.schema.get_field_index("timestamp")
     batch = batch.set_column(times, "timestamp", batch.column(times).view(pa.int64()))
-    for record in batch.to_pylist(maps_as_pydicts="strict"):
+    for row, record in enumerate(batch.to_pylist(maps_as_pydicts="strict")):
+        decoded = record["value"] if values is None else values[row]
         if as_json:
-            show.document(to_fields(record))
+            show.document(_fields(record, decoded))
             continue
         op = sl.Op(record["op"])
         found = moment(record["timestamp"])
         time = f"{record['timestamp']} us" if found is None else found[:-3]
         offset, key, value = f"{record['offset']:>10}", readable(record["key"]), readable(record["value"])
+        if isinstance(decoded, Unreadable):
+            value = f"{value} (not decoded: {escaped(decoded)})"
+        elif isinstance(decoded, dict):
+            value = escaped(dumps(decoded, ensure_ascii=False))
         headers = "".join(f" {escaped(name)}={readable(data)}" for name, data in (record["headers"] or {}).items())
         if console is None:
             sys.stdout.write(f"{offset}  {time}  {op.name.lower():<6}  {key}  {value}{headers}\n")
@@ -167,3 +194,13 @@ def _print(batch: pa.RecordBatch, *, as_json: bool) -> None:
             line.append(f"{op.name.lower():<6}  ", _STYLES[op]).append(f"{key}  ", "bold")
             console.print(line.append(value, "none").append(headers, "cyan"), soft_wrap=True)
     sys.stdout.flush()
+
+
+def _fields(record: Mapping[str, Any], decoded: Any) -> dict[str, Any]:
+    """A record as JSON, with its decoded value, or why that could not be decoded."""
+    fields = to_fields(record)
+    if isinstance(decoded, Unreadable):
+        return {**fields, "error": str(decoded)}
+    if not isinstance(decoded, dict):
+        return fields
+    return {**{name: part for name, part in fields.items() if name != "value_base64"}, "value": decoded}

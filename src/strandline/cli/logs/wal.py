@@ -87,6 +87,8 @@ def _print(out: Console, found: WalFolder) -> None:
     out.print(Text.assemble((found.folder, "bold"), f"  log {found.log_id or 'unknown'}"))
     out.print(f"  state    {_STATES[found.state].format(holder=readable((found.holder or 'nobody').encode()))}")
     out.print(f"  holds    {_bounds(found)}")
+    if found.values is not None:
+        out.print(f"  values   {readable(found.values.encode())}")
     if found.mark is not None:
         out.print(
             f"  mark     everything below offset {found.mark['next']:,} is durable; the log begins at "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +11,10 @@ import typer
 import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, confirm, guarded
-from strandline.errors import InvalidInput, NotFound
+from strandline.cli.shared.decoding import json_codec
+from strandline.errors import InvalidInput, Unsupported
 from strandline.log.contract import Log
+from strandline.log.value_format import named_codec
 
 table = typer.Typer(help="Look after a table that follows a log.", no_args_is_help=True)
 
@@ -26,14 +29,17 @@ Name = Annotated[str, typer.Option("--name", help="The sink's name.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-def _sink(url: str, schema: Path | None, key: list[str] | None, name: str) -> sl.DeltaSink:
-    value = None
+def _sink(
+    url: str, schema: Path | None, key: list[str] | None, name: str, log: Log | None = None, **options: Any
+) -> sl.DeltaSink:
+    """The table's sink; without a schema it decodes as its log says, if the log does."""
+    value: Any = None
+    if schema is None and log is not None:
+        with suppress(Unsupported):
+            value = None if named_codec(log) is None else "log"
     if schema is not None:
-        try:
-            value = sl.Json(schema.read_text())
-        except OSError as error:
-            raise NotFound(f"The schema {schema} cannot be read: {error.strerror}.") from error
-    return sl.tables.existing(url, value=value, key=tuple(key or ()), name=name)
+        value = json_codec(schema)
+    return sl.tables.existing(url, value=value, key=tuple(key or ()), name=name, **options)
 
 
 def _log(url: str) -> Log:
@@ -55,8 +61,8 @@ def describe(
 
     The cursor is proved by the table's history: a table whose rows others changed is an error that says what to do.
     """
-    sink = _sink(url, schema, key, name)
     opened = None if log is None else _log(log)
+    sink = _sink(url, schema, key, name, opened)
     found = sl.tables.describe(sink, opened)
     behind = None
     if opened is not None and found.cursor is not None:
@@ -97,7 +103,8 @@ def verify(
 
     Reads the whole log and the whole table into memory. Ends with status 1 if there is a difference.
     """
-    check = sl.tables.verify(_sink(url, schema, key, name), _log(log))
+    opened = _log(log)
+    check = sl.tables.verify(_sink(url, schema, key, name, opened), opened)
     fields: dict[str, Any] = {
         "cursor": str(check.cursor),
         "rows": check.rows,
@@ -132,9 +139,10 @@ def rebuild(
 
     Readers see the old rows until then. Stop the table's follower first: it would be refused.
     """
-    sink = _sink(url, schema, key, name)
+    opened = _log(log)
+    sink = _sink(url, schema, key, name, opened)
     confirm(f"Replace all rows of {sink.url} by those of {log}?", yes=yes)
-    cursor = sl.tables.rebuild(sink, _log(log))
+    cursor = sl.tables.rebuild(sink, opened)
     found = sl.tables.describe(sink)
     text = f"{show.counted(found.rows, 'row')} were built again, up to offset {cursor.next:,}."
     show.answer({"rows": found.rows, "cursor": str(cursor)}, text, as_json=json)
@@ -152,7 +160,9 @@ def repair(
     json: Json = False,
 ) -> None:
     """Restore a table that others changed to its last version that is known to be right."""
-    sink, opened = _sink(url, schema, key, name), _log(log)
+    opened = _log(log)
+    sink = _sink(url, schema, key, name, opened)
+    sink.meet(opened)
 
     def serves(cursor: sl.Cursor) -> bool:
         return opened.bounds().first <= cursor.next <= opened.bounds().next

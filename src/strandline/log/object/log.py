@@ -333,6 +333,11 @@ class ObjectLog(HeadLog[ObjectSpan], Closing):
         """
         return newest(self._read_identity().values, self.url)
 
+    @property
+    def value_versions(self) -> tuple[ValueVersion, ...]:
+        """All versions of the value format, as stored now; none if values are plain bytes."""
+        return self._read_identity().values
+
     def evolve_value(self, value: Codec) -> Codec:
         """Durably record a new version of the value format; returns its codec. The same version again changes nothing.
 

@@ -18,7 +18,7 @@ from strandline.formats.wal.index import decode_index, new_chain
 from strandline.formats.wal.mark import Mark
 from strandline.log.wal.names import TORN, data_name, firsts_in, index_name, read_holder, salt_of
 from strandline.log.wal.read.watermark import LOOKS, read_mark
-from strandline.log.wal.recover.scan_tail import Hole, examine_files, read_identity, read_slots_file, walk
+from strandline.log.wal.recover.scan_tail import Hole, examine_files, read_slots_file, read_values, walk
 from strandline.storage.clock import CLOCK, Clock, boot_id
 from strandline.storage.disk import DISK, Disk, FolderRow
 
@@ -74,6 +74,8 @@ class WalFolder:
     holder: str | None
     """The process that last opened it for writing."""
     mark: dict[str, Any] | None
+    values: str | None = None
+    """Name and version of the format of its values; None: plain bytes."""
     files: list[FileRow] = field(default_factory=list)
     slots: list[WalSlotRow] = field(default_factory=list)
     torn: list[TornPiece] = field(default_factory=list)
@@ -107,11 +109,12 @@ def inspect_wal(folder: str, *, disk: Disk = DISK, clock: Clock = CLOCK) -> WalF
     firsts = firsts_in(rows)
     problems: list[str] = []
     try:
-        log_id = _readable(problems, lambda: read_identity(folder, disk=disk))
+        identity = _readable(problems, lambda: read_values(folder, disk=disk))
+        log_id, versions = (None, ()) if identity is None else identity
     except NotALog as error:
         if not firsts:
             raise
-        log_id = None
+        log_id, versions = None, ()
         problems.append(str(error))
     kept = (
         None if log_id is None else _readable(problems, lambda: read_slots_file(folder, log_id, disk=disk, clock=clock))
@@ -138,6 +141,7 @@ def inspect_wal(folder: str, *, disk: Disk = DISK, clock: Clock = CLOCK) -> WalF
         state=state,
         holder=holder,
         mark=None if mark is None else {**asdict(mark), "log_id": str(mark.log_id), "boot": str(mark.boot)},
+        values=f"{versions[-1].format}, version {versions[-1].number}" if versions else None,
         files=list(_files(folder, log_id, rows, firsts, end, disk=disk)),
         slots=[] if kept is None else _slots(kept),
         torn=[TornPiece(row.name, row.size) for row in rows if row.name.endswith(TORN)],

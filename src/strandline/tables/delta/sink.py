@@ -27,12 +27,9 @@ from strandline.tables.delta.table import FollowedDelta, columns_of, data_files,
 from strandline.tables.delta.transaction import DeltaTransaction
 from strandline.tables.kinds import KINDS, Kind
 from strandline.tables.layout import MOST_SHARES, files_in, shares
+from strandline.tables.logged import LoggedShape, Value, fixed
 from strandline.tables.part import FILE_ROWS, TablePart, changes_schema, in_schema
 from strandline.tables.shape import DeadLetters, TableShape, as_key
-from strandline.values.contract import Codec
-
-if TYPE_CHECKING:
-    from strandline.values.contract import Codec
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -49,7 +46,8 @@ class DeltaSink:
     ``value`` is the codec of the values, such as ``sl.Json(schema)``: the table then has their fields as columns, and
     ``_key``, ``_offset``, ``_timestamp`` and ``_op``. New fields become new columns, and numbers become wider; any
     other change of the schema is ``SchemaRefused``. ``key`` names columns that identify a row instead of the record's
-    key.
+    key. ``value="log"`` is the codec that the log names (:meth:`meet`), in its newest version at each commit; a table
+    that was made with the record's own columns keeps them.
     ``transform`` is a function from an Arrow table of decoded changes to the rows to keep; it is called for parts of a
     range, in any cuts. A record that cannot become a row is ``BadRecord`` (``NullKey`` without a key), and nothing is
     applied; with ``dead_letters``, the address of a second table, it goes there with its offset and the reason. More
@@ -68,7 +66,7 @@ class DeltaSink:
         url: Address,
         *,
         mode: Kind = "latest",
-        value: Codec | None = None,
+        value: Value | None = None,
         key: str | Sequence[str] = (),
         transform: Callable[[pa.Table], pa.Table] | None = None,
         soft_deletes: bool = False,
@@ -86,7 +84,8 @@ class DeltaSink:
         refuse_credentials(self.url, "give them as storage options, or by the environment variables of the cloud")
         self.mode: Kind = mode
         """The kind of the table."""
-        self._shape = TableShape(mode, value, as_key(key), transform, soft_deletes, has_plain_types=True)
+        self._shape = TableShape(mode, fixed(value), as_key(key), transform, soft_deletes, has_plain_types=True)
+        self._logged = LoggedShape(self._shape, value, self.url)
         self._name = name
         self._table = FollowedDelta(self.url, self._shape, name, options or {}, disk)
         self._letters: LettersOf | None = None
@@ -100,12 +99,30 @@ class DeltaSink:
     def __repr__(self) -> str:
         return f"DeltaSink({self.url!r}, mode={self.mode!r}, name={self._name!r})"
 
+    def meet(self, log: Annotated[Any, anything("a log")]) -> None:
+        """Name the log that the table follows, whose codec decodes the values with ``value="log"``.
+
+        Followers and the functions of ``sl.tables`` call it.
+        """
+        self._logged.meet(log)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Take over the codec that the log names now."""
+        if self._logged.is_logged:
+            self._shape = self._table.shape = self._logged.resolved(self._columns_now)
+
+    def _columns_now(self) -> pa.Schema | None:
+        table = self._table.open()
+        return None if table is None else columns_of(table)
+
     def cursor(self, log_id: UUID) -> Cursor | None:
         """How far the table has applied that log, proved by its history; None if there is no table yet.
 
         ``Diverged`` if it follows another log, if other writers changed its rows, or if it is not the table that this
         object has committed to; also if that was removed.
         """
+        self._logged.check_met()
         table = self._table.open()
         if table is not None:
             return self._table.last_commit(table, log_id).cursor
@@ -115,6 +132,7 @@ class DeltaSink:
     def resume(self, log_id: UUID) -> Cursor | None:
         """The same for a starting follower, which has only the table's own history."""
         self._table.known.pop(log_id, None)
+        self._refresh()
         return self.cursor(log_id)
 
     def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
@@ -126,6 +144,7 @@ class DeltaSink:
 
     def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> DeltaTransaction | None:
         """Prove the table and plan the parts of a range; see :class:`~strandline.model.sink.TableSink`."""
+        self._refresh()
         # One handle for the check and the commit: a commit of another writer in between makes this one fail.
         table = self._table.open()
         if table is None:
@@ -202,6 +221,7 @@ class DeltaSink:
         Readers see the old rows until then. For a table that is damaged, or whose transform or schema was corrected.
         ``Conflict`` if another commit came in between; ``NotFound`` if there is no table.
         """
+        self._refresh()
         table = self._existing()
         self._table.next_in(table, log_id)  # Diverged for a table of another log, or of none
         self._table.check_shape(table)

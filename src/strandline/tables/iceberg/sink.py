@@ -16,15 +16,15 @@ from strandline.model.sink import is_applied
 from strandline.storage.clock import CHANCE
 from strandline.storage.disk import DISK, Disk
 from strandline.tables.apply import apply_records
-from strandline.tables.iceberg.columns import iceberg_library
+from strandline.tables.iceberg.columns import arrow_schema, iceberg_library
 from strandline.tables.iceberg.history import COMMIT_KEY, LOG_KEY
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
 from strandline.tables.iceberg.transaction import IcebergLetters, IcebergTransaction
 from strandline.tables.kinds import Kind
 from strandline.tables.layout import files_in, shares
+from strandline.tables.logged import LoggedShape, Value, fixed
 from strandline.tables.part import TablePart
 from strandline.tables.shape import DeadLetters, TableShape, as_key
-from strandline.values.contract import Codec
 
 
 @checked
@@ -47,7 +47,7 @@ class IcebergSink:
         table: Named,
         *,
         mode: Kind = "latest",
-        value: Codec | None = None,
+        value: Value | None = None,
         key: str | Sequence[str] = (),
         transform: Callable[[pa.Table], pa.Table] | None = None,
         soft_deletes: bool = False,
@@ -70,7 +70,8 @@ class IcebergSink:
         self.mode: Kind = mode
         """The kind of the table."""
         self._name = name
-        self._shape = TableShape(mode, value, as_key(key), transform, soft_deletes)
+        self._shape = TableShape(mode, fixed(value), as_key(key), transform, soft_deletes)
+        self._logged = LoggedShape(self._shape, value, table)
         found = _catalog(catalog)
         self._followed = FollowedIceberg(found, table, self._shape, name, disk)
         self._letters: FollowedIceberg | None = None
@@ -81,12 +82,30 @@ class IcebergSink:
     def __repr__(self) -> str:
         return f"IcebergSink({self.table!r}, mode={self.mode!r}, name={self._name!r})"
 
+    def meet(self, log: Annotated[Any, anything("a log")]) -> None:
+        """Name the log that the table follows, whose codec decodes the values with ``value="log"``.
+
+        Followers and the functions of ``sl.tables`` call it.
+        """
+        self._logged.meet(log)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Take over the codec that the log names now."""
+        if self._logged.is_logged:
+            self._shape = self._followed.shape = self._logged.resolved(self._columns_now)
+
+    def _columns_now(self) -> pa.Schema | None:
+        table = self._followed.open()
+        return None if table is None else arrow_schema(table.schema())
+
     def cursor(self, log_id: UUID) -> Cursor | None:
         """How far the table has applied that log, proved by its snapshots; None if there is no table yet.
 
         ``Diverged`` if it follows another log, if other writers changed its rows, if it was rolled back, or if it is
         not the table that this object has committed to; also if that was dropped.
         """
+        self._logged.check_met()
         table = self._followed.open()
         if table is not None:
             return self._followed.last_commit(table, log_id).cursor
@@ -98,6 +117,7 @@ class IcebergSink:
         self._followed.known.pop(log_id, None)
         if self._letters is not None:
             self._letters.known.pop(log_id, None)
+        self._refresh()
         return self.cursor(log_id)
 
     def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
@@ -106,6 +126,7 @@ class IcebergSink:
 
     def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> IcebergTransaction | None:
         """Prove the table and plan the parts of a range; see :class:`~strandline.model.sink.TableSink`."""
+        self._refresh()
         begun = self._followed.begin(since.log_id)
         if is_applied(since=since, upto=upto, at=begun.at):
             return None

@@ -14,6 +14,7 @@ import pyarrow.types as pt
 from strandline.errors import DiskFull, InvalidInput, MissingExtra, StorageError, TransientStorageError
 from strandline.model.arguments import Named, Secret, checked
 from strandline.storage.fork_check import Origin, bound_to_process
+from strandline.tables.logged import Value, fixed
 from strandline.tables.shape import BAD_SCHEMA, TableShape, as_key
 from strandline.tables.sql.columns import (
     CURSORS,
@@ -28,7 +29,6 @@ from strandline.tables.sql.columns import (
 from strandline.tables.sql.copy_format import EPOCH_DAYS, EPOCH_MICROSECONDS, copy_data
 from strandline.tables.sql.sink import SqlSink, TableChanges
 from strandline.tables.sql.state import CursorRow, SeenColumn, SeenTable, decoded_row, encoded_schema
-from strandline.values.contract import Codec
 
 if TYPE_CHECKING:
     import psycopg
@@ -102,7 +102,7 @@ class PostgresSink(SqlSink):
         *,
         table: Named,
         mode: Literal["latest", "append"] = "latest",
-        value: Codec | None = None,
+        value: Value | None = None,
         key: str | Sequence[str] = (),
         transform: Callable[[pa.Table], pa.Table] | None = None,
         dead_letters: bool = False,
@@ -113,13 +113,13 @@ class PostgresSink(SqlSink):
         ``dsn`` is a connection string or address of PostgreSQL; what it omits comes from the usual variables
         (``PGHOST``, ``PGPASSWORD``, ...).
         """
-        shape = TableShape(mode, value, as_key(key), transform)
+        shape = TableShape(mode, fixed(value), as_key(key), transform)
         self.mode = mode
         """The kind of the table."""
         self._table = table
         self._name = name
-        self._postgres = PostgresDatabase(dsn, table, shape)
-        super().__init__(self._postgres, shape, table, name, dead_letters=dead_letters)
+        self._postgres = PostgresDatabase(dsn, table)
+        super().__init__(self._postgres, shape, table, name, value=value, dead_letters=dead_letters)
         self._origin = Origin(f"The sink of the table {table}", self, advice="make it again there")
 
     def __repr__(self) -> str:
@@ -136,7 +136,7 @@ class PostgresDatabase:
 
     type_of: TypeOf = staticmethod(postgres_type)
 
-    def __init__(self, dsn: str, table: str, shape: TableShape) -> None:
+    def __init__(self, dsn: str, table: str) -> None:
         schema, _, name = table.rpartition(".")
         longest = _LONGEST_NAME - len(DEAD_LETTERS)
         if "." in schema or not name or "\0" in table or len(name.encode()) > longest or (not schema and "." in table):
@@ -153,7 +153,6 @@ class PostgresDatabase:
         self._dsn = dsn
         self._schema = schema
         self._table = name
-        self._shape = shape
         self._connection: psycopg.Connection[Any] | None = None
 
     def check_schema(self, schema: pa.Schema) -> None:

@@ -6,18 +6,19 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Annotated, Any, Protocol
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import BadRecord, Diverged, Fenced, NotFound
-from strandline.model.arguments import checked
+from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor
 from strandline.model.records import Op
 from strandline.model.sink import remaining, without_key
 from strandline.tables.kinds import RAW_LATEST, newest_per_key, table_schema
+from strandline.tables.logged import LoggedShape, Value
 from strandline.tables.shape import BAD_SCHEMA, ShapedRows, TableShape
 from strandline.tables.sql.columns import AlteredColumns, TypeOf, altered
 from strandline.tables.sql.state import CursorRow, Expected, Held, SeenTable
@@ -101,22 +102,53 @@ class SqlSink:
     """
 
     def __init__(
-        self, database: Database, shape: TableShape, where: str, name: str, *, dead_letters: bool = False
+        self,
+        database: Database,
+        shape: TableShape,
+        where: str,
+        name: str,
+        *,
+        value: Value | None = None,
+        dead_letters: bool = False,
     ) -> None:
+        """``shape`` has the codec, unless ``value`` is ``"log"``."""
         self._database = database
         self._shape = shape
+        self._logged = LoggedShape(shape, value, where)
         self._expected = Expected(where, name, shape.kind, database.type_of)
         self._has_dead_letters = dead_letters
         self._held: Held | None = None
         self._lock = threading.Lock()
-        if shape.transform is None:
+        if shape.transform is None and not self._logged.is_logged:
             database.check_schema(shape.schema())
+
+    def meet(self, log: Annotated[Any, anything("a log")]) -> None:
+        """Name the log that the table follows, whose codec decodes the values with ``value="log"``.
+
+        Followers and the functions of ``sl.tables`` call it.
+        """
+        self._logged.meet(log)
+        with self._lock:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        """Take over the codec that the log names now."""
+        if not self._logged.is_logged:
+            return
+        self._shape = self._logged.resolved(self._columns_now)
+        if self._shape.transform is None:
+            self._database.check_schema(self._shape.schema())
+
+    def _columns_now(self) -> pa.Schema | None:
+        seen = self._database.look()
+        return None if seen.identity is None or seen.row is None else seen.row.schema
 
     def cursor(self, log_id: UUID) -> Cursor | None:
         """How far the table has applied that log; None if there is no table yet.
 
         ``Diverged`` if it follows another log, or is not the table that its cursor row describes.
         """
+        self._logged.check_met()
         with self._lock:
             row = self._expected.proved(self._database.look(), log_id, self._held)
         return None if row is None else row.cursor
@@ -125,6 +157,7 @@ class SqlSink:
         """The same for a starting follower, which has only what the database says."""
         with self._lock:
             self._held = None
+            self._refresh()
         return self.cursor(log_id)
 
     def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
@@ -158,6 +191,7 @@ class SqlSink:
     def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
         """Commit the range with its cursor, exactly once; see :class:`~strandline.model.sink.Sink`."""
         with self._lock:
+            self._refresh()
             found = self._expected.proved(self._database.look(), since.log_id, self._held)
             todo = remaining(records, since=since, upto=upto, at=None if found is None else found.cursor)
             if todo is None:

@@ -28,6 +28,7 @@ from strandline.model.addresses import Address, as_folder, is_text
 from strandline.model.arguments import Named, checked
 from strandline.storage.clock import CHANCE
 from strandline.storage.disk import DISK, Disk, exists, make_own_folder
+from strandline.tables.logged import Value, fixed
 from strandline.tables.shape import BAD_SCHEMA, TableShape, as_key
 from strandline.tables.sql.columns import (
     CURSORS,
@@ -49,7 +50,6 @@ from strandline.tables.sql.state import (
     decoded_row,
     encoded_schema,
 )
-from strandline.values.contract import Codec
 
 LOCK_SECONDS: Final = 30.0
 _MARK: Final = re.compile(r"/\* strandline ([0-9a-f-]{36}) \*/")
@@ -102,7 +102,7 @@ class SqliteSink(SqlSink):
         *,
         table: Named,
         mode: Literal["latest", "append"] = "latest",
-        value: Codec | None = None,
+        value: Value | None = None,
         key: str | Sequence[str] = (),
         transform: Callable[[pa.Table], pa.Table] | None = None,
         dead_letters: bool = False,
@@ -116,13 +116,15 @@ class SqliteSink(SqlSink):
             raise InvalidInput(f"{self.path!a} is not UTF-8, and the path of a database has to be: name another file.")
         if "\0" in table or table.lower().startswith("sqlite_"):
             raise InvalidInput(f"{table!r} cannot be the name of a table in SQLite: choose another.")
-        shape = TableShape(mode, value, as_key(key), transform)
+        shape = TableShape(mode, fixed(value), as_key(key), transform)
         self.mode = mode
         """The kind of the table."""
         self._table = table
         self._name = name
         where = f"{table} in {self.path}"
-        super().__init__(SqliteDatabase(self.path, table, disk), shape, where, name, dead_letters=dead_letters)
+        super().__init__(
+            SqliteDatabase(self.path, table, disk), shape, where, name, value=value, dead_letters=dead_letters
+        )
 
     def __repr__(self) -> str:
         return f"SqliteSink({self.path!r}, table={self._table!r}, mode={self.mode!r}, name={self._name!r})"

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 from strandline.errors import Diverged, NotFound, NotReady, Unsupported
+from strandline.formats.json.value_versions import ValueVersion
 from strandline.log import slots as rules
 from strandline.log.contract import LogReading
 from strandline.log.planning import check_fingerprint, plan_entries
@@ -75,11 +76,16 @@ class WalReading(LogReading, ABC):
 
         ``UnsupportedVersion`` for a format of a newer release: its values can still be read as bytes.
         """
-        return newest(read_values(self.folder, disk=self.disk)[1], self.folder)
+        return newest(self.value_versions, self.folder)
+
+    @property
+    def value_versions(self) -> tuple[ValueVersion, ...]:
+        """All versions of the value format, as stored now; none if values are plain bytes."""
+        return read_values(self.folder, disk=self.disk)[1]
 
     def check_value(self, value: Codec | None) -> None:
         """``InvalidInput`` unless the log has recorded the codec, in any version; None is always right."""
-        check_recorded(read_values(self.folder, disk=self.disk)[1], value, self.folder)
+        check_recorded(self.value_versions, value, self.folder)
 
     def bounds(self) -> Bounds:
         """The first retained and the next offset; all of them are durable."""

@@ -1,0 +1,70 @@
+"""Decoded values in the data source: the value's fields as columns of Spark, as Arrow batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from strandline.errors import InvalidInput, SchemaRefused
+from strandline.log.value_format import named_codec
+from strandline.tables.types import storable, stored
+from strandline.values.contract import Codec
+from strandline.values.decoding import RECORD_FIELDS, BadRows, decode_records, decoded_schema
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How a task decodes: the codec as it was when the query was planned. Picklable."""
+
+    codec: Codec
+    bad: BadRows
+
+    @classmethod
+    def of(cls, log: object, bad: BadRows, url: str) -> Decoding:
+        """The codec that a log names; ``InvalidInput`` if it names none."""
+        codec = named_codec(log)
+        if codec is None:
+            raise InvalidInput(f"{url} names no format for its values, so that they are bytes: read it without decode.")
+        return cls(codec, bad)
+
+    def spark_schema(self) -> StructType:
+        """All columns of the decoded log, with types that Spark has; ``SchemaRefused`` for one that it lacks."""
+        found: StructType = from_arrow_schema(storable(decoded_schema(self.codec, self.bad)), prefer_timestamp_ntz=True)
+        return found
+
+    def needed(self, columns: pa.Schema) -> list[str]:
+        """The columns of a log that these ones take; values are read only if one of them comes from a value."""
+        own = [name for name, field in RECORD_FIELDS.items() if field.name in columns.names]
+        return list(dict.fromkeys([*own, "offset", *(["value"] if self.decodes(columns) else [])]))
+
+    def decodes(self, columns: pa.Schema) -> bool:
+        """Whether values have to be decoded for these columns. The codec of change events decides the operation."""
+        plain = {field.name for name, field in RECORD_FIELDS.items() if name != "op"}
+        return any(name not in plain for name in columns.names)
+
+    def decoded(self, records: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
+        """The columns, of exactly their types."""
+        if self.decodes(columns):
+            found = decode_records(records, self.codec, self.bad)
+        else:
+            names = [RECORD_FIELDS[name].name for name in records.schema.names]
+            found = pa.RecordBatch.from_arrays(records.columns, names)
+        table = stored(pa.Table.from_batches([found.select(columns.names)]))
+        arrays = [
+            _cast(column.combine_chunks(), field.type) for column, field in zip(table.columns, columns, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=columns)
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Spark names the items of lists otherwise."""
+    try:
+        return column if column.type == kind else column.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise SchemaRefused(
+            f"Values are wider than the schema that the log names ({error}): record a wider one with evolve_value, and "
+            "start the query again."
+        ) from error

@@ -1,0 +1,80 @@
+"""``value="log"``: a table whose codec is the one that its log names, in the newest version at each commit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, Literal, TypeAlias
+
+import pyarrow as pa
+
+from strandline.errors import InvalidInput
+from strandline.log.value_format import named_codec
+from strandline.tables.kinds import TYPED
+from strandline.tables.shape import TableShape
+from strandline.values.contract import Codec
+
+Value: TypeAlias = Codec | Literal["log"]
+"""The codec of a table's values: a codec, or the one that the log names."""
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+class LoggedShape:
+    """The shape of a table, resolved with the codec that its log names.
+
+    A table that has the record's own columns keeps them, also when its log names a codec later: the columns of an
+    existing table never change their meaning by themselves.
+    """
+
+    def __init__(self, shape: TableShape, value: Value | None, where: str) -> None:
+        """``shape`` has no codec if ``value`` is ``"log"``."""
+        self.is_logged = value == "log"
+        self._shape = shape
+        self._where = where
+        self._log: object = None
+        self._has_warned = False
+
+    def meet(self, log: object) -> None:
+        """Remember the log that the table follows."""
+        self._log = log
+
+    def check_met(self) -> None:
+        """``InvalidInput`` if the log is needed and not known yet."""
+        if self.is_logged and self._log is None:
+            raise InvalidInput(
+                f"The table {self._where} has value='log', and its log is not known yet: pass the sink to sl.follow, "
+                "or call its meet(log) first."
+            )
+
+    def resolved(self, columns: Callable[[], pa.Schema | None]) -> TableShape:
+        """The shape now; ``columns`` gives those of the table, None if there is no table yet.
+
+        ``InvalidInput`` if the log is not known yet.
+        """
+        if not self.is_logged:
+            return self._shape
+        self.check_met()
+        codec = named_codec(self._log)
+        found = columns()
+        if codec is not None and found is not None and is_raw(found):
+            if not self._has_warned:
+                self._has_warned = True
+                _LOGGER.warning(
+                    "The table %s keeps the columns of records, though its log names a codec by now: follow into a new "
+                    "table to have the value's fields as columns.",
+                    self._where,
+                )
+            codec = None
+        return replace(self._shape, value=codec)
+
+
+def is_raw(columns: pa.Schema) -> bool:
+    """Whether a table has the record's own columns, and not the fields of values."""
+    return TYPED.offset not in columns.names and TYPED.valid[0] not in columns.names
+
+
+def fixed(value: Value | None) -> Codec | None:
+    """The codec, if it does not depend on the log."""
+    return None if isinstance(value, str) else value
