@@ -40,7 +40,7 @@ class _Contract(TableContract):
         (TablePart, "write"),
         (FollowedDelta, "commit"),
         (FollowedDelta, "_settle"),
-        (FollowedDelta, "_make_durable"),
+        (FollowedDelta, "make_durable"),
     )
 
     def again(self, sink):

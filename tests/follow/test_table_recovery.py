@@ -515,7 +515,7 @@ def test_a_table_of_an_earlier_release_that_others_changed_since_is_diverged(log
 # --- what is durable -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("before", ["_settle", "_make_durable"])
+@pytest.mark.parametrize("before", ["_settle", "make_durable"])
 def test_the_commit_that_is_synced_is_ours_also_if_another_job_commits_right_behind_it(log, sink, before):
     from strandline.storage.disk import LocalDisk
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.model.records import READ_SCHEMA, Op, record_batch, with_offsets
-from strandline.tables.kinds import RAW, merge_history, merge_latest
+from strandline.tables.kinds import RAW, in_offset_order, merge_history, merge_latest
 from strandline.tables.shape import TableShape
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -119,3 +119,45 @@ def test_ended_versions_among_the_current_ones_are_passed_on_as_they_are(changes
     again = merge_history(mixed, READ_SCHEMA.empty_table(), RAW, shape.schema())
     assert again.current.equals(merged.current)
     assert again.closed.sort_by("valid_from_offset").equals(merged.closed.sort_by("valid_from_offset"))
+
+
+def huge_changes(keys: list[bytes], offsets: list[int] | None = None) -> pa.Table:
+    """Puts of 300 MiB each, all of one buffer: an array of them would hold more than its 2 GiB."""
+    value = pa.array([bytes(300 << 20)], pa.binary())
+    count = len(keys)
+    offsets = list(range(count)) if offsets is None else offsets
+    columns = {
+        "offset": pa.array(offsets, pa.int64()),
+        "timestamp": pa.array(offsets, pa.int64()).cast(READ_SCHEMA.field("timestamp").type),
+        "op": pa.array([0] * count, pa.int8()),
+        "key": pa.array(keys, pa.binary()),
+        "value": pa.chunked_array([value] * count),
+        "headers": pa.nulls(count, READ_SCHEMA.field("headers").type),
+    }
+    return pa.table({name: columns[name] for name in READ_SCHEMA.names}).cast(READ_SCHEMA)
+
+
+def test_more_values_than_an_array_can_hold_are_merged():
+    changes = huge_changes([b"a", b"b", b"a", b"c", b"d", b"e", b"f", b"g"])
+    assert changes.column("value").nbytes > 1 << 31
+    shape = TableShape("history")
+    merged = merge_history(shape.schema().empty_table(), changes, RAW, shape.schema())
+    assert (merged.current.num_rows, merged.closed.num_rows) == (7, 1)
+    assert merged.closed.column("valid_to_offset").to_pylist() == [2]
+    again = merge_history(merged.current, table_of([(b"c", Op.DELETE, None)], 8), RAW, shape.schema())
+    assert (again.current.num_rows, again.closed.column("valid_to_offset").to_pylist()) == (6, [8])
+
+
+@pytest.mark.slow
+def test_more_values_than_an_array_can_hold_are_put_in_order_and_split():
+    changes = huge_changes([b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"], [3, 1, 0, 2, 7, 6, 5, 4])
+    ordered = in_offset_order([changes], RAW)
+    assert ordered.column("key").to_pylist() == [b"c", b"b", b"d", b"a", b"h", b"g", b"f", b"e"]
+    assert ordered.column("value").nbytes == changes.column("value").nbytes
+    soft = TableShape("latest", soft_deletes=True)
+    rows = merge_latest(soft.schema().empty_table(), ordered, RAW, soft.schema())
+    deleted = merge_latest(
+        rows, table_of([(b"%c" % one, Op.DELETE, None) for one in b"abcdefgh"], 8), RAW, soft.schema()
+    )
+    assert deleted.column("deleted").to_pylist() == [True] * 8
+    assert deleted.column("value").nbytes > 1 << 31

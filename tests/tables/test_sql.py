@@ -415,8 +415,17 @@ def test_a_commit_whose_answer_was_lost_is_found_by_the_next_look(database, monk
             yield session
         raise TransientStorageError("The answer was lost.")
 
+    look, looks = type(sink._database).look, []
+
+    def unreachable(self):
+        looks.append(look(self))
+        if len(looks) > 1:
+            raise TransientStorageError("The line is down.")
+        return looks[0]
+
     with monkeypatch.context() as patch:
         patch.setattr(type(sink._database), "writing", unanswered)
+        patch.setattr(type(sink._database), "look", unreachable)
         with pytest.raises(TransientStorageError):
             apply(sink, 1, (b"b", b"2"))
     assert sink.cursor(LOG) == Cursor(LOG, 2)

@@ -29,6 +29,10 @@ Kind: TypeAlias = Literal["latest", "append", "history"]
 KINDS: Final[tuple[Kind, ...]] = ("latest", "append", "history")
 _PUT: Final = pa.scalar(int(Op.PUT), pa.int8())
 _PURGE: Final = pa.scalar(int(Op.PURGE), pa.int8())
+_MOST_TAKEN: Final = 1 << 30
+"""Bytes of a table of which rows are taken at once: an array of bytes holds 2 GiB, and ``take`` makes one array."""
+_PIECE: Final = 64 << 20
+_LARGE_ROW: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +111,14 @@ RAW_LATEST: Final = pa.schema([READ_SCHEMA.field(name) for name in ("key", "valu
 def newest_per_key(changes: pa.Table, names: Names = RAW) -> pa.Table:
     """The newest change of each key, by offset; deletes are among them. Of several rows of one offset, the last."""
     is_last = _are_last(changes, names)
-    return changes if is_last.all() else changes.filter(pa.array(is_last))  # take() fails beyond 2 GiB of values
+    return kept_rows(changes, pa.chunked_array([pa.array(is_last)]))  # take() fails beyond 2 GiB of values
 
 
 def merge_latest(old: pa.Table, changes: pa.Table, names: Names, schema: pa.Schema) -> pa.Table:
     """The rows of a table of the latest values after some changes, in the order of their offsets."""
     newest = newest_per_key(changes, names)
-    kept = old.filter(pc.invert(pc.is_in(old.column(names.key), value_set=_flat(newest.column(names.key)))))
-    puts = newest.filter(pc.equal(newest.column(names.op), _PUT))
+    kept = kept_rows(old, pc.invert(_is_among(old.column(names.key), newest.column(names.key))))
+    puts = kept_rows(newest, pc.equal(newest.column(names.op), _PUT))
     if names.deleted in schema.names:
         puts = puts.append_column(schema.field(names.deleted), pa.repeat(pa.scalar(False), puts.num_rows))
         return pa.concat_tables(
@@ -131,20 +135,18 @@ def _marked(old: pa.Table, changes: pa.Table, newest: pa.Table, names: Names, sc
     deletes = newest.filter(pc.not_equal(newest.column(names.op), _PUT))
     if not deletes.num_rows:
         return schema.empty_table()
-    keys = _flat(deletes.column(names.key))
-    puts = changes.filter(
-        pc.and_(pc.equal(changes.column(names.op), _PUT), pc.is_in(changes.column(names.key), value_set=keys))
-    )
+    keys = deletes.column(names.key)
+    is_put = pc.equal(changes.column(names.op), _PUT)
+    puts = kept_rows(changes, pc.and_(is_put, _is_among(changes.column(names.key), keys)))
     puts = puts.append_column(schema.field(names.deleted), pa.repeat(pa.scalar(False), puts.num_rows))
     before = pa.concat_tables(
         [
-            old.filter(pc.is_in(old.column(names.key), value_set=keys)),
+            kept_rows(old, _is_among(old.column(names.key), keys)),
             puts.select(schema.names).cast(schema),
         ]
     )
     before = newest_per_key(before, names)
-    at = pc.index_in(before.column(names.key), value_set=keys)
-    ended = deletes.take(at)
+    ended = deletes.select([names.offset, names.timestamp]).take(_places(before.column(names.key), keys))
     is_purged = _purged_since(before, changes, names)
     columns = []
     for field in schema:
@@ -162,7 +164,7 @@ def _marked(old: pa.Table, changes: pa.Table, newest: pa.Table, names: Names, sc
 def _purged_since(rows: pa.Table, changes: pa.Table, names: Names) -> pa.ChunkedArray:
     """For each row, whether its key was purged after it."""
     purges = newest_per_key(changes.filter(pc.equal(changes.column(names.op), _PURGE)), names)
-    at = pc.index_in(rows.column(names.key), value_set=_flat(purges.column(names.key)))
+    at = _places(rows.column(names.key), purges.column(names.key))
     return pc.fill_null(pc.greater(purges.column(names.offset).take(at), rows.column(names.offset)), False)
 
 
@@ -185,39 +187,41 @@ def merge_history(old: pa.Table, changes: pa.Table, names: Names, schema: pa.Sch
     *_, until, ended = names.valid
     codes = _codes(changes.column(names.key))
     order = np.argsort(codes, kind="stable")  # by key, then by offset: changes are in that order
-    codes, ordered = codes[order], changes.take(pa.array(order))
-    is_last = np.append(codes[1:] != codes[:-1], True) if len(codes) else np.empty(0, bool)
-    is_first = np.append(True, codes[1:] != codes[:-1]) if len(codes) else np.empty(0, bool)
-    following = pa.array(np.minimum(np.arange(1, len(codes) + 1), max(0, len(codes) - 1)), mask=is_last)
-    versions = pa.table(
-        [_version_column(field.name, names, ordered, following) for field in schema],
-        schema=schema,
-    ).filter(pc.equal(ordered.column(names.op), _PUT))
-    firsts = ordered.filter(pa.array(is_first))
-    at = pc.index_in(old.column(names.key), value_set=_flat(firsts.column(names.key)))
+    is_followed = codes[order[1:]] == codes[order[:-1]]
+    following = np.full(len(codes), -1)
+    following[order[:-1][is_followed]] = order[1:][is_followed]
+    is_first = np.ones(len(codes), bool)
+    is_first[order[1:][is_followed]] = False
+    # Values stay where they are: take() fails beyond 2 GiB of them.
+    place = pa.array(following, mask=following < 0)
+    columns = [_version_column(field.name, names, changes, place) for field in schema]
+    versions = kept_rows(pa.table(columns, schema=schema), pc.equal(changes.column(names.op), _PUT))
+    firsts = changes.select([names.key, names.offset, names.timestamp]).filter(pa.array(is_first))
+    at = _places(old.column(names.key), firsts.column(names.key))
     ends = pc.and_(pc.is_valid(at), pc.is_null(old.column(until)))
-    stopped, at = old.filter(ends), at.filter(ends)
+    stopped, at = kept_rows(old, ends), at.filter(ends)
     stopped = stopped.set_column(
         schema.get_field_index(until), schema.field(until), firsts.column(names.offset).take(at)
     ).set_column(schema.get_field_index(ended), schema.field(ended), firsts.column(names.timestamp).take(at))
-    rest = pa.concat_tables([old.filter(pc.invert(ends)), versions])
+    rest = pa.concat_tables([kept_rows(old, pc.invert(ends)), versions])
     is_current = pc.is_null(rest.column(until))
     return MergedHistory(
-        rest.filter(is_current), pa.concat_tables([rest.filter(pc.invert(is_current)), stopped.cast(schema)])
+        kept_rows(rest, is_current),
+        pa.concat_tables([kept_rows(rest, pc.invert(is_current)), stopped.cast(schema)]),
     )
 
 
-def _version_column(name: str, names: Names, ordered: pa.Table, following: pa.Array) -> pa.ChunkedArray:
+def _version_column(name: str, names: Names, changes: pa.Table, following: pa.Array) -> pa.ChunkedArray:
     since, began, until, ended = names.valid
     if name == since:
-        return ordered.column(names.offset)
+        return changes.column(names.offset)
     if name == began:
-        return ordered.column(names.timestamp)
+        return changes.column(names.timestamp)
     if name == until:
-        return ordered.column(names.offset).take(following)
+        return changes.column(names.offset).take(following)
     if name == ended:
-        return ordered.column(names.timestamp).take(following)
-    return ordered.column(name)
+        return changes.column(names.timestamp).take(following)
+    return changes.column(name)
 
 
 def _codes(keys: pa.ChunkedArray) -> Any:
@@ -239,10 +243,48 @@ def _are_last(changes: pa.Table, names: Names) -> Any:
 
 def _flat(column: pa.ChunkedArray) -> pa.Array:
     """One array of a column; large binary if it is too long for one."""
-    flat = column.combine_chunks()
-    if not isinstance(flat, pa.ChunkedArray):
-        return flat
-    return pa.concat_arrays([chunk.cast(pa.large_binary()) for chunk in flat.chunks])
+    if column.nbytes > _MOST_TAKEN:
+        return pa.concat_arrays([chunk.cast(pa.large_binary()) for chunk in column.chunks])
+    return column.combine_chunks()
+
+
+def _places(keys: pa.ChunkedArray, among: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Where each key is among others; null if it is not."""
+    flat = _flat(among)
+    return pc.index_in(keys if keys.type == flat.type else keys.cast(flat.type), value_set=flat)
+
+
+def _is_among(keys: pa.ChunkedArray, others: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.is_valid(_places(keys, others))
+
+
+def kept_rows(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
+    """The rows that a mask names; not copied if it names all, or if they are large."""
+    if pc.all(mask, min_count=0).as_py():
+        return rows
+    if rows.nbytes <= _LARGE_ROW * rows.num_rows:
+        return rows.filter(mask)
+    import numpy as np
+
+    is_kept = mask.to_numpy().astype(bool)
+    edges = np.flatnonzero(np.diff(is_kept, prepend=False, append=False)).reshape(-1, 2)
+    return pa.concat_tables([rows.slice(0, 0), *[rows.slice(low, high - low) for low, high in edges.tolist()]])
+
+
+def taken_rows(rows: pa.Table, places: pa.Array) -> pa.Table:
+    """The rows at some places, in that order. Also of more than 2 GiB, where ``take`` fails: those row by row."""
+    if rows.nbytes <= _MOST_TAKEN:
+        return rows.take(places)
+    pieces: list[pa.Table] = []
+    few: list[pa.Table] = []
+    size = 0
+    for place in places.to_pylist():
+        few.append(rows.slice(place, 1))
+        size += few[-1].nbytes
+        if size >= _PIECE:
+            pieces.append(pa.concat_tables(few).combine_chunks())
+            few, size = [], 0
+    return pa.concat_tables([*pieces, *few]) if pieces or few else rows.slice(0, 0)
 
 
 def in_offset_order(tables: Sequence[pa.Table], names: Names) -> pa.Table:
@@ -253,4 +295,4 @@ def in_offset_order(tables: Sequence[pa.Table], names: Names) -> pa.Table:
         return whole
     import numpy as np
 
-    return whole.take(pa.array(np.argsort(offsets.to_numpy(), kind="stable")))
+    return taken_rows(whole, pa.array(np.argsort(offsets.to_numpy(), kind="stable")))

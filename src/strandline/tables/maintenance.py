@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.errors import InvalidInput, NotFound
 from strandline.log.contract import Log
@@ -18,7 +19,7 @@ from strandline.model.arguments import Named, checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.records import READ_SCHEMA
 from strandline.tables.delta.sink import DeltaSink
-from strandline.tables.kinds import Kind, merge_history, merge_latest
+from strandline.tables.kinds import Kind, merge_history, merge_latest, taken_rows
 from strandline.tables.logged import Value
 from strandline.tables.work import assigned, written
 
@@ -77,15 +78,15 @@ class TableCheck:
 
 @checked
 def verify(sink: DeltaSink, log: Log) -> TableCheck:
-    """Compare each row with what the log says, from its beginning up to the table's cursor. Changes nothing.
+    """Compare each row with what the log says, from where the table began up to its cursor. Changes nothing.
 
-    Reads the whole log and the whole table into memory. ``CursorExpired`` if the log no longer has its beginning.
+    Reads that part of the log and the whole table into memory. ``CursorExpired`` if the log no longer has it.
     """
     sink.meet(log)
     cursor = sink.cursor(log.log_id)
     if cursor is None:
         raise NotFound(f"There is no table at {sink.url}.")
-    records = pa.Table.from_batches(read_between(log, 0, cursor.next, None), READ_SCHEMA)
+    records = pa.Table.from_batches(read_between(log, sink.start(), cursor.next, None), READ_SCHEMA)
     expected, found = _folded(sink, records), sink.rows()
     names = [field.name for field in expected.schema if not pa.types.is_map(field.type)]
     missing, extra = _differences(expected.select(names), found.select(names))
@@ -113,10 +114,14 @@ def _differences(expected: pa.Table, found: pa.Table) -> tuple[list[str], list[s
     numbers = [name for name, kind in kinds.items() if pa.types.is_integer(kind)]
     keys = [name for name, kind in kinds.items() if pa.types.is_binary(kind)]
     by = [(name, "ascending") for name in (*numbers, *keys)]
-    if expected.sort_by(by).equals(found.sort_by(by).cast(expected.schema)):
+    if _sorted(expected, by).equals(_sorted(found.cast(expected.schema), by)):
         return [], []
     ours, theirs = (Counter(str(row) for row in table.to_pylist()) for table in (expected, found))
     return sorted((ours - theirs).elements()), sorted((theirs - ours).elements())
+
+
+def _sorted(rows: pa.Table, by: Sequence[tuple[str, str]]) -> pa.Table:
+    return taken_rows(rows, pc.sort_indices(rows.select([name for name, _ in by]), by))
 
 
 @checked
@@ -141,13 +146,13 @@ def existing(
 
 @checked
 def rebuild(sink: DeltaSink, log: Log) -> Cursor:
-    """Build all rows again from the log's beginning, and replace the table's in one commit; returns its cursor.
+    """Build all rows again from where the table began, and replace the table's in one commit; returns its cursor.
 
     Readers see the old rows until then. For a table that was damaged or restored, and after a corrected schema or
-    transform. ``CursorExpired`` if the log no longer has its beginning.
+    transform. ``CursorExpired`` if the log no longer has the offset at which the table began.
     """
     sink.meet(log)
-    beginning = Cursor(log.log_id, 0)
+    beginning = log.cursor_at(sink.start())
     spans = log.plan(beginning, Limit(upto=log.end().next))
     upto = behind(beginning, spans[-1]) if spans else beginning
     sink.rebuild(log.log_id, upto, lambda parts: [written(part, own) for part, own in assigned(parts, spans)])

@@ -230,19 +230,32 @@ def _without(rows: pa.Array, count: int) -> pa.Array:
 
 
 def _joined_keys(columns: Sequence[pa.ChunkedArray | pa.Array]) -> pa.ChunkedArray | pa.Array:
-    """One binary key of several columns: each value as text, behind its length. Null if any of them is null.
-
-    The text of a whole number does not depend on its width, so that a widened column keeps its keys.
-    """
+    """One binary key of several columns: each value as text, behind its length. Null if any of them is null."""
     parts = []
     for column in columns:
         kind = column.type
         if pa.types.is_nested(kind):
             raise InvalidInput(f"A row cannot be identified by a column of the type {kind}: name simple columns.")
-        text = column if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else column.cast(pa.string())
-        text = text.cast(pa.binary())
+        text = _key_text(column).cast(pa.binary())
         length = pc.binary_length(text).cast(pa.string()).cast(pa.binary())
         parts += [length, pa.scalar(b":"), text]
     if len(columns) == 1:
         return parts[2]
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()), null_handling="emit_null")
+
+
+def _key_text(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    """The text of each value of a key: equal values give equal texts, whatever the width of the column.
+
+    So a widened column keeps its keys. Both zeros of a float are one key, and so are all NaNs.
+
+    >>> _key_text(pa.array([0.0, -0.0, float("nan"), -float("nan"), 0.5], pa.float32())).to_pylist()
+    ['0', '0', 'nan', 'nan', '0.5']
+    """
+    kind = column.type
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return column
+    if not pa.types.is_floating(kind):
+        return column.cast(pa.string())
+    wide = pc.add(column.cast(pa.float64()), 0.0)  # -0.0 + 0.0 is 0.0
+    return pc.if_else(pc.is_nan(wide), pa.scalar("nan"), wide.cast(pa.string()))

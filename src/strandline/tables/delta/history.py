@@ -23,6 +23,8 @@ CURSOR_KEY: Final = "strandline.cursor"
 """Key of the whole cursor in the commit info of a sink's commit."""
 TABLE_KEY: Final = "strandline.table"
 """Key of the table's id in it."""
+COMMIT_KEY: Final = "strandline.commit"
+"""Key of a number that no other commit has: by it a follower recognises a commit whose answer was lost."""
 
 REMEDY: Final = (
     "Remove the table to build it again, or follow with repair=True, which restores the last version that is known "
@@ -65,6 +67,8 @@ class TableCommit:
     """Whether it added or removed rows, not only files."""
     data_files: tuple[str, ...] = ()
     """The files that it added, as stored in the commit."""
+    commit_id: str | None = None
+    """The number that a sink gave it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,7 @@ def _parsed(version: int, actions: list[Any], application: Application) -> Table
         table_id=info.get(TABLE_KEY),
         changed_rows=any(file.get("dataChange", True) for file in files),
         data_files=tuple(action["add"]["path"] for action in actions if "add" in action),
+        commit_id=info.get(COMMIT_KEY),
     )
 
 

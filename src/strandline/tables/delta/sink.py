@@ -23,7 +23,15 @@ from strandline.tables.apply import apply_records
 from strandline.tables.delta.files import added
 from strandline.tables.delta.history import own_commits
 from strandline.tables.delta.letters import LetterBox, LettersOf
-from strandline.tables.delta.table import FollowedDelta, columns_of, data_files, id_of, mode_of
+from strandline.tables.delta.table import (
+    FollowedDelta,
+    check_folder,
+    columns_of,
+    data_files,
+    id_of,
+    mode_of,
+    refuse_deletion_vectors,
+)
 from strandline.tables.delta.transaction import DeltaTransaction
 from strandline.tables.kinds import KINDS, Kind
 from strandline.tables.layout import MOST_SHARES, files_in, shares
@@ -82,6 +90,7 @@ class DeltaSink:
         if not is_text(self.url):
             raise InvalidInput(f"{self.url!a} is not UTF-8, and a table's address has to be: name another folder.")
         refuse_credentials(self.url, "give them as storage options, or by the environment variables of the cloud")
+        check_folder(self.url)
         self.mode: Kind = mode
         """The kind of the table."""
         self._shape = TableShape(mode, fixed(value), as_key(key), transform, soft_deletes, has_plain_types=True)
@@ -92,6 +101,7 @@ class DeltaSink:
         if dead_letters is not None:
             letters = as_address(dead_letters)
             refuse_credentials(letters, "give them as storage options, or by the environment variables of the cloud")
+            check_folder(letters)
             _refuse_nested(self.url, letters)
             self._letters = partial(_letters_of, letters, name, dict(options or {}), disk)
         self._most_bad = _share(max_bad_share)
@@ -174,6 +184,10 @@ class DeltaSink:
         columns = tuple((field.name, str(field.type)) for field in columns_of(table))
         return table.version(), rows, adds.num_rows, size, columns
 
+    def start(self) -> int:
+        """The offset at which the table began to follow its log; ``NotFound`` if there is no table."""
+        return self._table.start(self._existing())
+
     def recorded_mode(self) -> Kind | None:
         """What the table keeps, as recorded in it; None for a table of another program. ``NotFound`` without one."""
         mode = mode_of(self._existing())
@@ -201,10 +215,15 @@ class DeltaSink:
     def compacted(self) -> int:
         """Join small files; see :func:`~strandline.tables.maintenance.optimize`."""
         table = self._existing()
-        before = len(data_files(table))
+        refuse_deletion_vectors(table)
+        before, version = len(table.file_uris()), table.version()
         with self._table.named_errors():
             table.optimize.compact()
-        return before - len(data_files(self._existing()))
+        after = self._existing()
+        for done in range(version + 1, after.version() + 1):
+            with contextlib.suppress(NotFound):  # a checkpoint is left of it
+                self._table.make_durable(done)  # the library does not: a power failure could take the joined files
+        return before - len(after.file_uris())
 
     def vacuumed(self, hours: int) -> int:
         """Remove unnamed files; see :func:`~strandline.tables.maintenance.vacuum`."""
@@ -216,7 +235,7 @@ class DeltaSink:
     def rebuild(
         self, log_id: UUID, upto: Cursor, work: Callable[[Sequence[Part]], Sequence[Written]], *, tasks: int = 1
     ) -> None:
-        """Replace all rows by those that ``work`` writes from the log's beginning, in one commit with the cursor.
+        """Replace all rows by those that ``work`` writes, from where the table began, in one commit with the cursor.
 
         Readers see the old rows until then. For a table that is damaged, or whose transform or schema was corrected.
         ``Conflict`` if another commit came in between; ``NotFound`` if there is no table.
@@ -225,10 +244,13 @@ class DeltaSink:
         table = self._existing()
         self._table.next_in(table, log_id)  # Diverged for a table of another log, or of none
         self._table.check_shape(table)
+        self._table.refuse_append_only(table, "a rebuild replaces all rows")
         self._table.known.pop(log_id, None)
-        beginning = Cursor(log_id, 0)
+        beginning = Cursor(log_id, self._table.start(table))
         letters = self._opened_letters(table, log_id)
-        parts = tuple(replace(part, old=()) for part in self._parts(table, 0, letters, tasks))
+        parts = tuple(
+            replace(part, old=()) for part in self._parts(None, 0, letters, tasks, self._table.schema_for(table))
+        )
         written = work(parts)
         check_coverage(written, parts, beginning.next, upto.next)
         if letters is not None:
@@ -249,11 +271,18 @@ class DeltaSink:
         return table
 
     def _parts(
-        self, table: DeltaTable | None, floor: int, letters: LetterBox | None, tasks: int
+        self,
+        table: DeltaTable | None,
+        floor: int,
+        letters: LetterBox | None,
+        tasks: int,
+        schema: pa.Schema | None = None,
     ) -> Iterator[TablePart]:
+        if schema is None:
+            schema = self._shape.schema() if table is None else self._table.schema_for(table)
         part = TablePart(
             self._shape,
-            self._shape.schema() if table is None else self._table.schema_for(table),
+            schema,
             self._table.files,
             str(CHANCE.uuid()),
             floor,

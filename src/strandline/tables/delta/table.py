@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -12,7 +14,16 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import Conflict, Diverged, Fenced, InvalidInput, MissingExtra, NotFound, TransientStorageError
+from strandline.errors import (
+    Conflict,
+    CorruptData,
+    Diverged,
+    Fenced,
+    InvalidInput,
+    MissingExtra,
+    NotFound,
+    TransientStorageError,
+)
 from strandline.log.folders import FIRST_BYTES, FolderKind, check_new, check_new_in_bucket
 from strandline.model.cursor import MILLISECOND, Cursor
 from strandline.model.sink import DataFile
@@ -20,6 +31,7 @@ from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.disk import Disk, make_own_folder
 from strandline.tables.delta.files import DeltaFiles, added, local_path
 from strandline.tables.delta.history import (
+    COMMIT_KEY,
     CURSOR_KEY,
     REMEDY,
     TABLE_KEY,
@@ -42,6 +54,11 @@ if TYPE_CHECKING:
 _LOG_PROPERTY: Final = "strandline.log_id"
 _MODE_PROPERTY: Final = "strandline.mode"
 _SHAPE_PROPERTY: Final = "strandline.shape"
+_START_PROPERTY: Final = "strandline.start"
+_APPEND_ONLY: Final = "delta.appendOnly"
+_DELETION_VECTORS: Final = "deletionVectors"
+_CONFUSED: Final = re.compile(r"%[0-9A-Fa-f]{2}|\\|[\x00-\x1f\x7f]")
+"""``deltalake`` decodes paths twice, so that ``a%20b`` is the folder ``a b``, and takes a backslash for a slash."""
 _NOBODY: Final = Application(UUID(int=0), "")
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -105,7 +122,7 @@ class FollowedDelta:
         check_known(known, found, self.url)
         # An earlier process may have died between its commit and its sync, and a slot will follow this cursor.
         with contextlib.suppress(NotFound):  # only a checkpoint is left of it, which is older than any sync
-            self._make_durable(found.version)
+            self.make_durable(found.version)
         return found
 
     def next_in(self, table: DeltaTable, log_id: UUID) -> int:
@@ -128,6 +145,8 @@ class FollowedDelta:
         mode = properties[_MODE_PROPERTY]
         if mode != self.shape.kind:
             raise InvalidInput(f"The table {self.url} was made with mode={mode!r}; open it with that mode.")
+        if self.shape.is_keyed:
+            self.refuse_append_only(table, f"a table with mode={mode!r} replaces rows")
         recorded = properties.get(_SHAPE_PROPERTY)
         if recorded is not None and recorded != self.shape.recorded():
             raise InvalidInput(
@@ -139,6 +158,25 @@ class FollowedDelta:
                 f"The columns of the table {self.url} were changed, so that its follower cannot write to it: change "
                 "them back, follow with repair=True, or follow into a new table."
             )
+
+    def refuse_append_only(self, table: DeltaTable, why: str) -> None:
+        """``InvalidInput`` for a table that only takes new rows."""
+        if str(table.metadata().configuration.get(_APPEND_ONLY)).lower() == "true":
+            raise InvalidInput(
+                f"The table {self.url} has the property {_APPEND_ONLY}, and {why}: unset the property, or follow into "
+                "another table."
+            )
+
+    def start(self, table: DeltaTable) -> int:
+        """The offset at which the table began. Of a table that did not record it, by its first commit."""
+        recorded = table.metadata().configuration.get(_START_PROPERTY)
+        if recorded is not None and recorded.isdecimal():
+            return int(recorded)
+        log_id, first = table.metadata().configuration.get(_LOG_PROPERTY), self.read_commit(0)
+        if log_id is None or first is None:
+            return 0
+        cursor = parse_commit(0, first, self.application(UUID(log_id))).cursor
+        return 0 if cursor is None else cursor.next
 
     def refuse_removed(self, log_id: UUID) -> None:
         """A starting follower creates a removed table again; a running one never does."""
@@ -195,12 +233,16 @@ class FollowedDelta:
             [field.name for field in change.widened],
         )
         schema = deltalake_library().Schema.from_arrow(change.schema)
-        adds = [] if not change.widened else [added(file, self.now()) for file in self._rewritten(table, change.schema)]
+        is_rewritten = bool(change.widened) or any("." in field.name for field in change.added)
+        adds = []
+        if is_rewritten:
+            self.refuse_append_only(table, "its columns change so that all rows have to be written again")
+            adds = [added(file, self.now()) for file in self._rewritten(table, change.schema)]
         known = KnownCommits(id_of(table), table.version() + 1, at)
-        properties = self._properties(at, (known.table_id, known.version))
-        with self.named_errors():
-            if change.widened or any("." in field.name for field in change.added):
-                adds = adds or [added(file, self.now()) for file in self._rewritten(table, change.schema)]
+        commit_id = str(CHANCE.uuid())
+        properties = self._properties(at, (known.table_id, known.version), commit_id)
+        with self._answered(known.version, commit_id):
+            if is_rewritten:
                 table.create_write_transaction(adds, mode="overwrite", schema=schema, commit_properties=properties)
             else:
                 new = {field.name for field in change.added}
@@ -237,8 +279,10 @@ class FollowedDelta:
             # Not left to deltalake: others could read it, and a power failure could remove the name of a table that a
             # slot says was stored.
             make_own_folder(folder, disk=self._disk)
-        with self.named_errors():
-            table: DeltaTable = deltalake_library().DeltaTable.create(
+        commit_id = str(CHANCE.uuid())
+        created: DeltaTable | None = None
+        with self._answered(0, commit_id):
+            created = deltalake_library().DeltaTable.create(
                 self.url,
                 schema=self.shape.schema(),
                 mode="error",
@@ -246,11 +290,15 @@ class FollowedDelta:
                     _LOG_PROPERTY: str(since.log_id),
                     _MODE_PROPERTY: self.shape.kind,
                     _SHAPE_PROPERTY: self.shape.recorded(),
+                    _START_PROPERTY: str(since.next),
                 },
                 storage_options=self._options or None,
-                commit_properties=self._properties(since, None),
+                commit_properties=self._properties(since, None, commit_id),
                 raise_if_key_not_exists=False,
             )
+        table = created or self.open()
+        if table is None:
+            raise Diverged(f"The table {self.url} was removed as soon as it was created: start the follower again.")
         self._settle(KnownCommits(id_of(table), 0, since))
         if table.version() > 0:
             # The handle is as new as the table: a concurrent follower's commit was not checked.
@@ -287,10 +335,11 @@ class FollowedDelta:
         """
         # Without retries the commit takes the next version, or none.
         known = KnownCommits(id_of(table), table.version() + 1, upto)
-        properties = self._properties(upto, (known.table_id, known.version))
+        commit_id = str(CHANCE.uuid())
+        properties = self._properties(upto, (known.table_id, known.version), commit_id)
         schema = table.schema() if replaces is None else deltalake_library().Schema.from_arrow(replaces)
         mode: Literal["overwrite", "append"] = "append" if replaces is None else "overwrite"
-        with self.named_errors():
+        with self._answered(known.version, commit_id):
             table.create_write_transaction(actions, mode=mode, schema=schema, commit_properties=properties)
         self._settle(known)
 
@@ -300,7 +349,7 @@ class FollowedDelta:
         try:
             old = delta.DeltaTable(self.url, version=version, storage_options=self._options or None)
             known = KnownCommits(id_of(old), table.version() + 1, cursor)
-            properties = self._properties(cursor, (known.table_id, known.version))
+            properties = self._properties(cursor, (known.table_id, known.version), str(CHANCE.uuid()))
             table.restore(version, commit_properties=properties)
         except delta.exceptions.CommitFailedError as error:
             raise Fenced(
@@ -314,6 +363,28 @@ class FollowedDelta:
         _LOGGER.warning("The table %s was restored to version %d, which is at %s.", self.url, version, cursor)
         return True
 
+    @contextlib.contextmanager
+    def _answered(self, version: int, commit_id: str) -> Iterator[None]:
+        """Errors of a commit as this package names them; none if the commit landed all the same.
+
+        A store may lose its answer: the library then repeats the request, and finds the version taken, by itself.
+        """
+        try:
+            with self.named_errors():
+                yield
+        except (Conflict, TransientStorageError) as error:
+            if not self._is_own(version, commit_id):
+                raise
+            _LOGGER.warning("Version %d of %s is committed, though its answer was lost: %s", version, self.url, error)
+
+    def _is_own(self, version: int, commit_id: str) -> bool:
+        """Whether a version is the commit with this number. Not if that cannot be known now."""
+        try:
+            data = self.read_commit(version)
+            return data is not None and parse_commit(version, data, _NOBODY).commit_id == commit_id
+        except (TransientStorageError, CorruptData):
+            return False
+
     def _settle(self, known: KnownCommits) -> None:
         """Prove that a commit landed in the intended table, and make that commit durable.
 
@@ -322,10 +393,10 @@ class FollowedDelta:
         table = self.open()
         if table is None or id_of(table) != known.table_id:
             raise Diverged(f"The table {self.url} was removed or replaced while it was committed to. {REMEDY}")
-        self._make_durable(known.version)
+        self.make_durable(known.version)
         self.known[known.cursor.log_id] = known
 
-    def _make_durable(self, version: int) -> None:
+    def make_durable(self, version: int) -> None:
         """Sync the files of a commit on a local disk: ``deltalake`` does not, and a slot may follow it."""
         root = local_path(self.url)
         if root is None:
@@ -338,7 +409,7 @@ class FollowedDelta:
         for folder in {file.parent for file in (*data, commit)} | {PurePath(root)}:
             self._disk.sync_folder(str(folder))
 
-    def _properties(self, cursor: Cursor, commit: tuple[str, int] | None) -> Any:
+    def _properties(self, cursor: Cursor, commit: tuple[str, int] | None, commit_id: str) -> Any:
         """The cursor, and to which version of which table it belongs; unknown for a table being created.
 
         No retries: the library would commit after any other commit without checking it, and a second creator
@@ -347,7 +418,7 @@ class FollowedDelta:
         delta = deltalake_library()
         application = self.application(cursor.log_id)
         transactions = [delta.Transaction(application.cursor, cursor.next)]
-        metadata = {CURSOR_KEY: str(cursor)}
+        metadata = {CURSOR_KEY: str(cursor), COMMIT_KEY: commit_id}
         if commit is not None:
             table_id, version = commit
             transactions.append(delta.Transaction(application.commit(table_id), version))
@@ -392,6 +463,19 @@ class FollowedDelta:
             ) from error
 
 
+def check_folder(url: str) -> None:
+    """``InvalidInput`` for a folder that ``deltalake`` would confuse with another one."""
+    folder = local_path(url)
+    if folder is None:
+        return
+    found = _CONFUSED.search(os.path.abspath(folder))  # noqa: PTH100 - text, as everywhere
+    if found:
+        raise InvalidInput(
+            f"The path {folder!r} has {found[0]!r} in it, which deltalake takes for another character: name another "
+            "folder."
+        )
+
+
 def mode_of(table: DeltaTable) -> str | None:
     """What a table keeps, as its follower recorded it; None for a table that follows no log."""
     mode = table.metadata().configuration.get(_MODE_PROPERTY)
@@ -399,10 +483,27 @@ def mode_of(table: DeltaTable) -> str | None:
 
 
 def data_files(table: DeltaTable) -> dict[str, tuple[str, int]]:
-    """The data files of a version: path to the path as the table's history has it, and size."""
+    """The data files of a version: path to the path as the table's history has it, and size.
+
+    For workers, which read whole files: ``InvalidInput`` if rows of one are deleted by a deletion vector.
+    """
+    refuse_deletion_vectors(table)
     adds = pa.table(table.get_add_actions(flatten=True))
     paths, sizes = adds.column("path").to_pylist(), adds.column("size_bytes").to_pylist()
     return {unquote(path): (path, size) for path, size in zip(paths, sizes, strict=True)}
+
+
+def refuse_deletion_vectors(table: DeltaTable) -> None:
+    """``InvalidInput`` if another writer has deleted rows without writing their file again."""
+    if _DELETION_VECTORS not in (table.protocol().reader_features or ()):
+        return
+    files = pa.table(table.deletion_vectors()).num_rows
+    if files:
+        raise InvalidInput(
+            f"Another writer deleted rows of the table {table.table_uri} with deletion vectors, in "
+            f"{files} of its files, and a follower that writes those again would bring the rows back: remove the "
+            "vectors with REORG TABLE … APPLY (PURGE), or build the table again."
+        )
 
 
 def columns_of(table: DeltaTable) -> pa.Schema:

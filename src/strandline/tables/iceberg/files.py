@@ -11,11 +11,21 @@ import pyarrow.parquet as pq
 from strandline.errors import NotFound, TransientStorageError
 from strandline.model.sink import DataFile
 from strandline.storage.disk import DISK, Disk, make_own_folder
-from strandline.tables.delta.files import local_path
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.schema import Schema
+
+
+def local_path(location: str) -> str | None:
+    """The path of a location on this machine's disk; None for one in a bucket. ``pyiceberg`` decodes nothing in it.
+
+    >>> local_path("file:///tables/a%20b"), local_path("/tables/a b"), local_path("s3://bucket/a")
+    ('/tables/a%20b', '/tables/a b', None)
+    """
+    if "://" not in location:
+        return location
+    return location.removeprefix("file://") if location.startswith("file:///") else None
 
 
 @dataclass(frozen=True, slots=True)

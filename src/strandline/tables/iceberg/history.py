@@ -19,6 +19,8 @@ CURSOR_KEY: Final = "strandline.cursor"
 NAME_KEY: Final = "strandline.name"
 LOG_KEY: Final = "strandline.log-id"
 MODE_KEY: Final = "strandline.mode"
+START_KEY: Final = "strandline.start"
+"""Property of the table: the offset at which it began."""
 COMMIT_KEY: Final = "strandline.commit"
 """Property of the table: the next offset, and the snapshot that brought it there (``next@snapshot``)."""
 

@@ -127,10 +127,10 @@ class IcebergSink:
     def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> IcebergTransaction | None:
         """Prove the table and plan the parts of a range; see :class:`~strandline.model.sink.TableSink`."""
         self._refresh()
-        begun = self._followed.begin(since.log_id)
+        begun = self._followed.begin(since)
         if is_applied(since=since, upto=upto, at=begun.at):
             return None
-        letters = None if self._letters is None else IcebergLetters(self._letters, self._letters.begin(since.log_id))
+        letters = None if self._letters is None else IcebergLetters(self._letters, self._letters.begin(since))
         floor = max(since.next, 0 if begun.at is None else begun.at.next)
         parts = tuple(self._parts(begun, floor, letters, tasks))
         return IcebergTransaction(self._followed, begun, since, upto, parts, letters, self._most_bad)

@@ -23,9 +23,8 @@ from strandline.errors import (
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
 from strandline.storage.disk import Disk
-from strandline.tables.delta.files import local_path
 from strandline.tables.iceberg.columns import arrow_schema, iceberg_library, iceberg_schema, in_iceberg
-from strandline.tables.iceberg.files import IcebergFiles, data_file
+from strandline.tables.iceberg.files import IcebergFiles, data_file, local_path
 from strandline.tables.iceberg.history import (
     COMMIT_KEY,
     CURSOR_KEY,
@@ -33,6 +32,7 @@ from strandline.tables.iceberg.history import (
     MODE_KEY,
     NAME_KEY,
     REMEDY,
+    START_KEY,
     KnownSnapshot,
     TableSnapshot,
     check_known,
@@ -156,8 +156,9 @@ class FollowedIceberg:
                 "stop. Keep one follower per table."
             )
 
-    def begin(self, log_id: UUID) -> Begun:
-        """Prove the table, and begin a transaction on it; one that creates it if there is none."""
+    def begin(self, since: Cursor) -> Begun:
+        """Prove the table, and begin a transaction on it; one that creates it at ``since`` if there is none."""
+        log_id = since.log_id
         table = self.open()
         with self._named_errors():
             if table is None:
@@ -166,7 +167,12 @@ class FollowedIceberg:
                 created = self._catalog.create_table_transaction(
                     self.identifier,
                     schema=iceberg_schema(self.shape.schema()),
-                    properties={LOG_KEY: str(log_id), NAME_KEY: self._name, MODE_KEY: self.shape.kind},
+                    properties={
+                        LOG_KEY: str(log_id),
+                        NAME_KEY: self._name,
+                        MODE_KEY: self.shape.kind,
+                        START_KEY: str(since.next),
+                    },
                 )
                 return Begun(created, None, self._files(created))
             at = self.last_commit(table, log_id).cursor
@@ -201,6 +207,11 @@ class FollowedIceberg:
     def _files(self, transaction: Transaction) -> IcebergFiles:
         metadata = transaction.table_metadata
         table = transaction._table  # noqa: SLF001 - the table being created has no other name
+        if "://" in metadata.location and ("?" in metadata.location or "#" in metadata.location):
+            raise InvalidInput(
+                f"The table {self.identifier} is at {metadata.location}, and pyiceberg drops what is behind '?' or '#' "
+                "in addresses: choose another location."
+            )
         return IcebergFiles(table.io, metadata.location.rstrip("/"), arrow_schema(metadata.schema()), self._disk)
 
     def data_files(self, begun: Begun) -> dict[str, Any]:
@@ -229,9 +240,40 @@ class FollowedIceberg:
                 for path in removed:
                     producer.delete_data_file(listed[path])
             transaction.set_properties({COMMIT_KEY: commit_mark(upto, producer.snapshot_id)})
-            table = transaction.commit_transaction()
+        table = self._committed(transaction, producer)
         self._make_durable(table, producer.snapshot_id)
         self.known[upto.log_id] = KnownSnapshot(table.metadata.table_uuid, producer.snapshot_id, upto)
+
+    def _committed(self, transaction: Transaction, producer: Any) -> Table:
+        """Commit; the table is returned also if the catalog did, and its answer was lost: by the snapshot's number."""
+        snapshot_id, clean_up = producer.snapshot_id, producer._clean_all_uncommitted  # noqa: SLF001
+        # A refused commit makes the library delete the snapshot's manifests. The refusal may be that of a repeated
+        # request, whose first one landed: the table would be lost.
+        producer._clean_all_uncommitted = lambda: None  # noqa: SLF001
+        try:
+            with self._named_errors():
+                return transaction.commit_transaction()
+        except (Conflict, TransientStorageError) as error:
+            with contextlib.suppress(StrandlineError):
+                table = self.open()
+                if table is not None and snapshot_id in self._line(table):
+                    _LOGGER.warning(
+                        "Snapshot %d of %s is committed, though its answer was lost: %s",
+                        *(snapshot_id, self.identifier, error),
+                    )
+                    return table
+                if isinstance(error, Conflict):
+                    clean_up()
+            raise
+
+    @staticmethod
+    def _line(table: Table) -> Iterator[int]:
+        """The current snapshot and its ancestors."""
+        snapshot = table.metadata.current_snapshot()
+        while snapshot is not None:
+            yield snapshot.snapshot_id
+            parent = snapshot.parent_snapshot_id
+            snapshot = None if parent is None else table.metadata.snapshot_by_id(parent)
 
     def reset(self, table: Table, snapshot_id: int, cursor: Cursor) -> None:
         """Go back to a snapshot, with its cursor, in one commit."""

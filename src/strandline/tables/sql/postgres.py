@@ -28,7 +28,7 @@ from strandline.tables.sql.columns import (
 )
 from strandline.tables.sql.copy_format import EPOCH_DAYS, EPOCH_MICROSECONDS, copy_data
 from strandline.tables.sql.sink import SqlSink, TableChanges
-from strandline.tables.sql.state import CursorRow, SeenColumn, SeenTable, decoded_row, encoded_schema
+from strandline.tables.sql.state import COLUMNS, CursorRow, SeenColumn, SeenTable, decoded_row, encoded_schema
 
 if TYPE_CHECKING:
     import psycopg
@@ -294,7 +294,7 @@ class PostgresSession:
         if self.run("SELECT to_regclass($1)", self._cursors()).fetchone() == (None,):
             return None
         found = self.run(
-            f"SELECT name, cursor, next, epoch, identity, mode, columns FROM {self._cursors()} WHERE target = $1",  # noqa: S608
+            f"SELECT {COLUMNS} FROM {self._cursors()} WHERE target = $1",  # noqa: S608
             self.table,
         ).fetchone()
         return None if found is None else decoded_row(found)
@@ -354,21 +354,24 @@ class PostgresSession:
         self.run(
             f"CREATE TABLE IF NOT EXISTS {self._cursors()} (target text PRIMARY KEY, name text NOT NULL, "
             "log_id uuid NOT NULL, cursor text NOT NULL, next bigint NOT NULL, epoch bigint NOT NULL, "
-            "identity text NOT NULL, mode text NOT NULL, columns text NOT NULL)"
+            "identity text NOT NULL, mode text NOT NULL, columns text NOT NULL, start bigint NOT NULL, "
+            "commit_id text NOT NULL)"
         )
         values = (
             *(self.table, row.name, row.cursor.log_id, str(row.cursor), row.cursor.next, row.epoch),
-            *(row.identity, row.mode, encoded_schema(row.schema)),
+            *(row.identity, row.mode, encoded_schema(row.schema), row.start, row.commit_id),
         )
         if before is None:
             done = self.run(
-                f"INSERT INTO {self._cursors()} VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT DO NOTHING",  # noqa: S608
+                f"INSERT INTO {self._cursors()} VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) "  # noqa: S608
+                "ON CONFLICT DO NOTHING",
                 *values,
             )
         else:
             done = self.run(
                 f"UPDATE {self._cursors()} SET name = $2, log_id = $3, cursor = $4, next = $5, epoch = $6, "  # noqa: S608
-                "identity = $7, mode = $8, columns = $9 WHERE target = $1 AND next = $10 AND epoch = $11",
+                "identity = $7, mode = $8, columns = $9, start = $10, commit_id = $11 "
+                "WHERE target = $1 AND next = $12 AND epoch = $13",
                 *values,
                 before.cursor.next,
                 before.epoch,

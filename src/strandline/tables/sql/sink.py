@@ -12,12 +12,13 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import BadRecord, Diverged, Fenced, NotFound
+from strandline.errors import BadRecord, Diverged, Fenced, NotFound, StorageError, TransientStorageError
 from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor
 from strandline.model.records import Op
 from strandline.model.sink import remaining, without_key
-from strandline.tables.kinds import RAW_LATEST, newest_per_key, table_schema
+from strandline.storage.clock import CHANCE
+from strandline.tables.kinds import RAW_LATEST, newest_per_key, table_schema, taken_rows
 from strandline.tables.logged import LoggedShape, Value
 from strandline.tables.shape import BAD_SCHEMA, ShapedRows, TableShape
 from strandline.tables.sql.columns import AlteredColumns, TypeOf, altered
@@ -118,6 +119,8 @@ class SqlSink:
         self._expected = Expected(where, name, shape.kind, database.type_of)
         self._has_dead_letters = dead_letters
         self._held: Held | None = None
+        self._unanswered: set[str] = set()
+        """Numbers of commits whose answers were lost: they may still land."""
         self._lock = threading.Lock()
         if shape.transform is None and not self._logged.is_logged:
             database.check_schema(shape.schema())
@@ -192,41 +195,71 @@ class SqlSink:
         """Commit the range with its cursor, exactly once; see :class:`~strandline.model.sink.Sink`."""
         with self._lock:
             self._refresh()
-            found = self._expected.proved(self._database.look(), since.log_id, self._held)
-            todo = remaining(records, since=since, upto=upto, at=None if found is None else found.cursor)
-            if todo is None:
-                return
-            try:
-                if found is not None and self._held is not None and found.epoch != self._held.row.epoch:
-                    raise self._expected.fenced()
-                self._commit(self._changes(todo, found), found, since, upto)
-            except Fenced:
-                self._held = None  # a follower that may go on all the same, by its slot, begins anew
-                raise
+            while True:
+                found = self._expected.proved(self._database.look(), since.log_id, self._held)
+                todo = remaining(records, since=since, upto=upto, at=None if found is None else found.cursor)
+                if todo is None:
+                    return
+                try:
+                    if found is not None and self._held is not None and found.epoch != self._held.row.epoch:
+                        raise self._expected.fenced()
+                    if self._commit(self._changes(todo, found), found, since, upto):
+                        return
+                except Fenced:
+                    self._held = None  # a follower that may go on all the same, by its slot, begins anew
+                    self._unanswered.clear()
+                    raise
 
-    def _commit(self, changes: TableChanges, found: CursorRow | None, since: Cursor, upto: Cursor) -> None:
+    def _commit(self, changes: TableChanges, found: CursorRow | None, since: Cursor, upto: Cursor) -> bool:
+        """Commit; False if an earlier commit of this sink, which had no answer, has landed since ``found``."""
         epoch = 1 if found is None else found.epoch + (self._held is None)
-        with self._database.writing() as session:
-            session.stage(changes)
-            session.lock()
-            seen = session.look()
-            if self._expected.proved(seen, since.log_id, self._held) != found:
-                raise self._expected.fenced()
-            if found is None:
-                identity, before = session.create(changes), seen.row
-                epoch = 1 if before is None else before.epoch + 1
-            else:
-                identity, before = found.identity, found
-                session.alter(changes)
-            session.merge(changes)
-            if self._has_dead_letters:
-                session.put_dead_letters(changes.bad, removed_from=since.next if found is None else None)
-            row = CursorRow(self._expected.name, upto, epoch, identity, self._expected.mode, changes.schema)
-            if not session.store(row, before):
-                raise self._expected.fenced()
-            if self._held is not None:
-                self._held = replace(self._held, pending=upto)
+        commit_id = str(CHANCE.uuid())
+        row: CursorRow | None = None
+        try:
+            with self._database.writing() as session:
+                session.stage(changes)
+                session.lock()
+                seen = session.look()
+                if self._expected.proved(seen, since.log_id, self._held) != found:
+                    if seen.row is not None and seen.row.commit_id in self._unanswered:
+                        self._hold(seen.row)
+                        return False
+                    raise self._expected.fenced()
+                if found is None:
+                    identity, before = session.create(changes), seen.row
+                    epoch = 1 if before is None else before.epoch + 1
+                else:
+                    identity, before = found.identity, found
+                    session.alter(changes)
+                session.merge(changes)
+                if self._has_dead_letters:
+                    session.put_dead_letters(changes.bad, removed_from=since.next if found is None else None)
+                mine = self._expected
+                start = since.next if found is None else found.start
+                row = CursorRow(mine.name, upto, epoch, identity, mine.mode, changes.schema, start, commit_id)
+                if not session.store(row, before):
+                    raise self._expected.fenced()
+                self._unanswered.add(commit_id)
+                if self._held is not None:
+                    self._held = replace(self._held, unanswered=frozenset(self._unanswered))
+        except TransientStorageError:
+            if not self._is_stored(commit_id):
+                raise
+        if row is not None:
+            self._hold(row)
+        return True
+
+    def _hold(self, row: CursorRow) -> None:
         self._held = Held(row)
+        self._unanswered.clear()
+
+    def _is_stored(self, commit_id: str) -> bool:
+        """Whether a commit has landed whose answer was lost; False if that cannot be known now."""
+        try:
+            row = self._database.look().row
+        except StorageError:
+            return False
+        return row is not None and row.commit_id == commit_id
 
     def _changes(self, records: pa.Table, found: CursorRow | None) -> TableChanges:
         shape = self._shape
@@ -307,7 +340,7 @@ def _once(bad: pa.Table) -> pa.Table:
         return bad
     ordered = bad.append_column("at", pa.array(range(bad.num_rows), pa.int64()))
     firsts = ordered.group_by("offset").aggregate([("at", "min")]).sort_by("offset").column("at_min")
-    found = bad.take(firsts)
+    found = taken_rows(bad, firsts)
     reasons = pc.replace_substring(found.column("reason"), "\0", "\\0")  # PostgreSQL's texts cannot hold it
     return found.set_column(BAD_SCHEMA.get_field_index("reason"), BAD_SCHEMA.field("reason"), reasons)
 

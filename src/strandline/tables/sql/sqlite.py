@@ -42,6 +42,7 @@ from strandline.tables.sql.columns import (
 )
 from strandline.tables.sql.sink import SqlSink, TableChanges
 from strandline.tables.sql.state import (
+    COLUMNS,
     NO_TABLE,
     REMEDY,
     CursorRow,
@@ -262,7 +263,7 @@ class SqliteSession:
         if not self._columns(CURSORS):
             return None
         found = self.connection.execute(
-            f"SELECT name, cursor, next, epoch, identity, mode, columns FROM {CURSORS} WHERE target = ?",  # noqa: S608
+            f"SELECT {COLUMNS} FROM {CURSORS} WHERE target = ?",  # noqa: S608
             [self.table],
         ).fetchone()
         return None if found is None else decoded_row(found)
@@ -320,22 +321,23 @@ class SqliteSession:
         self.connection.execute(
             f"CREATE TABLE IF NOT EXISTS {CURSORS} (target TEXT PRIMARY KEY COLLATE NOCASE, name TEXT NOT NULL, "
             "log_id TEXT NOT NULL, cursor TEXT NOT NULL, next INTEGER NOT NULL, epoch INTEGER NOT NULL, "
-            "identity TEXT NOT NULL, mode TEXT NOT NULL, columns TEXT NOT NULL)"
+            "identity TEXT NOT NULL, mode TEXT NOT NULL, columns TEXT NOT NULL, start INTEGER NOT NULL, "
+            "commit_id TEXT NOT NULL)"
         )
         values: list[Any] = [
             *(row.name, str(row.cursor.log_id), str(row.cursor), row.cursor.next, row.epoch),
-            *(row.identity, row.mode, encoded_schema(row.schema), self.table),
+            *(row.identity, row.mode, encoded_schema(row.schema), row.start, row.commit_id, self.table),
         ]
         if before is None:
             done = self.connection.execute(
-                f"INSERT OR IGNORE INTO {CURSORS} (name, log_id, cursor, next, epoch, identity, mode, columns, target) "  # noqa: S608
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                f"INSERT OR IGNORE INTO {CURSORS} (name, log_id, cursor, next, epoch, identity, mode, columns, start, "  # noqa: S608
+                "commit_id, target) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 values,
             )
         else:
             done = self.connection.execute(
                 f"UPDATE {CURSORS} SET name = ?, log_id = ?, cursor = ?, next = ?, epoch = ?, identity = ?, "  # noqa: S608
-                "mode = ?, columns = ? WHERE target = ? AND next = ? AND epoch = ?",
+                "mode = ?, columns = ?, start = ?, commit_id = ? WHERE target = ? AND next = ? AND epoch = ?",
                 [*values, before.cursor.next, before.epoch],
             )
         return done.rowcount == 1

@@ -20,6 +20,10 @@ REMEDY: Final = (
 """What to do with a table that others changed."""
 
 
+COLUMNS: Final = "name, cursor, next, epoch, identity, mode, columns, start, commit_id"
+"""What is read of a cursor row."""
+
+
 @dataclass(frozen=True, slots=True)
 class CursorRow:
     """What a sink stores with each commit: how far which table has followed which log, and who wrote it."""
@@ -33,6 +37,10 @@ class CursorRow:
     mode: str
     schema: pa.Schema
     """The table's columns, as the sink has made them."""
+    start: int = 0
+    """The offset at which the table began."""
+    commit_id: str = ""
+    """A number that no other commit has: by it a follower recognises a commit whose answer was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +69,8 @@ class Held:
     """What a running follower knows of its own last commit."""
 
     row: CursorRow
-    pending: Cursor | None = None
-    """The cursor of a commit whose answer was lost."""
+    unanswered: frozenset[str] = frozenset()
+    """The numbers of later commits that had no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +127,8 @@ class Expected:
                 )
 
     def _check_held(self, row: CursorRow, held: Held) -> None:
-        own = (held.row.cursor, held.pending)
-        is_moved = row.cursor not in own if row.epoch == held.row.epoch else row.epoch < held.row.epoch
+        is_own = row.cursor == held.row.cursor or row.commit_id in held.unanswered
+        is_moved = not is_own if row.epoch == held.row.epoch else row.epoch < held.row.epoch
         if is_moved or row.cursor.next < held.row.cursor.next:
             raise Diverged(
                 f"The cursor of the table {self.where} is {row.cursor.next}, and its follower had committed "
@@ -142,11 +150,11 @@ def encoded_schema(schema: pa.Schema) -> str:
 
 
 def decoded_row(values: Sequence[Any]) -> CursorRow:
-    """A cursor row of name, cursor, next, epoch, identity, mode and columns.
+    """A cursor row of the columns :data:`COLUMNS`.
 
     ``CorruptData`` if another program wrote something else there.
     """
-    name, cursor, offset, epoch, identity, mode, schema = values
+    name, cursor, offset, epoch, identity, mode, schema, start, commit_id = values
     try:
         at = Cursor.parse(cursor)
         columns = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema, validate=True)))
@@ -154,7 +162,7 @@ def decoded_row(values: Sequence[Any]) -> CursorRow:
         raise _damaged(f"it cannot be read ({error})") from error
     if at.next != offset:
         raise _damaged(f"its offset {offset} is not that of its cursor {at}")
-    return CursorRow(name, at, epoch, identity, mode, columns)
+    return CursorRow(name, at, epoch, identity, mode, columns, start, commit_id)
 
 
 def _damaged(why: str) -> CorruptData:
