@@ -9,11 +9,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+import strandline as sl
 from strandline.errors import BadRecord, CorruptData
 from strandline.model.cursor import Cursor
-from strandline.model.sink import check_coverage
+from strandline.model.sink import Written, check_coverage
+from strandline.tables import layout
 from strandline.tables.delta.sink import DeltaSink
 from strandline.tables.layout import WHOLE, HashRange, file_name, range_of, shares
+from strandline.tables.work import is_shuffled
 from strandline.testing.sinks import DELETE, LOG, changes
 
 MANY = [(b"key-%d" % (n % 37), DELETE if n % 11 == 10 else b"%d" % n) for n in range(200)]
@@ -143,11 +146,66 @@ def test_a_name_of_another_writer_covers_everything(name):
     assert range_of(name) == WHOLE
 
 
-def test_a_cluster_of_many_cores_does_not_fetch_a_range_once_for_each(tmp_path):
+def test_a_cluster_of_many_cores_does_not_fetch_a_range_once_for_each(tmp_path, monkeypatch):
     transaction, _ = begun(tmp_path, "latest", 200)
     assert len(transaction.parts) == 8
+    assert not is_shuffled(transaction.parts)
+    monkeypatch.setattr(layout, "FEW_SHARES", 200)
+    transaction, _ = begun(tmp_path, "latest", 200)
+    assert len(transaction.parts) == 256
+    assert is_shuffled(transaction.parts)
     appended, _ = begun(tmp_path / "other", "append", 200)
     assert len(appended.parts) == 200
+    assert not is_shuffled(appended.parts)
+
+
+def test_rows_whose_keys_are_found_by_decoding_are_shuffled_sooner(tmp_path):
+    sink = DeltaSink(str(tmp_path / "table"), value=sl.Json(pa.schema({"id": pa.int64()})), key="id")
+    parts = sink.begin(since=Cursor(LOG, 0), upto=Cursor(LOG, 20), tasks=4).parts
+    assert is_shuffled(parts)
+    assert not is_shuffled(parts[:2])
+
+
+def through_a_shuffle(transaction, records) -> list[Written]:
+    """Two readers, whose rows go to the writers of all parts."""
+    parts, readers = transaction.parts, []
+    rows: dict[int, list[pa.Table]] = {number: [] for number in range(len(parts))}
+    for own in (records[:2], records[2:]):
+        reader = parts[0].reader()
+        for table in reader.rows(own):
+            numbers = parts[0].numbers(table, len(parts))
+            for number, own_rows in rows.items():
+                own_rows.append(table.filter(pa.array(numbers == number)))
+        readers.append(reader.report())
+    writers = [part.write_rows(rows[number], number=number) for number, part in enumerate(parts)]
+    return [*readers, *writers]
+
+
+@pytest.mark.parametrize("mode", ["latest", "history"])
+def test_shuffled_rows_give_the_table_that_refetched_records_do(tmp_path, mode):
+    transaction, records = begun(tmp_path, mode, 4)
+    transaction.commit(through_a_shuffle(transaction, records))
+    twin = DeltaSink(str(tmp_path / "twin"), mode=mode)
+    apply_by(twin, 1, 0, 20)
+    assert rows_of(DeltaSink(str(tmp_path / "table"), mode=mode)) == rows_of(twin)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        lambda w: w[1:],  # a reader is missing
+        lambda w: [w[0], *w],  # a reader counts twice
+        lambda w: w[:-1],  # a part was not written
+        lambda w: [*w, w[-1]],  # a part was written twice
+        lambda w: [*w[:-1], replace(w[-1], taken=w[-1].taken - 1)],  # a row was lost between them
+        lambda w: [replace(w[0], records=w[0].records - 1), *w[1:]],  # a record was not read
+    ],
+)
+def test_a_shuffle_that_lost_or_doubled_anything_commits_nothing(tmp_path, damaged):
+    transaction, records = begun(tmp_path, "latest", 4)
+    with pytest.raises(CorruptData):
+        transaction.commit(damaged(through_a_shuffle(transaction, records)))
+    assert not (tmp_path / "table" / "_delta_log").exists()
 
 
 def test_the_range_of_a_file_is_in_its_name():

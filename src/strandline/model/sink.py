@@ -103,6 +103,11 @@ class Written:
     bad_records: int = 0
     first_bad: str = ""
     """Offset and reason of one of them."""
+    role: Literal["part", "reader", "writer"] = "part"
+    """``part``: it read records and wrote the rows of its part. If rows were shuffled in between, a ``reader`` read
+    records, and a ``writer`` wrote the rows of the part ``number``; ``taken`` counts the rows that either passed on or
+    took, and is 0 on both sides of a transform."""
+    number: int = 0
 
 
 class Part(Protocol):
@@ -112,8 +117,31 @@ class Part(Protocol):
     def takes(self) -> Literal["offsets", "keys"]:
         """``offsets``: it is given its own records. ``keys``: it is given all records, and takes those of its keys."""
 
+    @property
+    def most_refetched(self) -> int:
+        """So many parts by keys may each fetch all records; the rows of more parts are shuffled instead."""
+
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
         """Write data files of these records, in the order of their offsets. Changes nothing that a reader sees."""
+
+    def reader(self) -> RowReader:
+        """Reads records for all parts, whose rows are shuffled."""
+
+    def numbers(self, rows: pa.Table, parts: int) -> Any:
+        """The part of each of these rows, as a numpy array; ``parts`` is how many there are."""
+
+    def write_rows(self, tables: Iterable[pa.Table], *, number: int) -> Written:
+        """Write data files of shuffled rows of this part, in any order."""
+
+
+class RowReader(Protocol):
+    """Turns records into rows for other workers, and counts what it was given."""
+
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        """The rows of these records, which come in the order of their offsets."""
+
+    def report(self) -> Written:
+        """What it was given, and the records that have no row. Call it when ``rows`` has ended."""
 
 
 class TableTransaction(Protocol):
@@ -145,8 +173,22 @@ class TableSink(Sink, Protocol):
         """
 
 
+@runtime_checkable
+class TransformableSink(TableSink, Protocol):
+    """A table whose rows another engine may transform between decoding and writing."""
+
+    def decoded_schema(self) -> pa.Schema:
+        """The columns of decoded changes. ``InvalidInput`` if the sink has a transform of its own."""
+
+    def with_rows(self, rows: pa.Schema) -> TableSink:
+        """The same table, for workers that are given transformed rows with these columns."""
+
+
 def check_coverage(written: Sequence[Written], parts: Sequence[Part], since: int, upto: int) -> None:
     """``CorruptData`` unless the workers together saw each record of the range, and took each of them once."""
+    if any(one.role != "part" for one in written):
+        _check_shuffled(written, parts, since, upto)
+        return
     if len(written) != len(parts):
         raise CorruptData(f"{len(written)} of {len(parts)} parts were written. Nothing was committed; try again.")
     expected = upto - since
@@ -159,6 +201,25 @@ def check_coverage(written: Sequence[Written], parts: Sequence[Part], since: int
         if taken != expected:
             raise _not_covered(taken, since, upto, since, upto)
         return
+    _check_offsets(written, since, upto)
+
+
+def _check_shuffled(written: Sequence[Written], parts: Sequence[Part], since: int, upto: int) -> None:
+    readers = [one for one in written if one.role == "reader"]
+    writers = [one for one in written if one.role == "writer"]
+    _check_offsets(readers, since, upto)
+    numbers = sorted(one.number for one in writers)
+    if len(readers) + len(writers) != len(written) or (parts[0].takes == "keys" and numbers != list(range(len(parts)))):
+        raise CorruptData(f"Not each of {len(parts)} parts was written once. Nothing was committed; try again.")
+    given, taken = sum(one.taken for one in readers), sum(one.taken for one in writers)
+    if given != taken:
+        raise CorruptData(
+            f"Workers passed on {given} rows of the offsets {since} to {upto - 1}, and {taken} arrived. Nothing was "
+            "committed; start it again."
+        )
+
+
+def _check_offsets(written: Sequence[Written], since: int, upto: int) -> None:
     at = since
     for one in sorted(written, key=lambda one: (one.first, one.next)):
         if one.records != one.next - one.first or (one.records and one.first != at):

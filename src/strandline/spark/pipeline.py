@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Self, TypeAlias
 
 from pyspark.sql import SparkSession
 
+from strandline.compat.v1.log import QueueLog
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.followers.committer import SinkCommitter, begin
 from strandline.followers.engine import Engine
@@ -19,9 +20,10 @@ from strandline.followers.run import Arriving, Follower, StoredRange
 from strandline.log.heartbeat import SlotHeartbeat
 from strandline.model.arguments import Positive, anything, checked
 from strandline.model.cursor import Cursor, Limit, Start
-from strandline.model.sink import Sink
+from strandline.model.sink import LogAwareSink, Sink, TableSink, TransformableSink
 from strandline.spark.opening import SharedLog, access_options, opened
 from strandline.spark.options import Position, Trigger, parse_options, parse_trigger
+from strandline.spark.transform import FrameTransform
 from strandline.spark.workers import Place, SparkWorkers
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.retry import Backoff
@@ -48,6 +50,7 @@ def follow(
     sink: Sink,
     *,
     slot: str | None = None,
+    transform: Annotated[Any, anything("a function from DataFrame to DataFrame, or a query as text")] = None,
     trigger: Mapping[str, Any] | None = None,
     holder: str | None = None,
     start: Start = "beginning",
@@ -69,6 +72,10 @@ def follow(
     A sink without a cursor starts at ``start``: the ``"beginning"``, which is ``CursorExpired`` if it was trimmed, at
     what is ``"retained"``, at ``"now"``, an offset, a time or a cursor. ``slot`` is created if it is missing, claimed
     by ``holder`` (fresh per run unless given), and advanced to the sink's stored cursor.
+    ``transform`` is a function from a DataFrame of decoded changes to one of rows, or a query such as ``SELECT ... FROM
+    changes``; executors run it on each range by itself. A keyed table needs the columns ``_key`` (or those that the
+    sink's ``key`` names), ``_offset``, ``_timestamp`` and ``_op`` of each row's record, and at most one row per key and
+    offset.
     ``trigger`` takes Spark's arguments: ``{"processingTime": "10 seconds"}`` goes on for ever,
     ``{"availableNow": True}`` ends at the log's end as of now, ``{"once": True}`` does that in one commit.
     ``max_bytes_per_trigger`` bounds the stored bytes of a commit. A table that takes long to rewrite is committed to
@@ -91,6 +98,8 @@ def follow(
     workers = SparkWorkers(spark, place)
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(opened(log, given))
+        if transform is not None:
+            sink, workers = _transforming(spark, source, sink, transform, place)
         read = parse_options({**given, "path": source.url})
         committer = begin(source, sink, slot, start=start, holder=holder or str(chance.uuid()), repair=repair)
         with committer.abandoned_on_error():
@@ -108,6 +117,22 @@ def follow(
             following = Following(follower, committer, workers, progress, stack.pop_all())
         following.start()
         return following
+
+
+def _transforming(spark: Any, log: object, sink: Sink, transform: Any, place: Place) -> tuple[TableSink, SparkWorkers]:
+    if isinstance(log, QueueLog):
+        raise InvalidInput("Offsets of a queue of version 1 count batches: Spark's transforms need a log.")
+    if not isinstance(transform, str) and not callable(transform):
+        raise InvalidInput(f"A transform is a function or a query as text, not {type(transform).__name__}.")
+    if not isinstance(sink, TransformableSink):
+        raise InvalidInput(f"Spark transforms rows of Delta and Iceberg tables, and {sink!r} is none: leave it out.")
+    if place == "driver":
+        raise InvalidInput("A transform runs on Spark's executors: leave place='driver' out.")
+    if isinstance(sink, LogAwareSink):
+        sink.meet(log)
+    frames = FrameTransform(spark, transform)
+    columns = frames.columns(sink.decoded_schema())
+    return sink.with_rows(columns), SparkWorkers(spark, "executors", transform=frames, columns=columns)
 
 
 def _check_session(spark: Any) -> None:

@@ -1,8 +1,9 @@
 """Spark's executors as workers: a job per range, spans go out, descriptions of files come back.
 
-No record passes through the driver or between Python and the JVM. A task that meets a Strandline error returns it as
-its result, so that the driver raises exactly that error. Whatever else ends a job (a lost executor, a killed Python
-worker) is :class:`JobFailed`, and the range is tried again from the table's cursor.
+Each worker fetches what its part needs; the rows of many keyed parts, and of a transform, are shuffled
+(:mod:`~strandline.spark.shuffle`). No record passes through the driver. A task that meets a Strandline error returns
+it as its result, so that the driver raises exactly that error. Whatever else ends a job (a lost executor, a killed
+Python worker) is :class:`JobFailed`, and the range is tried again from the table's cursor.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import contextlib
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -24,7 +26,11 @@ from strandline.followers.workers import InProcess
 from strandline.log.planning import pack
 from strandline.model.cursor import Span
 from strandline.model.sink import Part, Written
-from strandline.tables.work import assigned, written
+from strandline.spark.failures import unwrapped
+from strandline.spark.shuffle import ShuffleJob, divided_spans, observed_reports
+from strandline.spark.transform import FrameTransform
+from strandline.tables.part import TablePart
+from strandline.tables.work import assigned, is_shuffled, written
 
 Place: TypeAlias = Literal["auto", "driver", "executors"]
 """Where a range is written: by its size, or always in the driver's process, or always by executors."""
@@ -35,19 +41,33 @@ in the driver."""
 
 
 class SparkWorkers:
-    """Writes the parts of large ranges on executors, those of small ones in the driver."""
+    """Writes the parts of large ranges on executors, those of small ones in the driver; transforms run in Spark."""
 
-    def __init__(self, spark: Any, place: Place = "auto", *, job_bytes: int = JOB_BYTES) -> None:
-        """Work with a session, classic or Spark Connect."""
+    def __init__(
+        self,
+        spark: Any,
+        place: Place = "auto",
+        *,
+        job_bytes: int = JOB_BYTES,
+        transform: FrameTransform | None = None,
+        columns: pa.Schema | None = None,
+    ) -> None:
+        """Work with a session, classic or Spark Connect. ``columns`` are those of the transform's rows."""
+        self._spark = spark
+        self._labels = _Labels(spark)
         self._jobs = RddJobs(spark) if isinstance(spark, SparkSession) else FrameJobs(spark)
         self._place = place
         self._job_bytes = job_bytes
+        self._transform = transform
+        self._columns = columns
         self._here = InProcess()
         self._is_cancelled = False
         self.ran_jobs = 0
         """How many ranges were written by executors."""
 
     def _uses_executors(self, spans: Sequence[Span]) -> bool:
+        if self._transform is not None:
+            return True
         if self._place != "auto":
             return self._place == "executors"
         return sum(span.size for span in spans) >= self._job_bytes
@@ -63,17 +83,82 @@ class SparkWorkers:
         if self._is_cancelled:
             raise JobFailed(f"The pipeline is being stopped; nothing of this was committed: {title}")
         self.ran_jobs += 1
+        with self._labels.shown(title):
+            if self._transform is not None or is_shuffled(parts):
+                return self._shuffled(parts, spans)
+            return self._refetched(parts, spans, title)
+
+    def _refetched(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
         package = version("strandline")
         items = [_pickled((package, part, list(own))) for part, own in assigned(parts, spans)]
-        answers = dict(self._jobs.run(items, _task, title))
+        answers = dict(self._jobs.run(items, _task))
         if len(answers) != len(items):
             raise JobFailed(f"Only {len(answers)} of {len(items)} tasks of a Spark job answered: {title}. Try again.")
         return [_result(answers[number]) for number in range(len(items))]
 
+    def _shuffled(self, parts: Sequence[Part], spans: Sequence[Span]) -> Sequence[Written]:
+        groups = divided_spans(spans, self.tasks(spans))
+        job = ShuffleJob(
+            self._spark, cast("Sequence[TablePart]", parts), groups, partial(_check, version("strandline"))
+        )
+        if self._transform is None or self._columns is None:
+            return _reports(job.answers())
+        frame, seen = job.transformed(self._transform, self._columns)
+        writers = _reports(frame)
+        readers = observed_reports(seen, len(groups))
+        missing = [number for number in range(len(groups)) if number not in readers]
+        extra = _reports(job.missing_reports(missing)) if missing else []
+        return [*readers.values(), *extra, *writers]
+
     def cancel(self) -> None:
         """Cancel the running job, if any; safe in another thread."""
         self._is_cancelled = True
-        self._jobs.cancel()
+        self._labels.cancel()
+
+
+def _reports(frame: Any) -> list[Written]:
+    return [_result(bytes(row.answer)) for row in frame.collect()]
+
+
+@dataclass(slots=True)
+class _Labels:
+    """Names the jobs of a pipeline for operators, and cancels them. Their errors become Strandline's."""
+
+    spark: Any
+
+    @property
+    def _tag(self) -> str:
+        return f"strandline-{id(self)}"
+
+    @contextlib.contextmanager
+    def shown(self, title: str) -> Iterator[None]:
+        """Show what runs within the block; ``JobFailed`` for an error of Spark, or the Strandline error behind it."""
+        try:
+            if isinstance(self.spark, SparkSession):
+                self.spark.sparkContext.setJobGroup(self._tag, title, interruptOnCancel=True)
+            else:
+                self.spark.addTag(self._tag)
+            yield
+        except (Py4JError, PySparkException, OSError) as error:
+            found = unwrapped(error)
+            if isinstance(found, StrandlineError):
+                raise found from error
+            raise _failed(title, error) from error
+        finally:
+            with contextlib.suppress(Py4JError, PySparkException, OSError):
+                if isinstance(self.spark, SparkSession):
+                    self.spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+                    self.spark.sparkContext.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
+                else:
+                    self.spark.removeTag(self._tag)
+
+    def cancel(self) -> None:
+        """Cancel what runs."""
+        with contextlib.suppress(Py4JError, PySparkException, OSError):
+            if isinstance(self.spark, SparkSession):
+                self.spark.sparkContext.cancelJobGroup(self._tag)
+            else:
+                self.spark.interruptTag(self._tag)
 
 
 def _pickled(value: object) -> bytes:
@@ -83,15 +168,20 @@ def _pickled(value: object) -> bytes:
     return bytes(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
 
 
+def _check(package: str) -> None:
+    """``UnsupportedVersion`` unless this process has the driver's version of the package."""
+    mine = version("strandline")
+    if package != mine:
+        raise UnsupportedVersion(
+            f"The driver has version {package} of strandline and an executor has {mine}: install the same on both."
+        )
+
+
 def _task(item: bytes) -> bytes:
     """One part, on an executor. Its answer is the report, or the Strandline error that it met."""
     try:
         package, part, spans = pickle.loads(item)  # noqa: S301 - written by our own driver
-        mine = version("strandline")
-        if package != mine:
-            raise UnsupportedVersion(
-                f"The driver has version {package} of strandline and an executor has {mine}: install the same on both."
-            )
+        _check(package)
         return pickle.dumps(written(part, spans))
     except StrandlineError as error:
         return pickle.dumps(error)
@@ -115,28 +205,11 @@ class RddJobs:
         """Tasks that run at once."""
         return int(self.spark.sparkContext.defaultParallelism)
 
-    def run(self, items: Sequence[bytes], task: Callable[[bytes], bytes], title: str) -> Iterator[tuple[int, bytes]]:
+    def run(self, items: Sequence[bytes], task: Callable[[bytes], bytes]) -> Iterator[tuple[int, bytes]]:
         """The answer of each item, with its number."""
         context = self.spark.sparkContext
         numbered = list(enumerate(items))
-        try:
-            context.setJobGroup(self._group, title, interruptOnCancel=True)
-            yield from context.parallelize(numbered, len(items)).map(lambda one: (one[0], task(one[1]))).collect()
-        except (Py4JError, PySparkException, OSError) as error:
-            raise _failed(title, error) from error
-        finally:
-            with contextlib.suppress(Py4JError, OSError):
-                context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
-                context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
-
-    @property
-    def _group(self) -> str:
-        return f"strandline-{id(self)}"
-
-    def cancel(self) -> None:
-        """Cancel what runs."""
-        with contextlib.suppress(Py4JError, OSError):
-            self.spark.sparkContext.cancelJobGroup(self._group)
+        yield from context.parallelize(numbered, len(items)).map(lambda one: (one[0], task(one[1]))).collect()
 
 
 @dataclass(slots=True)
@@ -156,7 +229,7 @@ class FrameJobs:
             self._cores = max(1, int(parts))
         return self._cores
 
-    def run(self, items: Sequence[bytes], task: Callable[[bytes], bytes], title: str) -> Iterator[tuple[int, bytes]]:
+    def run(self, items: Sequence[bytes], task: Callable[[bytes], bytes]) -> Iterator[tuple[int, bytes]]:
         """The answer of each item, with its number."""
         held = list(items)
 
@@ -168,31 +241,25 @@ class FrameJobs:
                         [pa.array([number], pa.int64()), pa.array([answer], pa.binary())], ["number", "answer"]
                     )
 
-        tag = self._tag
-        try:
-            self.spark.addTag(tag)
-            frame = self.spark.range(0, len(items), 1, len(items)).mapInArrow(work, "number long, answer binary")
-            for row in frame.collect():
-                yield int(row.number), bytes(row.answer)
-        except (Py4JError, PySparkException, OSError) as error:
-            raise _failed(title, error) from error
-        finally:
-            with contextlib.suppress(Py4JError, PySparkException, OSError):
-                self.spark.removeTag(tag)
-
-    @property
-    def _tag(self) -> str:
-        return f"strandline-{id(self)}"
-
-    def cancel(self) -> None:
-        """Cancel what runs."""
-        with contextlib.suppress(Py4JError, PySparkException, OSError):
-            self.spark.interruptTag(self._tag)
+        frame = self.spark.range(0, len(items), 1, len(items)).mapInArrow(work, "number long, answer binary")
+        for row in frame.collect():
+            yield int(row.number), bytes(row.answer)
 
 
 def _failed(title: str, error: BaseException) -> JobFailed:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = next(
-        (line for line in lines if "Exception" in line or "Error" in line), lines[0] if lines else repr(error)
-    )
-    return JobFailed(f"A Spark job failed, and nothing of it was committed ({title}): {reason[:300]}")
+    """The reason is the last error of a Python traceback, or the first line that names an exception."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    named = [line.strip() for line in lines if "Exception" in line or "Error" in line]
+    reason = [*_raised(lines)][-1:] or named or lines or [repr(error)]
+    return JobFailed(f"A Spark job failed, and nothing of it was committed ({title}): {reason[0][:300]}")
+
+
+def _raised(lines: Sequence[str]) -> Iterator[str]:
+    """The errors at the ends of Python tracebacks."""
+    is_traceback = False
+    for line in lines:
+        if line.startswith("Traceback "):
+            is_traceback = True
+        elif is_traceback and not line.startswith(" "):
+            is_traceback = False
+            yield line

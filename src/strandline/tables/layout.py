@@ -22,9 +22,11 @@ _NAME: Final = re.compile(
     r"(?:^|/)(?P<role>keys|closed)-(?P<depth>\d\d)-(?P<prefix>[0-9a-f]{8})-[0-9a-f-]{68,}\.parquet$"
 )
 _APPENDED: Final = re.compile(r"part-[0-9a-f-]{68,}\.parquet")
-MOST_SHARES: Final = 8
-"""Most workers of a keyed table: each fetches all records and keeps its own keys, so that more of them would fetch more
-than they merge."""
+FEW_SHARES: Final = 8
+"""Workers of a small keyed table. Each may fetch all records and keep its own keys; more of them would fetch more than
+they merge."""
+SHARE_BYTES: Final = 32 << 20
+"""Bytes of a larger table for which there may be one more worker: fewer would leave files that are too small."""
 MAX_DEPTH: Final = 16
 """Files are split no further: 65,536 ranges."""
 
@@ -110,6 +112,15 @@ def shares(tasks: int) -> list[HashRange]:
     """
     depth = max(0, min(tasks - 1, (1 << MAX_DEPTH) - 1).bit_length())
     return [HashRange(depth, prefix) for prefix in range(1 << depth)]
+
+
+def shares_of(tasks: int, sizes: Iterable[tuple[str, int]]) -> list[HashRange]:
+    """Ranges for so many workers of a table with these files (path and size), or for fewer: a small table has few.
+
+    >>> len(shares_of(200, [])), len(shares_of(200, [("a", 1 << 40)])), len(shares_of(2, []))
+    (8, 256, 2)
+    """
+    return shares(min(tasks, max(FEW_SHARES, sum(size for _, size in sizes) // SHARE_BYTES)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import BadRecord, CorruptData, SchemaRefused
-from strandline.model.records import READ_SCHEMA
+from strandline.errors import BadRecord, CorruptData, InvalidInput, SchemaRefused
+from strandline.model.records import Op
 from strandline.model.sink import DataFile, Written, without_key
 from strandline.storage.clock import CHANCE
 from strandline.tables.files import TableFiles, write_file
-from strandline.tables.hashing import key_hashes
+from strandline.tables.hashing import HASH_BITS, key_hashes
 from strandline.tables.kinds import Names, in_offset_order, merge_history, merge_latest
-from strandline.tables.layout import MAX_DEPTH, WHOLE, HashRange, KeptFile, file_name, range_of
-from strandline.tables.shape import BAD_SCHEMA, ShapedRows, TableShape
+from strandline.tables.layout import FEW_SHARES, MAX_DEPTH, WHOLE, HashRange, KeptFile, file_name, range_of
+from strandline.tables.shape import BAD_SCHEMA, ShapedRows, TableShape, TransformedElsewhere
+from strandline.tables.tally import Tally
 from strandline.values.evolution import conform_columns
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FILE_ROWS: Final = 1 << 20
 """A file with more rows is split when it is written."""
 FILE_BYTES: Final = 256 << 20
 """Likewise one with more bytes in memory."""
-
-_CHUNK_ROWS: Final = 65_536
+FEW_DECODED: Final = 2
+"""Workers that may each decode all values, because only a row tells its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +58,37 @@ class TablePart:
         """Whether it is given its own records, or all of them."""
         return "offsets" if self.share is None else "keys"
 
+    @property
+    def is_transformed(self) -> bool:
+        """Whether its rows come from a transform that another engine runs."""
+        return isinstance(self.shape.transform, TransformedElsewhere)
+
+    @property
+    def most_refetched(self) -> int:
+        """As many as fetch and decode in less time than a shuffle takes."""
+        return FEW_SHARES if self.shape.has_record_keys else FEW_DECODED
+
+    def reader(self) -> PartReader:
+        """Reads records for all parts; before a transform they are decoded, and no more."""
+        return PartReader(replace(self, share=None, old=()))
+
+    def numbers(self, rows: pa.Table, parts: int) -> np.ndarray:
+        """The part of each row, by its key; all are in part 0 if parts are by offsets."""
+        import numpy as np
+
+        hashes = key_hashes(rows.column(self.shape.names.key)) if self.share is not None else np.zeros(rows.num_rows)
+        return hashes.astype(np.uint64) >> np.uint64(HASH_BITS - (parts - 1).bit_length())
+
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
         """Write data files of these records."""
-        tally = _Tally()
+        tally = Tally()
         added: list[DataFile] = []
         removed: list[str] = []
         bad: list[pa.Table] = []
         taken: list[pa.Table] = []
         size = 0
         for records in tally.counted(batches, self.share, by_record_key=self.shape.has_record_keys):
-            shaped = self._shaped(records)
+            shaped = self.shaped(records)
             bad.append(shaped.bad)
             taken.append(shaped.rows)
             size += shaped.rows.num_rows
@@ -84,19 +109,64 @@ class TablePart:
             tally.taken,
             tuple(added),
             tuple(removed),
-            tuple(self._dead_letters(letters)),
+            tuple(self.dead_letters(letters)),
             letters.num_rows,
             _first_bad(letters),
         )
+
+    def write_rows(self, tables: Iterable[pa.Table], *, number: int) -> Written:
+        """Write data files of shuffled rows. Rows of a transform are not counted: it may drop and add some."""
+        added: list[DataFile] = []
+        removed: list[str] = []
+        taken: list[pa.Table] = []
+        size = rows = 0
+        for table in tables:
+            taken.append(table)
+            size += table.num_rows
+            rows += table.num_rows
+            if self.share is None and size >= self.file_rows:
+                added += self._appended(taken)
+                taken, size = [], 0
+        if self.share is None:
+            added += self._appended(taken)
+        else:
+            added, removed = self._merged(taken)
+        counted = 0 if self.is_transformed else rows
+        return Written(0, 0, 0, counted, tuple(added), tuple(removed), role="writer", number=number)
+
+    def finished(self, rows: pa.Table, end: int) -> pa.Table:
+        """Rows of a transform as the table stores them; ``InvalidInput`` for rows that a keyed table cannot place.
+
+        Each row keeps offset, operation and time of its record, and has a key: the transform ran on the records from
+        ``floor`` up to ``end``.
+        """
+        rows = self.shape.finished(rows)
+        if self.share is None or not rows.num_rows:
+            return rows
+        names = self.shape.names
+        for name in names.all:
+            if rows.column(name).null_count:
+                raise InvalidInput(
+                    f"The transform of a {self.shape.kind} table gives a row whose {name} is null: filter it out."
+                )
+        offsets, ops = (pc.min_max(rows.column(name)).as_py() for name in (names.offset, names.op))
+        if offsets["min"] < self.floor or offsets["max"] >= end or ops["min"] < 0 or ops["max"] > Op.PURGE:
+            raise InvalidInput(
+                f"The transform of a {self.shape.kind} table gives rows with the offsets {offsets['min']} to "
+                f"{offsets['max']} and the operations {ops['min']} to {ops['max']}: rows keep {names.offset} and "
+                f"{names.op} of their records, which are between {self.floor} and {end - 1}."
+            )
+        return rows
 
     def _unique(self) -> str:
         """A name that no other attempt has."""
         return f"{self.job}-{CHANCE.uuid()}"
 
-    def _shaped(self, records: pa.Table) -> ShapedRows:
+    def shaped(self, records: pa.Table) -> ShapedRows:
+        """The rows of the records at or above the floor; only decoded ones if they are transformed elsewhere."""
         if self.floor > 0:
             records = records.filter(pc.greater_equal(records.column("offset"), self.floor))
-        shaped = self.shape.rows(records)
+        shaped = ShapedRows(*self.shape.decoded(records)) if self.is_transformed else self.shape.rows(records)
         if shaped.bad.num_rows and self.dead is None:
             raise _refused(shaped.bad)
         if self.share is not None and not self.shape.has_record_keys:
@@ -116,6 +186,8 @@ class TablePart:
         share = self.share or WHOLE
         changes = in_offset_order(tables, names) if tables else self.shape.changes_schema().empty_table()
         changes = in_schema(changes, changes_schema(self.schema, changes.schema, names))
+        if self.is_transformed:
+            _refuse_ambiguous(changes, names)
         hashes = key_hashes(changes.column(names.key))
         added: list[DataFile] = []
         removed: list[str] = []
@@ -159,11 +231,63 @@ class TablePart:
         for half in covered.halves():
             yield from self._split(role, half, rows.filter(pa.array(half.mask(hashes))))
 
-    def _dead_letters(self, letters: pa.Table) -> Iterator[DataFile]:
+    def dead_letters(self, letters: pa.Table) -> Iterator[DataFile]:
+        """Write records without a row for the dead-letter table, if there is one."""
         if self.dead is not None:
             letters = letters.filter(pc.greater_equal(letters.column("offset"), self.dead_floor))
             if letters.num_rows:
                 yield write_file(self.dead, f"part-{self._unique()}.parquet", letters)
+
+
+@dataclass(slots=True)
+class PartReader:
+    """Reads records for a shuffle; see :class:`~strandline.model.sink.RowReader`."""
+
+    part: TablePart
+    _tally: Tally = field(default_factory=Tally)
+    _bad: list[pa.Table] = field(default_factory=list)
+    _given: int = 0
+
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        """The rows of these records."""
+        for records in self._tally.counted(batches, None, by_record_key=False):
+            shaped = self.part.shaped(records)
+            self._bad.append(shaped.bad)
+            if not self.part.is_transformed:
+                self._given += shaped.rows.num_rows
+            yield shaped.rows
+
+    @property
+    def seen(self) -> tuple[int, int, int]:
+        """The lowest offset, one past the highest, and how many records."""
+        return self._tally.first, self._tally.next, self._tally.records
+
+    def report(self) -> Written:
+        """Write the dead letters, and report what was read."""
+        tally, letters = self._tally, pa.concat_tables(self._bad) if self._bad else BAD_SCHEMA.empty_table()
+        return Written(
+            tally.first,
+            tally.next,
+            tally.records,
+            self._given,
+            bad=tuple(self.part.dead_letters(letters)),
+            bad_records=letters.num_rows,
+            first_bad=_first_bad(letters),
+            role="reader",
+        )
+
+
+def _refuse_ambiguous(changes: pa.Table, names: Names) -> None:
+    """``InvalidInput`` for two rows of one key at one offset: rows of a transform have no order among them."""
+    pairs = changes.select([names.key, names.offset])
+    counts = pairs.group_by([names.key, names.offset], use_threads=False).aggregate([([], "count_all")])
+    if counts.num_rows == pairs.num_rows:
+        return
+    twice = counts.filter(pc.greater(counts.column("count_all"), 1)).column(names.offset)[0].as_py()
+    raise InvalidInput(
+        f"The transform gives several rows of one key for the record at offset {twice}, and a keyed table cannot know "
+        "which comes last: give them different keys, or follow into mode='append'."
+    )
 
 
 def _groups(old: Iterable[KeptFile], share: HashRange) -> Iterator[tuple[HashRange, list[KeptFile]]]:
@@ -188,62 +312,6 @@ def _gaps(covered: list[HashRange], share: HashRange) -> Iterator[HashRange]:
         return
     for half in share.halves():
         yield from _gaps(covered, half)
-
-
-@dataclass(slots=True)
-class _Tally:
-    """Counts what a worker is given, in the order of offsets; the driver finds holes by the counts."""
-
-    first: int = 0
-    next: int = 0
-    records: int = 0
-    taken: int = 0
-
-    def counted(
-        self, batches: Iterable[pa.RecordBatch], share: HashRange | None, *, by_record_key: bool
-    ) -> Iterator[pa.Table]:
-        """The records that belong to the share, as tables; counts all."""
-        for batch in _chunks(self._checked(batches)):
-            if share is None:
-                self.taken += batch.num_rows
-                yield batch
-                continue
-            mask = share.mask(key_hashes(batch.column("key")))
-            self.taken += int(mask.sum())
-            mine = batch.filter(pa.array(mask)) if by_record_key and share.depth else batch
-            if mine.num_rows:
-                yield mine
-
-    def _checked(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            offsets = batch.column("offset")
-            low, high = offsets[0].as_py(), offsets[-1].as_py()
-            if high < low or (self.records and low < self.next):
-                raise CorruptData(
-                    f"A batch has the offsets {low} to {high} after offset {self.next - 1}: records were duplicated or "
-                    "reordered. Nothing was committed."
-                )
-            if not self.records:
-                self.first = low
-            self.next = high + 1
-            self.records += batch.num_rows
-            yield batch
-
-
-def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Batches as tables, small ones together: each step on a table costs more than a small batch."""
-    few: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        few.append(batch)
-        size += batch.num_rows
-        if size >= _CHUNK_ROWS:
-            yield pa.Table.from_batches(few, READ_SCHEMA)
-            few, size = [], 0
-    if few:
-        yield pa.Table.from_batches(few, READ_SCHEMA)
 
 
 def in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import pyarrow as pa
@@ -20,6 +20,20 @@ from strandline.values.decoding import RECORD_FIELDS, value_fields
 
 ArrowTransform: TypeAlias = Callable[[pa.Table], pa.Table]
 """A function from the decoded changes of a range to the rows to keep, on an Arrow table."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransformedElsewhere:
+    """The place of a transform that another engine runs: only the columns of its rows are known here."""
+
+    rows: pa.Schema
+
+    def __call__(self, changes: pa.Table) -> pa.Table:
+        """No rows, with the columns of the transform's."""
+        if changes.num_rows:
+            raise InvalidInput("The rows of this table are transformed by Spark: follow the log with spark.follow.")
+        return self.rows.empty_table()
+
 
 BAD_SCHEMA: Final = pa.schema(
     [
@@ -88,6 +102,17 @@ class TableShape:
         """Whether rows are identified by their key, so that workers divide the keys and not the offsets."""
         return self.kind != "append"
 
+    def transformed_elsewhere(self, rows: pa.Schema) -> TableShape:
+        """The shape of a table whose rows another engine transforms; they arrive with these columns.
+
+        ``InvalidInput`` if a column is missing that the table needs.
+        """
+        if self.transform is not None:
+            raise InvalidInput("The sink has a transform of its own: give either that one or Spark's, not both.")
+        shape = replace(self, transform=TransformedElsewhere(rows))
+        shape.changes_schema()  # refuses rows that lack a column
+        return shape
+
     def recorded(self) -> str:
         """What a table records of its shape, and a later follower has to agree with."""
         return json.dumps({"key": list(self.key), "soft_deletes": self.soft_deletes, "hash": HASH_VERSION})
@@ -96,7 +121,7 @@ class TableShape:
         """The columns of the changes that are merged into the table."""
         if self.names is RAW:
             return READ_SCHEMA
-        return self._transformed(self._decoded_schema().empty_table()).schema
+        return self._transformed(self.decoded_schema().empty_table()).schema
 
     def schema(self) -> pa.Schema:
         """The columns of the table."""
@@ -104,7 +129,8 @@ class TableShape:
             return RAW_LATEST
         return table_schema(self.kind, self.changes_schema(), self.names, soft_deletes=self.soft_deletes)
 
-    def _decoded_schema(self) -> pa.Schema:
+    def decoded_schema(self) -> pa.Schema:
+        """The columns of decoded changes, which a transform is given."""
         fields = [READ_SCHEMA.field("value")] if self.value is None else value_fields(self.value)
         return pa.schema([*fields, *_META.values()])
 
@@ -112,14 +138,15 @@ class TableShape:
         """The changes of some records, in their order, and those that have no row, with the reason."""
         if self.names is RAW:
             return self._checked_keys(records, records)
-        decoded, bad = self._decoded(records)
+        decoded, bad = self.decoded(records)
         rows = self._transformed(decoded)
         if not self.is_keyed:
             return ShapedRows(rows, bad)
         kept = self._checked_keys(rows, records)
         return ShapedRows(kept.rows, kept.bad if not bad.num_rows else pa.concat_tables([bad, kept.bad]))
 
-    def _decoded(self, records: pa.Table) -> tuple[pa.Table, pa.Table]:
+    def decoded(self, records: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """The changes of some records with the columns of their values; and the records that cannot be decoded."""
         columns = {name: records.column(name) for name in ("key", "offset", "timestamp", "op")}
         if self.value is None:
             return self._assembled(pa.table([records.column("value")], ["value"]), columns), BAD_SCHEMA.empty_table()
@@ -139,7 +166,7 @@ class TableShape:
                 bad.append(_bad_rows(pa.Table.from_batches([batch]).take(rows), found.bad.column("reason")))
                 piece = piece.filter(_without(rows, batch.num_rows))
             pieces.append(piece)
-        schema = self._decoded_schema()
+        schema = self.decoded_schema()
         return (
             pa.concat_tables(pieces, promote_options="default") if pieces else schema.empty_table(),
             pa.concat_tables(bad) if bad else BAD_SCHEMA.empty_table(),
@@ -158,13 +185,15 @@ class TableShape:
                 rows = pa.Table.from_batches([rows])
             if not isinstance(rows, pa.Table):
                 raise InvalidInput(f"A transform returns a pyarrow Table, not {type(rows).__name__}.")
+        return self.finished(rows)
+
+    def finished(self, rows: pa.Table) -> pa.Table:
+        """Transformed rows as the table stores them, with their keys; ``InvalidInput`` if a column is missing."""
         try:
             rows = stored(rows) if self.has_plain_types else rows
         except pa.ArrowException as error:
             raise InvalidInput(f"The columns of the changes cannot be stored: {error}") from error
-        at = rows.schema.get_field_index("_key")
-        if at >= 0 and rows.schema.field(at).type != pa.binary():
-            rows = rows.set_column(at, _META["key"], rows.column(at).cast(pa.binary()))
+        rows = _with_plain_meta(rows, [*_META.values()] if self.is_keyed else [_META["key"]])
         if not self.is_keyed and self.transform is None:
             return rows
         missing = [name for name in self._needed() if name not in rows.column_names]
@@ -214,6 +243,18 @@ class DeadLetters:
     def schema(self) -> pa.Schema:
         """Its columns."""
         return BAD_SCHEMA
+
+
+def _with_plain_meta(rows: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
+    """Rows whose key, offset, timestamp and operation have the types of a record's, as far as the rows have them."""
+    for field in fields:
+        at = rows.schema.get_field_index(field.name)
+        if at >= 0 and rows.schema.field(at).type != field.type:
+            try:
+                rows = rows.set_column(at, field.with_nullable(True), rows.column(at).cast(field.type))
+            except pa.ArrowException as error:
+                raise InvalidInput(f"The column {field.name} of changes is {field.type}: {error}") from error
+    return rows
 
 
 def _bad_rows(records: pa.Table, reasons: pa.Array | pa.ChunkedArray) -> pa.Table:

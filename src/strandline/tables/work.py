@@ -19,12 +19,18 @@ def assigned(parts: Sequence[Part], spans: Sequence[Span]) -> list[tuple[Part, S
     return list(zip(parts, divided(spans, len(parts)), strict=True))
 
 
+def is_shuffled(parts: Sequence[Part]) -> bool:
+    """Whether there are too many parts by keys for each to fetch all records: their rows are shuffled."""
+    return parts[0].takes == "keys" and len(parts) > parts[0].most_refetched
+
+
 def written(part: Part, spans: Sequence[Span]) -> Written:
     """Fetch the spans and write the part, wherever this runs."""
-    return part.write(_records(spans))
+    return part.write(records_of(spans))
 
 
-def _records(spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
+def records_of(spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
+    """The records of some spans, in order, fetched ahead."""
     for _, batches in fetch_in_order(joined(spans)):
         yield from batches
         batches.clear()  # not kept longer than needed

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 from uuid import UUID
 
 import pyarrow as pa
@@ -34,7 +35,7 @@ from strandline.tables.delta.table import (
 )
 from strandline.tables.delta.transaction import DeltaTransaction
 from strandline.tables.kinds import KINDS, Kind
-from strandline.tables.layout import MOST_SHARES, files_in, shares
+from strandline.tables.layout import files_in, shares_of
 from strandline.tables.logged import LoggedShape, Value, fixed
 from strandline.tables.part import FILE_ROWS, TablePart, changes_schema, in_schema
 from strandline.tables.shape import DeadLetters, TableShape, as_key
@@ -151,6 +152,19 @@ class DeltaSink:
         Commits of other writers that changed no row, such as a compaction, are allowed.
         """
         apply_records(self, records, since=since, upto=upto)
+
+    def decoded_schema(self) -> pa.Schema:
+        """The columns of decoded changes; see :class:`~strandline.model.sink.TransformableSink`."""
+        return self._shape.decoded_schema()
+
+    def with_rows(self, rows: pa.Schema) -> Self:
+        """The same table, for workers that are given transformed rows with these columns."""
+        twin = copy.copy(self)
+        twin._shape = self._shape.transformed_elsewhere(rows)  # noqa: SLF001 - a copy of this object
+        twin._logged = LoggedShape(twin._shape, None, self.url)  # noqa: SLF001 - the codec stays
+        twin._table = copy.copy(self._table)  # noqa: SLF001 - a copy of this object
+        twin._table.shape = twin._shape  # noqa: SLF001 - a copy of this object
+        return twin
 
     def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> DeltaTransaction | None:
         """Prove the table and plan the parts of a range; see :class:`~strandline.model.sink.TableSink`."""
@@ -294,7 +308,7 @@ class DeltaSink:
             yield from [part] * max(1, tasks)
             return
         sizes = [] if table is None else [(path, size) for path, (_, size) in data_files(table).items()]
-        for share in shares(min(tasks, MOST_SHARES)):
+        for share in shares_of(tasks, sizes):
             yield replace(part, share=share, old=tuple(files_in(share, sizes)))
 
     def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 from uuid import UUID
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from strandline.tables.iceberg.history import COMMIT_KEY, LOG_KEY
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
 from strandline.tables.iceberg.transaction import IcebergLetters, IcebergTransaction
 from strandline.tables.kinds import Kind
-from strandline.tables.layout import files_in, shares
+from strandline.tables.layout import files_in, shares_of
 from strandline.tables.logged import LoggedShape, Value, fixed
 from strandline.tables.part import TablePart
 from strandline.tables.shape import DeadLetters, TableShape, as_key
@@ -124,6 +125,19 @@ class IcebergSink:
         """Commit the range with its cursor, exactly once; see :class:`~strandline.model.sink.Sink`."""
         apply_records(self, records, since=since, upto=upto)
 
+    def decoded_schema(self) -> pa.Schema:
+        """The columns of decoded changes; see :class:`~strandline.model.sink.TransformableSink`."""
+        return self._shape.decoded_schema()
+
+    def with_rows(self, rows: pa.Schema) -> Self:
+        """The same table, for workers that are given transformed rows with these columns."""
+        twin = copy.copy(self)
+        twin._shape = self._shape.transformed_elsewhere(rows)  # noqa: SLF001 - a copy of this object
+        twin._logged = LoggedShape(twin._shape, None, self.table)  # noqa: SLF001 - the codec stays
+        twin._followed = copy.copy(self._followed)  # noqa: SLF001 - a copy of this object
+        twin._followed.shape = twin._shape  # noqa: SLF001 - a copy of this object
+        return twin
+
     def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> IcebergTransaction | None:
         """Prove the table and plan the parts of a range; see :class:`~strandline.model.sink.TableSink`."""
         self._refresh()
@@ -149,7 +163,7 @@ class IcebergSink:
             yield from [part] * max(1, tasks)
             return
         sizes = [(path, file.file_size_in_bytes) for path, file in self._followed.data_files(begun).items()]
-        for share in shares(tasks):
+        for share in shares_of(tasks, sizes):
             yield replace(part, share=share, old=tuple(files_in(share, sizes)))
 
     def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:

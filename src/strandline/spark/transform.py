@@ -1,0 +1,68 @@
+"""Transforms that Spark runs: a function from DataFrame to DataFrame, or SQL text over the changes of a range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructField, StructType
+
+from strandline.errors import InvalidInput
+from strandline.tables.types import storable
+
+Transform: TypeAlias = Callable[[Any], Any] | str
+"""A function from a DataFrame of decoded changes to the rows to keep; or a query, ``SELECT ... FROM changes``."""
+
+_VIEW: Final = "strandline_changes"
+
+
+def spark_columns(schema: pa.Schema) -> StructType:
+    """Spark's columns for an Arrow schema, all nullable; ``SchemaRefused`` for a type that tables do not store."""
+    found = from_arrow_schema(storable(schema), prefer_timestamp_ntz=True)
+    return StructType([StructField(field.name, field.dataType) for field in found])
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTransform:
+    """A user's transform. It is applied to the changes of one range at a time, never to two ranges together."""
+
+    spark: Any
+    given: Transform
+
+    def __call__(self, changes: Any) -> Any:
+        """The rows to keep, as a batch DataFrame; ``InvalidInput`` if the transform gives something else."""
+        rows = _queried(self.spark, self.given, changes) if isinstance(self.given, str) else self.given(changes)
+        if not isinstance(rows, DataFrame) or rows.isStreaming:
+            raise InvalidInput(f"A transform returns a batch DataFrame of Spark, not {type(rows).__name__}.")
+        return rows
+
+    def columns(self, decoded: pa.Schema) -> pa.Schema:
+        """The columns of its rows, given those of the changes. Runs no job unless the transform does."""
+        empty = self.spark.createDataFrame([], spark_columns(decoded))
+        try:
+            schema = self(empty).schema
+        except (PySparkException, Py4JError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise InvalidInput(f"The transform cannot be applied to the changes: {reason}") from error
+        twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+        if twice:
+            raise InvalidInput(f"The transform gives the column {twice[0]!r} twice: rename one of them.")
+        found: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+        return pa.schema([field.with_nullable(True) for field in found])
+
+
+def _queried(spark: Any, text: str, changes: Any) -> Any:
+    """The result of a query over ``changes``.
+
+    A common table expression and no view: several pipelines of a session have each their own changes, and a table of
+    the session that is called ``changes`` is not meant. Only a query can stand there, and no other statement.
+    """
+    body = text.strip().rstrip(";").replace("{", "{{").replace("}", "}}")
+    query = f"WITH changes AS (SELECT * FROM {{{_VIEW}}})\nSELECT * FROM (\n{body}\n)"  # noqa: S608 - it is the user's
+    return spark.sql(query, **{_VIEW: changes})
