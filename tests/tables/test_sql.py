@@ -33,6 +33,8 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, Op, record_batch, with_offsets
 from strandline.storage.clock import CHANCE
+from strandline.tables.kinds import RAW, merge_latest
+from strandline.tables.shape import TableShape
 from strandline.tables.sql import postgres as postgres_tables
 from strandline.tables.sql.sink import SqlSink
 from strandline.tables.sql.sqlite import SqliteSession
@@ -432,6 +434,49 @@ def test_a_commit_whose_answer_was_lost_is_found_by_the_next_look(database, monk
     apply(sink, 1, (b"b", b"2"))
     apply(sink, 2, (b"c", b"3"))
     assert latest_of(database) == {b"a": b"1", b"b": b"2", b"c": b"3"}
+
+
+# --- soft deletes and bad records -------------------------------------------------------------------------------------
+
+SOFT = [
+    *[(b"a", Op.PUT), (b"b", Op.PUT), (b"c", Op.PUT), (b"a", Op.DELETE), (b"b", Op.PURGE), (b"x", Op.DELETE)],
+    *[(b"d", Op.PUT), (b"d", Op.DELETE), (b"e", Op.PUT), (b"e", Op.PURGE), (b"a", Op.PUT), (b"c", Op.DELETE)],
+    *[(b"c", Op.PURGE), (b"b", Op.DELETE), (b"e", Op.PUT), (b"a", Op.PURGE), (b"a", Op.DELETE)],
+]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 17])
+def test_soft_deletes_mark_the_same_rows_as_in_every_other_table(database, step):
+    batch = record_batch(
+        timestamps=list(range(len(SOFT))),
+        ops=[op for _, op in SOFT],
+        keys=[key for key, _ in SOFT],
+        values=[b"v%d" % n if op is Op.PUT else None for n, (_, op) in enumerate(SOFT)],
+    )
+    records = pa.Table.from_batches(with_offsets([batch], 0))
+    shape = TableShape("latest", soft_deletes=True)
+    truth = merge_latest(shape.schema().empty_table(), records, RAW, shape.schema())
+    sink = database.sink(soft_deletes=True)
+    for first in range(0, len(SOFT), step):
+        upto = Cursor(LOG, min(first + step, len(SOFT)))
+        sink.apply(records.slice(first, step), since=upto.at(first), upto=upto)
+    found = database.query('SELECT key, value, "offset", deleted FROM orders')
+    rows = sorted((bytes(k), None if v is None else bytes(v), o, bool(d)) for k, v, o, d in found)
+    assert rows == sorted((r["key"], r["value"], r["offset"], r["deleted"]) for r in truth.to_pylist())
+    with pytest.raises(InvalidInput, match="soft_deletes=True"):
+        database.sink().cursor(LOG)
+
+
+def test_more_bad_records_than_allowed_stop_a_commit(database):
+    bad = {"value": sl.Json(ORDERS), "dead_letters": True}
+    rows = [(b"a", b'{"id": 1}'), (b"b", b"no JSON")]
+    with pytest.raises(BadRecord, match=r"1 of 2 records.*offset 1"):
+        apply(database.sink(max_bad_share=0.4, **bad), 0, *rows)
+    assert not database.has_table()
+    apply(database.sink(max_bad_share=0.5, **bad), 0, *rows)
+    assert database.has_table()
+    with pytest.raises(InvalidInput, match="max_bad_share"):
+        database.sink(max_bad_share=2)
 
 
 # --- tables that others change ---------------------------------------------------------------------------------------

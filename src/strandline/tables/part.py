@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Final, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import BadRecord, CorruptData, InvalidInput, SchemaRefused
+from strandline.errors import CorruptData, InvalidInput, SchemaRefused
 from strandline.model.records import Op
-from strandline.model.sink import DataFile, Written, without_key
+from strandline.model.sink import DataFile, Written
 from strandline.storage.clock import CHANCE
+from strandline.tables.bad_records import first_bad, refused
 from strandline.tables.files import TableFiles, write_file
 from strandline.tables.hashing import HASH_BITS, key_hashes
 from strandline.tables.kinds import Names, in_offset_order, merge_history, merge_latest
@@ -111,7 +112,7 @@ class TablePart:
             tuple(removed),
             tuple(self.dead_letters(letters)),
             letters.num_rows,
-            _first_bad(letters),
+            first_bad(letters),
         )
 
     def write_rows(self, tables: Iterable[pa.Table], *, number: int) -> Written:
@@ -168,7 +169,7 @@ class TablePart:
             records = records.filter(pc.greater_equal(records.column("offset"), self.floor))
         shaped = ShapedRows(*self.shape.decoded(records)) if self.is_transformed else self.shape.rows(records)
         if shaped.bad.num_rows and self.dead is None:
-            raise _refused(shaped.bad)
+            raise refused(shaped.bad)
         if self.share is not None and not self.shape.has_record_keys:
             mask = self.share.mask(key_hashes(shaped.rows.column(self.shape.names.key)))
             bad = shaped.bad if self.share.prefix == 0 else BAD_SCHEMA.empty_table()
@@ -272,7 +273,7 @@ class PartReader:
             self._given,
             bad=tuple(self.part.dead_letters(letters)),
             bad_records=letters.num_rows,
-            first_bad=_first_bad(letters),
+            first_bad=first_bad(letters),
             role="reader",
         )
 
@@ -330,19 +331,3 @@ def changes_schema(table: pa.Schema, found: pa.Schema, names: Names) -> pa.Schem
     made = {*names.valid, names.deleted, names.offset, names.timestamp}
     kept = [one for one in table if one.name not in made]
     return pa.schema([*kept, *[found.field(name) for name in (names.offset, names.timestamp, names.op)]])
-
-
-def _first_bad(letters: pa.Table) -> str:
-    if not letters.num_rows:
-        return ""
-    return f"offset {letters.column('offset')[0].as_py()}: {letters.column('reason')[0].as_py()}"
-
-
-def _refused(bad: pa.Table) -> BadRecord:
-    first = bad.column("offset")[0].as_py()
-    if not bad.column("key")[0].is_valid:
-        return without_key(first)
-    return BadRecord(
-        f"The record at offset {first} cannot be decoded: {bad.column('reason')[0].as_py()} Nothing was applied; give "
-        "the sink dead_letters= to set such records aside, or correct its schema."
-    )

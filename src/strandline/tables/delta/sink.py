@@ -15,12 +15,13 @@ import pyarrow.compute as pc
 
 from strandline.errors import Conflict, Diverged, InvalidInput, NotFound
 from strandline.model.addresses import Address, as_address, is_text, refuse_credentials
-from strandline.model.arguments import Named, anything, checked, shown
+from strandline.model.arguments import Named, anything, checked
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Part, Written, check_coverage, is_applied
 from strandline.storage.clock import CHANCE
 from strandline.storage.disk import DISK, Disk
 from strandline.tables.apply import apply_records
+from strandline.tables.bad_records import BadShare
 from strandline.tables.delta.files import added
 from strandline.tables.delta.history import own_commits
 from strandline.tables.delta.letters import LetterBox, LettersOf
@@ -105,7 +106,7 @@ class DeltaSink:
             check_folder(letters)
             _refuse_nested(self.url, letters)
             self._letters = partial(_letters_of, letters, name, dict(options or {}), disk)
-        self._most_bad = _share(max_bad_share)
+        self._bad_share = BadShare.of(max_bad_share)
 
     def __repr__(self) -> str:
         return f"DeltaSink({self.url!r}, mode={self.mode!r}, name={self._name!r})"
@@ -181,7 +182,7 @@ class DeltaSink:
             table = self._table.evolved(table, at)
         letters = self._opened_letters(table, since.log_id)
         parts = tuple(self._parts(table, max(since.next, 0 if at is None else at.next), letters, tasks))
-        return DeltaTransaction(self._table, table, since, upto, at, parts, letters, self._most_bad)
+        return DeltaTransaction(self._table, table, since, upto, at, parts, letters, self._bad_share)
 
     @property
     def shape(self) -> TableShape:
@@ -359,12 +360,6 @@ class DeltaSink:
                 "again, and adopt it if it is right."
             ) from error
         return cursor
-
-
-def _share(value: Any) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
-        return float(value)
-    raise InvalidInput(f"max_bad_share is between 0 and 1, not {shown(value)}.")
 
 
 def _letters_of(url: str, name: str, options: Mapping[str, str], disk: Disk, table_id: str) -> FollowedDelta:

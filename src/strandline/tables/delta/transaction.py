@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from strandline.errors import BadRecord, Conflict
+from strandline.errors import Conflict
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Written, check_coverage
+from strandline.tables.bad_records import ANY_SHARE, BadShare
 from strandline.tables.delta.files import added, removed
 from strandline.tables.delta.letters import LetterBox
 from strandline.tables.delta.table import FollowedDelta, data_files, id_of
@@ -32,12 +33,12 @@ class DeltaTransaction:
     at: Cursor | None
     parts: tuple[TablePart, ...]
     letters: LetterBox | None = None
-    most_bad: float = 1.0
+    bad_share: BadShare = ANY_SHARE
 
     def commit(self, written: Sequence[Written]) -> None:
         """Commit what the workers wrote with the cursor, in one version of the table."""
         check_coverage(written, self.parts, self.since.next, self.upto.next)
-        self._check_share(written)
+        self.bad_share.check_written(written, self.upto.next - self.since.next)
         try:
             table = self.followed.create(self.since) if self.table is None else self.table
             if self.letters is not None:
@@ -49,15 +50,6 @@ class DeltaTransaction:
         except Conflict:
             self.followed.refuse_another_follower(self.since.log_id, self.at)
             raise
-
-    def _check_share(self, written: Sequence[Written]) -> None:
-        bad, records = sum(one.bad_records for one in written), self.upto.next - self.since.next
-        if bad > self.most_bad * records:
-            example = next(one.first_bad for one in written if one.first_bad)
-            raise BadRecord(
-                f"{bad:,} of {records:,} records cannot become rows, which is more than the share of {self.most_bad:g} "
-                f"that max_bad_share allows (first: {example}). Nothing was applied: correct the schema, or allow more."
-            )
 
     def abandon(self, error: BaseException) -> None:
         """Remove what workers wrote for a table that was never created."""

@@ -17,6 +17,7 @@ from strandline.model.sink import is_applied
 from strandline.storage.clock import CHANCE
 from strandline.storage.disk import DISK, Disk
 from strandline.tables.apply import apply_records
+from strandline.tables.bad_records import BadShare
 from strandline.tables.iceberg.columns import arrow_schema, iceberg_library
 from strandline.tables.iceberg.history import COMMIT_KEY, LOG_KEY
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
@@ -78,7 +79,7 @@ class IcebergSink:
         self._letters: FollowedIceberg | None = None
         if dead_letters is not None:
             self._letters = FollowedIceberg(found, dead_letters, DeadLetters(), f"{name}/dead-letters", disk)
-        self._most_bad = _share(max_bad_share)
+        self._bad_share = BadShare.of(max_bad_share)
 
     def __repr__(self) -> str:
         return f"IcebergSink({self.table!r}, mode={self.mode!r}, name={self._name!r})"
@@ -147,7 +148,7 @@ class IcebergSink:
         letters = None if self._letters is None else IcebergLetters(self._letters, self._letters.begin(since))
         floor = max(since.next, 0 if begun.at is None else begun.at.next)
         parts = tuple(self._parts(begun, floor, letters, tasks))
-        return IcebergTransaction(self._followed, begun, since, upto, parts, letters, self._most_bad)
+        return IcebergTransaction(self._followed, begun, since, upto, parts, letters, self._bad_share)
 
     def _parts(self, begun: Begun, floor: int, letters: IcebergLetters | None, tasks: int) -> Iterator[TablePart]:
         part = TablePart(
@@ -216,9 +217,3 @@ def _catalog(given: Any) -> Any:
         except Exception as error:
             raise InvalidInput(f"The catalog {shown(given)} cannot be loaded: {error}.") from error
     raise InvalidInput(f"A catalog is one of pyiceberg, or its name, not {shown(given)}.")
-
-
-def _share(value: Any) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
-        return float(value)
-    raise InvalidInput(f"max_bad_share is between 0 and 1, not {shown(value)}.")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strandline.errors import BadRecord, Conflict
+from strandline.errors import Conflict
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Written, check_coverage
+from strandline.tables.bad_records import ANY_SHARE, BadShare
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
 from strandline.tables.part import TablePart
 
@@ -53,12 +54,12 @@ class IcebergTransaction:
     upto: Cursor
     parts: tuple[TablePart, ...]
     letters: IcebergLetters | None = None
-    most_bad: float = 1.0
+    bad_share: BadShare = ANY_SHARE
 
     def commit(self, written: Sequence[Written]) -> None:
         """Commit what the workers wrote with the cursor, in one snapshot of the table."""
         check_coverage(written, self.parts, self.since.next, self.upto.next)
-        self._check_share(written)
+        self.bad_share.check_written(written, self.upto.next - self.since.next)
         added = [file for one in written for file in one.added]
         removed = list(dict.fromkeys(path for one in written for path in one.removed))
         try:
@@ -68,15 +69,6 @@ class IcebergTransaction:
         except Conflict:
             self.followed.refuse_another_follower(self.since.log_id, self.begun.at)
             raise
-
-    def _check_share(self, written: Sequence[Written]) -> None:
-        bad, records = sum(one.bad_records for one in written), self.upto.next - self.since.next
-        if bad > self.most_bad * records:
-            example = next(one.first_bad for one in written if one.first_bad)
-            raise BadRecord(
-                f"{bad:,} of {records:,} records cannot become rows, which is more than the share of {self.most_bad:g} "
-                f"that max_bad_share allows (first: {example}). Nothing was applied: correct the schema, or allow more."
-            )
 
     def abandon(self, error: BaseException) -> None:
         """Leave what workers wrote: no snapshot lists it, and removing orphan files removes it."""

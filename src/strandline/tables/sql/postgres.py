@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.errors import DiskFull, InvalidInput, MissingExtra, StorageError, TransientStorageError
-from strandline.model.arguments import Named, Secret, checked
+from strandline.model.arguments import Named, Secret, anything, checked
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.tables.logged import Value, fixed
 from strandline.tables.shape import BAD_SCHEMA, TableShape, as_key
@@ -27,7 +27,7 @@ from strandline.tables.sql.columns import (
     refused,
 )
 from strandline.tables.sql.copy_format import EPOCH_DAYS, EPOCH_MICROSECONDS, copy_data
-from strandline.tables.sql.sink import SqlSink, TableChanges
+from strandline.tables.sql.sink import SoftDeletes, SqlSink, TableChanges
 from strandline.tables.sql.state import COLUMNS, CursorRow, SeenColumn, SeenTable, decoded_row, encoded_schema
 
 if TYPE_CHECKING:
@@ -87,9 +87,10 @@ def postgres_type(field: pa.Field) -> str:
 class PostgresSink(SqlSink):
     """A table in PostgreSQL that follows a log: rows, dead letters and cursor are one transaction.
 
-    ``mode="latest"`` keeps one row per key, the newest by offset; deletes and purges remove it. ``mode="append"`` keeps
-    every change. ``value`` decodes values into typed columns; new fields add columns. A record that has no row, such as
-    one that cannot be decoded, is ``BadRecord``, or a row of ``<table>_dead_letters`` with ``dead_letters=True``.
+    ``mode="latest"`` keeps one row per key, the newest by offset; deletes and purges remove it
+    (``soft_deletes``: mark it). ``mode="append"`` keeps every change. ``value`` decodes values into typed columns; new
+    fields add columns. A record that has no row, such as one that cannot be decoded, is ``BadRecord``, or a row of
+    ``<table>_dead_letters`` with ``dead_letters=True``; more than ``max_bad_share`` of a commit's records stop it.
 
     The cursor is a row of ``strandline_cursors`` in the same schema. A follower that another one has replaced is
     ``Fenced`` and changes nothing; a table that was dropped, re-created or altered is ``Diverged``. Other programs may
@@ -105,7 +106,9 @@ class PostgresSink(SqlSink):
         value: Value | None = None,
         key: str | Sequence[str] = (),
         transform: Callable[[pa.Table], pa.Table] | None = None,
+        soft_deletes: bool = False,
         dead_letters: bool = False,
+        max_bad_share: Annotated[Any, anything("a share between 0 and 1")] = 1.0,
         name: Named = "default",
     ) -> None:
         """The table ``table`` or ``schema.table``, created by the first apply, in the database that ``dsn`` names.
@@ -113,13 +116,15 @@ class PostgresSink(SqlSink):
         ``dsn`` is a connection string or address of PostgreSQL; what it omits comes from the usual variables
         (``PGHOST``, ``PGPASSWORD``, ...).
         """
-        shape = TableShape(mode, fixed(value), as_key(key), transform)
+        shape = TableShape(mode, fixed(value), as_key(key), transform, soft_deletes)
         self.mode = mode
         """The kind of the table."""
         self._table = table
         self._name = name
         self._postgres = PostgresDatabase(dsn, table)
-        super().__init__(self._postgres, shape, table, name, value=value, dead_letters=dead_letters)
+        super().__init__(
+            *(self._postgres, shape, table, name), value=value, dead_letters=dead_letters, max_bad_share=max_bad_share
+        )
         self._origin = Origin(f"The sink of the table {table}", self, advice="make it again there")
 
     def __repr__(self) -> str:
@@ -264,6 +269,8 @@ class PostgresSession:
         self._copied("strandline_puts", changes.puts)
         if len(changes.deleted):
             self._copied("strandline_deletes", pa.table({"key": changes.deleted}))
+        if changes.soft is not None:
+            self._copied("strandline_marks", changes.soft.marks)
 
     def lock(self) -> None:
         """One follower at a time commits to the table; nobody drops or alters it meanwhile."""
@@ -320,6 +327,19 @@ class PostgresSession:
             )
         if changes.puts.num_rows:
             self._inserted("strandline_puts", self._named(), changes.schema, changes.key)
+        if changes.soft is not None and changes.soft.marks.num_rows:
+            self._mark(changes.soft, changes.schema)
+
+    def _mark(self, soft: SoftDeletes, schema: pa.Schema) -> None:
+        names = soft.names
+        stamps = f'{quoted(names.deleted)} = true, {quoted(names.offset)} = m."offset", '
+        stamps += f'{quoted(names.timestamp)} = m."timestamp"'
+        emptied = "".join(f", {quoted(name)} = NULL" for name in soft.payload(schema))
+        for is_purged, sets in (("NOT m.purged", stamps), ("m.purged", stamps + emptied)):
+            self.run(
+                f"UPDATE {self._named()} t SET {sets} FROM strandline_marks m "  # noqa: S608
+                f"WHERE t.{quoted(names.key)} = m.key AND {is_purged}"
+            )
 
     def _inserted(self, staged: str, into: str, schema: pa.Schema, key: str | None, *, is_plain: bool = False) -> None:
         columns = ", ".join(quoted(name) for name in schema.names)

@@ -16,14 +16,32 @@ from strandline.errors import BadRecord, Diverged, Fenced, NotFound, StorageErro
 from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor
 from strandline.model.records import Op
-from strandline.model.sink import remaining, without_key
+from strandline.model.sink import remaining
 from strandline.storage.clock import CHANCE
-from strandline.tables.kinds import RAW_LATEST, newest_per_key, table_schema, taken_rows
+from strandline.tables.bad_records import BadShare, first_bad, refused
+from strandline.tables.kinds import RAW_LATEST, Names, merge_latest, newest_per_key, table_schema, taken_rows
 from strandline.tables.logged import LoggedShape, Value
 from strandline.tables.shape import BAD_SCHEMA, ShapedRows, TableShape
 from strandline.tables.sql.columns import AlteredColumns, TypeOf, altered
 from strandline.tables.sql.state import CursorRow, Expected, Held, SeenTable
 from strandline.values.evolution import conform_columns, evolve
+
+
+@dataclass(frozen=True, slots=True)
+class SoftDeletes:
+    """Rows of the table that are marked as deleted: their keys, with offset and time of the delete.
+
+    A purge removes their values, too.
+    """
+
+    names: Names
+    marks: pa.Table
+    """The columns ``key``, ``offset``, ``timestamp`` and ``purged``."""
+
+    def payload(self, schema: pa.Schema) -> list[str]:
+        """The columns that a purge empties."""
+        names = self.names
+        return [name for name in schema.names if name not in (*names.all, names.deleted)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +57,7 @@ class TableChanges:
     """The column by which rows are replaced; None in a table of all changes."""
     primary: str | None
     """The column of a new table's primary key."""
+    soft: SoftDeletes | None = None
 
 
 class Session(Protocol):
@@ -111,13 +130,17 @@ class SqlSink:
         *,
         value: Value | None = None,
         dead_letters: bool = False,
+        max_bad_share: Annotated[Any, anything("a share between 0 and 1")] = 1.0,
     ) -> None:
         """``shape`` has the codec, unless ``value`` is ``"log"``."""
         self._database = database
         self._shape = shape
         self._logged = LoggedShape(shape, value, where)
-        self._expected = Expected(where, name, shape.kind, database.type_of)
+        self._expected = Expected(
+            *(where, name, shape.kind, database.type_of), shape.names.deleted, has_soft_deletes=shape.soft_deletes
+        )
         self._has_dead_letters = dead_letters
+        self._bad_share = BadShare.of(max_bad_share)
         self._held: Held | None = None
         self._unanswered: set[str] = set()
         """Numbers of commits whose answers were lost: they may still land."""
@@ -139,6 +162,7 @@ class SqlSink:
         if not self._logged.is_logged:
             return
         self._shape = self._logged.resolved(self._columns_now)
+        self._expected = replace(self._expected, deleted=self._shape.names.deleted)
         if self._shape.transform is None:
             self._database.check_schema(self._shape.schema())
 
@@ -265,7 +289,8 @@ class SqlSink:
         shape = self._shape
         shaped = self._fitting(records, shape.rows(records))
         if shaped.bad.num_rows and not self._has_dead_letters:
-            raise _refused(shaped.bad)
+            raise refused(shaped.bad)
+        self._bad_share.check(shaped.bad.num_rows, records.num_rows, first_bad(shaped.bad))
         self._check_letters(shaped.bad)
         names, rows = shape.names, shaped.rows
         wanted = self._schema_of(rows)
@@ -279,9 +304,39 @@ class SqlSink:
             return TableChanges(schema, _conformed(rows, schema), none, shaped.bad, columns, None, primary)
         newest = newest_per_key(rows, names)
         is_put = pc.equal(newest.column(names.op), int(Op.PUT))
+        if shape.soft_deletes:
+            return self._soft_changes(rows, newest.filter(pc.invert(is_put)), wanted, schema, shaped.bad, columns)
         puts = newest.filter(is_put).select(wanted.names)
         deleted = newest.column(names.key).filter(pc.invert(is_put))
         return TableChanges(schema, _conformed(puts, schema), deleted, shaped.bad, columns, names.key, names.key)
+
+    def _soft_changes(
+        self,
+        rows: pa.Table,
+        deletes: pa.Table,
+        wanted: pa.Schema,
+        schema: pa.Schema,
+        bad: pa.Table,
+        columns: AlteredColumns,
+    ) -> TableChanges:
+        """Rows of the range, deleted ones marked; and marks for the table's own rows of keys that it only deletes."""
+        names = self._shape.names
+        puts = merge_latest(wanted.empty_table(), rows, names, wanted)
+        known = puts.column(names.key).combine_chunks()
+        marked = deletes.filter(pc.invert(pc.is_in(deletes.column(names.key), value_set=known)))
+        purges = rows.filter(pc.equal(rows.column(names.op), int(Op.PURGE))).column(names.key).combine_chunks()
+        marks = pa.table(
+            {
+                "key": marked.column(names.key),
+                "offset": marked.column(names.offset),
+                "timestamp": marked.column(names.timestamp),
+                "purged": pc.is_in(marked.column(names.key), value_set=purges),
+            }
+        )
+        none = pa.chunked_array([], pa.binary())
+        return TableChanges(
+            schema, _conformed(puts, schema), none, bad, columns, names.key, names.key, SoftDeletes(names, marks)
+        )
 
     def _check_letters(self, bad: pa.Table) -> None:
         """``BadRecord`` for one that the database cannot even store as a dead letter."""
@@ -298,7 +353,8 @@ class SqlSink:
         raw = self._shape.schema()
         if raw is RAW_LATEST:
             return raw
-        return table_schema(self._shape.kind, rows.schema.remove_metadata(), self._shape.names)
+        shape = self._shape
+        return table_schema(shape.kind, rows.schema.remove_metadata(), shape.names, soft_deletes=shape.soft_deletes)
 
     def _fitting(self, records: pa.Table, shaped: ShapedRows) -> ShapedRows:
         """Without the rows that the database cannot store, which become bad ones."""
@@ -322,16 +378,6 @@ class SqlSink:
 def _bad_rows(records: pa.Table, reason: str) -> pa.Table:
     columns = [*[records.column(name) for name in BAD_SCHEMA.names[:-1]], pa.repeat(reason, records.num_rows)]
     return pa.table(columns, schema=BAD_SCHEMA)
-
-
-def _refused(bad: pa.Table) -> BadRecord:
-    first = bad.column("offset")[0].as_py()
-    if not bad.column("key")[0].is_valid:
-        return without_key(first)
-    return BadRecord(
-        f"The record at offset {first} cannot become a row: {bad.column('reason')[0].as_py()} Nothing was applied; "
-        "give the sink dead_letters=True to set such records aside, or correct its schema."
-    )
 
 
 def _once(bad: pa.Table) -> pa.Table:

@@ -8,7 +8,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ from strandline.errors import (
     WrongKind,
 )
 from strandline.model.addresses import Address, as_folder, is_text
-from strandline.model.arguments import Named, checked
+from strandline.model.arguments import Named, anything, checked
 from strandline.storage.clock import CHANCE
 from strandline.storage.disk import DISK, Disk, exists, make_own_folder
 from strandline.tables.logged import Value, fixed
@@ -40,7 +40,7 @@ from strandline.tables.sql.columns import (
     quoted,
     refused,
 )
-from strandline.tables.sql.sink import SqlSink, TableChanges
+from strandline.tables.sql.sink import SoftDeletes, SqlSink, TableChanges
 from strandline.tables.sql.state import (
     COLUMNS,
     NO_TABLE,
@@ -78,9 +78,10 @@ def sqlite_type(field: pa.Field) -> str:
 class SqliteSink(SqlSink):
     """A table in a SQLite file that follows a log: rows, dead letters and cursor are one transaction.
 
-    ``mode="latest"`` keeps one row per key, the newest by offset; deletes and purges remove it. ``mode="append"`` keeps
-    every change. ``value`` decodes values into typed columns; new fields add columns. A record that has no row, such as
-    one that cannot be decoded, is ``BadRecord``, or a row of ``<table>_dead_letters`` with ``dead_letters=True``.
+    ``mode="latest"`` keeps one row per key, the newest by offset; deletes and purges remove it
+    (``soft_deletes``: mark it). ``mode="append"`` keeps every change. ``value`` decodes values into typed columns; new
+    fields add columns. A record that has no row, such as one that cannot be decoded, is ``BadRecord``, or a row of
+    ``<table>_dead_letters`` with ``dead_letters=True``; more than ``max_bad_share`` of a commit's records stop it.
 
     The cursor is a row of ``strandline_cursors`` in the same file. A follower that another one has replaced is
     ``Fenced`` and changes nothing; a table that was dropped, re-created or altered is ``Diverged``. Other programs may
@@ -106,7 +107,9 @@ class SqliteSink(SqlSink):
         value: Value | None = None,
         key: str | Sequence[str] = (),
         transform: Callable[[pa.Table], pa.Table] | None = None,
+        soft_deletes: bool = False,
         dead_letters: bool = False,
+        max_bad_share: Annotated[Any, anything("a share between 0 and 1")] = 1.0,
         name: Named = "default",
         disk: Disk = DISK,
     ) -> None:
@@ -117,14 +120,15 @@ class SqliteSink(SqlSink):
             raise InvalidInput(f"{self.path!a} is not UTF-8, and the path of a database has to be: name another file.")
         if "\0" in table or table.lower().startswith("sqlite_"):
             raise InvalidInput(f"{table!r} cannot be the name of a table in SQLite: choose another.")
-        shape = TableShape(mode, fixed(value), as_key(key), transform)
+        shape = TableShape(mode, fixed(value), as_key(key), transform, soft_deletes)
         self.mode = mode
         """The kind of the table."""
         self._table = table
         self._name = name
         where = f"{table} in {self.path}"
+        database = SqliteDatabase(self.path, table, disk)
         super().__init__(
-            SqliteDatabase(self.path, table, disk), shape, where, name, value=value, dead_letters=dead_letters
+            *(database, shape, where, name), value=value, dead_letters=dead_letters, max_bad_share=max_bad_share
         )
 
     def __repr__(self) -> str:
@@ -288,6 +292,17 @@ class SqliteSession:
             statement = f"DELETE FROM {quoted(self.table)} WHERE {quoted(changes.key)} = ?"  # noqa: S608
             self.connection.executemany(statement, zip(changes.deleted.to_pylist(), strict=True))
         self._inserted(self.table, changes.puts, changes.key)
+        if changes.soft is not None:
+            self._mark(changes.soft, changes.schema)
+
+    def _mark(self, soft: SoftDeletes, schema: pa.Schema) -> None:
+        names = soft.names
+        stamps = f"{quoted(names.deleted)} = 1, {quoted(names.offset)} = ?, {quoted(names.timestamp)} = ?"
+        emptied = "".join(f", {quoted(name)} = NULL" for name in soft.payload(schema))
+        marks = [_bound(soft.marks.column(name)) for name in ("offset", "timestamp", "key", "purged")]
+        for is_purged, sets in ((False, stamps), (True, stamps + emptied)):
+            statement = f"UPDATE {quoted(self.table)} SET {sets} WHERE {quoted(names.key)} = ?"  # noqa: S608
+            self.connection.executemany(statement, [row[:3] for row in zip(*marks, strict=True) if row[3] is is_purged])
 
     def _inserted(self, table: str, rows: pa.Table, key: str | None) -> None:
         names = [quoted(name) for name in rows.column_names]

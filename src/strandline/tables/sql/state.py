@@ -81,6 +81,9 @@ class Expected:
     name: str
     mode: str
     type_of: TypeOf
+    deleted: str = "deleted"
+    """The column that marks deleted rows, in a table with soft deletes."""
+    has_soft_deletes: bool = False
 
     def proved(self, seen: SeenTable, log_id: UUID, held: Held | None) -> CursorRow | None:
         """The cursor row of the table, which is the known one and has its columns; None if there is no table yet.
@@ -105,6 +108,11 @@ class Expected:
             raise Diverged(f"The table {self.where} was dropped and created again by somebody else. {REMEDY}")
         if row.mode != self.mode:
             raise InvalidInput(f"The table {self.where} was made with mode={row.mode!r}; open it with that mode.")
+        if row.mode == "latest" and self.has_soft_deletes != (self.deleted in row.schema.names):
+            raise InvalidInput(
+                f"The table {self.where} was made with soft_deletes={not self.has_soft_deletes}; open it so, or build "
+                "a new one."
+            )
         self._check_columns(seen, row)
         if held is not None:
             self._check_held(row, held)

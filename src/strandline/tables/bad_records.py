@@ -1,0 +1,61 @@
+"""Records that cannot become rows: how many of them a commit may have, and the errors of one that has too many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from strandline.errors import BadRecord, InvalidInput
+from strandline.model.arguments import shown
+from strandline.model.sink import Written, without_key
+
+
+@dataclass(frozen=True, slots=True)
+class BadShare:
+    """The share of a commit's records that may be bad (``max_bad_share``)."""
+
+    most: float = 1.0
+
+    @classmethod
+    def of(cls, value: Any) -> BadShare:
+        """``InvalidInput`` unless it is between 0 and 1."""
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+            return cls(float(value))
+        raise InvalidInput(f"max_bad_share is between 0 and 1, not {shown(value)}.")
+
+    def check(self, bad: int, records: int, example: str) -> None:
+        """``BadRecord`` if there are more; ``example`` is the offset and the reason of one of them."""
+        if bad > self.most * records:
+            raise BadRecord(
+                f"{bad:,} of {records:,} records cannot become rows, which is more than the share of {self.most:g} "
+                f"that max_bad_share allows (first: {example}). Nothing was applied: correct the schema, or allow more."
+            )
+
+    def check_written(self, written: Sequence[Written], records: int) -> None:
+        """The same for what workers report."""
+        bad = sum(one.bad_records for one in written)
+        self.check(bad, records, next((one.first_bad for one in written if one.first_bad), ""))
+
+
+ANY_SHARE: Final = BadShare()
+
+
+def first_bad(letters: pa.Table) -> str:
+    """Offset and reason of the first bad record; empty if there is none."""
+    if not letters.num_rows:
+        return ""
+    return f"offset {letters.column('offset')[0].as_py()}: {letters.column('reason')[0].as_py()}"
+
+
+def refused(bad: pa.Table) -> BadRecord:
+    """The error for bad records without a place to set them aside."""
+    first = bad.column("offset")[0].as_py()
+    if not bad.column("key")[0].is_valid:
+        return without_key(first)
+    return BadRecord(
+        f"The record at offset {first} cannot become a row: {bad.column('reason')[0].as_py()} Nothing was applied; "
+        "give the sink dead_letters= to set such records aside, or correct its schema."
+    )
