@@ -781,6 +781,7 @@ def test_a_follower_that_was_suspended_is_fenced_when_it_wakes_up(database):
     step = "stage"  # it has sent its rows, and holds no lock yet
     with follower(database, step, "stop") as process:
         assert process.stdout.readline() == "stopping\n"
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # or it would be told to go on before it has stopped
         apply(database.sink(dead_letters=True), 1, (b"b", b"other"))
         os.kill(process.pid, signal.SIGCONT)
         _, errors = process.communicate(timeout=60)
