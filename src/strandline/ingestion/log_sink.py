@@ -144,6 +144,11 @@ class LogSink:
             self._has_looked = True
         return self._shown
 
+    def look_again(self) -> None:
+        """Ask the target for the position next time: after a failure only the target knows what it holds."""
+        self._has_looked = False
+        self._number = self._shown = self._at = None
+
     def give_up(self) -> None:
         """Do not try a failing append again: whoever waits for it has been interrupted. Safe in threads."""
         self._gives_up = True
@@ -183,10 +188,11 @@ class LogSink:
                 return self._target.append(records, writer=writer, number=number).result()
             except StrandlineError as error:
                 attempt += 1
-                if self._gives_up or attempt >= RETRIES.attempts or not _may_be_repeated(error):
+                if self._gives_up or attempt >= RETRIES.attempts or not may_be_repeated(error):
                     raise
                 self._clock.sleep(RETRIES.pause(attempt - 1, self._chance.jitter()))
 
 
-def _may_be_repeated(error: StrandlineError) -> bool:
+def may_be_repeated(error: StrandlineError) -> bool:
+    """Whether trying again can help. An append may be repeated in any case: the target knows its number."""
     return error.retryable or isinstance(error, (OutcomeUnknown, CommitTimedOut))

@@ -21,9 +21,18 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.compat.v1.log import QueueLog
-from strandline.errors import CursorExpired, Diverged, InvalidInput, NotFound, NotReady, StorageError, Unsupported
+from strandline.errors import (
+    CursorExpired,
+    Diverged,
+    InvalidInput,
+    NotFound,
+    NotReady,
+    StorageError,
+    StrandlineError,
+    Unsupported,
+)
 from strandline.followers.run import Batching, follow
-from strandline.ingestion.log_sink import TARGET, LogSink, TargetLog
+from strandline.ingestion.log_sink import TARGET, LogSink, TargetLog, may_be_repeated
 from strandline.log.contract import READING, Log, LogReading, Slots, require
 from strandline.log.heartbeat import SlotHeartbeat
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
@@ -32,11 +41,15 @@ from strandline.model.retention import NEWCOMER_SECONDS
 from strandline.node.api import Primary
 from strandline.node.flight.remote_log import RemoteLog
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.retry import Backoff
 
 _LOGGER: Final = logging.getLogger(__name__)
 _FIRST_COUNT: Final = 1024
 """Offsets of the first plan."""
 _GROWTH: Final = 8
+PATIENCE: Final = Backoff(attempts=40, base=0.25, ceiling=30.0)
+"""Failures in a row that an ingest with ``follow`` survives: outages of about a quarter of an hour."""
+_STOP_POLL: Final = 0.25
 _BATCHING: Final = Batching(records=1 << 20, bytes=32 << 20, window=0.1)
 
 
@@ -143,6 +156,17 @@ class WriteBehind:
             work.result()
             self._report(IngestProgress(upto.next, self._end, self._sink.records))
 
+    @property
+    def records(self) -> int:
+        """Number of records appended so far."""
+        return self._sink.records
+
+    def begin_again(self) -> None:
+        """After a failure: wait for what is under way, whatever becomes of it, and ask the target for the position."""
+        with contextlib.suppress(StrandlineError):
+            self.flush()
+        self._sink.look_again()
+
     def __enter__(self) -> Self:
         return self
 
@@ -188,6 +212,7 @@ def ingest_log(
             behind,
             slot,
             start=start,
+            is_patient=keep_following,
             until=None if keep_following else end,
             stop=stop,
             batching=limits,
@@ -229,15 +254,42 @@ def _resume(source: Log, target: TargetLog, sink: LogSink, *, skip_trimmed: bool
         )
 
 
-def _follow(source: BoundedReads, sink: WriteBehind, slot: str | None, **options: Any) -> Cursor:
+def _follow(
+    source: BoundedReads,
+    sink: WriteBehind,
+    slot: str | None,
+    *,
+    is_patient: bool,
+    stop: StopEvent | None,
+    clock: Clock,
+    chance: Chance,
+    **options: Any,
+) -> Cursor:
+    """Follow the source; ``is_patient``: also over outages of source and target, from the position in the target."""
+    failures, stored = 0, sink.records
     while True:
         try:
-            return follow(cast("Log", source), sink, slot, **options)
+            return follow(cast("Log", source), sink, slot, stop=stop, clock=clock, chance=chance, **options)
         except NotFound:
             if slot is None or not _lost_with_its_primary(source, slot):
                 raise
             _LOGGER.warning("The slot %r was lost with the primary of %r: it is made again.", slot, source)
             sink.flush()
+        except StrandlineError as error:
+            failures, stored = (failures if sink.records == stored else 0) + 1, sink.records
+            is_stopped = stop is not None and stop.is_set()
+            if not is_patient or is_stopped or failures >= PATIENCE.attempts or not may_be_repeated(error):
+                raise
+            _LOGGER.warning("The ingest of %r was interrupted, and is tried again: %s", source, error)
+            sink.begin_again()
+            _pause(PATIENCE.pause(failures - 1, chance.jitter()), stop, clock)
+
+
+def _pause(seconds: float, stop: StopEvent | None, clock: Clock) -> None:
+    """Wait, or until it is stopped."""
+    while seconds > 0 and (stop is None or not stop.is_set()):
+        clock.sleep(min(seconds, _STOP_POLL))
+        seconds -= _STOP_POLL
 
 
 def _lost_with_its_primary(source: BoundedReads, slot: str) -> bool:

@@ -122,6 +122,7 @@ _MAY_PASS: Final = (
     "_TIMED_OUT_QUEUE",
     "_MSG_TIMED_OUT",
     "_ALL_BROKERS_DOWN",
+    "_DESTROY_BROKER",  # the connection to a broker was dropped while a request waited for it
     "_RESOLVE",
     "_WAIT_COORD",
     "_PURGE_QUEUE",
