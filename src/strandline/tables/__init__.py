@@ -10,17 +10,32 @@ from typing import TYPE_CHECKING, Any
 from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
+    from strandline.tables.delta.replay import Replayed as Replayed
     from strandline.tables.maintenance import TableCheck as TableCheck
     from strandline.tables.maintenance import TableDescription as TableDescription
     from strandline.tables.maintenance import describe as describe
     from strandline.tables.maintenance import existing as existing
     from strandline.tables.maintenance import optimize as optimize
     from strandline.tables.maintenance import rebuild as rebuild
+    from strandline.tables.maintenance import replay_letters as replay_letters
     from strandline.tables.maintenance import vacuum as vacuum
     from strandline.tables.maintenance import verify as verify
 
-_NAMES = ("TableCheck", "TableDescription", "describe", "existing", "optimize", "rebuild", "vacuum", "verify")
-_get, __dir__, __all__ = lazy(__name__, dict.fromkeys(_NAMES, "strandline.tables.maintenance"))
+_NAMES = (
+    "TableCheck",
+    "TableDescription",
+    "describe",
+    "existing",
+    "optimize",
+    "rebuild",
+    "replay_letters",
+    "vacuum",
+    "verify",
+)
+_get, __dir__, __all__ = lazy(
+    __name__,
+    {**dict.fromkeys(_NAMES, "strandline.tables.maintenance"), "Replayed": "strandline.tables.delta.replay"},
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -168,6 +168,36 @@ def _purged_since(rows: pa.Table, changes: pa.Table, names: Names) -> pa.Chunked
     return pc.fill_null(pc.greater(purges.column(names.offset).take(at), rows.column(names.offset)), False)
 
 
+def distinct(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Each value of a column once."""
+    return pc.unique(column)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """The state of some keys as it was before an offset."""
+
+    offset: int
+    keys: pa.Array
+
+    def history(self, old: pa.Table, names: Names, schema: pa.Schema) -> pa.Table:
+        """The versions of a history without what happened to the keys from the offset on.
+
+        Versions that began there are gone, and those that ended there are current again.
+        """
+        since, _, until, ended = names.valid
+        is_own = pc.is_in(old.column(names.key), value_set=self.keys)
+        is_later = pc.and_(is_own, pc.greater_equal(old.column(since), self.offset))
+        kept = old.filter(pc.invert(is_later))
+        is_own = pc.is_in(kept.column(names.key), value_set=self.keys)
+        ends = pc.and_(is_own, pc.fill_null(pc.greater_equal(kept.column(until), self.offset), False))
+        for name in (until, ended):
+            field = schema.field(name)
+            open_again = pc.if_else(ends, pa.scalar(None, field.type), kept.column(name))
+            kept = kept.set_column(kept.schema.get_field_index(name), field, open_again)
+        return kept
+
+
 @dataclass(frozen=True, slots=True)
 class MergedHistory:
     """Versions after a merge: those that are current, and those that ended and never change again."""

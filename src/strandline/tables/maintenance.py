@@ -18,6 +18,7 @@ from strandline.model.addresses import Address
 from strandline.model.arguments import Named, checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.records import READ_SCHEMA
+from strandline.tables.delta.replay import Replayed
 from strandline.tables.delta.sink import DeltaSink
 from strandline.tables.kinds import Kind, merge_history, merge_latest, taken_rows
 from strandline.tables.logged import Value
@@ -130,6 +131,7 @@ def existing(
     *,
     value: Value | None = None,
     key: str | Sequence[str] = (),
+    dead_letters: Address | None = None,
     name: Named = "default",
     options: Mapping[str, str] | None = None,
 ) -> DeltaSink:
@@ -141,7 +143,7 @@ def existing(
     mode = sink.recorded_mode()
     if mode is None:
         raise InvalidInput(f"The table {sink.url} follows no log: it was made by another program.")
-    return DeltaSink(url, mode=mode, value=value, key=key, name=name, options=options)
+    return DeltaSink(url, mode=mode, value=value, key=key, dead_letters=dead_letters, name=name, options=options)
 
 
 @checked
@@ -157,6 +159,37 @@ def rebuild(sink: DeltaSink, log: Log) -> Cursor:
     upto = behind(beginning, spans[-1]) if spans else beginning
     sink.rebuild(log.log_id, upto, lambda parts: [written(part, own) for part, own in assigned(parts, spans)])
     return upto
+
+
+@checked
+def replay_letters(sink: DeltaSink, log: Log) -> Replayed:
+    """Apply the dead letters of a table that can become rows by now, each exactly once, and remove them.
+
+    For after a corrected schema, codec or transform: ``sink`` has the corrected one, and ``dead_letters``. A letter has
+    the effect that it would have had at its offset. In a table of the latest values a newer row, or a newer delete,
+    wins; in a history the version lies between those before and after it. For that the log is read, from the first
+    letter on: letters of records that it no longer retains stay (``expired``), except in a table of all changes, which
+    needs the letters alone. Those that still cannot become rows stay, too. Only letters below the table's cursor are
+    replayed.
+
+    Safe beside the table's follower, and at every crash: repeat it. ``InvalidInput`` for letters of several logs.
+
+    >>> import tempfile, strandline as sl
+    >>> folder = tempfile.mkdtemp()
+    >>> log = sl.open(f"{folder}/log", create=True)
+    >>> with log.producer() as producer:
+    ...     _ = producer.append(key=b"a", value=b'{"id": 3000000000}').result()
+    >>> def sink(kind: pa.DataType) -> sl.DeltaSink:
+    ...     codec = sl.Json(pa.schema({"id": kind}))
+    ...     return sl.DeltaSink(f"{folder}/table", value=codec, dead_letters=f"{folder}/letters")
+    >>> sl.follow(log, sink(pa.int32()), until="end").next
+    1
+    >>> sl.tables.replay_letters(sink(pa.int64()), log)
+    Replayed(applied=1, unreadable=0, expired=0, first_reason='')
+    >>> sink(pa.int64()).rows().column("id").to_pylist()
+    [3000000000]
+    """
+    return sink.replay_letters(log)
 
 
 @checked

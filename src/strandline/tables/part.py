@@ -16,7 +16,7 @@ from strandline.storage.clock import CHANCE
 from strandline.tables.bad_records import first_bad, refused
 from strandline.tables.files import TableFiles, write_file
 from strandline.tables.hashing import HASH_BITS, key_hashes
-from strandline.tables.kinds import Names, in_offset_order, merge_history, merge_latest
+from strandline.tables.kinds import Names, Rewind, in_offset_order, merge_history, merge_latest
 from strandline.tables.layout import FEW_SHARES, MAX_DEPTH, WHOLE, HashRange, KeptFile, file_name, range_of
 from strandline.tables.shape import BAD_SCHEMA, ShapedRows, TableShape, TransformedElsewhere
 from strandline.tables.tally import Tally
@@ -53,6 +53,8 @@ class TablePart:
     dead: TableFiles | None = None
     dead_floor: int = 0
     file_rows: int = FILE_ROWS
+    rewind: Rewind | None = None
+    """For a replay: the changes are all that happened to these keys since, and replace what a history has of it."""
 
     @property
     def takes(self) -> Literal["offsets", "keys"]:
@@ -176,6 +178,14 @@ class TablePart:
             return ShapedRows(shaped.rows.filter(pa.array(mask)), bad)
         return shaped
 
+    def appended(self, rows: pa.Table) -> list[DataFile]:
+        """Write files of changes that a table of all changes lacks."""
+        return list(self._appended([rows]))
+
+    def merged(self, changes: list[pa.Table]) -> tuple[list[DataFile], list[str]]:
+        """Write the files of a keyed table with these changes merged in; returns them, and those that they replace."""
+        return self._merged(changes)
+
     def _appended(self, tables: list[pa.Table]) -> Iterator[DataFile]:
         rows = pa.concat_tables(tables) if tables else None
         if rows is not None and rows.num_rows:
@@ -206,6 +216,8 @@ class TablePart:
             if self.shape.kind == "latest":
                 added += self._split("keys", covered, merge_latest(old, mine, names, self.schema))
             else:
+                if self.rewind is not None:
+                    old = self.rewind.history(old, names, self.schema)
                 versions = merge_history(old, mine, names, self.schema)
                 added += self._split("keys", covered, versions.current)
                 added += self._split("closed", covered, versions.closed)

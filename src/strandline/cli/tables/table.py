@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, confirm, guarded
 from strandline.cli.shared.decoding import json_codec
+from strandline.cli.shared.text import escaped
 from strandline.errors import InvalidInput, Unsupported
 from strandline.log.contract import Log
 from strandline.log.value_format import named_codec
@@ -171,6 +173,35 @@ def repair(
     if cursor is None:
         raise InvalidInput(f"There is no table at {url}.")
     show.answer({"cursor": str(cursor)}, f"The table is right, at offset {cursor.next:,}.", as_json=json)
+
+
+@table.command()
+@guarded
+def replay(
+    url: Table,
+    log: LogUrl,
+    *,
+    dead_letters: Annotated[str, typer.Option("--dead-letters", help="The address of its dead-letter table.")],
+    schema: Schema = None,
+    key: Key = None,
+    name: Name = "default",
+    json: Json = False,
+) -> None:
+    """Apply dead letters that can become rows by now, each once and in its place, and remove them.
+
+    For after a corrected schema: give the corrected one with --schema, or let the log name it. Letters that still
+    cannot become rows stay. The table's follower may run meanwhile; a replay that was interrupted can be repeated.
+    """
+    opened = _log(log)
+    done = sl.tables.replay_letters(_sink(url, schema, key, name, opened, dead_letters=dead_letters), opened)
+    lines = [f"{show.counted(done.applied, 'dead letter')} applied."]
+    if done.unreadable:
+        lines.append(f"{done.unreadable:,} still cannot become rows (first: {escaped(done.first_reason)})")
+    if done.expired:
+        lines.append(
+            f"{done.expired:,} stay, since the log no longer has the records since, which decide what their keys have."
+        )
+    show.answer(asdict(done), "\n".join(lines), as_json=json)
 
 
 @table.command()

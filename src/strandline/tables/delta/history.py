@@ -11,7 +11,7 @@ version show whether its rows were changed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -200,3 +200,18 @@ def _cursor(text: Any, log_id: UUID, offset: int) -> Cursor:
     if cursor is None or (cursor.log_id, cursor.next) != (log_id, offset):
         return Cursor(log_id, offset)
     return cursor
+
+
+def letter_logs(commits: Iterable[bytes | None]) -> set[str]:
+    """The logs whose letters were ever committed to a dead-letter table, as far as its commit files are there."""
+    found: set[str] = set()
+    for version, data in enumerate(commits):
+        try:
+            actions = [json.loads(line) for line in (data or b"").splitlines() if b"/dead-letters/" in line]
+            names = [str(action["txn"]["appId"]) for action in actions if "txn" in action]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CorruptData(
+                f"The commit file of version {version} cannot be read ({error!r}): restore it from a copy."
+            ) from error
+        found.update(name.split("/")[1] for name in names if name.startswith("strandline/"))
+    return found

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import Conflict, Diverged, InvalidInput, NotFound
+from strandline.log.contract import Log
+from strandline.log.reading import read_between
 from strandline.model.addresses import Address, as_address, is_text, refuse_credentials
 from strandline.model.arguments import Named, anything, checked
 from strandline.model.cursor import Cursor
@@ -25,6 +27,7 @@ from strandline.tables.bad_records import BadShare
 from strandline.tables.delta.files import added
 from strandline.tables.delta.history import own_commits
 from strandline.tables.delta.letters import LetterBox, LettersOf
+from strandline.tables.delta.replay import LetterReplay, Replayed
 from strandline.tables.delta.table import (
     FollowedDelta,
     check_folder,
@@ -274,6 +277,15 @@ class DeltaSink:
         actions = [added(file, now) for one in written for file in one.added]
         self._table.commit(table, actions, upto, replaces=self._table.schema_for(table))
 
+    def replay_letters(self, log: Log) -> Replayed:
+        """Apply dead letters that can become rows by now; see :func:`~strandline.tables.maintenance.replay_letters`."""
+        if self._letters is None:
+            raise InvalidInput(f"The sink of {self.url} has no dead letters: name their table with dead_letters=.")
+        self.meet(log)
+        first = log.bounds().first if self._shape.is_keyed else 0  # others do not need the log
+        read = partial(_read, log)
+        return LetterReplay(self._table, self._letters, self._shape, log.log_id, first, read).run()
+
     def _opened_letters(self, table: DeltaTable | None, log_id: UUID) -> LetterBox | None:
         if self._letters is None:
             return None
@@ -360,6 +372,10 @@ class DeltaSink:
                 "again, and adopt it if it is right."
             ) from error
         return cursor
+
+
+def _read(log: Log, since: int, end: int) -> Iterator[pa.RecordBatch]:
+    return read_between(log, since, end, None)
 
 
 def _letters_of(url: str, name: str, options: Mapping[str, str], disk: Disk, table_id: str) -> FollowedDelta:

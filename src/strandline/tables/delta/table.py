@@ -482,6 +482,12 @@ def mode_of(table: DeltaTable) -> str | None:
     return None if mode is None else str(mode)
 
 
+def log_of(table: DeltaTable) -> str | None:
+    """The id of the log for which a table was created; None for a table of another program."""
+    found = table.metadata().configuration.get(_LOG_PROPERTY)
+    return None if found is None else str(found)
+
+
 def data_files(table: DeltaTable) -> dict[str, tuple[str, int]]:
     """The data files of a version: path to the path as the table's history has it, and size.
 

@@ -1,0 +1,231 @@
+"""Replay of dead letters: records that can be decoded by now become rows of their table, each once, in its place.
+
+The table is committed first, then the letters are removed. A crash in between is harmless, because applying a letter
+again changes nothing: a table of all changes is asked for the letter's offset, and in a keyed table everything that
+happened to the letter's key since then is merged again, as the log has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.errors import Conflict, Contended, Diverged, InvalidInput, NotFound
+from strandline.model.cursor import Cursor
+from strandline.model.records import READ_SCHEMA
+from strandline.storage.clock import CHANCE
+from strandline.tables.delta.files import added, removed
+from strandline.tables.delta.history import letter_logs
+from strandline.tables.delta.letters import LettersOf
+from strandline.tables.delta.table import FollowedDelta, columns_of, data_files, id_of, log_of
+from strandline.tables.files import write_file
+from strandline.tables.kinds import Rewind, distinct
+from strandline.tables.layout import WHOLE, KeptFile
+from strandline.tables.part import TablePart, in_schema
+from strandline.tables.shape import BAD_SCHEMA, TableShape
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from strandline.model.sink import DataFile
+
+ReadLog: TypeAlias = Callable[[int, int], Iterable[pa.RecordBatch]]
+"""The records of the log between two offsets."""
+
+_ATTEMPTS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay did with the dead letters of a table."""
+
+    applied: int
+    """Letters whose records the table has now; they are removed from the dead-letter table."""
+    unreadable: int
+    """Letters that still cannot become rows; they stay."""
+    expired: int
+    """Letters that stay because the log no longer has the records since, which decide what their keys have now."""
+    first_reason: str = ""
+    """Offset and reason of the first one that cannot become a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The letters to replay: their changes, and the offsets that are done once these are in the table."""
+
+    changes: pa.Table
+    done: pa.Array
+    bad: pa.Table
+    expired: int
+
+    def result(self) -> Replayed:
+        first = ""
+        if self.bad.num_rows:
+            first = f"offset {self.bad.column('offset')[0].as_py()}: {self.bad.column('reason')[0].as_py()}"
+        return Replayed(len(self.done), len(distinct(self.bad.column("offset"))), self.expired, first)
+
+
+@dataclass(slots=True)
+class LetterReplay:
+    """Replays the letters of one table; ``read`` reads its log, which retains everything from ``first`` on."""
+
+    followed: FollowedDelta
+    letters_of: LettersOf
+    shape: TableShape
+    log_id: UUID
+    first: int
+    read: ReadLog = field(repr=False)
+
+    def run(self) -> Replayed:
+        """Apply and remove what can be decoded by now; again if another job committed meanwhile.
+
+        ``NotFound`` without a table, ``Diverged`` if it is not the one of the log, ``InvalidInput`` if the letters are
+        of several logs, or the table does not keep offsets.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._attempt()
+            except Conflict:
+                continue
+        raise Contended(
+            f"Other jobs committed to the table {self.followed.url}, or to its dead letters, at each of {_ATTEMPTS} "
+            "tries: try again."
+        )
+
+    def _attempt(self) -> Replayed:
+        table = self.followed.open()
+        if table is None:
+            raise NotFound(f"There is no table at {self.followed.url}.")
+        at = self.followed.last_commit(table, self.log_id).cursor
+        letters = self.letters_of(id_of(table))
+        box = letters.open()
+        if box is None:
+            return Replayed(0, 0, 0)
+        letters.check_shape(box)
+        letters.refuse_append_only(box, "a replay removes letters")
+        self._check_logs(letters, box)
+        chosen = self._chosen(letters, box, range(self.followed.start(table), at.next))
+        if chosen.changes.num_rows:
+            table = self.followed.evolved(table, at)
+            self._apply(table, chosen.changes, at)
+        if len(chosen.done):
+            self._remove(letters, box, chosen.done, at)
+        return chosen.result()
+
+    def _check_logs(self, letters: FollowedDelta, box: DeltaTable) -> None:
+        """Letters carry offsets, and no log: they can be replayed only if all are of one log."""
+        commits = (letters.read_commit(version) for version in range(box.version() + 1))
+        others = {log_of(box), *letter_logs(commits)} - {None, str(self.log_id)}
+        if others:
+            raise InvalidInput(
+                f"The dead letters {letters.url} are of several logs, or of another one ({min(map(str, others))}): "
+                "letters can be replayed if each log has a dead-letter table of its own."
+            )
+
+    def _chosen(self, letters: FollowedDelta, box: DeltaTable, held: range) -> _Chosen:
+        """The letters of the offsets that the table holds: others may be of a table that it shares the letters with.
+
+        Letters from the cursor on are of a range that was not committed yet.
+        """
+        found = pa.concat_tables(
+            [BAD_SCHEMA.empty_table(), *[in_schema(letters.files.read(path), BAD_SCHEMA) for path in data_files(box)]]
+        )
+        offsets = found.column("offset")
+        is_held = pc.and_(pc.greater_equal(offsets, held.start), pc.less(offsets, held.stop))
+        found = found.filter(is_held).sort_by("offset")
+        found = found.take(_firsts(found.column("offset")))
+        expired = 0
+        if self.shape.is_keyed:
+            is_kept = pc.greater_equal(found.column("offset"), self.first)
+            expired = found.num_rows - (pc.sum(is_kept).as_py() or 0)
+            found = found.filter(is_kept)
+        records = found.select(READ_SCHEMA.names).cast(READ_SCHEMA)
+        shaped = self.shape.rows(records)
+        offsets = distinct(found.column("offset"))
+        is_done = pc.invert(pc.is_in(offsets, value_set=distinct(shaped.bad.column("offset"))))
+        return _Chosen(shaped.rows, offsets.filter(is_done), shaped.bad.sort_by("offset"), expired)
+
+    def _apply(self, table: DeltaTable, changes: pa.Table, at: Cursor) -> None:
+        part = TablePart(self.shape, columns_of(table), self.followed.files, str(CHANCE.uuid()))
+        gone: list[str] = []
+        if self.shape.is_keyed:
+            adds, gone = self._merged(table, replace(part, share=WHOLE), changes, at)
+        else:
+            adds = self._added(table, part, changes)
+        if not adds and not gone:
+            return
+        now, known = self.followed.now(), data_files(table)
+        actions = [*[added(file, now) for file in adds], *[removed(*known[path], now) for path in gone]]
+        self.followed.commit(table, actions, at)
+
+    def _added(self, table: DeltaTable, part: TablePart, changes: pa.Table) -> list[DataFile]:
+        """The changes that a table of all changes does not have yet."""
+        name = self.shape.names.offset
+        if name not in columns_of(table).names or name not in changes.column_names:
+            raise InvalidInput(
+                f"The table {self.followed.url} does not keep the offsets of its records ({name}), so that letters "
+                "could be applied twice: build it again with sl.tables.rebuild."
+            )
+        offsets = distinct(changes.column(name))
+        has = [pa.array([], pa.int64())]
+        for path in data_files(table):
+            known = part.files.read(path).column(name)
+            has.append(distinct(known.filter(pc.is_in(known, value_set=offsets))))
+        missing = changes.filter(pc.invert(pc.is_in(changes.column(name), value_set=pa.concat_arrays(has))))
+        return part.appended(missing)
+
+    def _merged(
+        self, table: DeltaTable, part: TablePart, changes: pa.Table, at: Cursor
+    ) -> tuple[list[DataFile], list[str]]:
+        """All that happened to the letters' keys since the first letter, merged into the rows from before it."""
+        names = self.shape.names
+        keys, since = distinct(changes.column(names.key)), pc.min(changes.column(names.offset)).as_py()
+        since_then = list(self._changes_of(keys, since, at.next))
+        old = tuple(KeptFile(path, size, is_shared=False) for path, (_, size) in data_files(table).items())
+        rewind = Rewind(since, keys) if self.shape.kind == "history" else None
+        return replace(part, old=old, rewind=rewind).merged(since_then)
+
+    def _changes_of(self, keys: pa.Array, since: int, end: int) -> Iterable[pa.Table]:
+        for batch in self.read(since, end):
+            records = pa.Table.from_batches([batch])
+            if self.shape.has_record_keys:
+                records = records.filter(pc.is_in(records.column("key"), value_set=keys))
+            if records.num_rows:
+                rows = self.shape.rows(records).rows
+                yield rows.filter(pc.is_in(rows.column(self.shape.names.key), value_set=keys))
+
+    def _remove(self, letters: FollowedDelta, box: DeltaTable, done: pa.Array, at: Cursor) -> None:
+        """Remove one letter of each offset: of several tables that share the letters, each has its own."""
+        left, now = done, letters.now()
+        actions: list[Any] = []
+        for path, (stored, size) in data_files(box).items():
+            rows = letters.files.read(path)
+            offsets = rows.column("offset")
+            firsts = _firsts(offsets)
+            mine = firsts.filter(pc.is_in(offsets.take(firsts), value_set=left))
+            if not len(mine):
+                continue
+            left = left.filter(pc.invert(pc.is_in(left, value_set=distinct(offsets.take(mine)))))
+            kept = rows.filter(pc.invert(pc.is_in(pa.array(range(rows.num_rows), pa.int64()), value_set=mine)))
+            actions.append(removed(stored, size, now))
+            if kept.num_rows:
+                name = f"part-{CHANCE.uuid()}-{CHANCE.uuid()}.parquet"
+                actions.append(added(write_file(letters.files, name, in_schema(kept, BAD_SCHEMA)), now))
+        try:
+            known = letters.next_in(box, self.log_id)
+        except Diverged:  # these letters are of an earlier table at this place
+            known = at.next
+        if actions:
+            letters.commit(box, actions, Cursor(self.log_id, known))
+
+
+def _firsts(offsets: pa.ChunkedArray) -> pa.Array:
+    """The position of the first row of each offset."""
+    places = pa.table({"offset": offsets, "row": pa.array(range(len(offsets)), pa.int64())})
+    found: pa.Array = places.group_by("offset").aggregate([("row", "min")]).column("row_min").combine_chunks()
+    return found.take(pc.sort_indices(found))
