@@ -18,7 +18,7 @@ from strandline.followers import events
 from strandline.followers.committer import SinkCommitter, begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching, Signal
-from strandline.followers.workers import IN_PROCESS, Workers
+from strandline.followers.workers import IN_PROCESS, Workers, title
 from strandline.log.contract import Log
 from strandline.log.heartbeat import Beating, SlotHeartbeat
 from strandline.log.planning import behind, joined
@@ -214,8 +214,7 @@ class _IntoTableByWorkers:
                 spans = again
 
     def _worked(self, parts: Sequence[Part], spans: Sequence[Span], since: Cursor, upto: Cursor) -> Sequence[Written]:
-        title = f"{self.table!r}, offsets {since.next:,}–{upto.next:,}"  # noqa: RUF001 - a range
-        found = self.workers.run(parts, spans, title)
+        found = self.workers.run(parts, spans, title(self.log, self.table, since.next, upto.next))
         self.observer.step("written")
         self.committer.check_holder()  # a replaced follower does not commit
         return found

@@ -23,6 +23,26 @@ class Workers(Protocol):
         """
 
 
+def title(log: object, table: object, since: int, upto: int) -> str:
+    """What a job does, for operators: the names of log and table, and the range. Never an address or an option.
+
+    >>> from types import SimpleNamespace as Named
+    >>> title(Named(url="s3://bucket/orders"), Named(url="s3://bucket/tables/orders", mode="latest"), 0, 1_900_000)
+    'orders → latest, offsets 0–1,900,000'
+    >>> title(Named(url="wal:///disk/orders/"), Named(table="shop.versions", mode="history"), 5, 9)
+    'orders → shop.versions (history), offsets 5–9'
+    """  # noqa: RUF002 - a range
+    source, target = _name(log), _name(table)
+    kind = str(getattr(table, "mode", "") or type(table).__name__)
+    place = kind if target in ("", source) else f"{target} ({kind})"
+    return f"{source or 'log'} → {place}, offsets {since:,}–{upto:,}"  # noqa: RUF001 - a range
+
+
+def _name(thing: object) -> str:
+    address = getattr(thing, "url", None) or getattr(thing, "table", None)
+    return address.rstrip("/").rpartition("/")[2] if isinstance(address, str) else ""
+
+
 class InProcess:
     """Writes the parts one after the other in this process."""
 

@@ -109,7 +109,9 @@ class TableShape:
         """
         if self.transform is not None:
             raise InvalidInput("The sink has a transform of its own: give either that one or Spark's, not both.")
-        shape = replace(self, transform=TransformedElsewhere(rows))
+        meta = {field.name: field for field in _META.values()} if self.is_keyed else {}  # never null there
+        columns = pa.schema([meta.get(field.name, field) for field in rows])
+        shape = replace(self, transform=TransformedElsewhere(columns))
         shape.changes_schema()  # refuses rows that lack a column
         return shape
 

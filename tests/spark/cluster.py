@@ -1,0 +1,135 @@
+"""A standalone Spark cluster of real processes: a master, workers that share no folder, and a Connect server."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+import psutil
+import pyspark
+
+from strandline.spark.session import find_java
+
+HOME = Path(pyspark.__file__).parent
+_PATIENCE = 300.0
+_QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
+
+
+class Cluster:
+    """One master and two workers on loopback, each with its own working directory and its own local folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = ExitStack()
+        self.master = ""
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._stack = stack
+            host = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+            command = ["bin/spark-class", "org.apache.spark.deploy.master.Master", *host]
+            self.master = self.started("master", command, r"Starting Spark master at (spark://\S+)")
+            for name in ("worker-1", "worker-2"):
+                worker = ["bin/spark-class", "org.apache.spark.deploy.worker.Worker", *host]
+                size = ["--cores", "2", "--memory", "1g", "--work-dir", str(self._folder / name / "work")]
+                self.started(name, [*worker, *size, self.master], "Successfully registered with master")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def environment(self, name: str) -> dict[str, str]:
+        """The variables of one process: nothing of this one's but where programs are. No credentials."""
+        folder = self._folder / name
+        (folder / "local").mkdir(parents=True, exist_ok=True)
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "JAVA_HOME": str(Path(find_java()).parents[1]),
+            "SPARK_HOME": str(HOME),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(folder / "local"),
+            "SPARK_PID_DIR": str(folder),
+            "SPARK_LOG_DIR": str(folder),
+            "SPARK_DAEMON_MEMORY": "512m",
+            "SPARK_DAEMON_JAVA_OPTS": _QUICK,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def started(self, name: str, command: Sequence[str], ready: str) -> str:
+        """Start a process in a folder of its own; what its output says when it is ready. It ends with the cluster."""
+        environment = self.environment(name)
+        out = self._folder / name / "output.txt"
+        program = [str(HOME / command[0]), *command[1:]]
+        with out.open("wb") as file:
+            process = subprocess.Popen(program, cwd=out.parent, env=environment, stdout=file, stderr=file)
+        self._stack.callback(_end, process)
+        limit = time.monotonic() + _PATIENCE
+        while True:
+            found = re.search(ready, out.read_text(errors="replace"))
+            if found:
+                return found[found.lastindex or 0]
+            assert process.poll() is None, out.read_text(errors="replace")[-3000:]
+            assert time.monotonic() < limit, out.read_text(errors="replace")[-3000:]
+            time.sleep(0.1)
+
+    def settings(self) -> dict[str, str]:
+        """Settings of an application that has both workers."""
+        return {
+            "spark.master": self.master,
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.memory": "1g",
+            "spark.executor.memory": "512m",
+            "spark.executor.cores": "1",
+            "spark.cores.max": "2",
+            "spark.deploy.spreadOutApps": "true",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.executor.extraJavaOptions": _QUICK,
+            "spark.driver.extraJavaOptions": _QUICK,
+            "spark.ui.showConsoleProgress": "false",
+        }
+
+    def connect(self, port: int, ui: int) -> str:
+        """Start a Connect server as the cluster's driver; its address for clients."""
+        more = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port)}
+        conf = {**self.settings(), **more, "spark.ui.port": str(ui)}
+        given = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
+        self.started("connect", ["sbin/start-connect-server.sh", "--wait", *given], "Spark Connect server started at")
+        return f"sc://127.0.0.1:{port}"
+
+
+def executor_of(worker: int) -> psutil.Process:
+    """The executor JVM that runs a Python worker."""
+    for parent in psutil.Process(worker).parents():
+        if any("CoarseGrainedExecutorBackend" in word for word in parent.cmdline()):
+            return parent
+    raise AssertionError(f"process {worker} is no Python worker of an executor")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and what it started: executors outlive a killed worker."""
+    try:
+        family = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        family = []
+    process.terminate()
+    for one in family:
+        with ExitStack() as stack:
+            stack.push(lambda kind, *_: kind is psutil.NoSuchProcess)
+            one.kill()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
