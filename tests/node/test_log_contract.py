@@ -40,6 +40,7 @@ class NodeLogContract(LogContract):
         slots.invalidate(name + CONSUMER_SUFFIX, InvalidReason.HORIZON)
 
 
+@pytest.mark.matrix  # TestRemoteLog asks a primary for the same, and over Flight
 class TestPrimary(NodeLogContract):
     @pytest.fixture
     def log(self, primary: sl.node.Primary) -> Log:

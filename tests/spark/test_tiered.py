@@ -131,8 +131,20 @@ def segment_files(log: ObjectLog) -> list[Path]:
     return sorted(Path(unquote(log.url.removeprefix("file://"))).glob("cold/*/0/*.parquet"))
 
 
+OTHERS: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _others() -> None:
+    """Streams of earlier tests have no end: their threads end when the stream is collected."""
+    OTHERS.clear()
+    OTHERS.update(threading.enumerate())
+
+
 def following_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("strandline-metadata")]
+    """Threads that follow segment events, of this test."""
+    threads = [thread.name for thread in threading.enumerate() if thread not in OTHERS]
+    return [name for name in threads if name.startswith("strandline-metadata")]
 
 
 # --- the data source ---------------------------------------------------------------------------------------------
