@@ -11,6 +11,7 @@ from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
     from strandline.tables.delta.replay import Replayed as Replayed
+    from strandline.tables.maintained import MaintainedTable as MaintainedTable
     from strandline.tables.maintenance import TableCheck as TableCheck
     from strandline.tables.maintenance import TableDescription as TableDescription
     from strandline.tables.maintenance import describe as describe
@@ -34,7 +35,11 @@ _NAMES = (
 )
 _get, __dir__, __all__ = lazy(
     __name__,
-    {**dict.fromkeys(_NAMES, "strandline.tables.maintenance"), "Replayed": "strandline.tables.delta.replay"},
+    {
+        **dict.fromkeys(_NAMES, "strandline.tables.maintenance"),
+        "MaintainedTable": "strandline.tables.maintained",
+        "Replayed": "strandline.tables.delta.replay",
+    },
 )
 
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from strandline.errors import InvalidInput, NotFound
+from strandline.errors import Conflict, InvalidInput, NotFound
 from strandline.log.contract import Log
-from strandline.log.planning import behind
 from strandline.log.reading import read_between
-from strandline.model.addresses import Address
+from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Named, checked
-from strandline.model.cursor import Cursor, Limit
+from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA
 from strandline.tables.delta.replay import Replayed
 from strandline.tables.delta.sink import DeltaSink
-from strandline.tables.kinds import Kind, merge_history, merge_latest, taken_rows
+from strandline.tables.kinds import Kind
 from strandline.tables.logged import Value
-from strandline.tables.work import assigned, written
+from strandline.tables.maintained import MaintainedTable, existing_sink
 
 GRACE_HOURS: Final = 168
 """Hours for which files are kept that no version names: a slow commit may still name them."""
@@ -46,16 +43,18 @@ class TableDescription:
 
 
 @checked
-def describe(sink: DeltaSink, log: Log | None = None) -> TableDescription:
-    """The table's size and columns; with a log also its cursor, which is ``Diverged`` if others changed the rows."""
-    found = sink.description()
-    if found is None:
-        raise NotFound(f"There is no table at {sink.url}.")
-    version, rows, files, size, columns = found
+def describe(sink: MaintainedTable, log: Log | None = None) -> TableDescription:
+    """The table's size and columns; with a log also its cursor, which is ``Diverged`` if others changed the rows.
+
+    A table in a SQL database has no files, and its version is the number of followers that it has had.
+    """
+    found = sink.size()
     if log is not None:
         sink.meet(log)
     cursor = None if log is None else sink.cursor(log.log_id)
-    return TableDescription(sink.url, sink.mode, version, rows, files, size, columns, cursor)
+    return TableDescription(
+        *(sink.where, sink.mode, found.version, found.rows, found.files, found.bytes, found.columns), cursor
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,51 +77,25 @@ class TableCheck:
 
 
 @checked
-def verify(sink: DeltaSink, log: Log) -> TableCheck:
+def verify(sink: MaintainedTable, log: Log) -> TableCheck:
     """Compare each row with what the log says, from where the table began up to its cursor. Changes nothing.
 
-    Reads that part of the log and the whole table into memory. ``CursorExpired`` if the log no longer has it.
+    Reads that part of the log into memory, and the whole table unless it is in a SQL database. ``CursorExpired`` if
+    the log no longer has it, ``Conflict`` if a follower commits meanwhile.
     """
     sink.meet(log)
     cursor = sink.cursor(log.log_id)
     if cursor is None:
-        raise NotFound(f"There is no table at {sink.url}.")
+        raise NotFound(f"There is no table {sink.where}.")
     records = pa.Table.from_batches(read_between(log, sink.start(), cursor.next, None), READ_SCHEMA)
-    expected, found = _folded(sink, records), sink.rows()
-    names = [field.name for field in expected.schema if not pa.types.is_map(field.type)]
-    missing, extra = _differences(expected.select(names), found.select(names))
-    examples = [f"missing {row}" for row in missing[:_FIRST_DIFFERENCES]] + [
-        f"extra {row}" for row in extra[:_FIRST_DIFFERENCES]
-    ]
-    return TableCheck(cursor, found.num_rows, len(missing), len(extra), tuple(examples[:_FIRST_DIFFERENCES]))
-
-
-def _folded(sink: DeltaSink, records: pa.Table) -> pa.Table:
-    shape, schema = sink.shape, sink.columns()
-    changes = shape.rows(records).rows
-    if shape.kind == "append":
-        return sink.in_columns(changes)
-    wide = sink.changes_in_columns(changes)
-    if shape.kind == "latest":
-        return merge_latest(schema.empty_table(), wide, shape.names, schema)
-    merged = merge_history(schema.empty_table(), wide, shape.names, schema)
-    return pa.concat_tables([merged.current, merged.closed])
-
-
-def _differences(expected: pa.Table, found: pa.Table) -> tuple[list[str], list[str]]:
-    """Rows of the one that are not in the other, as often as they are, and the reverse."""
-    kinds = {field.name: field.type for field in expected.schema}
-    numbers = [name for name, kind in kinds.items() if pa.types.is_integer(kind)]
-    keys = [name for name, kind in kinds.items() if pa.types.is_binary(kind)]
-    by = [(name, "ascending") for name in (*numbers, *keys)]
-    if _sorted(expected, by).equals(_sorted(found.cast(expected.schema), by)):
-        return [], []
-    ours, theirs = (Counter(str(row) for row in table.to_pylist()) for table in (expected, found))
-    return sorted((ours - theirs).elements()), sorted((theirs - ours).elements())
-
-
-def _sorted(rows: pa.Table, by: Sequence[tuple[str, str]]) -> pa.Table:
-    return taken_rows(rows, pc.sort_indices(rows.select([name for name, _ in by]), by))
+    found = sink.compared(records)
+    if sink.cursor(log.log_id) != cursor:
+        raise Conflict(
+            f"The table {sink.where} was committed to while it was compared: stop its follower, or try again."
+        )
+    examples = [f"missing {row}" for row in found.missing[:_FIRST_DIFFERENCES]]
+    examples += [f"extra {row}" for row in found.extra[:_FIRST_DIFFERENCES]]
+    return TableCheck(cursor, found.rows, len(found.missing), len(found.extra), tuple(examples[:_FIRST_DIFFERENCES]))
 
 
 @checked
@@ -134,35 +107,29 @@ def existing(
     dead_letters: Address | None = None,
     name: Named = "default",
     options: Mapping[str, str] | None = None,
-) -> DeltaSink:
+) -> MaintainedTable:
     """The sink of a table that follows a log; what it keeps is recorded in the table.
 
-    ``NotFound`` if there is no table, ``InvalidInput`` if it follows no log.
+    The address of a Delta table, ``iceberg://CATALOG/namespace.table``, ``sqlite:FILE#TABLE`` or
+    ``postgresql://host/database#schema.table``. ``NotFound`` if there is no table, ``InvalidInput`` if it follows no
+    log.
     """
-    sink = DeltaSink(url, name=name, options=options)
-    mode = sink.recorded_mode()
-    if mode is None:
-        raise InvalidInput(f"The table {sink.url} follows no log: it was made by another program.")
-    return DeltaSink(url, mode=mode, value=value, key=key, dead_letters=dead_letters, name=name, options=options)
+    return existing_sink(as_address(url), value, key, dead_letters, name, options)
 
 
 @checked
-def rebuild(sink: DeltaSink, log: Log) -> Cursor:
+def rebuild(sink: MaintainedTable, log: Log) -> Cursor:
     """Build all rows again from where the table began, and replace the table's in one commit; returns its cursor.
 
     Readers see the old rows until then. For a table that was damaged or restored, and after a corrected schema or
     transform. ``CursorExpired`` if the log no longer has the offset at which the table began.
     """
     sink.meet(log)
-    beginning = log.cursor_at(sink.start())
-    spans = log.plan(beginning, Limit(upto=log.end().next))
-    upto = behind(beginning, spans[-1]) if spans else beginning
-    sink.rebuild(log.log_id, upto, lambda parts: [written(part, own) for part, own in assigned(parts, spans)])
-    return upto
+    return sink.rebuilt(log, log.end().next)
 
 
 @checked
-def replay_letters(sink: DeltaSink, log: Log) -> Replayed:
+def replay_letters(sink: MaintainedTable, log: Log) -> Replayed:
     """Apply the dead letters of a table that can become rows by now, each exactly once, and remove them.
 
     For after a corrected schema, codec or transform: ``sink`` has the corrected one, and ``dead_letters``. A letter has
@@ -172,7 +139,8 @@ def replay_letters(sink: DeltaSink, log: Log) -> Replayed:
     needs the letters alone. Those that still cannot become rows stay, too. Only letters below the table's cursor are
     replayed.
 
-    Safe beside the table's follower, and at every crash: repeat it. ``InvalidInput`` for letters of several logs.
+    Safe beside the table's follower, and at every crash: repeat it. ``InvalidInput`` for letters of several logs,
+    and for tables other than Delta tables.
 
     >>> import tempfile, strandline as sl
     >>> folder = tempfile.mkdtemp()
@@ -189,11 +157,13 @@ def replay_letters(sink: DeltaSink, log: Log) -> Replayed:
     >>> sink(pa.int64()).rows().column("id").to_pylist()
     [3000000000]
     """
+    if not isinstance(sink, DeltaSink):
+        raise InvalidInput(f"Dead letters of {sink.where} cannot be replayed, only those of Delta tables: rebuild it.")
     return sink.replay_letters(log)
 
 
 @checked
-def optimize(sink: DeltaSink) -> int:
+def optimize(sink: MaintainedTable) -> int:
     """Join small files of a table of all changes; returns by how many files it has fewer. Safe beside its follower.
 
     Keyed tables are divided by their keys, and each trigger writes their files again: they need no compaction.
@@ -206,11 +176,12 @@ def optimize(sink: DeltaSink) -> int:
 
 
 @checked
-def vacuum(sink: DeltaSink, hours: int = GRACE_HOURS) -> int:
-    """Remove data files that no version of the last ``hours`` names, such as those of failed jobs; returns how many.
+def vacuum(sink: MaintainedTable, hours: int = GRACE_HOURS) -> int:
+    """Remove what no version of the last ``hours`` needs; returns how much.
 
-    The table can then be restored only to versions of that time. The cursor's proof is in the table's history, and
-    stays. A commit that takes longer than ``hours`` would lose its files: keep them for longer than any job takes.
+    Delta: data files that no such version names, such as those of failed jobs. Iceberg: older snapshots, but never
+    those that prove the cursor; their files stay. The table can then be restored only to versions of that time. A
+    commit that takes longer than ``hours`` would lose its files: keep them for longer than any job takes.
     """
     if hours < 1:
         raise InvalidInput("Files are kept for an hour at least: a running job may still commit them.")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
-from strandline.log.planning import divided, joined
+from strandline.log.contract import Log
+from strandline.log.planning import behind, divided, joined
 from strandline.log.reading import fetch_in_order
-from strandline.model.cursor import Span
+from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.sink import Part, Written
 
 
@@ -34,3 +35,17 @@ def records_of(spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
     for _, batches in fetch_in_order(joined(spans)):
         yield from batches
         batches.clear()  # not kept longer than needed
+
+
+def rebuilt_by(
+    log: Log,
+    start: int,
+    upto: int,
+    rebuild: Callable[[Cursor, Callable[[Sequence[Part]], Sequence[Written]]], None],
+) -> Cursor:
+    """Plan the log from a table's start on, and let ``rebuild`` write it in this process; returns the cursor."""
+    beginning = log.cursor_at(start)
+    spans = log.plan(beginning, Limit(upto=upto))
+    end = behind(beginning, spans[-1]) if spans else beginning
+    rebuild(end, lambda parts: [written(part, own) for part, own in assigned(parts, spans)])
+    return end

@@ -17,10 +17,18 @@ from strandline.cli.shared.text import escaped
 from strandline.errors import InvalidInput, Unsupported
 from strandline.log.contract import Log
 from strandline.log.value_format import named_codec
+from strandline.tables.maintained import MaintainedTable
 
 table = typer.Typer(help="Look after a table that follows a log.", no_args_is_help=True)
 
-Table = Annotated[str, typer.Argument(metavar="TABLE", help="The address of the table.")]
+Table = Annotated[
+    str,
+    typer.Argument(
+        metavar="TABLE",
+        help="The address of the table: of a Delta table, iceberg://CATALOG/namespace.table, sqlite:FILE#TABLE, or "
+        "postgresql://host/database#schema.table.",
+    ),
+]
 LogUrl = Annotated[str, typer.Argument(metavar="LOG", help="The address of the log that it follows.")]
 Schema = Annotated[
     Path | None,
@@ -33,7 +41,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 def _sink(
     url: str, schema: Path | None, key: list[str] | None, name: str, log: Log | None = None, **options: Any
-) -> sl.DeltaSink:
+) -> MaintainedTable:
     """The table's sink; without a schema it decodes as its log says, if the log does."""
     value: Any = None
     if schema is None and log is not None:
@@ -82,7 +90,9 @@ def describe(
     }
     lines = [
         f"{found.url}  {found.kind}, version {found.version:,}",
-        f"{show.counted(found.rows, 'row')} in {show.counted(found.files, 'file')} ({show.size(found.bytes)})",
+        show.counted(found.rows, "row")
+        + (f" in {show.counted(found.files, 'file')}" if found.files else "")
+        + f" ({show.size(found.bytes)})",
         *[f"  {column}: {kind}" for column, kind in found.columns],
     ]
     if found.cursor is not None:
@@ -143,7 +153,7 @@ def rebuild(
     """
     opened = _log(log)
     sink = _sink(url, schema, key, name, opened)
-    confirm(f"Replace all rows of {sink.url} by those of {log}?", yes=yes)
+    confirm(f"Replace all rows of {sink.where} by those of {log}?", yes=yes)
     cursor = sl.tables.rebuild(sink, opened)
     found = sl.tables.describe(sink)
     text = f"{show.counted(found.rows, 'row')} were built again, up to offset {cursor.next:,}."

@@ -24,6 +24,7 @@ from strandline.storage.clock import CHANCE
 from strandline.storage.disk import DISK, Disk
 from strandline.tables.apply import apply_records
 from strandline.tables.bad_records import BadShare
+from strandline.tables.comparison import RowDifferences, differences, folded
 from strandline.tables.delta.files import added
 from strandline.tables.delta.history import own_commits
 from strandline.tables.delta.letters import LetterBox, LettersOf
@@ -41,8 +42,10 @@ from strandline.tables.delta.transaction import DeltaTransaction
 from strandline.tables.kinds import KINDS, Kind
 from strandline.tables.layout import files_in, shares_of
 from strandline.tables.logged import LoggedShape, Value, fixed
-from strandline.tables.part import FILE_ROWS, TablePart, changes_schema, in_schema
+from strandline.tables.maintained import RecordedTable, TableSize
+from strandline.tables.part import FILE_ROWS, TablePart, in_schema
 from strandline.tables.shape import DeadLetters, TableShape, as_key
+from strandline.tables.work import rebuilt_by
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -188,32 +191,27 @@ class DeltaSink:
         return DeltaTransaction(self._table, table, since, upto, at, parts, letters, self._bad_share)
 
     @property
-    def shape(self) -> TableShape:
-        """What the table keeps of each record."""
-        return self._shape
+    def where(self) -> str:
+        """The address of the table."""
+        return self.url
 
-    def description(self) -> tuple[int, int, int, int, tuple[tuple[str, str], ...]] | None:
-        """Version, rows, files, bytes and columns; None if there is no table."""
-        table = self._table.open()
-        if table is None:
-            return None
+    def size(self) -> TableSize:
+        """Its size; ``NotFound`` if there is no table."""
+        table = self._existing()
         adds = pa.table(table.get_add_actions(flatten=True))
         rows, size = (pc.sum(adds.column(name)).as_py() or 0 for name in ("num_records", "size_bytes"))
         columns = tuple((field.name, str(field.type)) for field in columns_of(table))
-        return table.version(), rows, adds.num_rows, size, columns
+        return TableSize(table.version(), rows, adds.num_rows, size, columns)
 
     def start(self) -> int:
         """The offset at which the table began to follow its log; ``NotFound`` if there is no table."""
         return self._table.start(self._existing())
 
-    def recorded_mode(self) -> Kind | None:
-        """What the table keeps, as recorded in it; None for a table of another program. ``NotFound`` without one."""
-        mode = mode_of(self._existing())
-        return next((kind for kind in KINDS if kind == mode), None)
-
-    def columns(self) -> pa.Schema:
-        """The table's columns now; ``NotFound`` if there is no table."""
-        return columns_of(self._existing())
+    def recorded(self) -> RecordedTable | None:
+        """What the table records; None for a table of another program. ``NotFound`` if there is none."""
+        table = self._existing()
+        mode = next((kind for kind in KINDS if kind == mode_of(table)), None)
+        return None if mode is None else RecordedTable(mode, columns_of(table))
 
     def rows(self) -> pa.Table:
         """All rows of the newest version, read file by file."""
@@ -222,13 +220,14 @@ class DeltaSink:
         parts = [in_schema(self._table.files.read(path), schema) for path in data_files(table)]
         return pa.concat_tables(parts) if parts else schema.empty_table()
 
-    def in_columns(self, rows: pa.Table) -> pa.Table:
-        """Rows with the table's columns."""
-        return in_schema(rows, self.columns())
+    def compared(self, records: pa.Table) -> RowDifferences:
+        """Compare the rows; see :func:`~strandline.tables.maintenance.verify`."""
+        changes = self._shape.rows(records).rows
+        return differences(folded(self._shape, changes, columns_of(self._existing())), self.rows())
 
-    def changes_in_columns(self, changes: pa.Table) -> pa.Table:
-        """Changes with the table's columns, as a merge takes them."""
-        return in_schema(changes, changes_schema(self.columns(), changes.schema, self._shape.names))
+    def rebuilt(self, log: Log, upto: int) -> Cursor:
+        """Build all rows again; see :func:`~strandline.tables.maintenance.rebuild`."""
+        return rebuilt_by(log, self.start(), upto, lambda end, work: self.rebuild(log.log_id, end, work))
 
     def compacted(self) -> int:
         """Join small files; see :func:`~strandline.tables.maintenance.optimize`."""

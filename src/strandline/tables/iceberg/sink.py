@@ -5,28 +5,37 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Self
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final, Self
 from uuid import UUID
 
 import pyarrow as pa
 
 from strandline.errors import Conflict, Diverged, InvalidInput, NotFound
+from strandline.log.contract import Log
 from strandline.model.arguments import Named, anything, checked, shown
 from strandline.model.cursor import Cursor
-from strandline.model.sink import is_applied
-from strandline.storage.clock import CHANCE
+from strandline.model.sink import Part, Written, check_coverage, is_applied
+from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.disk import DISK, Disk
 from strandline.tables.apply import apply_records
 from strandline.tables.bad_records import BadShare
+from strandline.tables.comparison import RowDifferences, differences, folded
+from strandline.tables.files import write_file
 from strandline.tables.iceberg.columns import arrow_schema, iceberg_library
-from strandline.tables.iceberg.history import COMMIT_KEY, LOG_KEY
+from strandline.tables.iceberg.history import COMMIT_KEY, LOG_KEY, MODE_KEY, START_KEY
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
 from strandline.tables.iceberg.transaction import IcebergLetters, IcebergTransaction
-from strandline.tables.kinds import Kind
+from strandline.tables.kinds import KINDS, Kind
 from strandline.tables.layout import files_in, shares_of
 from strandline.tables.logged import LoggedShape, Value, fixed
-from strandline.tables.part import TablePart
+from strandline.tables.maintained import RecordedTable, TableSize
+from strandline.tables.part import TablePart, in_schema
 from strandline.tables.shape import DeadLetters, TableShape, as_key
+from strandline.tables.work import rebuilt_by
+
+SMALL_FILE: Final = 64 << 20
+"""Files with fewer bytes are joined by a compaction."""
 
 
 @checked
@@ -166,6 +175,98 @@ class IcebergSink:
         sizes = [(path, file.file_size_in_bytes) for path, file in self._followed.data_files(begun).items()]
         for share in shares_of(tasks, sizes):
             yield replace(part, share=share, old=tuple(files_in(share, sizes)))
+
+    @property
+    def where(self) -> str:
+        """The identifier of the table."""
+        return self.table
+
+    def _existing(self) -> Any:
+        table = self._followed.open()
+        if table is None:
+            raise NotFound(f"There is no table {self.table}.")
+        return table
+
+    def start(self) -> int:
+        """The offset at which the table began to follow its log; ``NotFound`` if there is no table."""
+        recorded = self._existing().metadata.properties.get(START_KEY, "0")
+        return int(recorded) if recorded.isdecimal() else 0
+
+    def size(self) -> TableSize:
+        """Its size; ``NotFound`` if there is no table."""
+        table = self._existing()
+        files = self._followed.data_files(self._followed.on(table)).values()
+        rows, size = sum(file.record_count for file in files), sum(file.file_size_in_bytes for file in files)
+        columns = tuple((field.name, str(field.type)) for field in arrow_schema(table.schema()))
+        return TableSize(table.metadata.last_sequence_number, rows, len(files), size, columns)
+
+    def recorded(self) -> RecordedTable | None:
+        """What the table records; None for a table of another program. ``NotFound`` if there is none."""
+        table = self._existing()
+        mode = next((kind for kind in KINDS if kind == table.metadata.properties.get(MODE_KEY)), None)
+        return None if mode is None else RecordedTable(mode, arrow_schema(table.schema()))
+
+    def rows(self) -> pa.Table:
+        """All rows of the newest snapshot, read file by file; ``NotFound`` if there is no table."""
+        begun = self._followed.on(self._existing())
+        parts = [in_schema(begun.files.read(path), begun.columns) for path in self._followed.data_files(begun)]
+        return pa.concat_tables(parts) if parts else begun.columns.empty_table()
+
+    def compared(self, records: pa.Table) -> RowDifferences:
+        """Compare the rows; see :func:`~strandline.tables.maintenance.verify`."""
+        columns = arrow_schema(self._existing().schema())
+        return differences(folded(self._shape, self._shape.rows(records).rows, columns), self.rows())
+
+    def rebuilt(self, log: Log, upto: int) -> Cursor:
+        """Build all rows again, as one snapshot; see :func:`~strandline.tables.maintenance.rebuild`."""
+        return rebuilt_by(log, self.start(), upto, lambda end, work: self._rebuild(log.log_id, end, work))
+
+    def _rebuild(self, log_id: UUID, upto: Cursor, work: Callable[[Sequence[Part]], Sequence[Written]]) -> None:
+        table = self._existing()
+        self._followed.check_followed(table, log_id)
+        self._followed.known.pop(log_id, None)
+        begun = self._followed.rebuilding(table)
+        start = self.start()
+        letters = None
+        if self._letters is not None:
+            letters = IcebergLetters(self._letters, self._letters.begin(upto.at(start)))
+        parts = tuple(replace(part, old=()) for part in self._parts(begun, 0, letters, 1))
+        written = work(parts)
+        check_coverage(written, parts, start, upto.next)
+        if letters is not None:
+            letters.commit(written, upto)
+        added = [file for one in written for file in one.added]
+        self._followed.commit(begun, added, list(self._followed.data_files(begun)), upto)
+
+    def compacted(self) -> int:
+        """Join small files, with the cursor as it is; see :func:`~strandline.tables.maintenance.optimize`.
+
+        ``Conflict`` if its follower commits at the same moment: nothing was changed.
+        """
+        table = self._existing()
+        log_id = UUID(table.metadata.properties[LOG_KEY])
+        cursor = self._followed.last_commit(table, log_id).cursor
+        begun = self._followed.on(table)
+        sizes = {path: file.file_size_in_bytes for path, file in self._followed.data_files(begun).items()}
+        small = [path for path, size in sizes.items() if size < SMALL_FILE]
+        if len(small) <= 1:
+            return 0
+        added, few, size = [], list[pa.Table](), 0
+        for path in small:
+            few.append(in_schema(begun.files.read(path), begun.columns))
+            size += sizes[path]
+            if size >= SMALL_FILE or path == small[-1]:
+                name = f"part-{CHANCE.uuid()}-{CHANCE.uuid()}.parquet"
+                added.append(write_file(begun.files, name, pa.concat_tables(few)))
+                few, size = [], 0
+        self._followed.commit(begun, added, small, cursor)
+        return len(small) - len(added)
+
+    def vacuumed(self, hours: int, *, clock: Clock = CLOCK) -> int:
+        """Expire older snapshots; see :func:`~strandline.tables.maintenance.vacuum`."""
+        table = self._existing()
+        before = datetime.fromtimestamp(clock.now() / 1_000_000, UTC) - timedelta(hours=hours)
+        return self._followed.expire(table, UUID(table.metadata.properties[LOG_KEY]), before)
 
     def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
         """Go back to the last snapshot that is known to be right; returns the cursor there.

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -96,13 +97,7 @@ class FollowedIceberg:
     def last_commit(self, table: Table, log_id: UUID) -> KnownSnapshot:
         """The sink's last commit in the table, which is still in effect."""
         properties, where = table.metadata.properties, self.identifier
-        if properties.get(LOG_KEY) != str(log_id) or properties.get(NAME_KEY) != self._name:
-            follows = f"log {properties[LOG_KEY]}" if LOG_KEY in properties else "no log at all"
-            raise Diverged(
-                f"The table {where} does not follow log {log_id} as {self._name!r}, but {follows}: give this log a "
-                "table of its own, or drop that one to build it again."
-            )
-        self._check_shape(table)
+        self.check_followed(table, log_id)
         chain = self._chain(table, log_id)
         found = last_commit(chain, properties.get(COMMIT_KEY), where)
         if found.cursor is None:
@@ -186,6 +181,24 @@ class FollowedIceberg:
         transaction = table.transaction()
         return Begun(transaction, Cursor(UUID(int=0), 0), self._files(transaction))
 
+    def rebuilding(self, table: Table) -> Begun:
+        """A transaction that replaces all rows of a table: its columns may change with it."""
+        begun = self.on(table)
+        if self.shape.is_typed:
+            self._evolve(begun.transaction)
+        return Begun(begun.transaction, begun.at, self._files(begun.transaction))
+
+    def check_followed(self, table: Table, log_id: UUID) -> None:
+        """``Diverged`` for a table of another log, or of none; ``InvalidInput`` for one of another kind."""
+        properties = table.metadata.properties
+        if properties.get(LOG_KEY) != str(log_id) or properties.get(NAME_KEY) != self._name:
+            follows = f"log {properties[LOG_KEY]}" if LOG_KEY in properties else "no log at all"
+            raise Diverged(
+                f"The table {self.identifier} does not follow log {log_id} as {self._name!r}, but {follows}: give this "
+                "log a table of its own, or drop that one to build it again."
+            )
+        self._check_shape(table)
+
     def _evolve(self, transaction: Transaction) -> None:
         """New and wider columns become part of the commit; ``SchemaRefused`` for any other change."""
         wanted = in_iceberg(self.shape.schema())
@@ -223,6 +236,12 @@ class FollowedIceberg:
         with self._named_errors():
             for manifest in snapshot.manifests(begun.files.io):
                 for entry in manifest.fetch_manifest_entry(begun.files.io, discard_deleted=True):
+                    if entry.data_file.content.value != 0:
+                        raise InvalidInput(
+                            f"Another writer deleted rows of the table {self.identifier} with delete files, and a "
+                            "follower that writes its data files again would bring the rows back: rewrite the data "
+                            "files with the tools of your catalog, or drop the table to build it again."
+                        )
                     found[entry.data_file.file_path] = entry.data_file
         return found
 
@@ -290,6 +309,26 @@ class FollowedIceberg:
         with self._named_errors():
             self._catalog.commit_table(table, requirements, (back, mark))
         _LOGGER.warning("The table %s is at snapshot %d again, at %s.", self.identifier, snapshot_id, cursor)
+
+    def expire(self, table: Table, log_id: UUID, before: datetime) -> int:
+        """Expire older snapshots, but neither the current one nor those back to the follower's last commit."""
+        proof = self.last_commit(table, log_id).snapshot_id
+        needed = set()
+        for snapshot_id in self._line(table):
+            needed.add(snapshot_id)
+            if snapshot_id == proof:
+                break
+        limit = int(before.timestamp() * 1000)
+        refs = {ref.snapshot_id for ref in table.metadata.refs.values()}
+        old = [
+            one.snapshot_id
+            for one in table.metadata.snapshots
+            if one.timestamp_ms < limit and one.snapshot_id not in needed | refs
+        ]
+        if old:
+            with self._named_errors():
+                table.maintenance.expire_snapshots().by_ids(old).commit()
+        return len(old)
 
     def own_snapshots(self, table: Table, log_id: UUID) -> Iterator[TableSnapshot]:
         """The sink's snapshots among the current one and its ancestors, newest first."""

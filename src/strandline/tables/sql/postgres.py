@@ -14,6 +14,7 @@ import pyarrow.types as pt
 from strandline.errors import DiskFull, InvalidInput, MissingExtra, StorageError, TransientStorageError
 from strandline.model.arguments import Named, Secret, anything, checked
 from strandline.storage.fork_check import Origin, bound_to_process
+from strandline.tables.comparison import RowDifferences
 from strandline.tables.logged import Value, fixed
 from strandline.tables.shape import BAD_SCHEMA, TableShape, as_key
 from strandline.tables.sql.columns import (
@@ -192,7 +193,14 @@ class PostgresDatabase:
             return session.look()
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[PostgresSession]:
+    def reading(self) -> Iterator[PostgresSession]:
+        """A transaction that sees one state of all tables."""
+        with self._transaction() as session:
+            session.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            yield session
+
+    @contextlib.contextmanager
+    def writing(self, *, is_long: bool = False) -> Iterator[PostgresSession]:
         """A transaction, whose commit is on the server's disk when the block has ended."""
         with self._transaction() as session:
             session.run(
@@ -200,7 +208,7 @@ class PostgresDatabase:
                 "WHERE current_setting('synchronous_commit') = 'off'"
             )
             session.run(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
-            session.run(f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
+            session.run(f"SET LOCAL idle_in_transaction_session_timeout = '{0 if is_long else IDLE_SECONDS}s'")
             yield session
 
     @contextlib.contextmanager
@@ -369,6 +377,27 @@ class PostgresSession:
             self._copied("strandline_letters", bad)
             self._inserted("strandline_letters", named, BAD_SCHEMA, "offset", is_plain=True)
 
+    def clear(self) -> None:
+        """Delete all rows of the table. Others see them until the commit, which TRUNCATE does not promise."""
+        self.run(f"DELETE FROM {self._named()}")  # noqa: S608
+
+    def size(self) -> tuple[int, int]:
+        """Rows of the table, and its bytes with those of its indexes."""
+        (rows,) = self.run(f"SELECT count(*) FROM {self._named()}").fetchone() or (0,)  # noqa: S608
+        (size,) = self.run("SELECT pg_total_relation_size(to_regclass($1))", self._named()).fetchone() or (0,)
+        return rows, size
+
+    def compared(self, expected: pa.Table) -> RowDifferences:
+        """Compare the table with rows in a temporary one."""
+        self._copied("strandline_expected", expected)
+        columns = ", ".join(quoted(name) for name in expected.column_names)
+        values = ", ".join(f"{quoted(field.name)}{_cast(field, is_plain=False)}" for field in expected.schema)
+        ours = f"SELECT {values} FROM strandline_expected"  # noqa: S608
+        theirs = f"SELECT {columns} FROM {self._named()}"  # noqa: S608
+        missing = [str(row) for row in self.run(f"{ours} EXCEPT ALL {theirs}")]
+        extra = [str(row) for row in self.run(f"{theirs} EXCEPT ALL {ours}")]
+        return RowDifferences(self.size()[0], missing, extra)
+
     def store(self, row: CursorRow, before: CursorRow | None) -> bool:
         """Replace the cursor row, if nobody else has."""
         self.run(
@@ -401,6 +430,7 @@ class PostgresSession:
     def _copied(self, name: str, rows: pa.Table) -> None:
         staged = pa.table([_staged(column) for column in rows.columns], rows.column_names)
         columns = ", ".join(f"{quoted(field.name)} {_staged_type(field)}" for field in staged.schema)
+        self.run(f"DROP TABLE IF EXISTS pg_temp.{name}")
         self.run(f"CREATE TEMPORARY TABLE {name} ({columns}) ON COMMIT DROP")
         cursor = psycopg_library().RawCursor(self.connection)
         with cursor.copy(f"COPY {name} FROM STDIN (FORMAT binary)") as copy:

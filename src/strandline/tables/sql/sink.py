@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol
@@ -12,15 +12,29 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import BadRecord, Diverged, Fenced, NotFound, StorageError, TransientStorageError
+from strandline.errors import (
+    BadRecord,
+    CorruptData,
+    Diverged,
+    Fenced,
+    InvalidInput,
+    NotFound,
+    StorageError,
+    TransientStorageError,
+)
+from strandline.log.contract import Log
+from strandline.log.planning import behind, joined
+from strandline.log.reading import fetch_in_order
 from strandline.model.arguments import anything, checked
-from strandline.model.cursor import Cursor
-from strandline.model.records import Op
+from strandline.model.cursor import Cursor, Limit, Span
+from strandline.model.records import READ_SCHEMA, Op
 from strandline.model.sink import remaining
 from strandline.storage.clock import CHANCE
 from strandline.tables.bad_records import BadShare, first_bad, refused
-from strandline.tables.kinds import RAW_LATEST, Names, merge_latest, newest_per_key, table_schema, taken_rows
+from strandline.tables.comparison import RowDifferences, folded
+from strandline.tables.kinds import KINDS, RAW_LATEST, Names, merge_latest, newest_per_key, table_schema, taken_rows
 from strandline.tables.logged import LoggedShape, Value
+from strandline.tables.maintained import RecordedTable, TableSize
 from strandline.tables.shape import BAD_SCHEMA, ShapedRows, TableShape
 from strandline.tables.sql.columns import AlteredColumns, TypeOf, altered
 from strandline.tables.sql.state import CursorRow, Expected, Held, SeenTable
@@ -84,6 +98,15 @@ class Session(Protocol):
     def put_dead_letters(self, bad: pa.Table, *, removed_from: int | None) -> None:
         """Add dead letters, and first remove those from an offset on."""
 
+    def clear(self) -> None:
+        """Delete all rows of the table."""
+
+    def size(self) -> tuple[int, int]:
+        """Rows of the table, and bytes that the database says it has."""
+
+    def compared(self, expected: pa.Table) -> RowDifferences:
+        """Compare the table with rows of the same columns, in the database's own types."""
+
     def store(self, row: CursorRow, before: CursorRow | None) -> bool:
         """Replace the cursor row; False if it is not ``before`` any more. None: there was no table."""
 
@@ -104,8 +127,14 @@ class Database(Protocol):
     def check_schema(self, schema: pa.Schema) -> None:
         """``SchemaRefused`` for columns that the database cannot have."""
 
-    def writing(self) -> AbstractContextManager[Session]:
-        """A transaction, committed durably at the end of the block, and rolled back if that raises."""
+    def reading(self) -> AbstractContextManager[Session]:
+        """A transaction that sees one state of all tables, and changes none."""
+
+    def writing(self, *, is_long: bool = False) -> AbstractContextManager[Session]:
+        """A transaction, committed durably at the end of the block, and rolled back if that raises.
+
+        ``is_long``: the follower may be silent for longer than a commit takes.
+        """
 
 
 @checked
@@ -233,6 +262,93 @@ class SqlSink:
                     self._held = None  # a follower that may go on all the same, by its slot, begins anew
                     self._unanswered.clear()
                     raise
+
+    @property
+    def where(self) -> str:
+        """The table, in messages."""
+        return self._expected.where
+
+    def _existing(self) -> SeenTable:
+        seen = self._database.look()
+        if seen.identity is None:
+            raise NotFound(f"There is no table {self.where}.")
+        return seen
+
+    def start(self) -> int:
+        """The offset at which the table began to follow its log; ``NotFound`` if there is no table."""
+        row = self._existing().row
+        return 0 if row is None else row.start
+
+    def size(self) -> TableSize:
+        """Its size; ``NotFound`` if there is no table. The version is the number of followers that it has had."""
+        row = self._existing().row
+        with self._database.reading() as session:
+            rows, size = session.size()
+        columns = () if row is None else tuple((field.name, self._database.type_of(field)) for field in row.schema)
+        return TableSize(0 if row is None else row.epoch, rows, 0, size, columns)
+
+    def recorded(self) -> RecordedTable | None:
+        """What the table records; None for a table of another program. ``NotFound`` if there is none."""
+        row = self._existing().row
+        mode = next((kind for kind in KINDS if row is not None and kind == row.mode), None)
+        return None if mode is None or row is None else RecordedTable(mode, row.schema)
+
+    def compared(self, records: pa.Table) -> RowDifferences:
+        """Compare the rows, in the database; see :func:`~strandline.tables.maintenance.verify`."""
+        row = self._existing().row
+        if row is None:
+            raise NotFound(f"The table {self.where} follows no log.")
+        changes = self._fitting(records, self._shape.rows(records)).rows
+        with self._database.reading() as session:
+            return session.compared(folded(self._shape, changes, row.schema))
+
+    def rebuilt(self, log: Log, upto: int) -> Cursor:
+        """Replace all rows in one transaction; see :func:`~strandline.tables.maintenance.rebuild`.
+
+        Rows are deleted and inserted, not the table: its indexes, rights and views stay. Other followers wait, and the
+        one that followed the table so far is ``Fenced``.
+        """
+        with self._lock:
+            self._refresh()
+            beginning = log.cursor_at(self.start())
+            spans = log.plan(beginning, Limit(upto=upto))
+            end = behind(beginning, spans[-1]) if spans else beginning
+            with self._database.writing(is_long=True) as session:
+                session.lock()
+                found = self._expected.proved(session.look(), log.log_id, None)
+                if found is None or found.start != beginning.next:
+                    raise NotFound(f"The table {self.where} was dropped or replaced while it was built again.")
+                session.clear()
+                row, at = found, beginning.next
+                for records in _ranges(spans):
+                    if records.column("offset")[0].as_py() != at:
+                        raise CorruptData(f"Offset {at} is missing in log {log.log_id}. Nothing was committed.")
+                    at += records.num_rows
+                    changes = self._changes(records, row)
+                    session.stage(changes)
+                    session.alter(changes)
+                    session.merge(changes)
+                    if self._has_dead_letters:
+                        is_first = row is found
+                        session.put_dead_letters(changes.bad, removed_from=beginning.next if is_first else None)
+                    row = replace(row, schema=changes.schema, cursor=end)
+                if at != end.next:
+                    raise CorruptData(f"Offset {at} is missing in log {log.log_id}. Nothing was committed.")
+                row = replace(row, cursor=end, epoch=found.epoch + 1, commit_id=str(CHANCE.uuid()))
+                if not session.store(row, found):
+                    raise self._expected.fenced()
+            self._held = None
+        return end
+
+    def compacted(self) -> int:
+        """``InvalidInput``: a database keeps its tables compact by itself."""
+        raise InvalidInput(f"The database keeps the table {self.where} compact by itself: there is nothing to join.")
+
+    def vacuumed(self, hours: int) -> int:
+        """``InvalidInput``: a database keeps no earlier versions of a table."""
+        raise InvalidInput(
+            f"The database keeps no earlier versions of the table {self.where}: let it run its own VACUUM."
+        )
 
     def _commit(self, changes: TableChanges, found: CursorRow | None, since: Cursor, upto: Cursor) -> bool:
         """Commit; False if an earlier commit of this sink, which had no answer, has landed since ``found``."""
@@ -373,6 +489,13 @@ class SqlSink:
             return ShapedRows(shaped.rows, _once(shaped.bad))
         is_dropped = pc.is_in(shaped.rows.column(offset), value_set=pa.concat_arrays(dropped))
         return ShapedRows(shaped.rows.filter(pc.invert(is_dropped)), _once(pa.concat_tables(bad)))
+
+
+def _ranges(spans: Sequence[Span]) -> Iterator[pa.Table]:
+    """The records of the spans, span by span."""
+    for _, batches in fetch_in_order(joined(spans)):
+        if sum(batch.num_rows for batch in batches):
+            yield pa.Table.from_batches(batches, READ_SCHEMA)
 
 
 def _bad_rows(records: pa.Table, reason: str) -> pa.Table:

@@ -28,6 +28,7 @@ from strandline.model.addresses import Address, as_folder, is_text
 from strandline.model.arguments import Named, anything, checked
 from strandline.storage.clock import CHANCE
 from strandline.storage.disk import DISK, Disk, exists, make_own_folder
+from strandline.tables.comparison import RowDifferences
 from strandline.tables.logged import Value, fixed
 from strandline.tables.shape import BAD_SCHEMA, TableShape, as_key
 from strandline.tables.sql.columns import (
@@ -166,8 +167,16 @@ class SqliteDatabase:
             return SqliteSession(connection, self._table).look()
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[SqliteSession]:
+    def reading(self) -> Iterator[SqliteSession]:
+        """A transaction that sees one state of all tables."""
+        with self._named_errors(), contextlib.closing(self._connected()) as connection:
+            connection.execute("BEGIN")
+            yield SqliteSession(connection, self._table)
+
+    @contextlib.contextmanager
+    def writing(self, *, is_long: bool = False) -> Iterator[SqliteSession]:
         """A transaction, which is on the disk when the block has ended."""
+        del is_long  # a file has no server that ends silent transactions
         is_new = not self._is_there()
         if is_new:
             self._create()
@@ -330,6 +339,30 @@ class SqliteSession:
         elif removed_from is not None:
             self.connection.execute(f'DELETE FROM {quoted(name)} WHERE "offset" >= ?', [removed_from])  # noqa: S608
         self._inserted(name, bad, "offset")
+
+    def clear(self) -> None:
+        """Delete all rows of the table."""
+        self.connection.execute(f"DELETE FROM {quoted(self.table)}")  # noqa: S608
+
+    def size(self) -> tuple[int, int]:
+        """Rows of the table, and bytes of the whole file."""
+        (rows,) = self.connection.execute(f"SELECT count(*) FROM {quoted(self.table)}").fetchone()  # noqa: S608
+        (pages,) = self.connection.execute("PRAGMA page_count").fetchone()
+        (size,) = self.connection.execute("PRAGMA page_size").fetchone()
+        return rows, pages * size
+
+    def compared(self, expected: pa.Table) -> RowDifferences:
+        """Compare the table with rows in a temporary one. Rows that differ in their number count as different."""
+        self.connection.execute(f"CREATE TEMPORARY TABLE strandline_expected ({_definitions(expected.schema, None)})")
+        self._inserted("strandline_expected", expected, None)
+        columns = ", ".join(quoted(name) for name in expected.column_names)
+        ours, theirs = (
+            f"SELECT {columns}, count(*) FROM {table} GROUP BY {columns}"  # noqa: S608
+            for table in ("temp.strandline_expected", f"main.{quoted(self.table)}")
+        )
+        missing = [str(row[:-1]) for row in self.connection.execute(f"{ours} EXCEPT {theirs}")]
+        extra = [str(row[:-1]) for row in self.connection.execute(f"{theirs} EXCEPT {ours}")]
+        return RowDifferences(self.size()[0], missing, extra)
 
     def store(self, row: CursorRow, before: CursorRow | None) -> bool:
         """Replace the cursor row, if nobody else has."""
