@@ -32,10 +32,15 @@ def title(log: object, table: object, since: int, upto: int) -> str:
     >>> title(Named(url="wal:///disk/orders/"), Named(table="shop.versions", mode="history"), 5, 9)
     'orders → shop.versions (history), offsets 5–9'
     """  # noqa: RUF002 - a range
+    return f"{pipeline_name(log, table)}, offsets {since:,}–{upto:,}"  # noqa: RUF001 - a range
+
+
+def pipeline_name(log: object, table: object) -> str:
+    """The names of log and table: the last parts of their addresses, and what the table keeps."""
     source, target = _name(log), _name(table)
     kind = str(getattr(table, "mode", "") or type(table).__name__)
     place = kind if target in ("", source) else f"{target} ({kind})"
-    return f"{source or 'log'} → {place}, offsets {since:,}–{upto:,}"  # noqa: RUF001 - a range
+    return f"{source or 'log'} → {place}"
 
 
 def _name(thing: object) -> str:

@@ -2,7 +2,8 @@
 
 ``spark.read.format("strandline")`` and ``spark.readStream.format("strandline")`` need no import: the data source
 registers itself wherever the package is installed. :func:`read` leaves cold data to Spark's own Parquet reader,
-:func:`follow` keeps a sink exactly in step with a log, and :func:`local_session` starts a small local session.
+:func:`follow` keeps a sink exactly in step with a log, :func:`listen` reports lag and rates of streams, and
+:func:`local_session` starts a small local session.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from strandline.errors import MissingExtra
 from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
+    from strandline.spark.listener import listen as listen
     from strandline.spark.pipeline import Following as Following
     from strandline.spark.pipeline import follow as follow
+    from strandline.spark.progress import PipelineProgress as PipelineProgress
     from strandline.spark.reading import read as read
     from strandline.spark.session import local_session as local_session
     from strandline.spark.source import StrandlineDataSource as StrandlineDataSource
@@ -25,7 +28,9 @@ _get, __dir__, __all__ = lazy(
     {
         "Following": "strandline.spark.pipeline",
         "StrandlineDataSource": "strandline.spark.source",
+        "PipelineProgress": "strandline.spark.progress",
         "follow": "strandline.spark.pipeline",
+        "listen": "strandline.spark.listener",
         "local_session": "strandline.spark.session",
         "read": "strandline.spark.reading",
     },

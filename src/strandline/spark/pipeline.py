@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Self, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Self
 
 from pyspark.sql import SparkSession
 
@@ -16,20 +15,22 @@ from strandline.errors import InvalidInput, StrandlineError
 from strandline.followers.committer import SinkCommitter, begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching
-from strandline.followers.run import Arriving, Follower, StoredRange
+from strandline.followers.run import Arriving, Follower
+from strandline.followers.workers import pipeline_name
 from strandline.log.heartbeat import SlotHeartbeat
+from strandline.log.lag import lag_of
 from strandline.model.arguments import Positive, anything, checked
 from strandline.model.cursor import Cursor, Limit, Start
 from strandline.model.sink import LogAwareSink, Sink, TableSink, TransformableSink
+from strandline.spark.display import ProgressDisplay
 from strandline.spark.opening import SharedLog, access_options, opened
 from strandline.spark.options import Position, Trigger, parse_options, parse_trigger
+from strandline.spark.progress import OnStep, PipelineProgress, ProgressCounter
 from strandline.spark.transform import FrameTransform
 from strandline.spark.workers import Place, SparkWorkers
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.retry import Backoff
-
-OnStep: TypeAlias = Callable[[str], None]
-"""Called in the driver after each step of a trigger: ``planned``, ``written``, ``committed``, ``advanced``."""
+from strandline.tier.read.tiered_log import TieredLog
 
 _MAX_BYTES: Final = 128 << 20
 _STOP_SECONDS: Final = 120.0
@@ -37,9 +38,6 @@ _TRIGGER: Final = {"processingTime": "1 second"}
 _WITHOUT_END: Final = 1 << 62
 PATIENCE: Final = Backoff(attempts=40, base=0.25, ceiling=30.0)
 """Failed jobs and failed commits in a row that a pipeline survives: about a quarter of an hour."""
-BUSY_SHARE: Final = 0.5
-"""Share of time that a pipeline spends on commits, unless it is behind: a table that is dear to rewrite is committed to
-less often."""
 _LOGGER: Final = logging.getLogger(__name__)
 
 
@@ -57,6 +55,7 @@ def follow(
     repair: bool = False,
     max_bytes_per_trigger: Positive | None = _MAX_BYTES,
     place: Place = "auto",
+    progress: bool = False,
     options: Mapping[str, str] | None = None,
     on_step: OnStep | None = None,
     clock: Clock = CLOCK,
@@ -80,6 +79,7 @@ def follow(
     ``{"availableNow": True}`` ends at the log's end as of now, ``{"once": True}`` does that in one commit.
     ``max_bytes_per_trigger`` bounds the stored bytes of a commit. A table that takes long to rewrite is committed to
     less often: commits take at most half of the time, unless the pipeline is behind by more than one trigger.
+    ``progress=True`` shows a progress bar on standard error, or in a notebook; plain lines where that is no terminal.
     ``options`` are those of the data source, such as ``storage.*``. If the log has a cold tier, cursor and slot may be
     in either tier.
 
@@ -110,11 +110,14 @@ def follow(
                 retries=PATIENCE,
                 is_strict=True,
             )
-            progress = _Progress(engine, timing, on_step or (lambda _: None))
+            labels = (source.url, str(getattr(sink, "url", None) or getattr(sink, "table", "")))
+            counter = ProgressCounter(engine, timing, on_step or (lambda _: None), clock, labels)
             follower = Follower(
-                engine, source, committer, position, clock, workers=workers, observer=progress, is_patient=True
+                engine, source, committer, position, clock, workers=workers, observer=counter, is_patient=True
             )
-            following = Following(follower, committer, workers, progress, stack.pop_all())
+            following = Following(follower, committer, workers, counter, stack.pop_all())
+            if progress:
+                following.display(pipeline_name(source, sink))
         following.start()
         return following
 
@@ -167,58 +170,6 @@ def _refuse(given: Mapping[str, str]) -> None:
         raise InvalidInput("A sink resumes at its own cursor; pass start= for a new one.")
 
 
-@dataclass(slots=True, eq=False)
-class _Progress:
-    """Counts what a pipeline has committed, and paces it."""
-
-    engine: Engine
-    timing: Trigger
-    on_step: OnStep
-    commits: int = 0
-    records: int = 0
-    files: int = 0
-    stored_bytes: int = 0
-    bad_records: int = 0
-    last: StoredRange | None = None
-    lag: int = 0
-
-    def step(self, name: str) -> None:
-        self.on_step(name)
-
-    def stored(self, found: StoredRange) -> None:
-        self.commits += 1
-        self.records += found.upto.next - found.since.next
-        self.files += sum(len(one.added) for one in found.written)
-        self.stored_bytes += sum(file.size for one in found.written for file in one.added)
-        self.bad_records += sum(one.bad_records for one in found.written)
-        self.last = found
-        if not self.timing.is_bounded:
-            window = max(self.timing.pace, found.seconds * (1 / BUSY_SHARE - 1))
-            self.engine.batching = replace(self.engine.batching, window=window)
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineProgress:
-    """What a pipeline has done since it was started, and how far it is."""
-
-    cursor: Cursor | None
-    """The sink's stored cursor."""
-    commits: int
-    records: int
-    files: int
-    """Data files written."""
-    bytes: int
-    """Their bytes."""
-    bad_records: int
-    """Records that went to the dead-letter table."""
-    jobs: int
-    """Commits whose files were written by executors."""
-    seconds: float
-    """Duration of the last commit, from its plan to its end."""
-    lag: int
-    """Records of the log that the sink does not have yet."""
-
-
 class Following:
     """A running pipeline. Leaving its ``with`` block stops it; it can be started again at any time."""
 
@@ -227,7 +178,7 @@ class Following:
         follower: Follower,
         committer: SinkCommitter,
         workers: SparkWorkers,
-        progress: _Progress,
+        progress: ProgressCounter,
         resources: contextlib.ExitStack,
     ) -> None:
         """Use :func:`follow`."""
@@ -239,11 +190,26 @@ class Following:
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._failure: BaseException | None = None
+        self._display: ProgressDisplay | None = None
         self._thread = threading.Thread(target=self._run, name="strandline-spark-follow", daemon=True)
 
     def start(self) -> None:
         """Called by :func:`follow`."""
         self._thread.start()
+        if self._display is not None:
+            self._display.start()
+
+    def display(self, name: str) -> None:
+        """Called by :func:`follow`: show a progress bar while it runs."""
+        self._display = ProgressDisplay(name, self.progress)
+
+    def __repr__(self) -> str:
+        state = "running" if self.active else "ended" if self._failure is None else "failed"
+        return f"<pipeline {state}: {self.progress().line()}>"
+
+    def _repr_html_(self) -> str:
+        """Its progress as a table, for notebooks."""
+        return self.progress()._repr_html_()
 
     def __enter__(self) -> Self:
         return self
@@ -259,11 +225,14 @@ class Following:
                     self._committer.abandon()  # if nothing was stored, leave nothing behind
                 else:
                     self._committer.settle()
+                self._measure_lag()  # as long as the log is open
         except BaseException as error:  # noqa: BLE001 - it is raised where the pipeline is awaited
             if not self._stopping.is_set() or not isinstance(error, StrandlineError):
                 self._failure = error
         finally:
             self._ended.set()
+            if self._display is not None:
+                self._display.close()
 
     @property
     def active(self) -> bool:
@@ -275,27 +244,18 @@ class Following:
         return self._committer.cursor(self._follower.log.log_id)
 
     def progress(self) -> PipelineProgress:
-        """How far it is."""
-        found, cursor = self._progress, self.cursor()
-        return PipelineProgress(
-            cursor,
-            found.commits,
-            found.records,
-            found.files,
-            found.stored_bytes,
-            found.bad_records,
-            self._workers.ran_jobs,
-            0.0 if found.last is None else found.last.seconds,
-            self._lag(cursor),
-        )
+        """How far it is. Reads the log's listing for the lag, and the table's cursor; no record."""
+        self._measure_lag()
+        return self._progress.progress(self.cursor(), self._workers.ran_jobs)
 
-    def _lag(self, cursor: Cursor | None) -> int:
+    def _measure_lag(self) -> None:
         log = self._follower.log
-        if cursor is None or isinstance(log, Arriving):
-            return 0
-        with contextlib.suppress(StrandlineError):  # closed by now: what it was before
-            self._progress.lag = max(0, log.end().next - cursor.next)
-        return self._progress.lag
+        if isinstance(log, Arriving) or (self._ended.is_set() and self._progress.lag is not None):
+            return
+        with contextlib.suppress(StrandlineError):  # closed by now, or not to be reached: what it was before
+            cursor = self.cursor() or self._committer.start
+            hot = log.hot if isinstance(log, TieredLog) else log
+            self._progress.measured(lag_of(hot, cursor.next, self._follower.clock.now()))
 
     @checked
     def await_termination(self, timeout: float | None = None) -> bool:

@@ -73,6 +73,35 @@ DIVERGENCES = Gauge(
 )
 TERM = Gauge("strandline_term", "The highest term that this node has seen.", ["node"])
 
+PIPELINE_COMMITS = Counter("strandline_pipeline_commits", "Ranges that pipelines committed.", ["log", "table"])
+PIPELINE_RECORDS = Counter("strandline_pipeline_records", "Records in committed ranges.", ["log", "table"])
+PIPELINE_BAD_RECORDS = Counter(
+    "strandline_pipeline_bad_records", "Records that pipelines set aside in dead-letter tables.", ["log", "table"]
+)
+PIPELINE_COMMIT_SECONDS = Histogram(
+    "strandline_pipeline_commit_seconds",
+    "Writing and committing one range, from its plan to its end.",
+    ["log", "table"],
+    buckets=_SECONDS,
+)
+PIPELINE_LAG_RECORDS = Gauge(
+    "strandline_pipeline_lag_records", "Records that the table does not have yet, as last seen.", ["log", "table"]
+)
+PIPELINE_LAG_BYTES = Gauge(
+    "strandline_pipeline_lag_bytes", "Their stored bytes, as last seen; NaN if unknown.", ["log", "table"]
+)
+PIPELINE_LAG_SECONDS = Gauge(
+    "strandline_pipeline_lag_seconds", "Age of the oldest of them, as last seen; NaN if unknown.", ["log", "table"]
+)
+STREAM_LAG_RECORDS = Gauge(
+    "strandline_stream_lag_records", "Records behind the logs that a Spark stream reads; NaN if unknown.", ["query"]
+)
+STREAM_INPUT_RATE = Gauge("strandline_stream_input_rows_per_second", "Rows that arrive at a Spark stream.", ["query"])
+STREAM_PROCESSED_RATE = Gauge(
+    "strandline_stream_processed_rows_per_second", "Rows that a Spark stream processes.", ["query"]
+)
+STREAM_RECORDS = Counter("strandline_stream_records", "Rows that Spark streams have read.", ["query"])
+
 SEGMENT_EVENTS = Counter(
     "strandline_segment_events", "Segment events that this process followed, by what became of them.", ["outcome"]
 )

@@ -34,11 +34,12 @@ from strandline.cli.shared.text import escaped
 from strandline.compat.v1.edits import time_of
 from strandline.compat.v1.log import QueueLog
 from strandline.errors import CursorExpired
+from strandline.log.contract import LogReading
+from strandline.log.lag import lag_of
 from strandline.log.object.head.index import Chunks
 from strandline.log.object.maintain.slot_lag import SlotLag, slot_lags, trim_end
 from strandline.log.slots import floor as lowest
 from strandline.log.slots import pending_positions
-from strandline.log.wal.read.reading import WalReading
 from strandline.model.cursor import SECOND, microseconds
 from strandline.model.head import Head, MetadataRanges, QueueEntry
 from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, SlotState
@@ -279,26 +280,20 @@ def look_at_slots(log: AnyLog) -> Lag:
     )
 
 
-def _row(state: SlotState, hot: object, end: int, floor: int | None, now: int) -> SlotRow:
-    gone, behind, oldest = state.invalid, None, None
-    if isinstance(hot, WalReading):
-        behind = hot.bytes_behind(state.position)
-        first = hot.bounds().first
-        if first <= state.position < end:
-            span = next(iter(hot.plan(hot.cursor_at(state.position), sl.log.Limit(batches=1))), None)
-            oldest = None if span is None else span.frame.timestamp * 1000
-    seconds_behind = None if oldest is None else max(0.0, round((now - oldest) / SECOND, 3))
+def _row(state: SlotState, hot: LogReading, end: int, floor: int | None, now: int) -> SlotRow:
+    gone = state.invalid
+    lag = lag_of(hot, state.position, now)
     return SlotRow(
         slot=state.name,
         position=state.position,
         records_behind=max(0, end - state.position),
-        bytes_behind=behind,
+        bytes_behind=lag.bytes,
         seconds_since_seen=max(0.0, round((now - state.last_seen) / SECOND, 3)),
         holder=state.holder,
         epoch=state.epoch,
         pins_floor=state.pins and state.position == floor,
         invalid=None if gone is None else str(gone.reason),
-        seconds_behind=0.0 if state.position >= end else seconds_behind,
+        seconds_behind=None if lag.seconds is None else round(lag.seconds, 3),
         retained_bytes=None,
         expires_in=None if state.expires is None else round((state.expires - now) / SECOND, 3),
         invalid_for=None if gone is None else max(0.0, round((now - gone.at) / SECOND, 3)),
