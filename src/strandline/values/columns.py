@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import accumulate, chain
 from typing import Any, Final, TypeAlias
 
@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.errors import printable
+from strandline.values.misfits import misfit_of
 
 Getter: TypeAlias = Callable[[Any], Any]
 """Takes a field's value out of a row, or of a struct inside it."""
@@ -25,6 +26,12 @@ Owner: TypeAlias = Callable[[int], int]
 _MISFITS: Final = (pa.ArrowException, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 _UNITS: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+_FINER: Final = {
+    "s": (r"^(.{19})\.[0-9]{1,9}([Z+-].*)?$", r"\1\2"),
+    "ms": (r"^(.{19}\.[0-9]{3})[0-9]{1,6}([Z+-].*)?$", r"\1\2"),
+    "us": (r"^(.{19}\.[0-9]{6})[0-9]{1,3}([Z+-].*)?$", r"\1\2"),
+}
+"""By unit: texts of timestamps with finer digits, and the same without these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,8 @@ class _Builder:
             return values
 
     def _note(self, row: int, reason: str) -> None:
-        self._reasons.setdefault(row, printable(reason[:500])[:500].rstrip(".") + ".")
+        if row not in self._reasons:
+            self._reasons[row] = printable(reason[:500])[:500].rstrip(".") + "."
 
     def build(self, shape: Shape, values: list[Any], path: str, owner: Owner) -> pa.Array:
         kind = shape.field.type
@@ -122,7 +130,20 @@ class _Builder:
         try:
             return convert(shape, values)
         except _MISFITS:
+            pass
+        misfit = misfit_of(shape.field.type, shape.via, shape.load)
+        if misfit is None:
             return self._piecewise(shape, values, path, owner, instead)
+        fitting, begin = list(values), f"The field '{path}' does not fit {shape.field.type}"
+        for position, value in enumerate(values):
+            reason = None if value is None else misfit(value)
+            if reason is not None:
+                self._note(owner(position), f"{begin}: {reason}")
+                fitting[position] = instead
+        try:
+            return convert(shape, fitting)
+        except _MISFITS:
+            return self._piecewise(shape, fitting, path, owner, instead)
 
     def _piecewise(self, shape: Shape, values: list[Any], path: str, owner: Owner, instead: Any) -> pa.Array:
         """The column in pieces, by halving, so that a few misfits are found with few conversions."""
@@ -145,7 +166,7 @@ class _Builder:
         return pa.concat_arrays(pieces)
 
 
-def convert(shape: Shape, values: list[Any]) -> pa.Array:
+def convert(shape: Shape, values: list[Any]) -> pa.Array:  # noqa: PLR0911 - one for each kind of type
     """A column of single values; raises if any of them does not fit.
 
     Timestamps and times that are finer than the column's unit are cut off.
@@ -163,6 +184,8 @@ def convert(shape: Shape, values: list[Any]) -> pa.Array:
         return pa.array(values, pa.time64("us")).cast(kind, safe=False)
     if pt.is_float32(kind):
         return _floats(pa.array(values, pa.float64()))
+    if pt.is_decimal(kind):
+        return _decimals(values, kind)
     return pa.array(values, kind)
 
 
@@ -171,6 +194,19 @@ def _floats(wide: pa.Array) -> pa.Array:
     if pc.any(pc.xor(pc.is_inf(wide), pc.is_inf(narrow))).as_py():
         raise ValueError("the number is too large")
     return narrow
+
+
+def _decimals(values: list[Any], kind: pa.DataType) -> pa.Array:
+    column = pa.array(values, kind)
+    # Arrow makes 0 of some numbers with many more digits than the type has, and says nothing.
+    if kind.scale < 0:  # which Arrow does not compare
+        is_lost = any(value for value, found in zip(values, column.to_pylist(), strict=True) if not found)
+    else:
+        zeros = pc.indices_nonzero(pc.fill_null(pc.equal(column, pa.scalar(Decimal(0), kind)), False))
+        is_lost = any(values[row] for row in zeros.to_pylist())
+    if is_lost:
+        raise ValueError("the number has too many digits")
+    return column
 
 
 def _in_a_day(times: pa.Array) -> pa.Array:
@@ -183,14 +219,14 @@ def _in_a_day(times: pa.Array) -> pa.Array:
 def _timestamps(values: list[Any], kind: pa.DataType, *, text: bool) -> pa.Array:
     if not text:
         return _floor(pa.array(values, pa.timestamp("us", tz=kind.tz)), kind)
-    # Arrow refuses more digits than the unit has, and years that nanoseconds do not reach.
     texts = pa.array(values, pa.string())
-    for unit in [unit for unit in ("us", "ns") if _UNITS[unit] > _UNITS[kind.unit]]:
-        with suppress(pa.ArrowInvalid):
-            return texts.cast(kind)
-        with suppress(pa.ArrowInvalid):
-            return _floor(texts.cast(pa.timestamp(unit, tz=kind.tz)), kind)
-    return texts.cast(kind)
+    if kind.unit == "ns":
+        return texts.cast(kind)
+    try:
+        return texts.cast(kind)
+    except pa.ArrowInvalid:
+        # Arrow refuses more digits than the unit has.
+        return pc.replace_substring_regex(texts, *_FINER[kind.unit]).cast(kind)
 
 
 def _floor(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -1,0 +1,142 @@
+"""Which single values do not fit their column, found in a microsecond each: Arrow takes a hundred times that to refuse.
+
+A test never refuses what Arrow would take. What it lets pass, Arrow judges.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from decimal import Decimal
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+Misfit: TypeAlias = Callable[[Any], str | None]
+"""Why a value does not fit; None if it fits, or Arrow has to say."""
+
+_TIMESTAMP: Final = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
+    r"(?:[ T]([01][0-9]|2[0-3])(?::[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,9})?)?)?(Z|[+-][0-9]{2}(?::?[0-9]{2})?)?)?",
+    re.ASCII,
+)
+_DATE: Final = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})", re.ASCII)
+_FIRST_NS: Final = 1677
+_LAST_NS: Final = 2262
+_ZERO: Final = "0000"
+_MAX_FLOAT32: Final = 3.4028235677973366e38
+"""From here on a number becomes infinite."""
+_SHOWN: Final = 60
+_MOST_BITS: Final = 128
+
+
+def misfit_of(kind: pa.DataType, via: pa.DataType | None, load: Callable[[Any], Any] | None) -> Misfit | None:
+    """The test for values that become a column of a type, by way of another type or a function; None: there is none."""
+    if load is not None:
+        return _loading(load)
+    if via is not None:
+        return _times(kind, via) if pt.is_integer(via) else _texts(kind)
+    if pt.is_decimal(kind):
+        return _decimal(kind)
+    if pt.is_integer(kind):
+        return _between(*_bounds(kind))
+    return _float if pt.is_float32(kind) else None
+
+
+def _texts(kind: pa.DataType) -> Misfit | None:
+    if pt.is_timestamp(kind):
+        return _timestamp(kind)
+    return _date if pt.is_date32(kind) else None
+
+
+def _loading(load: Callable[[Any], Any]) -> Misfit:
+    def test(value: Any) -> str | None:
+        try:
+            load(value)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            return str(error)
+        return None
+
+    return test
+
+
+def _timestamp(kind: pa.DataType) -> Misfit:
+    match, has_zone, is_fine = _TIMESTAMP.fullmatch, kind.tz is not None, kind.unit == "ns"
+
+    def test(value: str) -> str | None:
+        found = match(value)
+        if found is None or not _is_day(*found.group(1, 2, 3)):
+            return f"{value[:_SHOWN]!r} is no timestamp (RFC 3339)"
+        if (found[5] is not None) != has_zone:
+            return f"{value[:_SHOWN]!r} has {'no' if has_zone else 'a'} zone"
+        if is_fine and not _FIRST_NS <= int(found[1]) <= _LAST_NS:
+            return f"{value[:_SHOWN]!r} is outside of the years that nanoseconds reach"
+        return None
+
+    return test
+
+
+def _date(value: str) -> str | None:
+    found = _DATE.fullmatch(value)
+    return None if found and _is_day(*found.groups()) else f"{value[:_SHOWN]!r} is no date"
+
+
+def _is_day(year: str, month: str, day: str) -> bool:
+    if year == _ZERO:
+        return True  # Python has no such year: Arrow says
+    with suppress(ValueError):
+        dt.date(int(year), int(month), int(day))
+        return True
+    return False
+
+
+def _times(kind: pa.DataType, via: pa.DataType) -> Misfit:
+    """Numbers that are times: within a day for a time of day, else within the number's own range."""
+    if pt.is_time(kind):
+        return _between(0, 86_400 * (1000 if via == pa.int32() else 1_000_000) - 1)
+    return _between(*_bounds(via))
+
+
+def _bounds(kind: pa.DataType) -> tuple[int, int]:
+    bits = kind.bit_width
+    return (0, 2**bits - 1) if pt.is_unsigned_integer(kind) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def _between(low: int, high: int) -> Misfit:
+    def test(value: Any) -> str | None:
+        return None if type(value) is not int or low <= value <= high else f"{_shown(value)} is out of range"
+
+    return test
+
+
+def _shown(value: int) -> str:
+    """A number as text; one without end takes time to write, or cannot be written."""
+    return str(value) if value.bit_length() <= _MOST_BITS else f"a number of {value.bit_length()} bits"
+
+
+def _decimal(kind: pa.DataType) -> Misfit:
+    scale, most = kind.scale, kind.precision - kind.scale
+
+    def test(value: Any) -> str | None:
+        if type(value) is not Decimal:
+            return None
+        if not value.is_finite():
+            return f"{value} is no number"
+        if not value:
+            return None
+        _, digits, exponent = value.as_tuple()
+        if len(digits) + int(exponent) > most:
+            return f"{value:.10e} has more than {most} digits before the point"
+        if -int(exponent) - scale > 0 and any(digits[max(0, len(digits) + int(exponent) + scale) :]):
+            return f"{value:.10e} has more than {scale} digits after the point"
+        return None
+
+    return test
+
+
+def _float(value: Any) -> str | None:
+    is_too_large = type(value) is float and _MAX_FLOAT32 <= abs(value) < float("inf")
+    return f"{value:.3e} is out of range" if is_too_large else None
