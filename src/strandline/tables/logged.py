@@ -57,8 +57,7 @@ class LoggedShape:
             return self._shape
         self.check_met()
         codec = named_codec(self._log)
-        found = columns()
-        if codec is not None and found is not None and is_raw(found):
+        if codec is not None and self._shape.transform is None and is_raw(columns()):
             if not self._has_warned:
                 self._has_warned = True
                 _LOGGER.warning(
@@ -70,9 +69,9 @@ class LoggedShape:
         return replace(self._shape, value=codec)
 
 
-def is_raw(columns: pa.Schema) -> bool:
-    """Whether a table has the record's own columns, and not the fields of values."""
-    return TYPED.offset not in columns.names and TYPED.valid[0] not in columns.names
+def is_raw(columns: pa.Schema | None) -> bool:
+    """Whether there is a table, and it has the record's own columns and not the fields of values."""
+    return columns is not None and TYPED.offset not in columns.names and TYPED.valid[0] not in columns.names
 
 
 def fixed(value: Value | None) -> Codec | None:

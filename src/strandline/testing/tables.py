@@ -76,6 +76,32 @@ class TableContract(SinkContract):
             self.deliver(self.again(sink), first, end)
         self.check_exact(self.again(sink), 60)
 
+    def test_the_cursor_can_be_asked_by_other_threads_while_ranges_are_applied(self, sink: Sink) -> None:
+        seen: list[int] = []
+        failed: list[BaseException] = []
+        done = threading.Event()
+
+        def ask() -> None:
+            while not done.is_set():
+                try:
+                    cursor = sink.cursor(LOG)
+                except BaseException as error:  # noqa: BLE001 - it fails the test
+                    failed.append(error)
+                    return
+                seen.append(0 if cursor is None else cursor.next)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            for at in range(12):
+                self.deliver(sink, at, at + 1)
+        finally:
+            done.set()
+            asking.join()
+        assert not failed, failed[0]
+        assert seen == sorted(seen)
+        self.check_exact(sink, 12)
+
     def test_a_replaced_follower_that_goes_on_does_no_harm(self, sink: Sink) -> None:
         self.deliver(sink, 0, 10)
         newer = self.again(sink)
