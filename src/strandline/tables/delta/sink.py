@@ -141,11 +141,7 @@ class DeltaSink:
         object has committed to; also if that was removed.
         """
         self._logged.check_met()
-        table = self._table.open()
-        if table is not None:
-            return self._table.last_commit(table, log_id).cursor
-        self._table.refuse_removed(log_id)
-        return None
+        return self._table.cursor(log_id)
 
     def resume(self, log_id: UUID) -> Cursor | None:
         """The same for a starting follower, which has only the table's own history."""
@@ -179,7 +175,7 @@ class DeltaSink:
         # One handle for the check and the commit: a commit of another writer in between makes this one fail.
         table = self._table.open()
         if table is None:
-            self._table.refuse_removed(since.log_id)
+            self._table.refuse_removed(self._table.known.get(since.log_id))
             self._table.check_place()
         at = None if table is None else self._table.last_commit(table, since.log_id).cursor
         if is_applied(since=since, upto=upto, at=at):

@@ -109,9 +109,21 @@ class FollowedDelta:
             raise TransientStorageError(f"The table {self.url} could not be opened: {error}") from error
         return table
 
+    def cursor(self, log_id: UUID) -> Cursor | None:
+        """The cursor of the sink's last commit; None if there is no table. Safe beside a commit of another thread."""
+        known = self.known.get(log_id)  # before the table is opened: what is committed meanwhile is newer
+        table = self.open()
+        if table is None:
+            self.refuse_removed(known)
+            return None
+        return self._proved(table, log_id, known).cursor
+
     def last_commit(self, table: DeltaTable, log_id: UUID) -> KnownCommits:
         """The sink's last commit in the table, which is still in effect."""
-        application, known = self.application(log_id), self.known.get(log_id)
+        return self._proved(table, log_id, self.known.get(log_id))
+
+    def _proved(self, table: DeltaTable, log_id: UUID, known: KnownCommits | None) -> KnownCommits:
+        application = self.application(log_id)
         offset = self.next_in(table, log_id)
         self.check_shape(table)
         table_id, version = id_of(table), table.version()
@@ -178,9 +190,8 @@ class FollowedDelta:
         cursor = parse_commit(0, first, self.application(UUID(log_id))).cursor
         return 0 if cursor is None else cursor.next
 
-    def refuse_removed(self, log_id: UUID) -> None:
+    def refuse_removed(self, known: KnownCommits | None) -> None:
         """A starting follower creates a removed table again; a running one never does."""
-        known = self.known.get(log_id)
         if known is not None:
             raise Diverged(
                 f"The table {self.url} was removed while it was followed, up to offset {known.cursor.next}: put it "

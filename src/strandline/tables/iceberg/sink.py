@@ -117,11 +117,7 @@ class IcebergSink:
         not the table that this object has committed to; also if that was dropped.
         """
         self._logged.check_met()
-        table = self._followed.open()
-        if table is not None:
-            return self._followed.last_commit(table, log_id).cursor
-        self._followed.refuse_removed(log_id)
-        return None
+        return self._followed.cursor(log_id)
 
     def resume(self, log_id: UUID) -> Cursor | None:
         """The same for a starting follower, which has only the table's own snapshots."""

@@ -94,8 +94,20 @@ class FollowedIceberg:
         table.metadata.properties[_RETRIES] = "0"
         return table
 
+    def cursor(self, log_id: UUID) -> Cursor | None:
+        """The cursor of the sink's last commit; None if there is no table. Safe beside a commit of another thread."""
+        known = self.known.get(log_id)  # before the table is loaded: what is committed meanwhile is newer
+        table = self.open()
+        if table is None:
+            self.refuse_removed(known)
+            return None
+        return self._proved(table, log_id, known).cursor
+
     def last_commit(self, table: Table, log_id: UUID) -> KnownSnapshot:
         """The sink's last commit in the table, which is still in effect."""
+        return self._proved(table, log_id, self.known.get(log_id))
+
+    def _proved(self, table: Table, log_id: UUID, known: KnownSnapshot | None) -> KnownSnapshot:
         properties, where = table.metadata.properties, self.identifier
         self.check_followed(table, log_id)
         chain = self._chain(table, log_id)
@@ -103,7 +115,7 @@ class FollowedIceberg:
         if found.cursor is None:
             raise AssertionError("a commit of the sink has a cursor")
         commit = KnownSnapshot(table.metadata.table_uuid, found.snapshot_id, found.cursor)
-        check_known(self.known.get(log_id), commit, where)
+        check_known(known, commit, where)
         return commit
 
     def _chain(self, table: Table, log_id: UUID) -> Iterator[TableSnapshot]:
@@ -132,9 +144,8 @@ class FollowedIceberg:
                 "change them back, or follow into a new table."
             )
 
-    def refuse_removed(self, log_id: UUID) -> None:
+    def refuse_removed(self, known: KnownSnapshot | None) -> None:
         """A starting follower creates a dropped table again; a running one never does."""
-        known = self.known.get(log_id)
         if known is not None:
             raise Diverged(
                 f"The table {self.identifier} was dropped while it was followed, up to offset {known.cursor.next}: put "
@@ -157,7 +168,7 @@ class FollowedIceberg:
         table = self.open()
         with self._named_errors():
             if table is None:
-                self.refuse_removed(log_id)
+                self.refuse_removed(self.known.get(log_id))
                 self._catalog.create_namespace_if_not_exists(self.identifier.rpartition(".")[0])
                 created = self._catalog.create_table_transaction(
                     self.identifier,
