@@ -200,3 +200,22 @@ def test_typed_batches_are_read_from_any_log_and_bad_rows_are_named(tmp_path: Pa
     with pytest.raises(InvalidInput, match="begins with an underscore"):
         sl.log.read_decoded(sl.log.MemoryLog(value=sl.Json(pa.schema({"_id": pa.int64()}))))
     log.close()
+
+
+def test_records_in_the_cold_tier_are_decoded_by_the_newest_version(tmp_path: Path) -> None:
+    url = f"wal://{tmp_path}/wal"
+    with sl.open(url, create=True, value=FIRST) as log:
+        with log.producer() as producer:
+            producer.append(value={"id": 1}).result()
+            producer.append(value={"id": 2}).result()
+        sl.tier.attach(log, (tmp_path / "cold").as_uri())
+        with sl.tier.tiering(log) as tierer:
+            tierer.run_once(everything=True)
+        assert log.trim(2) == 2
+    with sl.open(url, value=FIRST) as both:
+        assert isinstance(both, sl.tier.TieredLog)
+        both.evolve_value(SECOND)
+        with both.producer() as producer:
+            producer.append(value={"id": 3, "note": "n"}).result()
+        table = pa.Table.from_batches(sl.log.read_decoded(both))
+        assert table.select(["id", "note"]).to_pydict() == {"id": [1, 2, 3], "note": [None, None, "n"]}

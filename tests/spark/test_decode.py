@@ -148,3 +148,22 @@ def test_a_session_reads_decoded_values_in_batch_and_in_streams(spark: SparkSess
     failing = spark.read.format("strandline").option("decode", "true").load(log.url)
     with pytest.raises(Exception, match="offset 1 cannot be decoded"):
         failing.select("id").collect()
+
+
+def test_executors_write_the_columns_that_the_log_names_also_after_a_new_version(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    log = typed_log(tmp_path, sl.Json(pa.schema({"id": pa.int32()})))
+    sink = sl.DeltaSink(f"{tmp_path}/table", mode="append", value="log")
+    for codec, row in (
+        (None, {"id": 1}),
+        (sl.Json(pa.schema({"id": pa.int64(), "n": pa.string()})), {"id": 2, "n": "x"}),
+    ):
+        if codec is not None:
+            log.evolve_value(codec)
+        append(log, row)
+        with sl.spark.follow(spark, log.url, sink, trigger={"availableNow": True}, place="executors") as pipeline:
+            assert pipeline.await_termination(120)
+    assert sink.rows().sort_by("_offset").select(["id", "n"]).to_pylist() == [{"id": 1, "n": None}, {"id": 2, "n": "x"}]
+    with pytest.raises(InvalidInput, match="A sink decodes by itself"):
+        sl.spark.follow(spark, log.url, sink, options={"decode": "true"})

@@ -132,3 +132,18 @@ def test_verify_and_rebuild_decode_as_the_log_says(tmp_path: Path) -> None:
     assert sl.tables.rebuild(sl.tables.existing(table.url, value="log"), log).next == 2
     assert seen(table, "id", "note") == [(2, None)]
     assert sl.tables.describe(sl.tables.existing(table.url, value="log"), log).cursor.next == 2
+
+
+def _only_ids(changes: pa.Table) -> pa.Table:
+    return changes.select(["id"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_transform_that_drops_the_records_columns_goes_on_getting_the_values_fields(
+    tmp_path: Path, kind: type[_Delta]
+) -> None:
+    log, table = sl.open(f"{tmp_path}/log", create=True, value=FIRST), kind(tmp_path)
+    for number in (1, 2):
+        append(log, {"id": number})
+        sl.follow(log, table.sink(mode="append", value="log", transform=_only_ids), until="end")
+    assert sorted(row["id"] for row in table.rows()) == [1, 2]
