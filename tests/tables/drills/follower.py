@@ -1,0 +1,112 @@
+"""A follower in a process of its own, which may be killed or stopped at a step.
+
+Its one argument is JSON; see :class:`Orders`. It prints the outcome: ``ok OFFSET``, or the name of the error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import strandline as sl
+from strandline.errors import StrandlineError
+from strandline.followers.run import Batching
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a follower is to do."""
+
+    format: str
+    place: str
+    log: str
+    mode: str = "latest"
+    slot: str | None = None
+    until: int | str = "end"
+    records: int = 4
+    step: tuple[str, str] | None = None
+    """Class and method at which it dies or stops, before it is done."""
+    how: str = "kill"
+    after: bool = False
+    """Whether the step is done first."""
+    file_limit: int | None = None
+    options: dict[str, str] = field(default_factory=dict)
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def sink_of(orders: Orders) -> Any:
+    mode: Any = orders.mode
+    if orders.format == "delta":
+        return sl.DeltaSink(orders.place, mode=mode, options=orders.options)
+    if orders.format == "sqlite":
+        return sl.SqliteSink(orders.place, table="orders", mode=mode)
+    if orders.format == "postgres":
+        return sl.PostgresSink(orders.place, table="orders", mode=mode)
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    place = {"uri": f"sqlite:///{orders.place}/catalog.db", "warehouse": f"file://{orders.place}/warehouse"}
+    return sl.IcebergSink(SqlCatalog("c", **place), "shop.orders", mode=mode)
+
+
+def owner_of(name: str) -> Any:
+    from strandline.followers.committer import SinkCommitter
+    from strandline.tables.delta.table import FollowedDelta
+    from strandline.tables.iceberg.table import FollowedIceberg
+    from strandline.tables.part import TablePart
+    from strandline.tables.sql.postgres import PostgresSession
+    from strandline.tables.sql.sqlite import SqliteSession
+
+    owners = (SinkCommitter, FollowedDelta, FollowedIceberg, TablePart, PostgresSession, SqliteSession)
+    return next(owner for owner in owners if owner.__name__ == name)
+
+
+def prepare(orders: Orders) -> None:
+    """Let the process die or stop at its step."""
+    if orders.step is None:
+        return
+    owner, name = owner_of(orders.step[0]), orders.step[1]
+    step = getattr(owner, name)
+
+    def end() -> None:
+        print("here", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP if orders.how == "stop" else signal.SIGKILL)
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        setattr(owner, name, step)
+        if not orders.after:
+            end()
+        found = step(*arguments, **options)
+        if orders.after:
+            end()
+        return found
+
+    setattr(owner, name, interrupted)
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    orders = Orders(**{**given, "step": given["step"] and tuple(given["step"])})
+    log = sl.open(orders.log)
+    prepare(orders)
+    sink = sink_of(orders)
+    if orders.file_limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (orders.file_limit, orders.file_limit))
+    try:
+        until: Any = orders.until
+        end = sl.follow(log, sink, orders.slot, until=until, batching=Batching(records=orders.records))
+    except StrandlineError as error:
+        print(type(error).__name__, flush=True)
+        print(error, file=sys.stderr)
+    else:
+        print("ok", end.next, flush=True)
+
+
+if __name__ == "__main__":
+    main()
