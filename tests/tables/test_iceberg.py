@@ -22,11 +22,12 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import Op
 from strandline.model.sink import TableSink, Written
-from strandline.storage.clock import CHANCE
+from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import LocalDisk
 from strandline.tables.apply import apply_with
 from strandline.tables.iceberg.table import FollowedIceberg
 from strandline.tables.part import TablePart
+from strandline.testing.clock import ManualClock
 from strandline.testing.sinks import DELETE, LOG, changes, folded
 from strandline.testing.tables import TableContract
 
@@ -288,6 +289,19 @@ def compacted(catalog):
         for file in _dataframe_to_data_files(table.metadata, rows, table.io):
             update.append_data_file(file)
     transaction.commit_transaction()
+
+
+def test_expiry_keeps_the_snapshot_that_proves_the_cursor_below_a_compaction(catalog):
+    sink = sl.IcebergSink(catalog, "shop.orders")
+    for first in range(3):
+        apply(sink, first, (b"k%d" % first, b"1"))
+    compacted(catalog)
+    later = ManualClock(now=CLOCK.now() + 30 * 86_400_000_000)
+    assert sink.vacuumed(1, clock=later) == 2
+    again = sl.IcebergSink(catalog, "shop.orders")
+    assert again.resume(LOG) == Cursor(LOG, 3)
+    apply(again, 3, (b"k3", b"1"))
+    assert len(latest_of(catalog)) == 4
 
 
 def rolled_back(catalog):
