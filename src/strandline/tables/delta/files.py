@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any, Final
@@ -69,9 +70,9 @@ class DeltaFiles:
         folder = local_path(self.url)
         try:
             if folder is not None and "://" not in path:
-                return pq.read_table(f"{folder}/{path}", partitioning=None, use_threads=False)
+                return _rows(f"{folder}/{path}")
             with self._handler().open_input_file(path) as file:
-                return pq.read_table(pa.BufferReader(file.read()), use_threads=False)
+                return _rows(pa.BufferReader(file.read()))
         except pa.ArrowInvalid as error:
             raise CorruptData(
                 f"The data file {path} of the table {self.url} is damaged ({error}): build the table again."
@@ -85,6 +86,23 @@ class DeltaFiles:
         from deltalake.fs import DeltaStorageHandler
 
         return DeltaStorageHandler(self.url, dict(self.options) or None)
+
+
+def _rows(source: Any) -> pa.Table:
+    """The rows of a Parquet file. Spark's connector writes times as 96-bit numbers in UTC, without a zone."""
+    with pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
+        leaves = (file.schema.column(at) for at in range(len(file.schema)))
+        old = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
+        rows = file.read(use_threads=False)
+    if not old:
+        return rows
+    return rows.cast(pa.schema([one.with_type(_in_utc(one.name, one.type, old)) for one in rows.schema]))
+
+
+def _in_utc(path: str, kind: pa.DataType, old: AbstractSet[str]) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([one.with_type(_in_utc(f"{path}.{one.name}", one.type, old)) for one in kind])
+    return pa.timestamp("us", "UTC") if path in old else kind
 
 
 def added(file: DataFile, now: int) -> Any:
