@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +13,7 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as sql
 
 import strandline as sl
-from strandline.errors import BadRecord, CorruptData, InvalidInput
+from strandline.errors import BadRecord, CorruptData, InvalidInput, SchemaRefused
 from strandline.spark import follow, pipeline
 from strandline.spark.shuffle import ShuffleJob
 from strandline.spark.workers import SparkWorkers
@@ -23,6 +25,13 @@ NOW = {"availableNow": True}
 ORDER = pa.schema({"id": pa.int64(), "city": pa.string(), "paid": pa.timestamp("us", "UTC")})
 CODEC = sl.Json(ORDER)
 META = ["_key", "_offset", "_timestamp", "_op"]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 300
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def order(number: int) -> bytes:
@@ -153,6 +162,9 @@ def test_rows_may_be_multiplied_and_joined_and_keys_derived(spark, log, tmp_path
         ("SELECT nothing FROM changes", "cannot be applied"),
         ("DROP TABLE changes", "cannot be applied"),
         (lambda frame: frame.selectExpr("*", "id AS city"), "'city' twice"),
+        (lambda frame: frame.selectExpr("*", "id AS CITY"), "'CITY' twice"),
+        (lambda frame: frame.select(), "no columns"),
+        ("SELECT * EXCEPT (_timestamp), CAST(_timestamp AS timestamp_ntz) AS _timestamp FROM changes", "a time zone"),
         (lambda frame: frame.collect(), "a batch DataFrame"),
         (17, "a function or a query"),
     ],
@@ -185,7 +197,37 @@ def test_a_transform_is_given_what_the_log_says_its_values_are(spark, tmp_path):
     append(log, [put(b"a", order(1)), put(b"b", order(2))])
     sink = sl.DeltaSink(str(tmp_path / "table"), mode="append", value="log")
     run(spark, log, sink, transform="SELECT id * 2 AS twice, city FROM changes")
-    assert rows_of(tmp_path / "table") == [{"twice": 2, "city": "city-1"}, {"twice": 4, "city": "city-2"}]
+    expected = [{"twice": 2, "city": "city-1"}, {"twice": 4, "city": "city-2"}]
+    assert rows_of(tmp_path / "table") == expected
+    append(log, [put(b"c", order(3))])
+    again = sl.DeltaSink(
+        str(tmp_path / "table"), mode="append", value="log"
+    )  # none of its columns shows that it is typed
+    run(spark, log, again, transform="SELECT id * 2 AS twice, city FROM changes")
+    assert rows_of(tmp_path / "table") == [*expected, {"twice": 6, "city": "city-3"}]
+
+
+@pytest.mark.matrix
+def test_a_new_version_of_the_logs_codec_ends_a_transforming_pipeline_before_it_applies_more(spark, tmp_path):
+    narrow = sl.Json(pa.schema({"id": pa.int32()}))
+    log = sl.open(f"{tmp_path}/typed", create=True, value=narrow)
+    append(log, [put(b"a", b'{"id": 1}')])
+    table = tmp_path / "table"
+
+    def sink() -> sl.DeltaSink:
+        return sl.DeltaSink(str(table), mode="append", value="log", dead_letters=f"{table}-letters")
+
+    query = "SELECT id FROM changes"
+    with follow(spark, log, sink(), transform=query, trigger={"processingTime": "0 seconds"}) as following:
+        wait_until(lambda: following.progress().records == 1 or not following.active)
+        log.evolve_value(sl.Json(pa.schema({"id": pa.int64()})))
+        append(log, [put(b"b", b'{"id": 5000000000}')])
+        with pytest.raises(SchemaRefused, match="start the pipeline again"):
+            following.await_termination(600)
+    assert rows_of(table) == [{"id": 1}]
+    run(spark, log, sink(), transform=query)
+    assert rows_of(table) == [{"id": 1}, {"id": 5000000000}]
+    assert not Path(f"{table}-letters").exists()
 
 
 def test_sinks_that_spark_cannot_transform_for_are_refused(spark, log, tmp_path):

@@ -50,7 +50,10 @@ class FrameTransform:
         except (PySparkException, Py4JError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise InvalidInput(f"The transform cannot be applied to the changes: {reason}") from error
-        twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+        if not schema.names:
+            raise InvalidInput("The transform gives no columns: keep at least one.")
+        folded = [name.lower() for name in schema.names]  # tables do not tell them apart
+        twice = sorted({name for name in schema.names if folded.count(name.lower()) > 1})
         if twice:
             raise InvalidInput(f"The transform gives the column {twice[0]!r} twice: rename one of them.")
         found: pa.Schema = to_arrow_schema(schema, timezone="UTC")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Self, TypeAlias
 
 import pyarrow as pa
 
-from strandline.errors import InvalidInput
+from strandline.errors import InvalidInput, SchemaRefused
 from strandline.log.value_format import named_codec
 from strandline.tables.kinds import TYPED
 from strandline.tables.shape import TableShape
@@ -35,6 +36,7 @@ class LoggedShape:
         self._where = where
         self._log: object = None
         self._has_warned = False
+        self._is_frozen = False
 
     def meet(self, log: object) -> None:
         """Remember the log that the table follows."""
@@ -48,6 +50,12 @@ class LoggedShape:
                 "or call its meet(log) first."
             )
 
+    def frozen(self, shape: TableShape) -> Self:
+        """The same for rows that another engine transforms: ``shape``, for as long as the log names its codec."""
+        twin = copy.copy(self)
+        twin._shape, twin._is_frozen = shape, True  # noqa: SLF001 - a copy of this object
+        return twin
+
     def resolved(self, columns: Callable[[], pa.Schema | None]) -> TableShape:
         """The shape now; ``columns`` gives those of the table, None if there is no table yet.
 
@@ -57,6 +65,13 @@ class LoggedShape:
             return self._shape
         self.check_met()
         codec = named_codec(self._log)
+        if self._is_frozen:
+            if not _is_same(codec, self._shape.value):
+                raise SchemaRefused(
+                    f"The log of the table {self._where} names a new version of its codec, and the transform was "
+                    "applied to the columns of the former one: start the pipeline again. Nothing was skipped."
+                )
+            return self._shape
         if codec is not None and self._shape.transform is None and is_raw(columns()):
             if not self._has_warned:
                 self._has_warned = True
@@ -67,6 +82,12 @@ class LoggedShape:
                 )
             codec = None
         return replace(self._shape, value=codec)
+
+
+def _is_same(one: Codec | None, other: Codec | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.name == other.name and bool(one.schema == other.schema)
 
 
 def is_raw(columns: pa.Schema | None) -> bool:

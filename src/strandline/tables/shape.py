@@ -111,6 +111,7 @@ class TableShape:
             raise InvalidInput("The sink has a transform of its own: give either that one or Spark's, not both.")
         meta = {field.name: field for field in _META.values()} if self.is_keyed else {}  # never null there
         columns = pa.schema([meta.get(field.name, field) for field in rows])
+        _check_zone(rows)
         shape = replace(self, transform=TransformedElsewhere(columns))
         shape.changes_schema()  # refuses rows that lack a column
         return shape
@@ -247,8 +248,18 @@ class DeadLetters:
         return BAD_SCHEMA
 
 
+def _check_zone(rows: pa.Schema) -> None:
+    """``InvalidInput`` if the timestamp of changes has lost its time zone: it would be shifted silently."""
+    name = _META["timestamp"].name
+    at = rows.get_field_index(name)
+    kind = None if at < 0 else rows.field(at).type
+    if kind is not None and pa.types.is_timestamp(kind) and kind.tz is None:
+        raise InvalidInput(f"The transform gives the column {name} without a time zone: leave it as it was given.")
+
+
 def _with_plain_meta(rows: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
     """Rows whose key, offset, timestamp and operation have the types of a record's, as far as the rows have them."""
+    _check_zone(rows.schema)
     for field in fields:
         at = rows.schema.get_field_index(field.name)
         if at >= 0 and rows.schema.field(at).type != field.type:

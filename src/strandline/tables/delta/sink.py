@@ -158,13 +158,17 @@ class DeltaSink:
 
     def decoded_schema(self) -> pa.Schema:
         """The columns of decoded changes; see :class:`~strandline.model.sink.TransformableSink`."""
-        return self._shape.decoded_schema()
+        return self._decoding().decoded_schema()
+
+    def _decoding(self) -> TableShape:
+        """The shape with the log's codec, whatever columns a transform gives the table."""
+        return self._logged.resolved(lambda: None)
 
     def with_rows(self, rows: pa.Schema) -> Self:
         """The same table, for workers that are given transformed rows with these columns."""
         twin = copy.copy(self)
-        twin._shape = self._shape.transformed_elsewhere(rows)  # noqa: SLF001 - a copy of this object
-        twin._logged = LoggedShape(twin._shape, None, self.url)  # noqa: SLF001 - the codec stays
+        twin._shape = self._decoding().transformed_elsewhere(rows)  # noqa: SLF001 - a copy of this object
+        twin._logged = self._logged.frozen(twin._shape)  # noqa: SLF001 - a copy of this object
         twin._table = copy.copy(self._table)  # noqa: SLF001 - a copy of this object
         twin._table.shape = twin._shape  # noqa: SLF001 - a copy of this object
         return twin
