@@ -163,6 +163,64 @@ def test_fields_with_the_names_of_a_records_columns_are_the_values(tmp_path: Pat
     assert rows(log) == [(b"own", 0, b'{"key":"k","value":1.5,"timestamp":7}')]
 
 
+TIME = pa.timestamp("us", tz="UTC")
+
+
+@pytest.mark.parametrize(
+    ("schema", "columns", "stored"),
+    [
+        ({"timestamp": TIME}, {"timestamp": pa.array([0], TIME)}, b'{"timestamp":"1970-01-01T00:00:00.000000Z"}'),
+        ({"key": pa.string(), "id": pa.int64()}, {"key": ["a"]}, b'{"key":"a","id":null}'),
+        ({"op": pa.int8(), "key": pa.string()}, {"op": [1], "key": ["a"]}, b'{"op":1,"key":"a"}'),
+        ({"key": pa.string(), "value": pa.string()}, {"key": ["k"], "value": ["v"]}, b'{"key":"k","value":"v"}'),
+        ({"headers": pa.string()}, {"headers": ["h"]}, b'{"headers":"h"}'),
+        ({"value": pa.binary()}, {"value": [b"v"], "_key": pa.nulls(1)}, b'{"value":"dg=="}'),
+    ],
+)
+@pytest.mark.parametrize("is_own", [False, True])
+def test_fields_that_all_have_names_of_a_records_columns_are_encoded(
+    schema: dict[str, pa.DataType], columns: dict[str, Any], stored: bytes, *, is_own: bool
+) -> None:
+    codec = sl.Json(pa.schema(schema))
+    log = sl.log.MemoryLog(value=None if is_own else codec)
+    with log.producer(value=codec if is_own else None) as producer:
+        producer.append_batch(pa.table(columns))
+    assert rows(log) == [(None, 0, stored)]
+
+
+def test_a_batch_of_encoded_values_is_stored_as_it_is_unless_that_is_ambiguous() -> None:
+    encoded = pa.table({"key": [b"k"], "op": [1], "value": [b'{"key":"x"}']})
+    log = sl.log.MemoryLog(value=sl.Json(pa.schema({"key": pa.string(), "op": pa.int8()})))
+    with log.producer() as producer:
+        producer.append_batch(encoded)
+        with pytest.raises(InvalidInput, match="'value' is text, and encoded values are bytes"):
+            producer.append_batch(pa.table({"value": ["{}"]}))
+    assert rows(log) == [(b"k", 1, b'{"key":"x"}')]
+    for kind in (pa.binary(), pa.string()):
+        log = sl.log.MemoryLog(value=sl.Json(pa.schema({"value": kind})))
+        with (
+            log.producer() as producer,
+            pytest.raises(InvalidInput, match="may be encoded values or"),
+        ):
+            producer.append_batch(encoded)
+        assert log.bounds().next == 0
+    for untyped in (sl.log.MemoryLog(), sl.log.MemoryLog(value=sl.Raw())):
+        with untyped.producer() as producer:
+            producer.append_batch(encoded)
+            producer.append_batch(pa.table({"value": ["text"]}))
+        assert rows(untyped) == [(b"k", 1, b'{"key":"x"}'), (None, 0, b"text")]
+
+
+def test_a_log_is_asked_for_its_format_once_by_a_producer_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    plain = sl.log.MemoryLog()
+    monkeypatch.setattr(sl.log.MemoryLog, "value", property(asked.append))
+    with plain.producer() as producer:
+        for _ in range(3):
+            producer.append_batch(pa.table({"key": [b"k"], "value": [b"v"]}))
+    assert len(asked) == 1
+
+
 def test_a_running_producer_takes_the_fields_of_a_newer_version(log: sl.log.MemoryLog) -> None:
     with log.producer() as producer:
         producer.append(value={"id": 1})

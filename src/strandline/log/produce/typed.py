@@ -10,15 +10,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from strandline.errors import InvalidInput
+from strandline.errors import InvalidInput, MissingExtra, Unsupported, UnsupportedVersion
 from strandline.model.records import RECORD_SCHEMA, Op, RecordSource
 from strandline.values.contract import Codec
+from strandline.values.raw import Raw
 
 TYPES: Final = "Keys and values are bytes or None: encode text first."
 _UNTYPED: Final = (
     "This log names no format for its values, so that they are bytes: give the producer a codec (value=sl.Json(...)), "
     "or encode the value first."
 )
+_AMBIGUOUS: Final = (
+    "The column 'value' holds bytes, which may be encoded values or the value's field of that name: for the field name "
+    "the record's columns with an underscore (at least '_key', null or not), and append encoded values one by one."
+)
+_TEXT: Final = "The column 'value' is text, and encoded values are bytes: cast it to binary, or give fields."
 _NO_VALUES: Final = (str, int, float, bytearray, memoryview, list, tuple, set, frozenset)
 _CHUNK_ROWS: Final = 1 << 13
 """Rows encoded at a time: their Python objects live at the same time."""
@@ -35,6 +41,7 @@ class ValueEncoder:
     given: Codec | None
     find: Callable[[], Codec | None]
     _found: Codec | None = None
+    _asked: bool = False
 
     def one(self, value: Any) -> bytes:
         """The bytes of a mapping, a dataclass or a Struct; ``InvalidInput`` names the field that does not fit."""
@@ -44,11 +51,23 @@ class ValueEncoder:
         return encoded
 
     def records(self, batch: RecordSource) -> RecordSource:
-        """The batch with its values encoded; one that has only a record's own columns is given back as it is."""
+        """The batch with its values encoded; one whose values are encoded already is given back as it is."""
         table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
-        if not isinstance(table, pa.Table) or _is_plain(table.schema) or not table.num_rows:
+        if not isinstance(table, pa.Table) or not table.num_rows:
             return batch
-        return self._try(lambda codec: encoded_table(table, codec))
+        if _is_plain(table.schema) and self._is_untyped():
+            return batch
+        return self._try(lambda codec: batch if _is_encoded(table.schema, codec) else encoded_table(table, codec))
+
+    def _is_untyped(self) -> bool:
+        """Whether there is no codec, or none that can be used here; the log is asked once."""
+        if self.given is None and not self._asked:
+            try:
+                self._found = self.find()
+            except (MissingExtra, Unsupported, UnsupportedVersion):
+                self._found = None
+            self._asked = True
+        return self.given is None and self._found is None
 
     def _try(self, encode: Callable[[Codec], Any]) -> Any:
         known = self._found if self.given is None else self.given
@@ -71,14 +90,39 @@ def _is_plain(schema: pa.Schema) -> bool:
     """Whether there are only the columns of a record, and values are bytes or text."""
     if any(name not in RECORD_SCHEMA.names for name in schema.names):
         return False
+    return all(_is_bytes(kind) or _is_text(kind) or pt.is_null(kind) for kind in _value_kinds(schema))
+
+
+def _is_encoded(schema: pa.Schema, codec: Codec) -> bool:
+    """Whether all columns are the record's, also those with the name of a field, since ``value`` has encoded values.
+
+    ``InvalidInput`` if it is text, or if it could also be the value's field of that name.
+    """
+    if not _is_plain(schema):
+        return False
+    if isinstance(codec, Raw):
+        return True
+    kinds, names = _value_kinds(schema), codec.schema.names
+    if any(map(_is_bytes, kinds)):
+        if "value" in names:
+            raise InvalidInput(_AMBIGUOUS)
+        return True
+    if any(map(_is_text, kinds)) and "value" not in names:
+        raise InvalidInput(_TEXT)
+    return not any(name in names for name in schema.names)
+
+
+def _value_kinds(schema: pa.Schema) -> list[pa.DataType]:
     kinds = [field.type for field in schema if field.name == "value"]
-    return all(_is_bytes(kind.value_type if pt.is_dictionary(kind) else kind) for kind in kinds)
+    return [kind.value_type if pt.is_dictionary(kind) else kind for kind in kinds]
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    tests = (pt.is_binary, pt.is_large_binary, pt.is_fixed_size_binary, pt.is_binary_view, pt.is_null)
-    texts = (pt.is_string, pt.is_large_string, pt.is_string_view)
-    return any(test(kind) for test in (*tests, *texts))
+    return any(test(kind) for test in (pt.is_binary, pt.is_large_binary, pt.is_fixed_size_binary, pt.is_binary_view))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(test(kind) for test in (pt.is_string, pt.is_large_string, pt.is_string_view))
 
 
 def encoded_table(table: pa.Table, codec: Codec) -> pa.Table:
