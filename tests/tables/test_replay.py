@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 import strandline as sl
 from strandline.errors import InvalidInput, NotFound
 from strandline.tables.delta.table import FollowedDelta
+from strandline.tables.shape import BAD_SCHEMA
 from tests.cli.conftest import Run, run  # noqa: F401 - a fixture
 
 NARROW = sl.Json(pa.schema({"id": pa.int8()}))
@@ -263,6 +266,109 @@ def test_two_tables_that_share_their_letters_each_replay_their_own(tmp_path: Pat
     assert place.letters() == []
     place.check()
     assert sl.tables.verify(second(WIDE), place.log).is_right
+
+
+def test_a_table_leaves_the_letters_of_another_table_alone(tmp_path: Path) -> None:
+    place = Place(tmp_path, mode="append")
+    place.append((b"a", 1), (b"b", BIG))
+    lenient = sl.DeltaSink(f"{tmp_path}/second", mode="append", value=WIDE, dead_letters=f"{tmp_path}/letters")
+    place.follow()
+    sl.follow(place.log, lenient, until="end")
+    rows = DeltaTable(f"{tmp_path}/letters").to_pyarrow_table()
+    assert (rows["offset"].to_pylist(), rows["of_table"].to_pylist()) == ([1], [f"{tmp_path}/table"])
+    assert sl.tables.replay_letters(lenient, place.log) == sl.tables.Replayed(0, 0, 0, of_others=1)
+    assert place.letters() == [1]
+    assert sl.tables.verify(lenient, place.log).is_right
+    assert place.replay() == sl.tables.Replayed(1, 0, 0)
+    assert place.letters() == []
+    place.check()
+
+
+def test_a_table_that_was_built_again_takes_all_letters_of_its_address_however_it_is_spelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path, mode="append")
+    place.append((b"a", BIG), (b"b", 1))
+    place.follow()
+    shutil.rmtree(tmp_path / "table")
+    monkeypatch.chdir(tmp_path)
+    sl.follow(place.log, sl.DeltaSink("table", mode="append", value=NARROW, dead_letters="letters"), until="end")
+    assert place.letters() == [0, 0]
+    same = sl.DeltaSink(f"file://{tmp_path}/table/", mode="append", value=WIDE, dead_letters="letters")
+    assert sl.tables.replay_letters(same, place.log) == sl.tables.Replayed(1, 0, 0)
+    assert place.letters() == []
+    place.check()
+
+
+def test_letters_that_do_not_say_whose_they_are_are_refused(tmp_path: Path) -> None:
+    place = Place(tmp_path, mode="append")
+    place.append((b"a", BIG))
+    place.follow()
+    properties = DeltaTable(f"{tmp_path}/letters").metadata().configuration
+    shutil.rmtree(tmp_path / "letters")
+    DeltaTable.create(f"{tmp_path}/letters", BAD_SCHEMA, configuration=dict(properties), raise_if_key_not_exists=False)
+    place.append((b"b", BIG))
+    for act in (place.replay, place.follow):
+        with pytest.raises(InvalidInput, match="do not say of which table"):
+            act()
+
+
+@pytest.mark.parametrize("mode", ["latest", "history"])
+def test_files_that_others_have_written_again_are_replayed(tmp_path: Path, mode: str) -> None:
+    place = Place(tmp_path, mode=mode, transform=_as_it_is)
+    place.append((b"a", BIG), (b"b", BIG), (b"c", 1))
+    place.follow()
+    place.append((b"a", 2))
+    place.follow()
+    DeltaTable(f"{tmp_path}/letters").delete('"offset" = 1')  # with other Arrow types than ours
+    DeltaTable(f"{tmp_path}/table").optimize.z_order(["id"])
+    assert place.replay() == sl.tables.Replayed(1, 0, 0)
+    assert place.letters() == []
+    assert sorted(place.sink(WIDE).rows()["id"].to_pylist()) == ([1, 2] if mode == "latest" else [1, 2, BIG])
+
+
+def _other_keys(changes: pa.Table) -> pa.Table:
+    keys = pc.binary_join_element_wise(changes["_key"], pa.scalar(b"x"), pa.scalar(b"-"))
+    return changes.set_column(changes.column_names.index("_key"), "_key", keys)
+
+
+def _as_it_is(changes: pa.Table) -> pa.Table:
+    return changes
+
+
+@pytest.mark.parametrize(
+    ("mode", "later"),
+    [("latest", 3), ("history", 3), ("history", sl.Op.DELETE)],
+    ids=["latest", "history", "history-ended"],
+)
+def test_a_fix_that_gives_later_records_other_keys_is_refused_before_anything_is_written(
+    tmp_path: Path, mode: str, later: Any
+) -> None:
+    place = Place(tmp_path, mode=mode)
+    place.append((b"a", 1), (b"a", BIG), (b"a", later), (b"b", sl.Op.DELETE))
+    sl.follow(place.log, place.sink(NARROW, transform=_as_it_is), until="end")
+    before = DeltaTable(f"{tmp_path}/table")
+    with pytest.raises(InvalidInput, match=r"offset 2 under a key .* rebuild"):
+        sl.tables.replay_letters(place.sink(WIDE, transform=_other_keys), place.log)
+    assert DeltaTable(f"{tmp_path}/table").version() == before.version()
+    assert place.letters() == [1]
+    sl.tables.rebuild(place.sink(WIDE, transform=_other_keys), place.log)
+    sl.tables.replay_letters(place.sink(WIDE, transform=_other_keys), place.log)
+    assert place.letters() == []
+    assert sl.tables.verify(place.sink(WIDE, transform=_other_keys), place.log).is_right
+
+
+@pytest.mark.parametrize("mode", ["latest", "history"])
+def test_a_fix_by_which_a_later_record_has_no_row_any_more_is_refused(tmp_path: Path, mode: str) -> None:
+    place = Place(tmp_path, mode=mode)
+    place.append((b"a", BIG), (b"a", b'{"id": 1, "note": [5]}'))
+    place.follow()
+    rows = place.sink(NARROW).rows()
+    assert (rows["id"].to_pylist(), place.letters()) == ([1], [0])
+    with pytest.raises(InvalidInput, match=r"offset 1 under a key .* rebuild"):
+        place.replay()
+    assert place.sink(NARROW).rows().equals(rows)
+    assert place.letters() == [0]
 
 
 @pytest.mark.parametrize("mode", ["append", "latest"])

@@ -137,10 +137,11 @@ def replay_letters(sink: MaintainedTable, log: Log) -> Replayed:
     wins; in a history the version lies between those before and after it. For that the log is read, from the first
     letter on: letters of records that it no longer retains stay (``expired``), except in a table of all changes, which
     needs the letters alone. Those that still cannot become rows stay, too. Only letters below the table's cursor are
-    replayed.
+    replayed, and only those that name this table by its address.
 
-    Safe beside the table's follower, and at every crash: repeat it. ``InvalidInput`` for letters of several logs,
-    and for tables other than Delta tables.
+    Safe beside the table's follower, and at every crash: repeat it. ``InvalidInput`` for letters of several logs, for
+    tables other than Delta tables, and, before anything is written, if a record since the first letter has a row whose
+    key the corrected sink no longer gives it: such a table has to be rebuilt.
 
     >>> import tempfile, strandline as sl
     >>> folder = tempfile.mkdtemp()
@@ -153,7 +154,7 @@ def replay_letters(sink: MaintainedTable, log: Log) -> Replayed:
     >>> sl.follow(log, sink(pa.int32()), until="end").next
     1
     >>> sl.tables.replay_letters(sink(pa.int64()), log)
-    Replayed(applied=1, unreadable=0, expired=0, first_reason='')
+    Replayed(applied=1, unreadable=0, expired=0, first_reason='', of_others=0)
     >>> sink(pa.int64()).rows().column("id").to_pylist()
     [3000000000]
     """

@@ -18,7 +18,7 @@ from strandline.tables.files import TableFiles, write_file
 from strandline.tables.hashing import HASH_BITS, key_hashes
 from strandline.tables.kinds import Names, Rewind, in_offset_order, merge_history, merge_latest
 from strandline.tables.layout import FEW_SHARES, MAX_DEPTH, WHOLE, HashRange, KeptFile, file_name, range_of
-from strandline.tables.shape import BAD_SCHEMA, ShapedRows, TableShape, TransformedElsewhere
+from strandline.tables.shape import BAD_SCHEMA, LETTER_SCHEMA, ShapedRows, TableShape, TransformedElsewhere
 from strandline.tables.tally import Tally
 from strandline.values.evolution import conform_columns
 
@@ -52,6 +52,8 @@ class TablePart:
     old: tuple[KeptFile, ...] = ()
     dead: TableFiles | None = None
     dead_floor: int = 0
+    address: str = ""
+    """The table, as its dead letters name it."""
     file_rows: int = FILE_ROWS
     rewind: Rewind | None = None
     """For a replay: the changes are all that happened to these keys since, and replace what a history has of it."""
@@ -249,6 +251,8 @@ class TablePart:
         if self.dead is not None:
             letters = letters.filter(pc.greater_equal(letters.column("offset"), self.dead_floor))
             if letters.num_rows:
+                named = [*letters.columns, pa.repeat(self.address, letters.num_rows)]
+                letters = pa.table(named, schema=LETTER_SCHEMA)
                 yield write_file(self.dead, f"part-{self._unique()}.parquet", letters)
 
 

@@ -46,7 +46,10 @@ BAD_SCHEMA: Final = pa.schema(
         pa.field("reason", pa.string(), nullable=False),
     ]
 )
-"""The columns of a dead-letter table: the record as it was, and why it has no row."""
+"""The columns of a record without a row: the record as it was, and why it has none."""
+
+LETTER_SCHEMA: Final = BAD_SCHEMA.append(pa.field("of_table", pa.string(), nullable=False))
+"""The columns of a dead-letter table that several tables may share: also the address of the letter's table."""
 
 _META: Final = {name: RECORD_FIELDS[name] for name in ("key", "offset", "timestamp", "op")}
 _NO_KEY: Final = "It has no key, and the table keeps its rows by key."
@@ -245,7 +248,7 @@ class DeadLetters:
 
     def schema(self) -> pa.Schema:
         """Its columns."""
-        return BAD_SCHEMA
+        return LETTER_SCHEMA
 
 
 def _check_zone(rows: pa.Schema) -> None:

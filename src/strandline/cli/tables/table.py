@@ -211,6 +211,8 @@ def replay(
         lines.append(
             f"{done.expired:,} stay, since the log no longer has the records since, which decide what their keys have."
         )
+    if done.of_others:
+        lines.append(f"{done.of_others:,} stay, since they name other tables.")
     show.answer(asdict(done), "\n".join(lines), as_json=json)
 
 

@@ -2,26 +2,52 @@
 
 Delta has no transaction over two tables. So the letters of a range are committed first, keyed by offset and by the id
 of the table that they belong to: after a crash in between, the range is applied again, and letters below that table's
-cursor among the letters are dropped. Several tables may share one dead-letter table, and anybody may delete letters.
+cursor among the letters are dropped. Several tables may share one dead-letter table: each letter names its table by its
+address, which a table that is built again keeps. Anybody may delete letters.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from strandline.errors import InvalidInput
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
-from strandline.tables.delta.files import added
-from strandline.tables.delta.table import FollowedDelta
+from strandline.tables.delta.files import added, local_path
+from strandline.tables.delta.table import FollowedDelta, columns_of, log_of
+from strandline.tables.shape import BAD_SCHEMA
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 LettersOf = Callable[[str], FollowedDelta]
 """The dead-letter table as the table with that id uses it."""
+
+
+def address_in_letters(url: str) -> str:
+    """The address of a table as its letters name it: the same for each spelling of a folder.
+
+    >>> address_in_letters("/tables/x/../a b/"), address_in_letters("file:///tables/a%20b")
+    ('/tables/a b', '/tables/a b')
+    >>> address_in_letters("s3://bucket/a/")
+    's3://bucket/a'
+    """
+    folder = local_path(url)
+    return url.rstrip("/") if folder is None else os.path.abspath(folder)  # noqa: PTH100 - no lookup, and no ".."
+
+
+def check_letters(followed: FollowedDelta, table: DeltaTable) -> None:
+    """``InvalidInput`` for letters that do not say whose they are; else as ``check_shape``."""
+    if log_of(table) is not None and columns_of(table).names == BAD_SCHEMA.names:
+        raise InvalidInput(
+            f"The dead letters {followed.url} do not say of which table they are, so that one table could take those "
+            "of another: name a new place for them, and build the table again with sl.tables.rebuild."
+        )
+    followed.check_shape(table)
 
 
 @dataclass(slots=True)
@@ -41,7 +67,7 @@ class LetterBox:
         if table is None:
             followed.check_place()
             return cls(letters_of, None, 0)
-        followed.check_shape(table)
+        check_letters(followed, table)
         known = None if table_id is None else table.transaction_version(followed.application(log_id).cursor)
         return cls(letters_of, table, 0 if known is None else int(known))
 

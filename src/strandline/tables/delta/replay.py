@@ -2,7 +2,8 @@
 
 The table is committed first, then the letters are removed. A crash in between is harmless, because applying a letter
 again changes nothing: a table of all changes is asked for the letter's offset, and in a keyed table everything that
-happened to the letter's key since then is merged again, as the log has it.
+happened to the letter's key since then is merged again, as the log has it. For that each record since has to have the
+key by which the table holds it: otherwise the table would hold it twice, and nothing is written.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from strandline.model.records import READ_SCHEMA
 from strandline.storage.clock import CHANCE
 from strandline.tables.delta.files import added, removed
 from strandline.tables.delta.history import letter_logs
-from strandline.tables.delta.letters import LettersOf
+from strandline.tables.delta.letters import LettersOf, address_in_letters, check_letters
 from strandline.tables.delta.table import FollowedDelta, columns_of, data_files, id_of, log_of
 from strandline.tables.files import write_file
 from strandline.tables.kinds import Rewind, distinct
 from strandline.tables.layout import WHOLE, KeptFile
 from strandline.tables.part import TablePart, in_schema
-from strandline.tables.shape import BAD_SCHEMA, TableShape
+from strandline.tables.shape import LETTER_SCHEMA, TableShape
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -38,6 +39,7 @@ ReadLog: TypeAlias = Callable[[int, int], Iterable[pa.RecordBatch]]
 """The records of the log between two offsets."""
 
 _ATTEMPTS: Final = 8
+_PAIRS: Final = pa.schema({"offset": pa.int64(), "key": pa.binary()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Replayed:
     """Letters that stay because the log no longer has the records since, which decide what their keys have now."""
     first_reason: str = ""
     """Offset and reason of the first one that cannot become a row."""
+    of_others: int = 0
+    """Letters that name other tables; they stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +66,13 @@ class _Chosen:
     done: pa.Array
     bad: pa.Table
     expired: int
+    of_others: int
 
     def result(self) -> Replayed:
         first = ""
         if self.bad.num_rows:
             first = f"offset {self.bad.column('offset')[0].as_py()}: {self.bad.column('reason')[0].as_py()}"
-        return Replayed(len(self.done), len(distinct(self.bad.column("offset"))), self.expired, first)
+        return Replayed(len(self.done), len(distinct(self.bad.column("offset"))), self.expired, first, self.of_others)
 
 
 @dataclass(slots=True)
@@ -85,7 +90,7 @@ class LetterReplay:
         """Apply and remove what can be decoded by now; again if another job committed meanwhile.
 
         ``NotFound`` without a table, ``Diverged`` if it is not the one of the log, ``InvalidInput`` if the letters are
-        of several logs, or the table does not keep offsets.
+        of several logs, the table does not keep offsets, or a record since has another key than in the table.
         """
         for _ in range(_ATTEMPTS):
             try:
@@ -106,13 +111,14 @@ class LetterReplay:
         box = letters.open()
         if box is None:
             return Replayed(0, 0, 0)
-        letters.check_shape(box)
+        check_letters(letters, box)
         letters.refuse_append_only(box, "a replay removes letters")
         self._check_logs(letters, box)
         chosen = self._chosen(letters, box, range(self.followed.start(table), at.next))
         if chosen.changes.num_rows:
+            since_then = self._since(table, chosen.changes, at) if self.shape.is_keyed else []
             table = self.followed.evolved(table, at)
-            self._apply(table, chosen.changes, at)
+            self._apply(table, chosen.changes, since_then, at)
         if len(chosen.done):
             self._remove(letters, box, chosen.done, at)
         return chosen.result()
@@ -128,13 +134,15 @@ class LetterReplay:
             )
 
     def _chosen(self, letters: FollowedDelta, box: DeltaTable, held: range) -> _Chosen:
-        """The letters of the offsets that the table holds: others may be of a table that it shares the letters with.
+        """The table's letters, of the offsets that it holds: an earlier table at this address may have had others.
 
         Letters from the cursor on are of a range that was not committed yet.
         """
-        found = pa.concat_tables(
-            [BAD_SCHEMA.empty_table(), *[in_schema(letters.files.read(path), BAD_SCHEMA) for path in data_files(box)]]
-        )
+        files = [in_schema(letters.files.read(path), LETTER_SCHEMA) for path in data_files(box)]
+        found = pa.concat_tables([LETTER_SCHEMA.empty_table(), *files])
+        of_all = found.num_rows
+        found = found.filter(self._is_mine(found))
+        of_others = of_all - found.num_rows
         offsets = found.column("offset")
         is_held = pc.and_(pc.greater_equal(offsets, held.start), pc.less(offsets, held.stop))
         found = found.filter(is_held).sort_by("offset")
@@ -148,13 +156,16 @@ class LetterReplay:
         shaped = self.shape.rows(records)
         offsets = distinct(found.column("offset"))
         is_done = pc.invert(pc.is_in(offsets, value_set=distinct(shaped.bad.column("offset"))))
-        return _Chosen(shaped.rows, offsets.filter(is_done), shaped.bad.sort_by("offset"), expired)
+        return _Chosen(shaped.rows, offsets.filter(is_done), shaped.bad.sort_by("offset"), expired, of_others)
 
-    def _apply(self, table: DeltaTable, changes: pa.Table, at: Cursor) -> None:
+    def _is_mine(self, letters: pa.Table) -> pa.ChunkedArray:
+        return pc.equal(letters.column("of_table"), address_in_letters(self.followed.url))
+
+    def _apply(self, table: DeltaTable, changes: pa.Table, since_then: list[pa.Table], at: Cursor) -> None:
         part = TablePart(self.shape, columns_of(table), self.followed.files, str(CHANCE.uuid()))
         gone: list[str] = []
         if self.shape.is_keyed:
-            adds, gone = self._merged(table, replace(part, share=WHOLE), changes, at)
+            adds, gone = self._merged(table, replace(part, share=WHOLE), changes, since_then)
         else:
             adds = self._added(table, part, changes)
         if not adds and not gone:
@@ -180,48 +191,79 @@ class LetterReplay:
         return part.appended(missing)
 
     def _merged(
-        self, table: DeltaTable, part: TablePart, changes: pa.Table, at: Cursor
+        self, table: DeltaTable, part: TablePart, changes: pa.Table, since_then: list[pa.Table]
     ) -> tuple[list[DataFile], list[str]]:
         """All that happened to the letters' keys since the first letter, merged into the rows from before it."""
-        names = self.shape.names
-        keys, since = distinct(changes.column(names.key)), pc.min(changes.column(names.offset)).as_py()
-        since_then = list(self._changes_of(keys, since, at.next))
+        keys, since = self._keys_since(changes)
         old = tuple(KeptFile(path, size, is_shared=False) for path, (_, size) in data_files(table).items())
         rewind = Rewind(since, keys) if self.shape.kind == "history" else None
         return replace(part, old=old, rewind=rewind).merged(since_then)
 
-    def _changes_of(self, keys: pa.Array, since: int, end: int) -> Iterable[pa.Table]:
-        for batch in self.read(since, end):
+    def _keys_since(self, changes: pa.Table) -> tuple[pa.Array, int]:
+        names = self.shape.names
+        return distinct(changes.column(names.key)), pc.min(changes.column(names.offset)).as_py()
+
+    def _since(self, table: DeltaTable, changes: pa.Table, at: Cursor) -> list[pa.Table]:
+        """All changes of the letters' keys since the first letter; ``InvalidInput`` if one has another key by now."""
+        names = self.shape.names
+        keys, since = self._keys_since(changes)
+        found, given, bad = [], [_PAIRS.empty_table()], [pa.array([], pa.int64())]
+        for batch in self.read(since, at.next):
             records = pa.Table.from_batches([batch])
             if self.shape.has_record_keys:
                 records = records.filter(pc.is_in(records.column("key"), value_set=keys))
             if records.num_rows:
-                rows = self.shape.rows(records).rows
-                yield rows.filter(pc.is_in(rows.column(self.shape.names.key), value_set=keys))
+                shaped = self.shape.rows(records)
+                given.append(_pairs(shaped.rows, names.offset, names.key))
+                bad.append(distinct(shaped.bad.column("offset")))
+                found.append(shaped.rows.filter(pc.is_in(shaped.rows.column(names.key), value_set=keys)))
+        self._refuse_other_keys(table, pa.concat_tables(given), pa.concat_arrays(bad))
+        return found
+
+    def _refuse_other_keys(self, table: DeltaTable, given: pa.Table, bad: pa.Array) -> None:
+        """``InvalidInput`` if the table holds one of these records under a key that it is not given now."""
+        names, schema = self.shape.names, columns_of(table)
+        of_changes = (names.offset,) if self.shape.kind == "latest" else (names.valid[0], names.valid[2])
+        offsets = pa.concat_arrays([distinct(given.column("offset")), bad])
+        for path in data_files(table):
+            rows = in_schema(self.followed.files.read(path), schema)
+            for name in of_changes:
+                held = _pairs(rows, name, names.key)
+                held = held.filter(pc.is_in(held.column("offset"), value_set=offsets))
+                other = held.join(given, ["offset", "key"], join_type="left anti")
+                if other.num_rows:
+                    first = pc.min(other.column("offset")).as_py()
+                    raise InvalidInput(
+                        f"The table {self.followed.url} has a row of the record at offset {first} under a key that the "
+                        "record no longer has with this schema and transform, so that a replay would double or lose "
+                        "rows: rebuild the table with sl.tables.rebuild."
+                    )
 
     def _remove(self, letters: FollowedDelta, box: DeltaTable, done: pa.Array, at: Cursor) -> None:
-        """Remove one letter of each offset: of several tables that share the letters, each has its own."""
-        left, now = done, letters.now()
+        """Remove the table's letters of these offsets, and no other table's."""
+        now = letters.now()
         actions: list[Any] = []
         for path, (stored, size) in data_files(box).items():
-            rows = letters.files.read(path)
-            offsets = rows.column("offset")
-            firsts = _firsts(offsets)
-            mine = firsts.filter(pc.is_in(offsets.take(firsts), value_set=left))
-            if not len(mine):
+            rows = in_schema(letters.files.read(path), LETTER_SCHEMA)  # others may have written it with other types
+            is_done = pc.and_(self._is_mine(rows), pc.is_in(rows.column("offset"), value_set=done))
+            if not pc.any(is_done).as_py():
                 continue
-            left = left.filter(pc.invert(pc.is_in(left, value_set=distinct(offsets.take(mine)))))
-            kept = rows.filter(pc.invert(pc.is_in(pa.array(range(rows.num_rows), pa.int64()), value_set=mine)))
+            kept = rows.filter(pc.invert(is_done))
             actions.append(removed(stored, size, now))
             if kept.num_rows:
                 name = f"part-{CHANCE.uuid()}-{CHANCE.uuid()}.parquet"
-                actions.append(added(write_file(letters.files, name, in_schema(kept, BAD_SCHEMA)), now))
+                actions.append(added(write_file(letters.files, name, kept), now))
         try:
             known = letters.next_in(box, self.log_id)
         except Diverged:  # these letters are of an earlier table at this place
             known = at.next
         if actions:
             letters.commit(box, actions, Cursor(self.log_id, known))
+
+
+def _pairs(rows: pa.Table, offset: str, key: str) -> pa.Table:
+    """Offset and key of each row."""
+    return rows.select([offset, key]).rename_columns(["offset", "key"]).cast(_PAIRS)
 
 
 def _firsts(offsets: pa.ChunkedArray) -> pa.Array:

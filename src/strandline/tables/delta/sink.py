@@ -27,7 +27,7 @@ from strandline.tables.bad_records import BadShare
 from strandline.tables.comparison import RowDifferences, differences, folded
 from strandline.tables.delta.files import added
 from strandline.tables.delta.history import own_commits
-from strandline.tables.delta.letters import LetterBox, LettersOf
+from strandline.tables.delta.letters import LetterBox, LettersOf, address_in_letters
 from strandline.tables.delta.replay import LetterReplay, Replayed
 from strandline.tables.delta.table import (
     FollowedDelta,
@@ -314,6 +314,7 @@ class DeltaSink:
             floor,
             dead=None if letters is None else letters.letters_of("").files,
             dead_floor=0 if letters is None else letters.floor,
+            address=address_in_letters(self.url),
             file_rows=FILE_ROWS,
         )
         if not self._shape.is_keyed:

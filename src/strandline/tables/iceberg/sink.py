@@ -168,6 +168,7 @@ class IcebergSink:
             floor,
             dead=None if letters is None else letters.begun.files,
             dead_floor=0 if letters is None else letters.floor,
+            address=self._followed.identifier,
         )
         if not self._shape.is_keyed:
             yield from [part] * max(1, tasks)
