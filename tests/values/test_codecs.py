@@ -302,3 +302,22 @@ def test_rows_of_every_schema_come_back_as_they_were(make: Callable[[pa.Schema],
         assert decoded.columns.equals(batch)
 
     check()
+
+
+@pytest.mark.parametrize("make", [sl.Json, sl.MessagePack], ids=["json", "messagepack"])
+@pytest.mark.parametrize("wrap", [lambda kind: kind, pa.list_], ids=["plain", "list"])
+def test_dates_are_of_the_years_1_to_9999(make: Any, wrap: Any) -> None:
+    kind = wrap(pa.date32())
+    codec = make(pa.schema({"day": kind}))
+
+    def column(days: int) -> pa.Table:
+        dates = pa.array([days, None], pa.int32()).cast(pa.date32())
+        return pa.table({"day": dates if kind == pa.date32() else pa.ListArray.from_arrays([0, 1, 2], dates)})
+
+    for days in (-719_162, 2_932_896):  # the first and the last day
+        decoded = codec.decode(codec.encode(column(days)))
+        assert decoded.bad.num_rows == 0
+        assert decoded.columns.column("day").to_pylist() == column(days)["day"].to_pylist()
+    for days in (-719_163, 2_932_897, 10**8, -(2**31)):
+        with pytest.raises(InvalidInput, match="holds a date outside of the years 1 to 9999"):
+            codec.encode(column(days))

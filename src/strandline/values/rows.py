@@ -218,6 +218,9 @@ def _leaf_values(shape: Shape, column: pa.Array) -> list[Any]:
         raise InvalidInput(f"The field '{shape.field.name}' holds a NaN or an infinity: the encoding has neither.")
     if shape.via is not None and pt.is_integer(shape.via):
         column = column.view(shape.via)
+    elif pt.is_date32(kind):
+        _check_years(shape.field.name, "date", column.view(pa.int32()), 1, 86_400)
+        column = column if shape.via is None else column.cast(shape.via)
     elif pt.is_timestamp(kind):
         column = _utc_in_years(shape.field.name, column)
         if shape.via is not None:
@@ -237,9 +240,14 @@ _YEAR_10000: Final = 253_402_300_800
 
 def _utc_in_years(name: str, column: pa.Array) -> pa.Array:
     """The timestamps in UTC; ``InvalidInput`` for years that text with four digits does not have."""
-    kind, unit = column.type, _UNITS[column.type.unit]
-    bounds = pc.min_max(column.view(pa.int64()))
-    low, high = bounds["min"].as_py(), bounds["max"].as_py()
-    if low is not None and (low < _YEAR_1 * unit or high >= _YEAR_10000 * unit):
-        raise InvalidInput(f"The field '{name}' holds a timestamp outside of the years 1 to 9999.")
+    kind = column.type
+    _check_years(name, "timestamp", column.view(pa.int64()), _UNITS[kind.unit], 1)
     return column if kind.tz in (None, "UTC") else column.cast(pa.timestamp(kind.unit, tz="UTC"))
+
+
+def _check_years(name: str, what: str, column: pa.Array, per_second: int, seconds: int) -> None:
+    """Check numbers since 1970, of which one is ``seconds`` long, or there are ``per_second``."""
+    bounds = pc.min_max(column)
+    low, high = bounds["min"].as_py(), bounds["max"].as_py()
+    if low is not None and (low * seconds < _YEAR_1 * per_second or high * seconds >= _YEAR_10000 * per_second):
+        raise InvalidInput(f"The field '{name}' holds a {what} outside of the years 1 to 9999.")
