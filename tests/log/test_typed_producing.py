@@ -120,6 +120,10 @@ def test_a_value_that_does_not_fit_is_refused_and_appends_nothing(
         ({"value": [{"id": 1}], "id": [1]}, "struct and a column 'id' beside it"),
         ({"id": [1], "op": [7]}, "Operations are"),
         ({"id": [1], "op": [None]}, "may not hold nulls"),
+        ({"id": [1], "op": ["put"]}, "'op' is string, and operations are the numbers 0 to 2"),
+        ({"id": [1], "_op": [{"a": 1}]}, "'op' is struct<a: int64>, and operations are"),
+        ({"id": pa.array([], pa.int32())}, "at least one record"),
+        ({"other": pa.array([], pa.int32())}, "at least one record"),
     ],
 )
 def test_a_batch_with_a_row_that_does_not_fit_appends_nothing(

@@ -58,6 +58,9 @@ RECORD_SCHEMA: Final = pa.schema(
 READ_SCHEMA: Final = pa.schema([pa.field("offset", pa.int64(), nullable=False), *RECORD_SCHEMA])
 """The schema for readers: the stored columns after their offset."""
 
+EMPTY_BATCH: Final = "A batch must hold at least one record."
+"""What is said of a table without rows."""
+
 RecordSource: TypeAlias = pa.Table | pa.RecordBatch
 """A batch from a caller."""
 
@@ -106,7 +109,7 @@ def conform(source: RecordSource, *, now: int) -> list[pa.RecordBatch]:
             f"A batch may hold the columns {RECORD_SCHEMA.names}; it also has {unknown}: drop or rename them."
         )
     if table.num_rows == 0:
-        raise InvalidInput("A batch must hold at least one record.")
+        raise InvalidInput(EMPTY_BATCH)
     if table.num_rows > MAX_BATCH_RECORDS:
         raise InvalidInput(
             f"A batch of {table.num_rows:,} records is over the limit of {MAX_BATCH_RECORDS:,}: append it in parts."

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.errors import InvalidInput, MissingExtra, Unsupported, UnsupportedVersion
-from strandline.model.records import RECORD_SCHEMA, Op, RecordSource
+from strandline.model.records import EMPTY_BATCH, RECORD_SCHEMA, Op, RecordSource
 from strandline.values.contract import Codec
 from strandline.values.raw import Raw
 
@@ -53,8 +53,10 @@ class ValueEncoder:
     def records(self, batch: RecordSource) -> RecordSource:
         """The batch with its values encoded; one whose values are encoded already is given back as it is."""
         table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
-        if not isinstance(table, pa.Table) or not table.num_rows:
+        if not isinstance(table, pa.Table):
             return batch
+        if not table.num_rows:
+            raise InvalidInput(EMPTY_BATCH)
         if _is_plain(table.schema) and self._is_untyped():
             return batch
         return self._try(lambda codec: batch if _is_encoded(table.schema, codec) else encoded_table(table, codec))
@@ -154,12 +156,25 @@ def encoded_table(table: pa.Table, codec: Codec) -> pa.Table:
         absent = whole.is_null()
         fields = dict(zip([part.name for part in whole.type], whole.flatten(), strict=True))
     elif "op" in own:
-        gone = pc.fill_null(pc.not_equal(own["op"].cast(pa.int8(), safe=False), int(Op.PUT)), False)
+        gone = pc.fill_null(pc.not_equal(_operations(own["op"]), int(Op.PUT)), False)
         absent = gone if not fields else _all((gone, *(column.is_null() for column in fields.values())))
     values = _encoded(pa.table(fields), codec, table.num_rows)
     if absent is not None:
         values = pc.if_else(absent, pa.scalar(None, values.type), values)
     return pa.table({**own, "value": values})
+
+
+def _operations(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The operations as numbers; whether there are such numbers is checked with the other columns of a record."""
+    kind = column.type.value_type if pt.is_dictionary(column.type) else column.type
+    if not (
+        pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind) or pt.is_boolean(kind) or pt.is_null(kind)
+    ):
+        raise InvalidInput(
+            f"The column 'op' is {str(kind)[:100]}, and operations are the numbers {Op.PUT:d} to {Op.PURGE:d} (put, "
+            "delete, purge): give these."
+        )
+    return column.cast(kind).cast(pa.int8(), safe=False)
 
 
 def _all(masks: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
