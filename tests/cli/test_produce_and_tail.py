@@ -317,8 +317,20 @@ def test_tail_decodes_by_a_schema_where_the_log_names_none(run: Run, log: str, t
     assert run("tail", log, "--schema", str(tmp_path / "none")).exit_code == 1
 
 
-def test_what_json_lacks_is_shown_as_text(run: Run, log: str) -> None:
-    opened = sl.open(log, create=True, value=sl.MessagePack(pa.schema({"share": pa.float64()})))
+def test_decoded_fields_that_json_lacks_are_text_in_their_rows_alone(run: Run, log: str) -> None:
+    schema = pa.schema({"share": pa.float64(), "id": pa.int64()})
+    opened = sl.open(log, create=True, value=sl.MessagePack(schema))
     with opened.producer() as producer:
-        producer.append(value={"share": float("nan")})
-    assert json.loads(run("tail", log, "--decode", "--json").stdout)["value"] == {"share": "nan"}
+        producer.append_batch(pa.table({"share": [0.5, float("nan"), None], "id": [1, 2, None]}))
+    found = [json.loads(line)["value"] for line in run("tail", log, "--decode", "--json").stdout.splitlines()]
+    assert found == [{"share": 0.5, "id": 1}, {"share": "nan", "id": 2}, {"share": None, "id": None}]
+
+
+def test_decoded_dates_of_years_that_python_lacks_are_text(run: Run, log: str) -> None:
+    days = pa.array([0, -800_000], pa.int32())
+    table = pa.table({"day": days.cast(pa.date32()), "at": pa.array([0, 10**12], pa.timestamp("s"))})
+    with sl.open(log, create=True, value=sl.Arrow(table.schema)).producer() as producer:
+        producer.append_batch(table)
+    first, second = [json.loads(line)["value"] for line in run("tail", log, "--decode", "--json").stdout.splitlines()]
+    assert first == {"day": "1970-01-01", "at": "1970-01-01T00:00:00"}
+    assert second == {"day": "-0221-09-04", "at": "<value out of range: 1000000000000>"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -201,3 +202,16 @@ def test_a_damaged_schema_is_damage(name: str, schema: dict[str, object]) -> Non
 def test_versions_that_cannot_be_are_damage(values: object) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
         read_versions({"values": values})
+
+
+@pytest.mark.parametrize("wrap", [sl.Json, sl.Arrow, lambda schema: sl.Debezium(sl.Json(schema))])
+def test_a_log_does_not_record_fields_that_no_reader_decodes(wrap: Any) -> None:
+    hidden = wrap(pa.schema({"id": pa.int32(), "_x": pa.int64()}))
+    for act in (
+        lambda: with_version((), hidden, "x"),
+        lambda: with_version(with_version((), wrap(IDS), "x"), hidden, "x"),
+    ):
+        with pytest.raises(InvalidInput, match="'_x' begins with an underscore"):
+            act()
+    inside = wrap(pa.schema({"id": pa.struct({"_x": pa.int64()})}))
+    assert codec_of(as_version(inside), "x") == inside

@@ -15,6 +15,7 @@ from strandline.model.addresses import refuse_credentials
 from strandline.values.arrow import Arrow
 from strandline.values.avro import Avro
 from strandline.values.contract import Codec
+from strandline.values.decoding import value_fields
 from strandline.values.envelopes import BeforeAfter, Debezium
 from strandline.values.evolution import evolve
 from strandline.values.json import Json
@@ -28,7 +29,11 @@ _MOST_BYTES: Final = 1 << 20
 
 
 def as_version(codec: Codec, number: int = 1) -> ValueVersion:
-    """What a log records of a codec; ``InvalidInput`` for a codec of the caller's own, which no reader could find."""
+    """What a log records of a codec.
+
+    ``InvalidInput`` for a codec of the caller's own, which no reader could find, and for fields that none decodes.
+    """
+    value_fields(codec)
     version = ValueVersion.of(number, *_description(codec))
     if len(version.schema) > _MOST_BYTES:
         raise InvalidInput(

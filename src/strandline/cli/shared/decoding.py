@@ -63,13 +63,41 @@ def _values(records: pa.RecordBatch, codec: Codec) -> list[Any]:
 
 
 def _rows(columns: pa.RecordBatch) -> list[Any]:
-    """The rows as JSON values, in the form of JSON logs: bytes in Base64, decimals and times as text."""
+    """The rows as JSON values, in the form of JSON logs: bytes in Base64, decimals and times as text.
+
+    A field that JSON lacks (a NaN, a year beyond 9999) is text, in its row alone.
+    """
+    fields = {name: _field(columns.select([name])) for name in columns.schema.names}
+    return [{name: values[row] for name, values in fields.items()} for row in range(columns.num_rows)]
+
+
+def _field(column: pa.RecordBatch) -> list[Any]:
     try:
-        return [json.loads(row) for row in sl.Json(columns.schema).encode(columns).to_pylist()]
-    except InvalidInput:  # what JSON lacks: a NaN, a year beyond 9999
-        return [
-            {name: str(columns.column(name)[row]) for name in columns.schema.names} for row in range(columns.num_rows)
-        ]
+        return _encoded(column, sl.Json(column.schema))
+    except InvalidInput:  # a type that JSON lacks
+        return _texts(column)
+
+
+def _encoded(column: pa.RecordBatch, codec: Codec) -> list[Any]:
+    [name] = column.schema.names
+    try:
+        return [json.loads(row)[name] for row in codec.encode(column).to_pylist()]
+    except InvalidInput:
+        if column.num_rows <= 1:
+            return _texts(column)
+        middle = column.num_rows // 2
+        return _encoded(column.slice(0, middle), codec) + _encoded(column.slice(middle), codec)
+
+
+def _texts(column: pa.RecordBatch) -> list[Any]:
+    return [None if not value.is_valid else _text(value) for value in column.column(0)]
+
+
+def _text(value: pa.Scalar) -> str:
+    try:
+        return str(value)
+    except (OverflowError, ValueError):  # a year that Python lacks
+        return " ".join(pa.array([value]).to_string(indent=0).strip("[]\n ").split())
 
 
 def format_of(log: Any) -> str | None:
