@@ -172,6 +172,16 @@ def test_values_become_typed_columns_and_new_fields_new_ones_in_the_same_snapsho
         apply(changed, 3, (b"b", b'{"id": "x"}'))
 
 
+def test_the_dead_letters_of_another_table_are_refused_and_none_is_lost(catalog):
+    def following(table):
+        return sl.IcebergSink(catalog, table, value=sl.Json(ORDERS), dead_letters="shop.letters")
+
+    apply(following("shop.orders"), 0, (b"1", b'{"id": 1}'), (b"2", b"bad"), (b"3", b'{"id": 3}'))
+    with pytest.raises(Diverged):
+        apply(following("shop.others"), 0, (b"1", b"bad, too"), (b"2", b'{"id": 2}'))
+    assert rows_of(catalog, "shop.letters").column("offset").to_pylist() == [1]
+
+
 def test_bad_records_become_dead_letters_each_once(catalog, monkeypatch):
     def sink():
         return sl.IcebergSink(catalog, "shop.orders", value=sl.Json(ORDERS), dead_letters="shop.letters")

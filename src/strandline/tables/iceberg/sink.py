@@ -87,7 +87,7 @@ class IcebergSink:
         self._followed = FollowedIceberg(found, table, self._shape, name, disk)
         self._letters: FollowedIceberg | None = None
         if dead_letters is not None:
-            self._letters = FollowedIceberg(found, dead_letters, DeadLetters(), f"{name}/dead-letters", disk)
+            self._letters = FollowedIceberg(found, dead_letters, DeadLetters(), f"{name}/{table}/dead-letters", disk)
         self._bad_share = BadShare.of(max_bad_share)
 
     def __repr__(self) -> str:
