@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline.errors import InvalidInput, SchemaRefused, Unsupported
+from strandline.errors import InvalidInput, SchemaRefused, TransientStorageError, Unsupported
 from strandline.log.produce.typed import encoded_table
 from strandline.testing.codecs import row_strategy
 from strandline.values import Codec
@@ -223,6 +223,19 @@ def test_a_log_is_asked_for_its_format_once_by_a_producer_of_bytes(monkeypatch: 
         for _ in range(3):
             producer.append_batch(pa.table({"key": [b"k"], "value": [b"v"]}))
     assert len(asked) == 1
+
+
+def test_while_the_store_fails_bytes_are_buffered_and_the_log_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = sl.log.MemoryLog(value=sl.Json(pa.schema({"key": pa.string()})))
+    with log.producer() as producer:
+        with monkeypatch.context() as broken:
+            failing = property(lambda _: (_ for _ in ()).throw(TransientStorageError("away")))
+            broken.setattr(sl.log.MemoryLog, "value", failing)
+            producer.append_batch(pa.table({"key": [b"k"], "value": [b"{}"]}))
+            with pytest.raises(TransientStorageError):
+                producer.append_batch(pa.table({"key": ["a"]}))
+        producer.append_batch(pa.table({"key": ["a"]}))
+    assert rows(log) == [(b"k", 0, b"{}"), (None, 0, b'{"key":"a"}')]
 
 
 def test_a_running_producer_takes_the_fields_of_a_newer_version(log: sl.log.MemoryLog) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from strandline.errors import InvalidInput, MissingExtra, Unsupported, UnsupportedVersion
+from strandline.errors import InvalidInput, MissingExtra, StorageError, Unsupported, UnsupportedVersion
 from strandline.model.records import EMPTY_BATCH, RECORD_SCHEMA, Op, RecordSource
 from strandline.values.contract import Codec
 from strandline.values.raw import Raw
@@ -57,17 +57,24 @@ class ValueEncoder:
             return batch
         if not table.num_rows:
             raise InvalidInput(EMPTY_BATCH)
-        if _is_plain(table.schema) and self._is_untyped():
+        if _is_plain(table.schema) and self._is_untyped(table.schema):
             return batch
         return self._try(lambda codec: batch if _is_encoded(table.schema, codec) else encoded_table(table, codec))
 
-    def _is_untyped(self) -> bool:
-        """Whether there is no codec, or none that can be used here; the log is asked once."""
+    def _is_untyped(self, schema: pa.Schema) -> bool:
+        """Whether there is no codec, or none that can be used here; the log is asked until it has answered once.
+
+        While the store fails, values that are bytes are taken as they are: producers of bytes buffer through that.
+        """
         if self.given is None and not self._asked:
             try:
                 self._found = self.find()
             except (MissingExtra, Unsupported, UnsupportedVersion):
                 self._found = None
+            except StorageError:
+                if any(map(_is_bytes, _value_kinds(schema))):
+                    return True
+                raise
             self._asked = True
         return self.given is None and self._found is None
 
