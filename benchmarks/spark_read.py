@@ -34,8 +34,8 @@ FOLLOWED = 1_000_000
 TASK = """
 import re, sys
 import pyarrow as pa
-from strandline.spark.shaping import SPARK_SCHEMA
-from strandline.spark.source import StrandlineDataSource
+from strandline.spark.datasource.shaping import SPARK_SCHEMA
+from strandline.spark.datasource.source import StrandlineDataSource
 
 reader = StrandlineDataSource({"path": sys.argv[1], "partitions": "1"}).reader(SPARK_SCHEMA)
 parts = reader.partitions()

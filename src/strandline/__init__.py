@@ -56,14 +56,14 @@ if TYPE_CHECKING:
     from strandline.tables.iceberg.sink import IcebergSink as IcebergSink
     from strandline.tables.sql.postgres import PostgresSink as PostgresSink
     from strandline.tables.sql.sqlite import SqliteSink as SqliteSink
-    from strandline.values.arrow import Arrow as Arrow
-    from strandline.values.avro import Avro as Avro
-    from strandline.values.envelopes import BeforeAfter as BeforeAfter
-    from strandline.values.envelopes import Debezium as Debezium
-    from strandline.values.json import Json as Json
-    from strandline.values.messagepack import MessagePack as MessagePack
-    from strandline.values.protobuf import Protobuf as Protobuf
-    from strandline.values.raw import Raw as Raw
+    from strandline.values.codecs.arrow import Arrow as Arrow
+    from strandline.values.codecs.avro import Avro as Avro
+    from strandline.values.codecs.envelopes import BeforeAfter as BeforeAfter
+    from strandline.values.codecs.envelopes import Debezium as Debezium
+    from strandline.values.codecs.json import Json as Json
+    from strandline.values.codecs.messagepack import MessagePack as MessagePack
+    from strandline.values.codecs.protobuf import Protobuf as Protobuf
+    from strandline.values.codecs.raw import Raw as Raw
 
     open = open_url  # noqa: A001 - the public name
 
@@ -71,26 +71,26 @@ _get, __dir__, __all__ = lazy(
     __name__,
     {
         "AppendLogStore": "strandline.followers.stores.append_log",
-        "Arrow": "strandline.values.arrow",
-        "Avro": "strandline.values.avro",
+        "Arrow": "strandline.values.codecs.arrow",
+        "Avro": "strandline.values.codecs.avro",
         "Batching": "strandline.followers.run",
-        "BeforeAfter": "strandline.values.envelopes",
+        "BeforeAfter": "strandline.values.codecs.envelopes",
         "Consumer": "strandline.opening",
         "Cursor": "strandline.model.cursor",
-        "Debezium": "strandline.values.envelopes",
+        "Debezium": "strandline.values.codecs.envelopes",
         "DeltaSink": "strandline.tables.delta.sink",
         "Exports": "strandline.followers.watch.run",
         "IcebergSink": "strandline.tables.iceberg.sink",
-        "Json": "strandline.values.json",
+        "Json": "strandline.values.codecs.json",
         "Log": "strandline.log.contract",
         "MemoryStore": "strandline.followers.stores.state",
         "Op": "strandline.model.records",
         "PostgresSink": "strandline.tables.sql.postgres",
         "Prefix": "strandline.model.keyed",
         "Producer": "strandline.log.produce.producer",
-        "MessagePack": "strandline.values.messagepack",
-        "Protobuf": "strandline.values.protobuf",
-        "Raw": "strandline.values.raw",
+        "MessagePack": "strandline.values.codecs.messagepack",
+        "Protobuf": "strandline.values.codecs.protobuf",
+        "Raw": "strandline.values.codecs.raw",
         "RocksStore": "strandline.followers.stores.rocks",
         "Sink": "strandline.model.sink",
         "SqliteSink": "strandline.tables.sql.sqlite",

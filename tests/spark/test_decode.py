@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StructField, StructType, TimestampNTZTyp
 
 import strandline as sl
 from strandline.errors import BadRecord, InvalidInput, SchemaRefused, Unsupported
-from strandline.spark.source import StrandlineDataSource
+from strandline.spark.datasource.source import StrandlineDataSource
 
 SCHEMA = pa.schema(
     {

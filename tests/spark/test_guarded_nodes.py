@@ -13,7 +13,7 @@ from pyspark import cloudpickle
 
 import strandline as sl
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
-from strandline.spark.source import StrandlineDataSource
+from strandline.spark.datasource.source import StrandlineDataSource
 
 BATCHES, ROWS = 40, 25
 

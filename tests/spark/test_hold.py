@@ -14,11 +14,11 @@ from strandline.log.object import ObjectLog
 from strandline.model.cursor import Bounds
 from strandline.model.retention import SlotState
 from strandline.spark import failures
+from strandline.spark.datasource.planning import trimmed_meanwhile
+from strandline.spark.datasource.shaping import SPARK_SCHEMA
+from strandline.spark.datasource.source import StrandlineDataSource
 from strandline.spark.failures import unwrapped
 from strandline.spark.options import parse_options
-from strandline.spark.planning import trimmed_meanwhile
-from strandline.spark.shaping import SPARK_SCHEMA
-from strandline.spark.source import StrandlineDataSource
 from strandline.storage.retry import Backoff
 from tests.log.v1_parts import append as append_to_queue
 from tests.spark.helpers import append, batch_files, numbered

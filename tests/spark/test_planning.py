@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from strandline.errors import CursorExpired, Diverged, InvalidInput
 from strandline.log.planning import FULL_PARTITION, SMALL_PARTITION, pack
 from strandline.model.cursor import Bounds, Cursor, Limit
-from strandline.spark.options import parse_options
-from strandline.spark.planning import (
+from strandline.spark.datasource.planning import (
     Remembered,
     admit,
     agrees,
@@ -23,6 +22,7 @@ from strandline.spark.planning import (
     narrower,
     resolve,
 )
+from strandline.spark.options import parse_options
 
 LOG, OTHER = UUID(int=1), UUID(int=2)
 MIB = 1 << 20

@@ -16,8 +16,8 @@ from strandline.errors import InvalidInput
 from strandline.log.lag import lag_of
 from strandline.model.cursor import Cursor
 from strandline.spark import follow, listen
-from strandline.spark.display import ProgressDisplay
-from strandline.spark.progress import PipelineProgress
+from strandline.spark.pipelines.display import ProgressDisplay
+from strandline.spark.pipelines.progress import PipelineProgress
 from tests.spark.helpers import append, delete, move_floor, new_log, numbered, put, until_its_source_starts
 
 NOW = {"availableNow": True}

@@ -10,8 +10,8 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from strandline.errors import CorruptData, Fenced, InvalidInput, TransientStorageError
 from strandline.model.records import READ_SCHEMA
+from strandline.spark.datasource.shaping import SPARK_SCHEMA, check_schema, shaped
 from strandline.spark.failures import retried, unwrapped
-from strandline.spark.shaping import SPARK_SCHEMA, check_schema, shaped
 from strandline.storage.retry import Backoff
 from strandline.testing.clock import ManualClock
 

@@ -26,10 +26,11 @@ from strandline.log.object import ObjectLog
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA, Op
 from strandline.model.retention import Consumed
-from strandline.spark import failures, reading
-from strandline.spark.planning import scans, spark_path
-from strandline.spark.shaping import SPARK_SCHEMA
-from strandline.spark.source import StrandlineDataSource
+from strandline.spark import failures
+from strandline.spark.datasource import reading
+from strandline.spark.datasource.planning import scans, spark_path
+from strandline.spark.datasource.shaping import SPARK_SCHEMA
+from strandline.spark.datasource.source import StrandlineDataSource
 from strandline.storage.retry import Backoff
 from strandline.tier.copy.segment_files import ColdSpan, forget_tails
 from strandline.tier.read.cold_reader import ColdPiece

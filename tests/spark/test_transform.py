@@ -14,12 +14,14 @@ from pyspark.sql import functions as sql
 
 import strandline as sl
 from strandline.errors import BadRecord, CorruptData, InvalidInput, SchemaRefused
-from strandline.spark import follow, pipeline
-from strandline.spark.shuffle import ShuffleJob
-from strandline.spark.workers import SparkWorkers
+from strandline.spark import follow
+from strandline.spark.pipelines import pipeline
+from strandline.spark.pipelines.shuffle import ShuffleJob
+from strandline.spark.pipelines.workers import SparkWorkers
 from strandline.storage.retry import Backoff
 from strandline.tables import layout
 from tests.spark.helpers import append, delete, new_log, put
+from tests.spark.test_tables import table_of
 
 NOW = {"availableNow": True}
 ORDER = pa.schema({"id": pa.int64(), "city": pa.string(), "paid": pa.timestamp("us", "UTC")})
@@ -60,7 +62,7 @@ def log(tmp_path):
 
 
 def rows_of(place: Path) -> list[dict[str, object]]:
-    return sorted(DeltaTable(str(place)).to_pyarrow_table().to_pylist(), key=str)
+    return sorted(table_of(place).to_pylist(), key=str)
 
 
 def sink_at(place: Path, mode: str, **more) -> sl.DeltaSink:

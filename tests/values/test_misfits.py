@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline.values import columns
-from strandline.values.columns import Shape, convert
-from strandline.values.misfits import misfit_of
+from strandline.values.codecs import columns
+from strandline.values.codecs.columns import Shape, convert
+from strandline.values.codecs.misfits import misfit_of
 
 _TWO = st.integers(0, 99).map("{:02}".format)
 _TEXTS = st.builds(

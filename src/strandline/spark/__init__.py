@@ -14,25 +14,25 @@ from strandline.errors import MissingExtra
 from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
+    from strandline.spark.datasource.reading import read as read
+    from strandline.spark.datasource.source import StrandlineDataSource as StrandlineDataSource
     from strandline.spark.listener import listen as listen
-    from strandline.spark.pipeline import Following as Following
-    from strandline.spark.pipeline import follow as follow
-    from strandline.spark.progress import PipelineProgress as PipelineProgress
-    from strandline.spark.reading import read as read
+    from strandline.spark.pipelines.pipeline import Following as Following
+    from strandline.spark.pipelines.pipeline import follow as follow
+    from strandline.spark.pipelines.progress import PipelineProgress as PipelineProgress
     from strandline.spark.session import local_session as local_session
-    from strandline.spark.source import StrandlineDataSource as StrandlineDataSource
 
 # Lazy, because executors import this package for the data source alone.
 _get, __dir__, __all__ = lazy(
     __name__,
     {
-        "Following": "strandline.spark.pipeline",
-        "StrandlineDataSource": "strandline.spark.source",
-        "PipelineProgress": "strandline.spark.progress",
-        "follow": "strandline.spark.pipeline",
+        "Following": "strandline.spark.pipelines.pipeline",
+        "StrandlineDataSource": "strandline.spark.datasource.source",
+        "PipelineProgress": "strandline.spark.pipelines.progress",
+        "follow": "strandline.spark.pipelines.pipeline",
         "listen": "strandline.spark.listener",
         "local_session": "strandline.spark.session",
-        "read": "strandline.spark.reading",
+        "read": "strandline.spark.datasource.reading",
     },
 )
 

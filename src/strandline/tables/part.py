@@ -20,7 +20,7 @@ from strandline.tables.kinds import Names, Rewind, in_offset_order, merge_histor
 from strandline.tables.layout import FEW_SHARES, MAX_DEPTH, WHOLE, HashRange, KeptFile, file_name, range_of
 from strandline.tables.shape import BAD_SCHEMA, LETTER_SCHEMA, ShapedRows, TableShape, TransformedElsewhere
 from strandline.tables.tally import Tally
-from strandline.values.evolution import conform_columns
+from strandline.values.schema.evolution import conform_columns
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,17 +12,17 @@ from typing import Any, Final
 from strandline.errors import CorruptData, InvalidInput, SchemaRefused, UnsupportedVersion
 from strandline.formats.json.value_versions import ValueVersion
 from strandline.model.addresses import refuse_credentials
-from strandline.values.arrow import Arrow
-from strandline.values.avro import Avro
+from strandline.values.codecs.arrow import Arrow
+from strandline.values.codecs.avro import Avro
+from strandline.values.codecs.envelopes import BeforeAfter, Debezium
+from strandline.values.codecs.json import Json
+from strandline.values.codecs.messagepack import MessagePack
+from strandline.values.codecs.protobuf import Protobuf
+from strandline.values.codecs.raw import Raw
 from strandline.values.contract import Codec
 from strandline.values.decoding import value_fields
-from strandline.values.envelopes import BeforeAfter, Debezium
-from strandline.values.evolution import evolve
-from strandline.values.json import Json
-from strandline.values.messagepack import MessagePack
-from strandline.values.protobuf import Protobuf
-from strandline.values.raw import Raw
-from strandline.values.schema_json import read_schema, schema_fields
+from strandline.values.schema.evolution import evolve
+from strandline.values.schema.schema_json import read_schema, schema_fields
 
 _MOST_BYTES: Final = 1 << 20
 """Limit on a recorded schema: whoever opens the log reads all of its versions."""

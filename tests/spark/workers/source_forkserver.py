@@ -17,7 +17,7 @@ import threading
 import pyspark.sql.streaming.python_streaming_source_runner as source
 from sitecustomize import give_later
 
-import strandline.spark.source
+import strandline.spark.datasource.source
 import strandline.tier.opening  # noqa: F401 - children have what a source imports when it needs it
 
 

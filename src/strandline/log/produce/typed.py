@@ -12,8 +12,8 @@ import pyarrow.types as pt
 
 from strandline.errors import InvalidInput, MissingExtra, StorageError, Unsupported, UnsupportedVersion
 from strandline.model.records import EMPTY_BATCH, RECORD_SCHEMA, Op, RecordSource
+from strandline.values.codecs.raw import Raw
 from strandline.values.contract import Codec
-from strandline.values.raw import Raw
 
 TYPES: Final = "Keys and values are bytes or None: encode text first."
 _UNTYPED: Final = (

@@ -46,7 +46,7 @@ from strandline.tables.files import write_file
 from strandline.tables.layout import file_name, is_closed, is_data_file, range_of
 from strandline.tables.part import in_schema
 from strandline.tables.shape import DeadLetters, TableShape
-from strandline.values.evolution import Evolution, evolve
+from strandline.values.schema.evolution import Evolution, evolve
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

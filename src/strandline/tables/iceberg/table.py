@@ -42,7 +42,7 @@ from strandline.tables.iceberg.history import (
     own_cursor,
 )
 from strandline.tables.shape import DeadLetters, TableShape
-from strandline.values.evolution import evolve
+from strandline.values.schema.evolution import evolve
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

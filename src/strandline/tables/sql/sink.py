@@ -38,7 +38,7 @@ from strandline.tables.maintained import RecordedTable, TableSize
 from strandline.tables.shape import BAD_SCHEMA, ShapedRows, TableShape
 from strandline.tables.sql.columns import AlteredColumns, TypeOf, altered
 from strandline.tables.sql.state import CursorRow, Expected, Held, SeenTable
-from strandline.values.evolution import conform_columns, evolve
+from strandline.values.schema.evolution import conform_columns, evolve
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,18 @@ from strandline.log.object import ObjectLog
 from strandline.log.planning import joined, pack
 from strandline.log.reading import fetch_in_order
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
-from strandline.spark.decoding import Decoding
+from strandline.spark.datasource.decoding import Decoding
+from strandline.spark.datasource.planning import (
+    admit,
+    decode_offset,
+    encode_offset,
+    narrower,
+    resolve,
+    trimmed_meanwhile,
+)
+from strandline.spark.datasource.shaping import SPARK_SCHEMA, check_schema, shaped
 from strandline.spark.failures import retried
 from strandline.spark.options import NodeAccess, Position, ReadOptions, parse_options
-from strandline.spark.planning import admit, decode_offset, encode_offset, narrower, resolve, trimmed_meanwhile
-from strandline.spark.shaping import SPARK_SCHEMA, check_schema, shaped
 
 if TYPE_CHECKING:
     from strandline.tier.read.tiered_log import TieredLog

@@ -10,7 +10,7 @@ import pyarrow as pa
 from strandline.errors import InvalidInput
 from strandline.model.arguments import checked
 from strandline.values.contract import Columns, Decoded, bad_rows, check_values
-from strandline.values.evolution import conform_columns
+from strandline.values.schema.evolution import conform_columns
 
 _SCHEMA: Final = pa.schema([pa.field("value", pa.binary())])
 

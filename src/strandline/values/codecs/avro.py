@@ -14,11 +14,11 @@ import pyarrow.types as pt
 
 from strandline.errors import InvalidInput, MissingExtra, SchemaRefused
 from strandline.model.arguments import checked
-from strandline.values.avro_schema import avro_fields, check_writer, missing_default, plain_schema, to_avro
-from strandline.values.columns import Shape
-from strandline.values.registry import open_registry
-from strandline.values.rows import RowCodec
-from strandline.values.schemas import as_schema
+from strandline.values.codecs.columns import Shape
+from strandline.values.codecs.registry import open_registry
+from strandline.values.codecs.rows import RowCodec
+from strandline.values.schema.avro_schema import avro_fields, check_writer, missing_default, plain_schema, to_avro
+from strandline.values.schema.schemas import as_schema
 
 _MAGIC: Final = 0
 _HEADER: Final = 5

@@ -12,11 +12,11 @@ import pyarrow.types as pt
 from strandline.errors import SchemaRefused
 from strandline.model.arguments import checked
 from strandline.model.records import Op
-from strandline.values.columns import null_rows
+from strandline.values.codecs.columns import null_rows
+from strandline.values.codecs.rows import one_row
+from strandline.values.codecs.structs import StructCodec
 from strandline.values.contract import Codec, Columns, Decoded, bad_rows
-from strandline.values.evolution import conform_columns
-from strandline.values.rows import one_row
-from strandline.values.structs import StructCodec
+from strandline.values.schema.evolution import conform_columns
 
 _PUTS: Final = ("c", "r", "u")
 

@@ -51,10 +51,10 @@ def as_schema(schema: Any) -> pa.Schema:
         schema = _parsed(schema)
     if isinstance(schema, Mapping):
         if schema.get("type") == "record" or "fields" in schema:
-            from strandline.values.avro_schema import avro_fields
+            from strandline.values.schema.avro_schema import avro_fields
 
             return _checked(avro_fields(schema))
-        from strandline.values.json_schema import json_schema_fields
+        from strandline.values.schema.json_schema import json_schema_fields
 
         return _checked(json_schema_fields(schema))
     if isinstance(schema, pa.Schema):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from strandline.values.structs import Form, StructCodec
+from strandline.values.codecs.structs import Form, StructCodec
 
 if TYPE_CHECKING:
     import msgspec

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import InvalidInput, MissingExtra, SchemaRefused
-from strandline.values.columns import Shape
-from strandline.values.rows import RowCodec, reason_of
-from strandline.values.schemas import as_schema, leaves
+from strandline.values.codecs.columns import Shape
+from strandline.values.codecs.rows import RowCodec, reason_of
+from strandline.values.schema.schemas import as_schema, leaves
 
 if TYPE_CHECKING:
     import msgspec

@@ -1,9 +1,9 @@
 """Spark's executors as workers: a job per range, spans go out, descriptions of files come back.
 
 Each worker fetches what its part needs; the rows of many keyed parts, and of a transform, are shuffled
-(:mod:`~strandline.spark.shuffle`). No record passes through the driver. A task that meets a Strandline error returns
-it as its result, so that the driver raises exactly that error. Whatever else ends a job (a lost executor, a killed
-Python worker) is :class:`JobFailed`, and the range is tried again from the table's cursor.
+(:mod:`~strandline.spark.pipelines.shuffle`). No record passes through the driver. A task that meets a Strandline error
+returns it as its result, so that the driver raises exactly that error. Whatever else ends a job (a lost executor, a
+killed Python worker) is :class:`JobFailed`, and the range is tried again from the table's cursor.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from strandline.log.planning import pack
 from strandline.model.cursor import Span
 from strandline.model.sink import Part, Written
 from strandline.spark.failures import unwrapped
-from strandline.spark.shuffle import ShuffleJob, divided_spans, observed_reports
-from strandline.spark.transform import FrameTransform
+from strandline.spark.pipelines.shuffle import ShuffleJob, divided_spans, observed_reports
+from strandline.spark.pipelines.transform import FrameTransform
 from strandline.tables.part import TablePart
 from strandline.tables.work import assigned, is_shuffled, written
 

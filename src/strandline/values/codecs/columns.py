@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.errors import printable
-from strandline.values.misfits import misfit_of
+from strandline.values.codecs.misfits import misfit_of
 
 Getter: TypeAlias = Callable[[Any], Any]
 """Takes a field's value out of a row, or of a struct inside it."""

@@ -11,9 +11,9 @@ import pyarrow.types as pt
 
 from strandline.errors import InvalidInput, MissingExtra, SchemaRefused
 from strandline.model.arguments import checked
-from strandline.values.columns import Shape
-from strandline.values.rows import RowCodec
-from strandline.values.schemas import MAX_DEPTH, as_schema
+from strandline.values.codecs.columns import Shape
+from strandline.values.codecs.rows import RowCodec
+from strandline.values.schema.schemas import MAX_DEPTH, as_schema
 
 _WRAPPERS: Final = frozenset(
     f"google.protobuf.{name}Value"

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TextIO
 
-from strandline.spark.progress import PipelineProgress
+from strandline.spark.pipelines.progress import PipelineProgress
 
 _BAR_SECONDS: Final = 0.5
 _LINE_SECONDS: Final = 10.0

@@ -15,10 +15,10 @@ import pyarrow.types as pt
 
 from strandline.errors import InvalidInput, StrandlineError, printable
 from strandline.model.arguments import checked
-from strandline.values.columns import Shape, build_columns, null_rows
+from strandline.values.codecs.columns import Shape, build_columns, null_rows
 from strandline.values.contract import Columns, Decoded, bad_rows, check_values
-from strandline.values.evolution import conform_columns
-from strandline.values.schemas import is_record_class
+from strandline.values.schema.evolution import conform_columns
+from strandline.values.schema.schemas import is_record_class
 
 # Python objects of a chunk live at the same time: this bounds their memory, and is large enough for Arrow.
 _CHUNK_ROWS: Final = 4096

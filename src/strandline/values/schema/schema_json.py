@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.types as pt
 
-from strandline.values.schemas import MAX_DEPTH, as_schema
+from strandline.values.schema.schemas import MAX_DEPTH, as_schema
 
 _PLAIN: Final = {
     "bool": pa.bool_(),

@@ -27,8 +27,8 @@ from strandline.errors import CorruptData, SchemaRefused
 from strandline.log.planning import divided
 from strandline.model.cursor import Span
 from strandline.model.sink import Part, Written
-from strandline.spark.shaping import GOOD_BYTES, GOOD_ROWS, shaped
-from strandline.spark.transform import FrameTransform, spark_columns
+from strandline.spark.datasource.shaping import GOOD_BYTES, GOOD_ROWS, shaped
+from strandline.spark.pipelines.transform import FrameTransform, spark_columns
 from strandline.tables.part import PartReader, TablePart
 from strandline.tables.types import storable, stored
 from strandline.tables.work import records_of

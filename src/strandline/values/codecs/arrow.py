@@ -12,10 +12,10 @@ from strandline.errors import CorruptData, InvalidInput, SchemaRefused
 from strandline.formats.arrow.header import check_message
 from strandline.formats.arrow.stream import END, announced
 from strandline.model.arguments import checked
+from strandline.values.codecs.rows import one_row, reason_of
 from strandline.values.contract import Columns, Decoded, bad_rows, check_values
-from strandline.values.evolution import conform_columns, evolve
-from strandline.values.rows import one_row, reason_of
-from strandline.values.schemas import as_schema
+from strandline.values.schema.evolution import conform_columns, evolve
+from strandline.values.schema.schemas import as_schema
 
 _DAMAGE: Final = (pa.ArrowException, OSError, ValueError, EOFError, struct.error, OverflowError, CorruptData)
 

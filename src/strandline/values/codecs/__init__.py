@@ -1,0 +1,1 @@
+"""Codecs between value bytes and Arrow columns."""

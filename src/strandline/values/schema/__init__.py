@@ -1,0 +1,1 @@
+"""Schemas of typed values: notations, and permitted changes."""
