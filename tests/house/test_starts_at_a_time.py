@@ -44,7 +44,8 @@ def wal_reader(folder: Path) -> Iterator[tuple[Append, Any]]:
 def tiered_log(folder: Path) -> Iterator[tuple[Append, Any]]:
     log = sl.open(folder / "log", create=True)
     sl.tier.attach(log, (folder / "cold").as_uri())
-    yield appending(log), sl.tier.tiered(log)
+    with sl.tier.tiered(log) as both:
+        yield appending(log), both
 
 
 @contextlib.contextmanager
