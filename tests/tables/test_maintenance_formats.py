@@ -23,8 +23,6 @@ from strandline.model.records import record_batch
 from strandline.tables.iceberg.sink import IcebergSink
 from strandline.tables.maintenance import describe, existing, optimize, rebuild, vacuum, verify
 from strandline.testing.clock import ManualClock
-from tests.postgres import PostgresServer
-from tests.servers import NoServer
 
 ORDER = pa.schema(
     {
@@ -124,17 +122,6 @@ class Postgres:
 
     def close(self):
         pass
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory):
-    server = PostgresServer(within=str(tmp_path_factory.mktemp("postgres")))
-    try:
-        server.start()
-    except NoServer as missing:
-        pytest.skip(str(missing))
-    with server:
-        yield server
 
 
 _NUMBERS = iter(range(1, 10_000))

@@ -41,21 +41,8 @@ from strandline.tables.sql.sqlite import SqliteSession
 from strandline.testing.sinks import DELETE, LOG, changes
 from strandline.testing.tables import TableContract
 from tests.forking import in_a_child
-from tests.postgres import PostgresServer
-from tests.servers import NoServer
 
 ORDERS = pa.schema({"id": pa.int32(), "customer": pa.string(), "price": pa.float64()})
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory):
-    server = PostgresServer(within=str(tmp_path_factory.mktemp("postgres")))
-    try:
-        server.start()
-    except NoServer as missing:
-        pytest.skip(str(missing))
-    with server:
-        yield server
 
 
 class Sqlite:

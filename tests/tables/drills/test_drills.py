@@ -22,9 +22,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 import strandline as sl
 from strandline.errors import Diverged
-from tests.postgres import PostgresServer
 from tests.proxy import FaultyProxy, Weather, answer, reset
-from tests.servers import NoServer, S3Server
+from tests.servers import S3Server
 from tests.tables.drills.follower import Orders, sink_of
 
 FORMATS = ["delta", "iceberg", "sqlite", "postgres"]
@@ -51,17 +50,6 @@ COMMIT = {
 """Where a follower is stopped: it has written, holds no lock, and has not committed."""
 
 Row = tuple[bytes, bytes | None]
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory):
-    server = PostgresServer(within=str(tmp_path_factory.mktemp("postgres")))
-    try:
-        server.start()
-    except NoServer as missing:
-        pytest.skip(str(missing))
-    with server:
-        yield server
 
 
 _NUMBERS = iter(range(1, 10_000))
