@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from strandline.compat.v1 import edits
-from strandline.compat.v1.log import SLOT, QueueFetcher, QueueLog
+from strandline.compat.v1.log import QueueLog
+from strandline.compat.v1.reading import QueueFetcher
+from strandline.compat.v1.slots import SLOT
 from strandline.errors import InvalidInput
 from strandline.log.queue.contract import GivenBatches, Look, Writes, keep_letter
 from strandline.model.head import Descriptor, QueueEntry, QueueManifest

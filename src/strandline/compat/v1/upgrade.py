@@ -11,7 +11,8 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.compat.v1 import edits
-from strandline.compat.v1.log import QueueLog, QueueSpan
+from strandline.compat.v1.log import QueueLog
+from strandline.compat.v1.reading import QueueSpan
 from strandline.errors import Contended, CursorExpired, Diverged, ExpectationFailed, NotFound, OutcomeUnknown
 from strandline.formats.arrow.block import Compression
 from strandline.log.object.head.index import StoredChunks, entries_from
