@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strandline.compat.spool import migrate
 from strandline.compat.spool.format import encode_record_frame
 from strandline.compat.spool.lsn_log import WriteAheadLog
-from strandline.compat.spool.migrate import OLD_LSN, plan_renumbering
+from strandline.compat.spool.renumbering import OLD_LSN, plan_renumbering
 from strandline.errors import CorruptData
 from strandline.model.retention import InvalidReason, SlotState
 from strandline.testing.clock import ManualClock, SeededChance

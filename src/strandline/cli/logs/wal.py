@@ -19,7 +19,8 @@ from strandline.cli.shared.text import moment, readable
 from strandline.compat.spool.export import export_spool
 from strandline.compat.spool.format import SPOOL, SpoolFile, SpoolFrame, inspect_spool
 from strandline.compat.spool.lsn_log import WriteAheadLog
-from strandline.compat.spool.migrate import OLD_LSN, Renumbering, migrate_spool
+from strandline.compat.spool.migrate import migrate_spool
+from strandline.compat.spool.renumbering import OLD_LSN, Renumbering
 from strandline.errors import AlreadyExists, InvalidInput
 from strandline.log.folders import Contents, FolderKind
 from strandline.log.wal.inspect import FrameRow, WalFolder, frames, inspect_wal

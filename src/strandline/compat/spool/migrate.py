@@ -1,14 +1,12 @@
-"""Migration of a spool of older versions into a write-ahead log, with new lsns where the old ones have gaps."""
+"""Migration of a spool of older versions into a write-ahead log."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 from array import array
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import PurePath
 from typing import Final, NamedTuple, NoReturn
 from uuid import UUID
@@ -22,16 +20,15 @@ from strandline.compat.spool.format import (
     LegacyEnding,
     LegacyScanner,
     LegacyStop,
-    SpoolRecord,
     SpoolRun,
     SpoolScanner,
-    decode_slots,
     runs,
 )
+from strandline.compat.spool.migrated_slots import settle_slots, spool_slots
+from strandline.compat.spool.renumbering import OLD_LSN, Renumbering, plan_renumbering
 from strandline.errors import CorruptData, Fenced, InvalidInput, NotFound, StorageError, WrongKind
 from strandline.formats.wal.folder import SlotsFile, decode_slots_file, encode_wal_identity
 from strandline.formats.wal.frame import FrameScanner
-from strandline.log.slots import check_name, invalidate, put_at
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import IDENTITY, KEPT, LEAD, LOCK, NEW, data_name
 from strandline.log.wal.slots import write_slots_file
@@ -39,101 +36,8 @@ from strandline.log.wal.write.journal import JournalPosition, encode_lead
 from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Bounds
 from strandline.model.records import HEADERS, RECORD_SCHEMA, TIMESTAMP, no_headers
-from strandline.model.retention import InvalidReason, SlotState
 from strandline.storage.clock import Chance, Clock
 from strandline.storage.disk import Disk
-
-OLD_LSN: Final = "spool-lsn"
-"""The header in which a renumbered record keeps its old lsn, in decimal digits."""
-
-
-@dataclass(frozen=True, slots=True)
-class LsnGap:
-    """A place where the lsns of a spool are not consecutive."""
-
-    index: int
-    """Index of the record after it, from 0."""
-    after: int
-    """The lsn of the record before."""
-    found: int
-    """The lsn of this one."""
-
-    @property
-    def missing(self) -> int:
-        """Number of missing lsns; 0 where they go back."""
-        return max(0, self.found - self.after - 1)
-
-    def __str__(self) -> str:
-        """The missing lsns, or how they go back."""
-        if self.missing:
-            return f"{self.after + 1}" if self.missing == 1 else f"{self.after + 1}-{self.found - 1}"
-        return f"{self.found} after {self.after}"
-
-
-@dataclass(frozen=True, slots=True)
-class Renumbering:
-    """New lsns for the records of a spool, in order: the first keeps its own, and the others follow."""
-
-    start: int
-    """The offset of the first record."""
-    lsns: Sequence[int]
-    """The old lsns."""
-    gaps: tuple[LsnGap, ...]
-
-    @property
-    def missing(self) -> int:
-        """Total number of missing lsns."""
-        return sum(gap.missing for gap in self.gaps)
-
-    @property
-    def end(self) -> int:
-        """The offset after the last record."""
-        return self.start + len(self.lsns)
-
-    def records(self, found: Iterable[SpoolRecord]) -> Iterator[SpoolRecord]:
-        """The records with their new lsns."""
-        for lsn, record in enumerate(found, self.start + 1):
-            yield record._replace(lsn=lsn)
-
-    def old_lsns(self, first: int, count: int) -> Sequence[int]:
-        """The old lsns of ``count`` records from a new lsn on."""
-        return self.lsns[first - 1 - self.start : first - 1 - self.start + count]
-
-    def slots(self, slots: Iterable[SlotState]) -> list[SlotState]:
-        """The slots at their new positions: before the first record that their consumers do not have.
-
-        Where lsns go back, a consumer may get records again, and never misses one. A slot before the spool's first
-        record, or past its last, stays so.
-        """
-        highest = list(accumulate(self.lsns, max))
-        lowest = min(self.lsns)
-
-        def moved(position: int) -> int:
-            if position + 1 < lowest:
-                return min(position, self.start - 1)  # its next record is missing
-            if position > highest[-1]:
-                return self.end + position - highest[-1]
-            # All records up to the first with a higher lsn are at or below its own: it has them.
-            return self.start + bisect_right(highest, position)
-
-        return [put_at(slot, max(0, moved(slot.position))) for slot in slots]
-
-
-def plan_renumbering(lsns: Sequence[int], last: int) -> Renumbering | None:
-    """New lsns for these records; None if their lsns are consecutive, up to ``last``.
-
-    >>> plan = plan_renumbering([7, 8, 11, 10], last=100)
-    >>> plan.start, [str(gap) for gap in plan.gaps], plan.missing
-    (6, ['9-10', '10 after 11'], 2)
-    """
-    if not lsns:
-        return None
-    gaps = tuple(
-        LsnGap(index, after, found) for index, (after, found) in enumerate(pairwise(lsns), 1) if found != after + 1
-    )
-    fits = 1 <= lsns[0] <= last - len(lsns) + 1
-    return None if fits and not gaps else Renumbering(lsns[0] - 1 if fits else 0, lsns, gaps)
-
 
 MIGRATING: Final = ".migrating"
 """Suffix of the temporary folder in which the log is built."""
@@ -293,7 +197,7 @@ def _make(
 ) -> Renumbering | None:
     """Durably build the log, under a temporary name."""
     spool, beside, data, _ = source
-    slots = _decode_slots(source.slots, beside, now=clock.now())
+    slots = spool_slots(source.slots, beside, now=clock.now())
     renumbering = None
     if renumber:
         renumbering = plan_renumbering(array("Q", (frame.lsn for frame in LegacyScanner(data))), LAST_LSN)
@@ -444,43 +348,3 @@ def _warn_of_gaps(renumbering: Renumbering, spool: str) -> None:
         "%s was renumbered: %d records, %d gaps with %d lsns missing; each record keeps its lsn in the header %r.",
         spool, len(renumbering.lsns), len(renumbering.gaps), renumbering.missing, OLD_LSN,
     )  # fmt: skip
-
-
-# --- slots -----------------------------------------------------------------------------------------------------
-
-
-def _decode_slots(data: bytes | None, path: str, *, now: int) -> list[SlotState]:
-    slots = [] if data is None else decode_slots(data, path, now=now)
-    for slot in slots:
-        try:
-            check_name(slot.name)
-        except InvalidInput as error:
-            raise InvalidInput(f"{path} has a slot that no log may have: {error}") from error
-    return slots
-
-
-def settle_slots(slots: Iterable[SlotState], bounds: Bounds, *, now: int, where: str) -> list[SlotState]:
-    """The slots of the log: those that need records which it no longer retains are invalid from now on.
-
-    ``CorruptData`` for a valid slot past the end: its consumer got records that are missing here, and would
-    skip the next ones with their numbers.
-    """
-    return list(_settled(slots, bounds, now, where))
-
-
-def _settled(slots: Iterable[SlotState], bounds: Bounds, now: int, where: str) -> Iterator[SlotState]:
-    for slot in slots:
-        if slot.pins and slot.position > bounds.next:
-            raise CorruptData(
-                f"{where} has slot {slot.name!r} at {slot.position}, but the spool ends at {bounds.next}: records are "
-                "lost that its consumer has; nothing was changed. Restore the spool, or remove the slot from "
-                "the file and bootstrap its consumer again."
-            )
-        if slot.pins and slot.position < bounds.first:
-            _LOGGER.warning(
-                "Slot %r of %s needs records from offset %d on, but the spool begins at %d: it is invalid, and its "
-                "consumer has to bootstrap again.", slot.name, where, slot.position, bounds.first,
-            )  # fmt: skip
-            yield invalidate(slot, slot, InvalidReason.WAL_REMOVED, now)
-        else:
-            yield slot

@@ -1,15 +1,14 @@
-"""Opens a consumer's queue at an address, a log or a queue; and the collector in its background."""
+"""Opens a consumer's queue at an address, a log or a queue."""
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
-from strandline.compat.v1.log import SLOT, QueueLog, open_queue
+from strandline.compat.v1.log import QueueLog, open_queue
 from strandline.compat.v1.queue import V1Queue
+from strandline.compat.v1.slots import SLOT
 from strandline.errors import InvalidInput
 from strandline.log.contract import READING, Log, LogReading, require
 from strandline.log.object.log import ObjectLog, open_log
@@ -123,47 +122,3 @@ def _open(place: Address, *, format: Format | None, **settings: Any) -> object: 
     if opener is not None:
         return opener(url)
     return open_log(place, **{name: settings[name] for name in ("options", "clock", "chance")})
-
-
-_LOGGER: Final = logging.getLogger(__name__)
-
-_PATIENCE: Final = 10.0
-"""Seconds that stopping waits for a running round."""
-
-
-class BackgroundCollector:
-    """Calls ``collect`` every so many seconds from a daemon thread, until it is stopped.
-
-    A failed round is logged, and the next one follows in time: the consumer is not affected. The queue decides
-    what is collected; a round that the end of the process interrupts leaves a consistent state.
-    """
-
-    def __init__(self, collect: Callable[[], None], *, every: float, clock: Clock, name: str) -> None:
-        """Start the thread; the first round follows after ``every`` seconds."""
-        self._stop = threading.Event()
-        # The thread refers neither to this object nor to the consumer: both can be garbage-collected unclosed.
-        arguments = (collect, every, clock, name, self._stop)
-        self._thread = threading.Thread(target=_run, args=arguments, name="strandline-collector", daemon=True)
-        self._thread.start()
-
-    @property
-    def running(self) -> bool:
-        """Whether its thread is alive."""
-        return self._thread.is_alive()
-
-    def halt(self) -> None:
-        """Start no further round; does not wait."""
-        self._stop.set()
-
-    def stop(self) -> None:
-        """Start no further round, and wait briefly for a running one."""
-        self._stop.set()
-        self._thread.join(_PATIENCE)
-
-
-def _run(collect: Callable[[], None], every: float, clock: Clock, name: str, stop: threading.Event) -> None:
-    while not clock.wait(stop, every):
-        try:
-            collect()
-        except Exception as error:  # noqa: BLE001 - the next round may succeed
-            _LOGGER.warning("Collecting %s failed, and is tried again in %g s: %s", name, every, error)
