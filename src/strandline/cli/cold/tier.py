@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
-from rich.text import Text
 
-import strandline as sl
+from strandline.cli.cold.status import status
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import (
     INTERRUPTED,
@@ -30,17 +28,15 @@ from strandline.cli.shared.common import (
     stop_on_signal,
 )
 from strandline.cli.shared.common import retention as understood
-from strandline.errors import StrandlineError
-from strandline.log.object.head.index import bytes_from
-from strandline.model.cursor import Bounds
-from strandline.model.retention import TIER_SLOT, SlotState, parse_retention
-from strandline.model.segments import ColdTier, SegmentMetadata, SegmentState
+from strandline.model.retention import parse_retention
+from strandline.model.segments import SegmentMetadata
 from strandline.tier.attachment import PARTITIONS
 from strandline.tier.copy.ledger import TieringStep
 from strandline.tier.copy.tierer import Round
 from strandline.tier.opening import attach as give
-from strandline.tier.opening import cold_cell, cold_tier, follow_events, log_address, tiering
-from strandline.tier.verify import HotLog, TierView, look_at
+from strandline.tier.opening import cold_cell, cold_tier, log_address, tiering
+from strandline.tier.status import Untiered, untiered
+from strandline.tier.verify import HotLog
 
 tier = typer.Typer(
     no_args_is_help=True,
@@ -154,37 +150,20 @@ def run(
         began = time.monotonic()
         with tiering(opened, snapshot_dir=snapshots, on_progress=on_progress, **settings) as tierer:
             done = tierer.run_once(everything=everything, stop=stop)
-        slot = tiering_slot(opened)
-        left = _left_from(opened, opened.bounds().first if slot is None else slot.position)
+        left = untiered(opened)
         seconds = time.monotonic() - began
         fields = {
             **_of(opened),
             **{name: _each(getattr(done, name)) for name in ("copied", "removed", "expired", "retired")},
             "swept": list(done.swept),
-            "records_left": left[0],
-            "bytes_left": left[1],
+            "records_left": left.records,
+            "bytes_left": left.size,
             "seconds": round(seconds, 3),
             "stopped": stop.is_set(),
         }
         show.answer(fields, _summary(done, left, seconds, stopped=stop.is_set()), as_json=json)
     if stop.is_set():
         raise typer.Exit(INTERRUPTED)
-
-
-def tiering_slot(log: HotLog) -> SlotState | None:
-    """The tierer's slot; None if no tierer has run."""
-    return next((state for state in log.slots.list() if state.name == TIER_SLOT), None)
-
-
-def _left_from(log: HotLog, position: int) -> tuple[int, int]:
-    """Records and bytes from a position on, which are in no segment yet."""
-    end = log.bounds().next
-    if position >= end:
-        return 0, 0
-    if not isinstance(log, sl.log.ObjectLog):
-        return end - position, log.bytes_behind(position)
-    head = log.head()
-    return end - position, bytes_from(head, max(position, head.floor), log.chunks)
 
 
 def _of(log: HotLog) -> dict[str, Any]:
@@ -204,7 +183,7 @@ def line(step: TieringStep) -> str:
     return text + (f" at {show.size(step.size / step.seconds)}/s" if step.seconds > 0 else "")
 
 
-def _summary(done: Round, left: tuple[int, int], seconds: float, *, stopped: bool) -> str:
+def _summary(done: Round, left: Untiered, seconds: float, *, stopped: bool) -> str:
     parts = [("stopped: " if stopped else "") + f"{_counted(done.copied)} copied in {show.seconds(seconds)}"]
     if done.expired:
         parts.append(f"{_counted(done.expired)} expired")
@@ -214,8 +193,8 @@ def _summary(done: Round, left: tuple[int, int], seconds: float, *, stopped: boo
         parts.append(f"{show.counted(len(done.removed), 'segment')} left over and removed")
     if done.swept:
         parts.append(f"{show.counted(len(done.swept), 'object')} swept")
-    if left[0]:
-        parts.append(f"{show.counted(left[0], 'record')} ({show.size(left[1])}) in no segment yet")
+    if left.records:
+        parts.append(f"{show.counted(left.records, 'record')} ({show.size(left.size)}) in no segment yet")
     return "; ".join(parts)
 
 
@@ -314,172 +293,4 @@ def _log_round(done: Round) -> None:
         )  # fmt: skip
 
 
-# --- its state -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class TierStatus:
-    """A log and its cold tier at one moment. Without ``seen``, ``why`` says why the segments are unknown."""
-
-    url: str
-    cold: ColdTier
-    hot: Bounds
-    slot: SlotState | None
-    seen: TierView | None
-    why: str | None
-    records_left: int
-    bytes_left: int
-    now: int
-
-    def fields(self) -> dict[str, Any]:
-        """The fields of ``--json``."""
-        slot, seen = self.slot, self.seen
-        return {
-            "url": self.url,
-            "log_id": str(self.cold.log_id),
-            "store": self.cold.store,
-            "events": {
-                "url": self.cold.events,
-                "partitions": self.cold.partitions,
-                "partition": None if seen is None else seen.partition,
-                "ready": seen is not None,
-                "applied": None if seen is None else seen.events,
-                "why": self.why,
-            },
-            "hot": {"first": self.hot.first, "next": self.hot.next},
-            "cold": None if seen is None else _cold_fields(seen),
-            "announced": self.cold.start,
-            "slot": None
-            if slot is None
-            else {
-                "slot": slot.name,
-                "position": slot.position,
-                "holder": slot.holder,
-                "epoch": slot.epoch,
-                "seconds_since_seen": round(max(0, self.now - slot.last_seen) / 1e6, 3),
-                "invalid": None if slot.invalid is None else str(slot.invalid.reason),
-            },
-            "records_left": self.records_left,
-            "bytes_left": self.bytes_left,
-        }
-
-
-def _cold_fields(seen: TierView) -> dict[str, Any]:
-    finished = seen.finished
-    return {
-        "first": min((segment.start for segment in finished), default=None),
-        "next": seen.tiered,
-        "segments": len(finished),
-        "bytes": sum(segment.size for segment in finished),
-        "states": {state.name.lower(): count for state, count in _states(seen).items()},
-        "superseded": _superseded(seen),
-        "deletion": None if seen.deletion is None else str(seen.deletion.state),
-    }
-
-
-@tier.command()
-@guarded
-def status(log: Place, *, json: Json = False) -> None:
-    """Show where a log's cold tier is, which offsets each tier has, and the tierer's lag. Changes nothing.
-
-    Ends with status 1 if the segments are unknown: prints the reason, and everything else.
-    """
-    seen = look(open_to_look(log))
-    show.answer(seen.fields(), *lines(seen), as_json=json)
-    if seen.seen is None:
-        raise typer.Exit(1)
-
-
-def look(log: HotLog) -> TierStatus:
-    """The current state of the log's cold tier; ``NotFound`` if it has none."""
-    cold = cold_tier(log)
-    seen, why = None, None
-    try:
-        with follow_events(cold) as manager:
-            seen = look_at(log, cold, manager)
-    except StrandlineError as error:
-        why = str(error)
-    slot = tiering_slot(log)
-    hot = log.bounds()
-    position = hot.first if slot is None else slot.position
-    if seen is not None and seen.tiered is not None:
-        position = seen.tiered
-    return TierStatus(
-        log_address(log), cold, hot, slot, seen, why, *_left_from(log, position), now=time.time_ns() // 1000
-    )
-
-
-def lines(status: TierStatus) -> list[Text]:
-    """The text output."""
-    cold, hot = status.cold, status.hot
-    rows = [Text(status.url, "bold"), _line("segments", cold.store)]
-    events = f"{cold.events}  {show.counted(cold.partitions, 'partition')}"
-    if status.seen is None:
-        rows += [_line("events", events), _line("not known", f"{status.why}", "bold red")]
-    else:
-        ready = f"; number {status.seen.partition} is ready, with {show.counted(status.seen.events, 'event')}"
-        rows += [_line("events", events + ready), _line("cold", _cold(status.seen))]
-        rows += [_line("", text, "yellow") for text in _troubles(status.seen)]
-    rows.append(_line("hot", _offsets(hot.first, hot.next)))
-    rows.append(_line("left", _left(status), "" if status.records_left == 0 else "yellow"))
-    rows.append(_line("tierer", _tierer(status), "red" if status.slot and status.slot.invalid else ""))
-    if cold.start:
-        rows.append(_line("announced", f"nothing below offset {cold.start:,} may be needed any more"))
-    return rows
-
-
-def _line(word: str, text: str, style: str = "") -> Text:
-    return Text.assemble((f"  {word:<9}", "cyan"), "  ", (text, style))
-
-
-def _offsets(first: int, end: int) -> str:
-    return f"offsets {first:,} to {end - 1:,}, {show.counted(end - first, 'record')}" if first < end else "no records"
-
-
-def _cold(seen: TierView) -> str:
-    finished = seen.finished
-    if not finished or seen.tiered is None:
-        return "nothing yet"
-    size = show.size(sum(segment.size for segment in finished))
-    return f"{_offsets(finished[0].start, seen.tiered)}, in {show.counted(len(finished), 'segment')} ({size})"
-
-
-def _states(seen: TierView) -> Counter[SegmentState]:
-    return Counter(segment.state for segment in seen.segments)
-
-
-def _superseded(seen: TierView) -> int:
-    return _states(seen)[SegmentState.COPY_FINISHED] - len(seen.finished)
-
-
-def _troubles(seen: TierView) -> list[str]:
-    parts = []
-    states = _states(seen)
-    if states[SegmentState.COPY_STARTED]:
-        parts.append(f"{show.counted(states[SegmentState.COPY_STARTED], 'copy', 'copies')} under way, or left over")
-    if states[SegmentState.DELETE_STARTED]:
-        parts.append(f"{show.counted(states[SegmentState.DELETE_STARTED], 'deletion')} under way, or left over")
-    if _superseded(seen):
-        parts.append(f"{show.counted(_superseded(seen), 'segment')} superseded, which the next round removes")
-    if seen.tiered is not None and seen.tiered < seen.hot.first:
-        parts.append(f"HOLE: offsets {seen.tiered:,} to {seen.hot.first - 1:,} are in neither tier")
-    if seen.deletion is not None:
-        parts.append(f"the whole cold tier is being deleted: {seen.deletion.state}")
-    return parts
-
-
-def _left(status: TierStatus) -> str:
-    if not status.records_left:
-        return "nothing: everything is in segments"
-    return f"{show.counted(status.records_left, 'record')} ({show.size(status.bytes_left)}) in no segment yet"
-
-
-def _tierer(status: TierStatus) -> str:
-    slot = status.slot
-    if slot is None:
-        return "none has run yet: strandline tier run, or tier serve"
-    if slot.invalid is not None:
-        return f"its slot {slot.name!r} was invalidated ({slot.invalid.reason}) at {slot.position:,}: run it again"
-    ago = show.seconds(max(0, status.now - slot.last_seen) / 1e6)
-    holder = "nobody" if slot.holder is None else show.short(slot.holder)
-    return f"slot {slot.name!r} at {slot.position:,}, held by {holder} (epoch {slot.epoch}), last seen {ago} ago"
+tier.command()(status)
