@@ -100,9 +100,9 @@ def test_a_round_that_fails_is_logged_and_the_next_one_comes(
 
 def test_closing_stops_it_at_once(queue: Watched, clock: ManualClock) -> None:
     consumer = Consumer(queue, clock=clock)
-    assert consumer._collector.running
+    assert consumer._threads.collector.running
     consumer.close()
-    assert not consumer._collector.running
+    assert not consumer._threads.collector.running
     clock.advance(3000.0)
     assert not queue.rounds.acquire(blocking=False)
 
@@ -113,7 +113,7 @@ def test_closing_stops_it_even_if_the_flush_fails(queue: Watched, clock: ManualC
     consumer.ack(0)
     with line.down(), pytest.raises(StorageError):
         consumer.close()
-    assert not consumer._collector.running
+    assert not consumer._threads.collector.running
     consumer.close()
     assert Consumer(queue, trim_every=None).next_to_ack == 1
 
@@ -125,12 +125,12 @@ def test_a_fenced_consumer_s_is_stopped_too(queue: Watched, clock: ManualClock) 
     Consumer(open_log(queue._store), trim_every=None)
     with pytest.raises(Fenced):
         consumer.close()
-    assert not consumer._collector.running
+    assert not consumer._threads.collector.running
 
 
 def test_a_consumer_that_nobody_closed_takes_it_along(queue: Watched, clock: ManualClock) -> None:
     consumer = Consumer(queue, clock=clock)
-    thread = consumer._collector._thread
+    thread = consumer._threads.collector._thread
     del consumer
     gc.collect()
     thread.join(SOON)

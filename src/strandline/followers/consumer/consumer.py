@@ -7,15 +7,15 @@ import contextlib
 import inspect
 import logging
 import threading
-import weakref
 from collections.abc import Iterator, Mapping
-from functools import partial
 from types import FrameType
 from typing import Final, Literal, Self
 
-from strandline.errors import ConsumerClosed, CorruptData, InvalidInput, NotFound, StrandlineError, TooManyDeadLetters
+from strandline.errors import ConsumerClosed, CorruptData, InvalidInput, NotFound, StrandlineError
+from strandline.followers.consumer.background import ConsumerThreads
 from strandline.followers.consumer.batch import BatchPiece, ConsumedBatch, FetchHandle
-from strandline.followers.consumer.opening import DEFAULT_SLOT, BackgroundCollector, Format, Place, queue_at
+from strandline.followers.consumer.dead_letters import DeadLetters
+from strandline.followers.consumer.opening import DEFAULT_SLOT, Format, Place, queue_at
 from strandline.followers.consumer.progress import AckProgress, AckStep, Gauges
 from strandline.log.queue.contract import start_of
 from strandline.log.reading import AHEAD_BYTES, fetch_in_order, pauses
@@ -24,7 +24,7 @@ from strandline.model.arguments import TIMEOUT, Duration, Named, Positive, Prose
 from strandline.model.cursor import Start
 from strandline.model.head import Descriptor
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
-from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
+from strandline.storage.fork_check import Origin, bound_to_process
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -146,8 +146,6 @@ class Consumer:
             chance=chance,
         )
         self._clock = clock
-        self._sets_aside = on_poison == "dead-letter"
-        self._dead_letter_limit = dead_letter_limit
         self._reading = threading.Lock()  # protects the read cursor, with its I/O
         self._acking = threading.Lock()  # protects acknowledgements, with their I/O
         self._state = threading.Lock()  # protects the numbers below; never held during I/O
@@ -159,20 +157,13 @@ class Consumer:
             raise
         self._fetcher = self._queue.fetcher()
         self._gauges = Gauges(self._queue.url, self._queue.slot)
+        self._letters = DeadLetters(
+            self._queue, self._progress, self._gauges, self._state, limit=dead_letter_limit, raises=on_poison == "raise"
+        )
         self._closed = False
         with contextlib.suppress(StrandlineError):  # the first call that needs it raises
             self._look(0)  # the length is known from the beginning
-        self._collector: BackgroundCollector | None = None
-        if trim_every is not None:
-            # Where many consume one log, the first of them to wake up collects for all.
-            collect = partial(self._queue.trim, trim_every / 2)
-            self._collector = BackgroundCollector(collect, every=trim_every, clock=clock, name=self._queue.url)
-            dropped = weakref.finalize(self, self._collector.halt)  # also for an unclosed consumer
-            call_in_child(self, lambda _: dropped.detach())
-        self._heartbeat = self._queue.heartbeat()
-        if self._heartbeat is not None:
-            silenced = weakref.finalize(self, self._heartbeat.start().halt)
-            call_in_child(self, lambda _: silenced.detach())
+        self._threads = ConsumerThreads(self, self._queue, trim_every=trim_every, clock=clock)
         self._origin = Origin(f"The consumer of {self._queue.url}", self)
 
     def __repr__(self) -> str:
@@ -257,7 +248,7 @@ class Consumer:
             try:
                 return self.fetch_descriptor(descriptor)
             except (CorruptData, NotFound) as error:
-                self._set_poison_aside(descriptor, error)
+                self._letters.take(descriptor, error)
         return None
 
     def _take_back(self, descriptor: Descriptor) -> None:
@@ -323,7 +314,7 @@ class Consumer:
                         if start_of(piece.descriptor) != self._read:
                             break  # another call delivered a part of it: look again
                         if piece.poison is not None:
-                            self._set_poison_aside(piece.descriptor, piece.poison)
+                            self._letters.take(piece.descriptor, piece.poison)
                             continue
                         self._check_open()
                         self._gauges.fetched(piece.descriptor, self._clock.now())
@@ -369,31 +360,7 @@ class Consumer:
         """
         self._check_open()
         with self._reading:
-            return self._set_aside(descriptor, reason)
-
-    def _set_poison_aside(self, descriptor: Descriptor, error: CorruptData | NotFound) -> None:
-        if not self._sets_aside:
-            raise error
-        try:
-            where = self._set_aside(descriptor, str(error))
-        except TooManyDeadLetters as limit:
-            raise limit from error
-        _LOGGER.warning("Batch %d of %s was set aside as %s: %s", descriptor.sequence, self._queue.url, where, error)
-
-    def _set_aside(self, descriptor: Descriptor, reason: Prose) -> str:
-        with self._state:
-            self._progress.check_aside(descriptor)
-        if (before := self._gauges.dead_letters) >= self._dead_letter_limit:
-            raise TooManyDeadLetters(
-                f"Batch {descriptor.sequence} ({descriptor.location}) of {self._queue.url} cannot be read, and "
-                f"{before} were set aside before it, which is the limit: find out what damages them. The cursor stays "
-                f"before it. {reason}"
-            )
-        where = self._queue.dead_letter(descriptor, reason)  # durable before the consumer continues
-        with self._state:
-            self._progress.set_aside(descriptor)
-            self._gauges.set_aside()
-        return where
+            return self._letters.set_aside(descriptor, reason)
 
     def ack(self, sequence: Signed) -> None:
         """Acknowledge the next batch; every ``ack_every`` of them are made durable.
@@ -450,18 +417,12 @@ class Consumer:
         with self._acking:
             if self._closed:
                 return
-            if self._collector is not None:
-                self._collector.halt()
-            if self._heartbeat is not None:
-                self._heartbeat.halt()
+            self._threads.halt()
             try:
                 self._flush()
                 self._closed = True
             finally:
-                if self._collector is not None:
-                    self._collector.stop()
-                if self._heartbeat is not None:
-                    self._heartbeat.stop()
+                self._threads.stop()
             if self._opened is not None:
                 self._opened.close()
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
 
 from strandline.errors import DiskFull, ExpectationFailed, Fenced, LogFailed
-from strandline.log.source_writers import remembered
 from strandline.log.wal.write.groups import (
     CommitGroup,
     Encoded,
@@ -17,16 +16,13 @@ from strandline.log.wal.write.groups import (
     ValueRun,
     WalHandle,
     Whole,
-    settled_group,
     value_of,
 )
 from strandline.log.wal.write.journal import JournalPosition, WalSettings
-from strandline.log.writers import check_number, forget_silent
+from strandline.log.wal.write.numbered import NumberedAppends
 from strandline.model.head import WriterId, WriterState
 
 W = TypeVar("W")
-
-_DONE: Final = settled_group()
 
 _LARGE: Final = 1 << 20
 """Values up to this size are not checked further."""
@@ -69,7 +65,7 @@ class GroupCommitter(Generic[W]):
         """The offset of the next record."""
         self.term = place.term
         """The term of the next record."""
-        self._writers = {writer: (state, _DONE) for writer, state in place.writers.items()}
+        self._writers = NumberedAppends(place.writers)
         self._max_pending = max(1, settings.pending_bytes)  # an empty queue always has room
         self._lock = threading.Lock()
         """Orders appends: held while an offset is assigned and its record queued."""
@@ -177,13 +173,13 @@ class GroupCommitter(Generic[W]):
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal()
-            if judged is not None and (repeated := self._repeated(*judged, count)) is not None:
+            if judged is not None and (repeated := self._writers.repeated(*judged, count)) is not None:
                 return repeated
             self._check(term, expect)
             if self._group.size >= self._max_pending:
                 self._make_room()
                 self._check(term, expect)  # others may have appended meanwhile
-                if judged is not None and (repeated := self._repeated(*judged, count)) is not None:
+                if judged is not None and (repeated := self._writers.repeated(*judged, count)) is not None:
                     return repeated
             group, first = self._group, self.next
             group.items.append(Whole(first, self.term, count, batches, pages, size, writer, timestamp, checksums))
@@ -191,7 +187,7 @@ class GroupCommitter(Generic[W]):
             group.size += size
             self.next = first + count
             if writer is not None:
-                self._remember(*writer, first, count, group)
+                self._writers.remember(*writer, first, count, group)
             self._stir()
         return WalHandle(group, first, count)
 
@@ -214,32 +210,13 @@ class GroupCommitter(Generic[W]):
 
     def last_number(self, writer: WriterId) -> int | None:
         """The number of the writer's last append; None if it is not known."""
-        with self._lock:
-            state, _ = self._writers.get(writer, (None, _DONE))
-        return None if state is None else state.number
-
-    def _repeated(self, writer: WriterId, number: int, count: int) -> WalHandle | None:
-        known, upto = remembered(writer, number)
-        state, group = self._writers.get(known, (None, _DONE))
-        if state is not None and upto <= state.number:
-            # An earlier number is in the same group or in an earlier one, and durable when this one is.
-            first, held = (state.first, state.count) if upto == state.number else (None, count)
-            return WalHandle(group, first, held, repeated=True)
-        check_number(writer, number, state, known=self._writers)
-        return None
-
-    def _remember(self, writer: WriterId, number: int, first: int, count: int, group: CommitGroup) -> None:
-        known, upto = remembered(writer, number)
-        self._writers[known] = (WriterState(upto, first, first, count, 0), group)
-        if len(self._writers) > _MANY_WRITERS:
-            states = {known: state for known, (state, _) in self._writers.items()}
-            forget_silent(states)
-            self._writers = {known: self._writers[known] for known in states}
+        last = self.last_append(writer)
+        return None if last is None else last[0].number
 
     def last_append(self, writer: WriterId) -> tuple[WriterState, CommitGroup] | None:
         """The last append of a writer, and the group to wait for until it is durable; None if it is not known."""
         with self._lock:
-            return self._writers.get(writer)
+            return self._writers.last(writer)
 
     def _make_room(self) -> None:
         """Wait until less is queued; called and left with the lock held."""
@@ -356,24 +333,10 @@ class GroupCommitter(Generic[W]):
 
     def fail(self, error: BaseException) -> None:
         """Refuse all queued and later appends: nothing may follow a failure."""
-        name = self._name
 
         def refusal() -> Exception:
             self._failure_seen = True
-            if isinstance(error, DiskFull):
-                return _caused(
-                    DiskFull(
-                        f"The log in {name} stopped, since its disk is full ({error}): make room, and open it again."
-                    ),
-                    error,
-                )
-            return _caused(
-                LogFailed(
-                    f"The log in {name} stopped, since it could not write ({error!r}): acknowledged records are kept, "
-                    "others may be lost; open it again."
-                ),
-                error,
-            )
+            return _stopped(self._name, error)
 
         self._refuse(refusal)
 
@@ -441,9 +404,15 @@ class GroupCommitter(Generic[W]):
         self._group = CommitGroup(self._source)
 
 
-_MANY_WRITERS: Final = 1024
-
-
-def _caused(error: Exception, cause: BaseException) -> Exception:
+def _stopped(name: str, cause: BaseException) -> Exception:
+    """What appends to a log raise after a write failed."""
+    error: Exception
+    if isinstance(cause, DiskFull):
+        error = DiskFull(f"The log in {name} stopped, since its disk is full ({cause}): make room, and open it again.")
+    else:
+        error = LogFailed(
+            f"The log in {name} stopped, since it could not write ({cause!r}): acknowledged records are kept, others "
+            "may be lost; open it again."
+        )
     error.__cause__ = cause
     return error

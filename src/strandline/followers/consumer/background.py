@@ -1,0 +1,93 @@
+"""Threads of an open consumer: the collector of its queue, and the heartbeat of its slot."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from strandline.log.queue.contract import Queue
+from strandline.storage.clock import Clock
+from strandline.storage.fork_check import call_in_child
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+_PATIENCE: Final = 10.0
+"""Seconds that stopping waits for a running round."""
+
+
+class ConsumerThreads:
+    """The collector and the heartbeat of a consumer, until they are stopped or the consumer is garbage-collected."""
+
+    def __init__(self, consumer: object, queue: Queue, *, trim_every: float | None, clock: Clock) -> None:
+        """Start both: the collector unless ``trim_every`` is None, the heartbeat if the queue has an idle limit."""
+        self.collector: BackgroundCollector | None = None
+        if trim_every is not None:
+            # Where many consume one log, the first of them to wake up collects for all.
+            collect = partial(queue.trim, trim_every / 2)
+            self.collector = BackgroundCollector(collect, every=trim_every, clock=clock, name=queue.url)
+            _halt_with(consumer, self.collector.halt)
+        self.heartbeat = queue.heartbeat()
+        if self.heartbeat is not None:
+            _halt_with(consumer, self.heartbeat.start().halt)
+
+    def halt(self) -> None:
+        """Start nothing more; does not wait."""
+        if self.collector is not None:
+            self.collector.halt()
+        if self.heartbeat is not None:
+            self.heartbeat.halt()
+
+    def stop(self) -> None:
+        """Start nothing more, and wait briefly for what is running."""
+        if self.collector is not None:
+            self.collector.stop()
+        if self.heartbeat is not None:
+            self.heartbeat.stop()
+
+
+def _halt_with(consumer: object, halt: Callable[[], None]) -> None:
+    """Call ``halt`` when the consumer is garbage-collected unclosed, unless in a forked child."""
+    dropped = weakref.finalize(consumer, halt)
+    call_in_child(consumer, lambda _: dropped.detach())
+
+
+class BackgroundCollector:
+    """Calls ``collect`` every so many seconds from a daemon thread, until it is stopped.
+
+    A failed round is logged, and the next one follows in time: the consumer is not affected. The queue decides
+    what is collected; a round that the end of the process interrupts leaves a consistent state.
+    """
+
+    def __init__(self, collect: Callable[[], None], *, every: float, clock: Clock, name: str) -> None:
+        """Start the thread; the first round follows after ``every`` seconds."""
+        self._stop = threading.Event()
+        # The thread refers neither to this object nor to the consumer: both can be garbage-collected unclosed.
+        arguments = (collect, every, clock, name, self._stop)
+        self._thread = threading.Thread(target=_run, args=arguments, name="strandline-collector", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether its thread is alive."""
+        return self._thread.is_alive()
+
+    def halt(self) -> None:
+        """Start no further round; does not wait."""
+        self._stop.set()
+
+    def stop(self) -> None:
+        """Start no further round, and wait briefly for a running one."""
+        self._stop.set()
+        self._thread.join(_PATIENCE)
+
+
+def _run(collect: Callable[[], None], every: float, clock: Clock, name: str, stop: threading.Event) -> None:
+    while not clock.wait(stop, every):
+        try:
+            collect()
+        except Exception as error:  # noqa: BLE001 - the next round may succeed
+            _LOGGER.warning("Collecting %s failed, and is tried again in %g s: %s", name, every, error)
