@@ -18,6 +18,7 @@ from strandline.errors import (
     LogFailed,
     NotReady,
     OutOfOrder,
+    SchemaRefused,
     TransientStorageError,
 )
 from strandline.ingestion.log_sink import LogSink, pieces_of
@@ -499,3 +500,18 @@ def test_neither_the_slot_nor_the_progress_moves_before_the_append_is_durable():
     sl.ingest(source, target, slot="copy")
     assert content(target).equals(content(source))
     assert source.slots.get("copy").position == 100
+
+
+def test_values_of_another_format_are_refused_before_anything_is_appended():
+    source = MemoryLog(value=sl.Json(pa.schema({"id": pa.int64()})))
+    with source.producer() as producer:
+        producer.append(value={"id": 1})
+    target = MemoryLog(value=sl.MessagePack(pa.schema({"id": pa.int64()})))
+    with pytest.raises(SchemaRefused, match="cannot decode the values of the source"):
+        sl.ingest(source, target)
+    assert target.bounds().next == 0
+    assert sl.ingest(source, MemoryLog()).records == 1
+    assert sl.ingest(source, MemoryLog(value=source.value)).records == 1
+    plain = MemoryLog()
+    fill(plain, 3)
+    assert sl.ingest(plain, target).records == 75

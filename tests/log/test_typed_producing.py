@@ -278,3 +278,26 @@ def test_what_is_produced_in_columns_is_what_is_decoded(codec: Codec) -> None:
 def test_a_schema_mismatch_of_a_whole_column_is_a_schema_refused(log: sl.log.MemoryLog) -> None:
     with log.producer() as producer, pytest.raises(SchemaRefused, match="cast it, or change the schema"):
         producer.append_batch(pa.table({"id": [1.5]}))
+
+
+def test_dictionaries_and_wider_numbers_are_taken_also_inside_of_structs_lists_and_maps() -> None:
+    inner = pa.struct({"n": pa.int16(), "t": pa.string()})
+    schema = pa.schema(
+        {"one": inner, "many": pa.list_(inner), "named": pa.map_(pa.string(), pa.int8()), "tag": pa.string()}
+    )
+    log = sl.log.MemoryLog(value=sl.Json(schema))
+    tags = pa.array(["x", "y", None]).dictionary_encode()
+    structs = pa.StructArray.from_arrays([pa.array([1, 2, 3], pa.int64()), tags], ["n", "t"])
+    many = pa.ListArray.from_arrays(pa.array([0, 2, 2, 3], pa.int32()), structs)
+    named = pa.array([[("a", 1)], None, [("b", 127)]], pa.map_(pa.string(), pa.int64()))
+    with log.producer() as producer:
+        producer.append_batch(pa.table({"one": structs, "many": many, "named": named, "tag": tags}))
+    found = pa.Table.from_batches(sl.log.read_decoded(log)).select(schema.names).to_pylist()
+    assert found == pa.table({"one": structs, "many": many, "named": named, "tag": tags}).to_pylist()
+
+
+def test_a_number_inside_of_a_struct_that_does_not_fit_is_named_with_its_row() -> None:
+    log = sl.log.MemoryLog(value=sl.Json(pa.schema({"one": pa.struct({"n": pa.int16()})})))
+    with log.producer() as producer, pytest.raises(InvalidInput, match=r"row 1 does not fit: the field 'one' .*40000"):
+        producer.append_batch(pa.table({"one": pa.array([{"n": 1}, {"n": 40_000}])}))
+    assert log.bounds().next == 0

@@ -53,6 +53,19 @@ def impatience(monkeypatch):
     monkeypatch.setattr(pipeline, "PATIENCE", Backoff(attempts=2, base=0.01, ceiling=0.01))
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT parse_json('1') AS v, _key FROM changes",
+        "SELECT array(named_struct('v', parse_json('1'))) AS v, _key FROM changes",
+    ],
+)
+def test_a_variant_is_refused_at_the_start(spark, log, tmp_path, query):
+    sink = sl.DeltaSink(str(tmp_path / "table"), mode="append", value=CODEC)
+    with pytest.raises(InvalidInput, match="'v' as VARIANT, which tables do not store"):
+        follow(spark, log, sink, transform=query, trigger=NOW)
+
+
 @pytest.fixture
 def log(tmp_path):
     log = new_log(tmp_path)

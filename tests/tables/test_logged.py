@@ -54,6 +54,15 @@ class _Sqlite(_Delta):
 KINDS = [_Delta, _Iceberg, _Sqlite]
 
 
+def test_a_log_without_columns_makes_no_table(tmp_path):
+    from strandline.values.recorded import as_version
+
+    log = sl.log.MemoryLog()
+    log._values = (as_version(sl.Arrow()),)  # as a former release recorded it
+    with pytest.raises(InvalidInput, match=r"has no columns: record a schema with the log's evolve_value"):
+        sl.follow(log, sl.DeltaSink(str(tmp_path / "table"), value="log"), until="end")
+
+
 def append(log: Any, *values: Any) -> None:
     with log.producer() as producer:
         for value in values:

@@ -109,7 +109,7 @@ def test_a_new_field_is_a_new_column_that_is_null_before(place, mode):
 
 @pytest.mark.parametrize("mode", ["latest", "append", "history"])
 def test_a_number_that_becomes_wider_rewrites_the_table_at_the_same_cursor(place, mode):
-    narrow = pa.schema({"id": pa.int32(), "total": pa.float32()})
+    narrow = pa.schema({"id": pa.int32(), "total": pa.float64()})
     apply(DeltaSink(place, mode=mode, value=sl.Json(narrow)), 0, (b"1", order(1)), (b"2", order(2)))
     wide = pa.schema({"id": pa.int64(), "total": pa.float64()})
     sink = DeltaSink(place, mode=mode, value=sl.Json(wide))

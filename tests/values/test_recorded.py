@@ -14,7 +14,7 @@ import strandline as sl
 from strandline.errors import CorruptData, InvalidInput, SchemaRefused, UnsupportedVersion
 from strandline.formats.json.value_versions import ValueVersion, read_versions, version_fields
 from strandline.values import Codec
-from strandline.values.recorded import as_version, check_recorded, codec_of, newest, with_version
+from strandline.values.recorded import as_version, check_copied, check_recorded, codec_of, newest, with_version
 from tests.values.messages import order_files
 from tests.values.schemas import schemas
 from tests.values.test_codecs import SCHEMA
@@ -53,6 +53,39 @@ def test_every_schema_comes_back_as_it_was(schema: pa.Schema) -> None:
     codec = sl.Arrow(schema)
     [version] = read_versions(json.loads(json.dumps(version_fields([as_version(codec)]))))
     assert codec_of(version, "the log").schema.equals(codec.schema, check_metadata=True)
+
+
+def test_a_codec_without_a_schema_is_not_recorded() -> None:
+    with pytest.raises(InvalidInput, match=r"Arrow\(\) names no columns.*give it a schema"):
+        with_version((), sl.Arrow(), "x")
+    old = (as_version(sl.Arrow()),)  # as a former release recorded it
+    assert with_version(old, sl.Arrow(IDS), "x")[-1].number == 2
+
+
+def test_a_recorded_time_zone_that_this_machine_lacks_is_no_damage() -> None:
+    version = ValueVersion.of(1, "json", {"fields": [{"name": "at", "type": "timestamp[us, Mars/Base]"}]})
+    with pytest.raises(UnsupportedVersion, match="time zone 'Mars/Base' is not known here"):
+        codec_of(version, "the log")
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (sl.Json(IDS), sl.MessagePack(IDS)),
+        (sl.Json(IDS), sl.Json(pa.schema({"name": pa.string()}))),
+        (sl.Json(pa.schema({"id": pa.int64()})), sl.Json(IDS)),
+        (sl.Json(IDS), sl.Debezium(sl.Json(IDS))),
+    ],
+)
+def test_a_log_holds_values_of_another_one_only_if_it_can_decode_them(source: Codec, target: Codec) -> None:
+    ours, theirs = with_version((), source, "s"), with_version((), target, "t")
+    with pytest.raises(SchemaRefused, match=r"^The target cannot decode.*evolve_value"):
+        check_copied(ours, theirs, "The target")
+    check_copied(ours, (), "The target")
+    check_copied((), theirs, "The target")
+    check_copied(ours, (*theirs, *ours), "The target")
+    wider = sl.Json(source.schema.append(pa.field("note", pa.string())))
+    check_copied(ours, with_version((), wider, "t"), "The target")
 
 
 def test_new_fields_and_wider_ones_make_a_new_version_and_the_same_schema_makes_none() -> None:

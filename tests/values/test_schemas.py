@@ -276,3 +276,12 @@ def test_raw_values_are_one_column_of_bytes() -> None:
     assert codec.encode_one(b"x") == codec.encode_one({"value": b"x"}) == b"x"
     assert codec.decode(pa.nulls(2)).columns.column("value").null_count == 2
     assert codec == sl.Raw()
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.timestamp("us", "Mars/Base"), pa.list_(pa.struct({"at": pa.timestamp("s", "CEST")}))]
+)
+def test_a_time_zone_that_nobody_knows_is_refused_at_the_door(kind):
+    with pytest.raises(SchemaRefused, match="which is not known here"):
+        as_schema(pa.schema({"when": kind}))
+    assert as_schema(pa.schema({"when": pa.timestamp("us", "+05:30")})).field(0).type.tz == "+05:30"

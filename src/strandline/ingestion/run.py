@@ -35,6 +35,7 @@ from strandline.followers.run import Batching, follow
 from strandline.ingestion.log_sink import TARGET, LogSink, TargetLog, may_be_repeated
 from strandline.log.contract import READING, Log, LogReading, Slots, require
 from strandline.log.heartbeat import SlotHeartbeat
+from strandline.log.value_format import named_versions
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
 from strandline.model.records import RECORD_SCHEMA
 from strandline.model.retention import NEWCOMER_SECONDS
@@ -42,6 +43,7 @@ from strandline.node.api import Primary
 from strandline.node.flight.remote_log import RemoteLog
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.retry import Backoff
+from strandline.values.recorded import check_copied
 
 _LOGGER: Final = logging.getLogger(__name__)
 _FIRST_COUNT: Final = 1024
@@ -195,6 +197,7 @@ def ingest_log(
     require(target, "the target of an ingest", *TARGET)
     if source.log_id == target.log_id:
         raise InvalidInput("A log cannot be ingested into itself: choose another target.")
+    check_copied(named_versions(source), named_versions(target), f"The target {target!r}")
     sink = LogSink(target, whole=isinstance(source, QueueLog), clock=clock, chance=chance)
     _resume(source, target, sink, skip_trimmed=skip_trimmed)
     end = source.end().next

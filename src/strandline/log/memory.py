@@ -13,6 +13,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import CursorExpired
+from strandline.formats.json.value_versions import ValueVersion
 from strandline.log import slots as rules
 from strandline.log.contract import Handle, Receipt
 from strandline.log.object.head.edits import BatchListing, apply_spills, list_batches, plan_spills
@@ -94,6 +95,11 @@ class MemoryLog(HeadLog[MemorySpan]):
     def value(self) -> Codec | None:
         """The codec of the log's values, in its newest version; None if values are plain bytes."""
         return newest(self._values, "a log in memory")
+
+    @property
+    def value_versions(self) -> tuple[ValueVersion, ...]:
+        """All versions of the value format; none if values are plain bytes."""
+        return self._values
 
     def evolve_value(self, value: Codec) -> Codec:
         """Record a new version of the value format; ``SchemaRefused`` unless fields are new or become wider."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from strandline.errors import Unsupported
+from strandline.formats.json.value_versions import ValueVersion
 from strandline.values.contract import Codec
 
 
@@ -16,6 +17,12 @@ def named_codec(log: object) -> Codec | None:
             f"A {type(log).__name__} records no value format: give the codec to producers, sinks and readers (value=)."
         )
     found: Codec | None = log.value  # type: ignore[attr-defined]
+    return found
+
+
+def named_versions(log: object) -> tuple[ValueVersion, ...]:
+    """All versions of a log's value format; none if values are plain bytes, or the log has no place for a format."""
+    found: tuple[ValueVersion, ...] = getattr(log, "value_versions", ())
     return found
 
 

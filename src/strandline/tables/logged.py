@@ -65,6 +65,11 @@ class LoggedShape:
             return self._shape
         self.check_met()
         codec = named_codec(self._log)
+        if codec is not None and not len(codec.schema):
+            raise InvalidInput(
+                f"The log of the table {self._where} names the codec {codec!r:.100}, which has no columns: record a "
+                "schema with the log's evolve_value, or give the sink a codec."
+            )
         if self._is_frozen:
             if not _is_same(codec, self._shape.value):
                 raise SchemaRefused(

@@ -10,13 +10,14 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import InvalidInput
+from strandline.errors import InvalidInput, SchemaRefused
 from strandline.model.records import READ_SCHEMA, TIMESTAMP
 from strandline.tables.hashing import HASH_VERSION
 from strandline.tables.kinds import RAW, RAW_LATEST, TYPED, Kind, Names, table_schema
 from strandline.tables.types import stored
-from strandline.values.contract import Codec
+from strandline.values.contract import Codec, rounds_floats
 from strandline.values.decoding import RECORD_FIELDS, value_fields
+from strandline.values.schema.evolution import Evolution, evolve
 
 ArrowTransform: TypeAlias = Callable[[pa.Table], pa.Table]
 """A function from the decoded changes of a range to the rows to keep, on an Arrow table."""
@@ -122,6 +123,22 @@ class TableShape:
     def recorded(self) -> str:
         """What a table records of its shape, and a later follower has to agree with."""
         return json.dumps({"key": list(self.key), "soft_deletes": self.soft_deletes, "hash": HASH_VERSION})
+
+    def evolution(self, table: pa.Schema, wanted: pa.Schema, *, is_rebuilt: bool = False) -> Evolution:
+        """How the columns of a table change for rows with the columns ``wanted``; see :func:`evolve`.
+
+        ``SchemaRefused`` also for wider floats whose former values were rounded, unless all rows are built again: the
+        table would differ from one that is made of the same log.
+        """
+        change = evolve(table, wanted)
+        rounded = [field.name for field in change.widened if pa.types.is_floating(field.type)]
+        if rounded and not is_rebuilt and self.value is not None and rounds_floats(self.value):
+            raise SchemaRefused(
+                f"The field '{rounded[0]}' becomes float64, and the rows that the table has were rounded to float32 "
+                f"when their {self.value.name} values were decoded: build all rows again with the new schema "
+                "(sl.tables.rebuild), or keep float32."
+            )
+        return change
 
     def changes_schema(self) -> pa.Schema:
         """The columns of the changes that are merged into the table."""

@@ -80,6 +80,14 @@ class Codec(Protocol):
         ...
 
 
+def rounds_floats(codec: Codec | None) -> bool:
+    """Whether ``float32`` columns hold rounded numbers, because the values have wider ones: text, or 64 bits.
+
+    A codec says so by an attribute of this name. Without it the values have floats of 32 bits, as Avro and Protobuf do.
+    """
+    return bool(getattr(codec, "rounds_floats", False))
+
+
 def check_values(values: pa.Array) -> pa.Array:
     """The values, if they are an array of bytes or of nulls; ``InvalidInput`` otherwise."""
     kind = values.type

@@ -89,14 +89,36 @@ def with_version(versions: Sequence[ValueVersion], codec: Codec, where: str) -> 
     """The versions with one more, unless the newest is the same already.
 
     Allowed are new fields, and fields that become wider: a reader with the new version decodes all values of the
-    older ones. Anything else is ``SchemaRefused``, with what to do.
+    older ones. Anything else is ``SchemaRefused``, with what to do. ``InvalidInput`` for a codec without a schema.
     """
+    if not len(codec.schema):
+        raise InvalidInput(
+            f"The codec {codec!r:.100} names no columns, and readers of a typed log need them: give it a schema, such "
+            "as sl.Arrow(pyarrow.schema(...))."
+        )
     wanted = as_version(codec, len(versions) + 1)
     if versions and versions[-1].is_same_format(wanted):
         return tuple(versions)
     if versions:
         _check_change(codec_of(versions[-1], where), codec, where)
     return (*versions, wanted)
+
+
+def check_copied(source: Sequence[ValueVersion], target: Sequence[ValueVersion], where: str) -> None:
+    """``SchemaRefused`` if a typed log ``where`` cannot decode the values of another typed log that it is to hold, too.
+
+    Its newest version has to be able to decode those of the source's newest one. A log of plain bytes takes all values,
+    and values of a log of plain bytes are vouched for by the caller.
+    """
+    if not source or not target or any(one.is_same_format(source[-1]) for one in target):
+        return
+    try:
+        _check_change(codec_of(source[-1], "the source"), codec_of(target[-1], where), "the source")
+    except SchemaRefused as error:
+        raise SchemaRefused(
+            f"{where} cannot decode the values of the source ({error}): record the source's format there with "
+            "evolve_value, or choose a log of that format, or of plain bytes."
+        ) from error
 
 
 def _check_change(old: Codec, new: Codec, where: str) -> None:

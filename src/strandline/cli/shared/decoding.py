@@ -11,7 +11,7 @@ import pyarrow as pa
 
 import strandline as sl
 from strandline.errors import InvalidInput, NotFound, Unsupported
-from strandline.log.value_format import named_codec
+from strandline.log.value_format import named_codec, named_versions
 from strandline.values import Codec
 from strandline.values.decoding import ERROR, decode_records, value_fields
 
@@ -102,5 +102,5 @@ def _text(value: pa.Scalar) -> str:
 
 def format_of(log: Any) -> str | None:
     """Name and version of the format of a log's values; None if they are plain bytes, or the log does not tell."""
-    versions = getattr(log, "value_versions", ())
+    versions = named_versions(log)
     return f"{versions[-1].format}, version {versions[-1].number}" if versions else None

@@ -14,6 +14,7 @@ from strandline.errors import InvalidInput, MissingExtra, StorageError, Unsuppor
 from strandline.model.records import EMPTY_BATCH, RECORD_SCHEMA, Op, RecordSource
 from strandline.values.codecs.raw import Raw
 from strandline.values.contract import Codec
+from strandline.values.schema.evolution import is_list
 
 TYPES: Final = "Keys and values are bytes or None: encode text first."
 _UNTYPED: Final = (
@@ -218,18 +219,39 @@ def _kind(codec: Codec, field: pa.Field) -> pa.DataType:
 
 def _fitted(name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """The column with a narrower type, if each of its values fits: Python's numbers become 64 bits wide in Arrow."""
-    given = column.type
-    is_time = pt.is_timestamp(given) and pt.is_timestamp(kind) and given.tz == kind.tz
-    if given == kind or not (is_time or (pt.is_integer(given) and pt.is_integer(kind))):
+    fitting = _fitting(column.type, kind)
+    if fitting == column.type:
         return column
     try:
-        return column.cast(kind)
-    except pa.ArrowInvalid:
-        row = _first(lambda part: column.slice(0, part).cast(kind), len(column))
+        return column.cast(fitting)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        row = _first(lambda part: column.slice(0, part).cast(fitting), len(column))
         raise InvalidInput(
-            f"The value of row {row} does not fit: the field '{name}' is {column[row]}, and {kind} cannot hold that. "
-            "Nothing was appended."
+            f"The value of row {row} does not fit: the field '{name}' is {str(column[row])[:100]}, and {kind} cannot "
+            "hold that. Nothing was appended."
         ) from None
+
+
+def _fitting(given: pa.DataType, kind: pa.DataType) -> pa.DataType:
+    """The given type without dictionaries, and with the numbers and times of ``kind``, also inside of others.
+
+    What a cast to it does not refuse is exact. All else stays as it is given.
+    """
+    if pt.is_dictionary(given):
+        return _fitting(given.value_type, kind)
+    is_time = pt.is_timestamp(given) and pt.is_timestamp(kind) and given.tz == kind.tz
+    if is_time or (pt.is_integer(given) and pt.is_integer(kind)):
+        return kind
+    if pt.is_struct(given):
+        known = {field.name: field.type for field in kind} if pt.is_struct(kind) else {}
+        return pa.struct([one.with_type(_fitting(one.type, known.get(one.name, one.type))) for one in given])
+    if pt.is_map(given):
+        item = kind.item_type if pt.is_map(kind) else given.item_type
+        return pa.map_(_fitting(given.key_type, pa.string()), _fitting(given.item_type, item))
+    if is_list(given):
+        item = kind.value_type if is_list(kind) else given.value_type
+        return (pa.list_ if pt.is_list(given) else pa.large_list)(_fitting(given.value_type, item))
+    return given
 
 
 def _placed(error: InvalidInput, piece: pa.RecordBatch, first: int, codec: Codec) -> InvalidInput:
@@ -249,7 +271,7 @@ def _first(attempt: Callable[[int], object], rows: int) -> int:
         middle = (low + high) // 2
         try:
             attempt(middle + 1)
-        except (InvalidInput, pa.ArrowInvalid):
+        except (InvalidInput, pa.ArrowInvalid, pa.ArrowNotImplementedError):
             high = middle
         else:
             low = middle + 1

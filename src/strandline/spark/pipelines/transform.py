@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -11,7 +11,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from strandline.errors import InvalidInput
 from strandline.tables.types import storable
@@ -20,6 +20,8 @@ Transform: TypeAlias = Callable[[Any], Any] | str
 """A function from a DataFrame of decoded changes to the rows to keep; or a query, ``SELECT ... FROM changes``."""
 
 _VIEW: Final = "strandline_changes"
+_OPAQUE: Final = frozenset({"VariantType", "GeometryType", "GeographyType"})
+"""By name: older releases of Spark lack some."""
 
 
 def spark_columns(schema: pa.Schema) -> StructType:
@@ -56,8 +58,34 @@ class FrameTransform:
         twice = sorted({name for name in schema.names if folded.count(name.lower()) > 1})
         if twice:
             raise InvalidInput(f"The transform gives the column {twice[0]!r} twice: rename one of them.")
+        _refuse_opaque(schema)
         found: pa.Schema = to_arrow_schema(schema, timezone="UTC")
         return pa.schema([field.with_nullable(True) for field in found])
+
+
+def _refuse_opaque(schema: StructType) -> None:
+    """``InvalidInput`` for types that Arrow has only as structs of bytes, also inside of others."""
+    for field in schema:
+        opaque = [kind for kind in _leaves(field.dataType) if type(kind).__name__ in _OPAQUE]
+        if opaque:
+            raise InvalidInput(
+                f"The transform gives the column {field.name!r} as {opaque[0].simpleString().upper()}, which tables do "
+                "not store: make it text, such as with to_json, or take fields out of it."
+            )
+
+
+def _leaves(kind: DataType) -> Iterator[DataType]:
+    match kind:
+        case ArrayType():
+            yield from _leaves(kind.elementType)
+        case MapType():
+            yield from _leaves(kind.keyType)
+            yield from _leaves(kind.valueType)
+        case StructType():
+            for field in kind:
+                yield from _leaves(field.dataType)
+        case _:
+            yield kind
 
 
 def _queried(spark: Any, text: str, changes: Any) -> Any:

@@ -260,21 +260,20 @@ class DeltaSink:
         self._refresh()
         table = self._existing()
         self._table.next_in(table, log_id)  # Diverged for a table of another log, or of none
-        self._table.check_shape(table)
+        self._table.check_shape(table, is_rebuilt=True)
         self._table.refuse_append_only(table, "a rebuild replaces all rows")
         self._table.known.pop(log_id, None)
         beginning = Cursor(log_id, self._table.start(table))
         letters = self._opened_letters(table, log_id)
-        parts = tuple(
-            replace(part, old=()) for part in self._parts(None, 0, letters, tasks, self._table.schema_for(table))
-        )
+        schema = self._table.schema_for(table, is_rebuilt=True)
+        parts = tuple(replace(part, old=()) for part in self._parts(None, 0, letters, tasks, schema))
         written = work(parts)
         check_coverage(written, parts, beginning.next, upto.next)
         if letters is not None:
             letters.commit([file for one in written for file in one.bad], id_of(table), beginning, upto)
         now = self._table.now()
         actions = [added(file, now) for one in written for file in one.added]
-        self._table.commit(table, actions, upto, replaces=self._table.schema_for(table))
+        self._table.commit(table, actions, upto, replaces=schema)
 
     def replay_letters(self, log: Log) -> Replayed:
         """Apply dead letters that can become rows by now; see :func:`~strandline.tables.maintenance.replay_letters`."""

@@ -46,7 +46,7 @@ from strandline.tables.files import write_file
 from strandline.tables.layout import file_name, is_closed, is_data_file, range_of
 from strandline.tables.part import in_schema
 from strandline.tables.shape import DeadLetters, TableShape
-from strandline.values.schema.evolution import Evolution, evolve
+from strandline.values.schema.evolution import Evolution
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -149,8 +149,11 @@ class FollowedDelta:
             + ": give this log a table of its own, or remove that one to build it again."
         )
 
-    def check_shape(self, table: DeltaTable) -> None:
-        """``InvalidInput``, ``Diverged`` or ``SchemaRefused`` if the table does not keep what this follower writes."""
+    def check_shape(self, table: DeltaTable, *, is_rebuilt: bool = False) -> None:
+        """``InvalidInput``, ``Diverged`` or ``SchemaRefused`` if the table does not keep what this follower writes.
+
+        ``is_rebuilt``: all rows are written again.
+        """
         properties = table.metadata().configuration
         if _MODE_PROPERTY not in properties or _LOG_PROPERTY not in properties:
             raise Diverged(f"The table {self.url} was replaced by another one at the same place. {REMEDY}")
@@ -165,7 +168,7 @@ class FollowedDelta:
                 f"The table {self.url} was made with {recorded}, and is opened with {self.shape.recorded()}: open it "
                 "as it was made, or build a new one."
             )
-        if self._change(table) is None and not self._is_as_made(table):
+        if self._change(table, is_rebuilt=is_rebuilt) is None and not self._is_as_made(table):
             raise Diverged(
                 f"The columns of the table {self.url} were changed, so that its follower cannot write to it: change "
                 "them back, follow with repair=True, or follow into a new table."
@@ -213,21 +216,21 @@ class FollowedDelta:
     def _is_as_made(self, table: DeltaTable) -> bool:
         return bool(table.schema() == deltalake_library().Schema.from_arrow(self.shape.schema()))
 
-    def schema_for(self, table: DeltaTable) -> pa.Schema:
+    def schema_for(self, table: DeltaTable, *, is_rebuilt: bool = False) -> pa.Schema:
         """The columns that the table needs for the values as they are now."""
-        change = self._change(table)
+        change = self._change(table, is_rebuilt=is_rebuilt)
         return columns_of(table) if not change else change.schema
 
-    def _change(self, table: DeltaTable) -> Evolution | None:
+    def _change(self, table: DeltaTable, *, is_rebuilt: bool = False) -> Evolution | None:
         """How the columns of a typed table have to change; None for a table without a codec, which never change.
 
         ``SchemaRefused`` if the values no longer fit into the table.
         """
-        if not self.shape.is_typed:
+        if isinstance(self.shape, DeadLetters) or not self.shape.is_typed:
             return None
         # Both as Delta has them: it knows fewer types than Arrow.
         wanted = pa.schema(deltalake_library().Schema.from_arrow(self.shape.schema()).to_arrow())
-        return evolve(columns_of(table), wanted)
+        return self.shape.evolution(columns_of(table), wanted, is_rebuilt=is_rebuilt)
 
     def evolved(self, table: DeltaTable, at: Cursor) -> DeltaTable:
         """The table with the columns that its values need now, at the same cursor; a commit of its own if they change.

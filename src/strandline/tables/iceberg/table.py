@@ -42,7 +42,6 @@ from strandline.tables.iceberg.history import (
     own_cursor,
 )
 from strandline.tables.shape import DeadLetters, TableShape
-from strandline.values.schema.evolution import evolve
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -183,8 +182,7 @@ class FollowedIceberg:
                 return Begun(created, None, self._files(created))
             at = self.last_commit(table, log_id).cursor
             transaction = table.transaction()
-            if self.shape.is_typed:
-                self._evolve(transaction)
+            self._evolve(transaction)
             return Begun(transaction, at, self._files(transaction))
 
     def on(self, table: Table) -> Begun:
@@ -195,8 +193,7 @@ class FollowedIceberg:
     def rebuilding(self, table: Table) -> Begun:
         """A transaction that replaces all rows of a table: its columns may change with it."""
         begun = self.on(table)
-        if self.shape.is_typed:
-            self._evolve(begun.transaction)
+        self._evolve(begun.transaction, is_rebuilt=True)
         return Begun(begun.transaction, begun.at, self._files(begun.transaction))
 
     def check_followed(self, table: Table, log_id: UUID) -> None:
@@ -210,10 +207,13 @@ class FollowedIceberg:
             )
         self._check_shape(table)
 
-    def _evolve(self, transaction: Transaction) -> None:
-        """New and wider columns become part of the commit; ``SchemaRefused`` for any other change."""
+    def _evolve(self, transaction: Transaction, *, is_rebuilt: bool = False) -> None:
+        """New and wider columns of a typed table become part of the commit; ``SchemaRefused`` for any other change."""
+        if isinstance(self.shape, DeadLetters) or not self.shape.is_typed:
+            return
         wanted = in_iceberg(self.shape.schema())
-        change = evolve(arrow_schema(transaction.table_metadata.schema()), wanted)
+        found = arrow_schema(transaction.table_metadata.schema())
+        change = self.shape.evolution(found, wanted, is_rebuilt=is_rebuilt)
         if not change:
             return
         _LOGGER.warning(

@@ -38,7 +38,7 @@ from strandline.tables.maintained import RecordedTable, TableSize
 from strandline.tables.shape import BAD_SCHEMA, ShapedRows, TableShape
 from strandline.tables.sql.columns import AlteredColumns, TypeOf, altered
 from strandline.tables.sql.state import CursorRow, Expected, Held, SeenTable
-from strandline.values.schema.evolution import conform_columns, evolve
+from strandline.values.schema.evolution import conform_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +324,7 @@ class SqlSink:
                     if records.column("offset")[0].as_py() != at:
                         raise CorruptData(f"Offset {at} is missing in log {log.log_id}. Nothing was committed.")
                     at += records.num_rows
-                    changes = self._changes(records, row)
+                    changes = self._changes(records, row, is_rebuilt=True)
                     session.stage(changes)
                     session.alter(changes)
                     session.merge(changes)
@@ -401,7 +401,7 @@ class SqlSink:
             return False
         return row is not None and row.commit_id == commit_id
 
-    def _changes(self, records: pa.Table, found: CursorRow | None) -> TableChanges:
+    def _changes(self, records: pa.Table, found: CursorRow | None, *, is_rebuilt: bool = False) -> TableChanges:
         shape = self._shape
         shaped = self._fitting(records, shape.rows(records))
         if shaped.bad.num_rows and not self._has_dead_letters:
@@ -411,7 +411,7 @@ class SqlSink:
         names, rows = shape.names, shaped.rows
         wanted = self._schema_of(rows)
         before = wanted if found is None else found.schema
-        schema = evolve(before, wanted).schema
+        schema = shape.evolution(before, wanted, is_rebuilt=is_rebuilt).schema
         self._database.check_schema(schema)
         columns = altered(before, schema, self._database.type_of)
         if not shape.is_keyed:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.errors import CursorExpired, InvalidInput, NotReady, StrandlineError, Unsupported
+from strandline.formats.json.value_versions import ValueVersion
 from strandline.log.contract import READING, Handle, require
 from strandline.log.folders import FolderKind, contents
 from strandline.log.heartbeat import Limited
@@ -24,7 +25,7 @@ from strandline.log.produce.producer import Producer
 from strandline.log.reading import read_between
 from strandline.log.slot_table import SlotTable
 from strandline.log.slots import position_of
-from strandline.log.value_format import evolve_named_codec, named_codec
+from strandline.log.value_format import evolve_named_codec, named_codec, named_versions
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader, WalReading
 from strandline.model.arguments import Timeout, checked
@@ -265,6 +266,11 @@ class TieredLog(Closing):
     def value(self) -> Codec | None:
         """The codec of the log's values, as the hot log records it; None if values are plain bytes."""
         return named_codec(self._hot)
+
+    @property
+    def value_versions(self) -> tuple[ValueVersion, ...]:
+        """All versions of the value format, as the hot log records them."""
+        return named_versions(self._hot)
 
     def evolve_value(self, value: Codec) -> Codec:
         """Durably record a new version of the value format in the hot log. Segments hold values of all versions."""

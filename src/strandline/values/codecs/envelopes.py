@@ -15,7 +15,7 @@ from strandline.model.records import Op
 from strandline.values.codecs.columns import null_rows
 from strandline.values.codecs.rows import one_row
 from strandline.values.codecs.structs import StructCodec
-from strandline.values.contract import Codec, Columns, Decoded, bad_rows
+from strandline.values.contract import Codec, Columns, Decoded, bad_rows, rounds_floats
 from strandline.values.schema.evolution import conform_columns
 
 _PUTS: Final = ("c", "r", "u")
@@ -50,6 +50,11 @@ class _Envelope(ABC):
     def codec(self) -> Codec:
         """The codec of a row, or of a whole event, as given."""
         return self._codec
+
+    @property
+    def rounds_floats(self) -> bool:
+        """See :func:`~strandline.values.contract.rounds_floats`."""
+        return rounds_floats(self._codec)
 
     @property
     def schema(self) -> pa.Schema:

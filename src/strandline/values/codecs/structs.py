@@ -53,6 +53,8 @@ class Form:
 class StructCodec(RowCodec):
     """The part that the codecs of msgspec share. Equal by class and schema."""
 
+    rounds_floats = True
+    """See :func:`~strandline.values.contract.rounds_floats`."""
     _FORM: Form
     __slots__ = ("_checks", "_convert", "_plain")
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.types as pt
 
-from strandline.values.schema.schemas import MAX_DEPTH, as_schema
+from strandline.values.schema.schemas import MAX_DEPTH, as_schema, is_known_zone
 
 _PLAIN: Final = {
     "bool": pa.bool_(),
@@ -103,6 +103,8 @@ def _type(found: Any, depth: int) -> pa.DataType:
         if found in _PLAIN:
             return _PLAIN[found]
         if match := _TIMESTAMP.fullmatch(found):
+            if not is_known_zone(match[2]):
+                raise LookupError(f"the time zone {match[2]!r} is not known here")
             return pa.timestamp(match[1], match[2])
         if match := _DECIMAL.fullmatch(found):
             return getattr(pa, match[1])(int(match[2]), int(match[3]))

@@ -11,9 +11,11 @@ import uuid
 from collections import abc
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
+from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.errors import SchemaRefused
@@ -116,7 +118,25 @@ def _nullable(path: str, kind: pa.DataType, depth: int) -> pa.DataType:
         return pa.map_(pa.string(), item.type)
     if not is_leaf(kind):
         raise SchemaRefused(f"The field '{path}' is of type {kind}, which no codec takes: cast it to a plain type.")
+    if pt.is_timestamp(kind) and not is_known_zone(kind.tz):
+        raise SchemaRefused(
+            f"The field '{path}' has the time zone {kind.tz[:100]!r}, which is not known here: name UTC, an offset "
+            "such as +01:00, or a zone of the IANA time zone database, and have that installed."
+        )
     return kind
+
+
+@lru_cache(maxsize=256)
+def is_known_zone(name: str | None) -> bool:
+    """Whether Arrow knows the time zone; None is no zone at all.
+
+    >>> is_known_zone("UTC"), is_known_zone("+05:30"), is_known_zone("Mars/Olympus")
+    (True, True, False)
+    """
+    try:
+        return name is None or bool(pc.hour(pa.array([0], pa.timestamp("s", tz=name))))
+    except pa.ArrowInvalid:
+        return False
 
 
 def is_leaf(kind: pa.DataType) -> bool:
