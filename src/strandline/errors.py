@@ -217,6 +217,10 @@ class NullKey(BadRecord):
     """A record without a key reached a sink that keeps one row per key; the message names its offset."""
 
 
+class TransformFailed(StrandlineError):
+    """A function of the user raised on the records of a range; nothing of it was applied. Correct the function."""
+
+
 class JobFailed(StrandlineError):
     """A Spark job ended without its result; nothing of it was committed."""
 

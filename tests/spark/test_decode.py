@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.types import LongType, StructField, StructType, TimestampNTZType
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampNTZType
 
 import strandline as sl
 from strandline.errors import BadRecord, InvalidInput, SchemaRefused, Unsupported
@@ -167,3 +167,21 @@ def test_executors_write_the_columns_that_the_log_names_also_after_a_new_version
     assert sink.rows().sort_by("_offset").select(["id", "n"]).to_pylist() == [{"id": 1, "n": None}, {"id": 2, "n": "x"}]
     with pytest.raises(InvalidInput, match="A sink decodes by itself"):
         sl.spark.follow(spark, log.url, sink, options={"decode": "true"})
+
+
+def test_a_frame_keeps_the_columns_with_which_it_was_loaded_when_the_log_names_wider_ones(tmp_path: Path) -> None:
+    log = typed_log(tmp_path, sl.Json(pa.schema({"id": pa.int32(), "n": pa.int64()})))
+    append(log, {"id": 1, "n": 2})
+    loaded = source(log)
+    planned = loaded.schema()
+    log.evolve_value(sl.Json(pa.schema({"id": pa.int64(), "n": pa.int64(), "note": pa.string()})))
+    append(log, {"id": 3, "note": "new"})
+    reader = loaded.reader(planned)
+    found = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+    assert [(row["id"], row["n"], "note" in row) for row in found] == [(1, 2, False), (3, None, False)]
+    append(log, {"id": 1 << 40})
+    late = loaded.reader(planned)
+    with pytest.raises(BadRecord, match="offset 2"):
+        [batch for part in late.partitions() for batch in late.read(part)]
+    with pytest.raises(InvalidInput, match="'id' of a log is BIGINT, not STRING"):
+        loaded.reader(StructType([StructField("id", StringType())]))

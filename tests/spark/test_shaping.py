@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from strandline.errors import CorruptData, Fenced, InvalidInput, TransientStorageError
+from strandline.errors import CorruptData, Fenced, InvalidInput, JobFailed, TransformFailed, TransientStorageError
 from strandline.model.records import READ_SCHEMA
 from strandline.spark.datasource.shaping import SPARK_SCHEMA, check_schema, shaped
-from strandline.spark.failures import retried, unwrapped
+from strandline.spark.failures import UserFailures, retried, unwrapped
 from strandline.storage.retry import Backoff
 from strandline.testing.clock import ManualClock
 
@@ -102,3 +102,28 @@ def test_permanent_errors_are_not_retried():
     with pytest.raises(Fenced):
         retried(failing, clock=ManualClock())
     assert failing.left == 0
+
+
+def job_failed(frames: str, last: str) -> tuple[JobFailed, RuntimeError]:
+    raised = f"Traceback (most recent call last):\n{frames}\n{last}\n"
+    return JobFailed("x"), RuntimeError(f"An exception was thrown from the Python worker.\n{raised}\tat org.apache")
+
+
+def test_only_the_same_failure_of_the_users_own_code_is_blamed_on_it():
+    users = '  File "/home/ann/job.py", line 3, in parse\n    int(x)'
+    ours = '  File "/venv/strandline/tables/part.py", line 3, in write\n    put(x)'
+    failures = UserFailures()
+    for frames, last, is_blamed in [
+        (users, "ValueError: a", False),
+        (users, "ValueError: a", False),
+        (users, "ValueError: b", False),
+        (ours, "OSError: full", False),
+        *[(ours, "OSError: full", False)] * 4,
+        *[(users, "ValueError: a", False)] * 2,
+        (users, "ValueError: a", True),
+    ]:
+        found = failures.judged(*job_failed(frames, last))
+        assert isinstance(found, TransformFailed) == is_blamed
+    lost = RuntimeError("Job aborted: ExecutorLostFailure (executor 1 exited): Python worker exited unexpectedly")
+    for _ in range(5):
+        assert isinstance(failures.judged(JobFailed("x"), lost), JobFailed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
-from strandline.errors import BadRecord, JobFailed, UnsupportedVersion
+from strandline.errors import BadRecord, InvalidInput, TransformFailed, UnsupportedVersion
 from strandline.spark import follow
 from strandline.spark.pipelines.workers import FrameJobs, SparkWorkers
 from tests.spark.helpers import append, new_log, put
@@ -93,12 +94,7 @@ def test_a_small_range_is_written_in_the_driver(spark, log, tmp_path):
     assert following.progress().jobs == 0
 
 
-def test_a_job_that_fails_again_and_again_ends_the_pipeline_in_the_end(spark, log, tmp_path, monkeypatch):
-    from strandline.spark.pipelines import pipeline
-    from strandline.storage.retry import Backoff
-
-    monkeypatch.setattr(pipeline, "PATIENCE", Backoff(attempts=2, base=0.01, ceiling=0.01))
-
+def test_a_transform_that_raises_ends_the_pipeline_at_once_with_its_traceback(spark, log, tmp_path):
     def hopeless(rows: pa.Table) -> pa.Table:
         if rows.num_rows:
             raise RuntimeError("a fault of the user's own function")
@@ -106,6 +102,21 @@ def test_a_job_that_fails_again_and_again_ends_the_pipeline_in_the_end(spark, lo
 
     sink = sl.DeltaSink(str(tmp_path / "table"), mode="append", transform=hopeless)
     following = follow(spark, log, sink, slot="s", trigger=NOW, place="executors")
-    with pytest.raises(JobFailed, match="a fault of the user's own function"):
+    with pytest.raises(TransformFailed, match="a fault of the user's own function") as failed:
         following.await_termination(600)
+    assert any("in hopeless" in note for note in failed.value.__notes__)
+    assert following.progress().jobs == 1
     assert log.slots.list() == []
+
+
+def test_a_transform_that_cannot_be_pickled_is_one_sentence(spark, log, tmp_path):
+    held = threading.Lock()
+
+    def locked(rows: pa.Table) -> pa.Table:
+        with held:
+            return rows
+
+    sink = sl.DeltaSink(str(tmp_path / "table"), mode="append", transform=locked)
+    following = follow(spark, log, sink, slot="s", trigger=NOW, place="executors")
+    with pytest.raises(InvalidInput, match=r"cannot be sent to Spark's executors .*lock.* inside of the function"):
+        following.await_termination(600)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as sql
 
 import strandline as sl
-from strandline.errors import BadRecord, CorruptData, InvalidInput, SchemaRefused
+from strandline.errors import BadRecord, CorruptData, InvalidInput, SchemaRefused, TransformFailed
 from strandline.spark import follow
 from strandline.spark.pipelines import pipeline
 from strandline.spark.pipelines.shuffle import ShuffleJob
@@ -51,6 +52,34 @@ def change(number: int):
 def impatience(monkeypatch):
     """A fault of ours is not tried again for a quarter of an hour."""
     monkeypatch.setattr(pipeline, "PATIENCE", Backoff(attempts=2, base=0.01, ceiling=0.01))
+
+
+def test_a_udf_that_raises_is_tried_three_times_and_ends_the_pipeline_with_its_traceback(
+    spark, log, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pipeline, "PATIENCE", Backoff(attempts=40, base=0.01, ceiling=0.01))
+
+    @sql.udf("string")
+    def hopeless(city):
+        raise LookupError(f"no such {city and 'city'}")
+
+    sink = sl.DeltaSink(str(tmp_path / "table"), mode="append", value=CODEC, dead_letters=str(tmp_path / "dead"))
+    following = follow(
+        spark, log, sink, slot="s", transform=lambda rows: rows.withColumn("x", hopeless("city")), trigger=NOW
+    )
+    with pytest.raises(TransformFailed, match=r"failed 3 times in a row.*LookupError: no such") as failed:
+        following.await_termination(600)
+    assert any("in hopeless" in note for note in failed.value.__notes__)
+    assert following.progress().jobs == 3
+    assert log.slots.list() == []
+
+
+def test_a_udf_that_cannot_be_pickled_is_one_sentence(spark, log, tmp_path):
+    held = threading.Lock()
+    locked = sql.udf(lambda city: held and city, "string")
+    sink = sl.DeltaSink(str(tmp_path / "table"), mode="append", value=CODEC)
+    with pytest.raises(InvalidInput, match=r"cannot be sent to Spark's executors .*lock.* inside of the function"):
+        follow(spark, log, sink, transform=lambda rows: rows.withColumn("x", locked("city")), trigger=NOW)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,19 @@ import re
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from pyspark.errors import AnalysisException
+
 from strandline import errors
-from strandline.errors import StrandlineError
+from strandline.errors import InvalidInput, StrandlineError, TransformFailed, printable
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.retry import Backoff
 
 R = TypeVar("R")
+
+_OWN_FRAME: Final = re.compile(r'File "[^"\n]*[/\\]strandline[/\\](?:spark|tables|values|log|storage|tier|node)[/\\]')
+_TRACEBACK: Final = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+\S.*", re.MULTILINE)
+_SAME_FAILURES: Final = 3
+"""A failure of the user's functions is tried so often: it may be that of a service that they call."""
 
 PATIENCE: Final = Backoff(attempts=6, base=0.5, ceiling=8.0)
 """On top of the store's own retries: a query that ends has to be restarted by its user."""
@@ -34,6 +41,56 @@ def retried(
             clock.sleep(bound.pause(attempt - 1, chance.jitter()))
 
 
+class UserFailures:
+    """Tells failures of the user's own functions in Spark jobs, which repeat, from those of the cluster."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._count = 0
+
+    def succeeded(self) -> None:
+        """A job ended well."""
+        self._last, self._count = "", 0
+
+    def judged(self, failed: StrandlineError, cause: BaseException | None) -> StrandlineError:
+        """The failure; ``TransformFailed`` if the user's functions have raised the same several times in a row."""
+        raised = user_traceback(cause)
+        if raised is None:
+            self.succeeded()
+            return failed
+        reason = raised.strip().splitlines()[-1]
+        self._count = self._count + 1 if reason == self._last else 1
+        self._last = reason
+        if self._count < _SAME_FAILURES:
+            return failed
+        found = TransformFailed(
+            f"The transform failed {self._count} times in a row, and nothing of the range was applied: "
+            f"{printable(reason[:300])}. Correct it, and start the pipeline again."
+        )
+        found.add_note(raised)
+        return found
+
+
+def user_traceback(error: BaseException | None) -> str | None:
+    """The Python traceback of the user's own code in an error of Spark; None if something else failed.
+
+    A worker that was killed leaves no traceback, and our own tasks have frames of this package in theirs.
+    """
+    if isinstance(error, AnalysisException):  # of a query that the user's function built
+        return str(error)
+    found = _TRACEBACK.findall(str(error)) if error is not None else []
+    return None if not found or any(_OWN_FRAME.search(one) for one in found) else str(found[-1])
+
+
+def unpicklable(what: str, error: BaseException) -> InvalidInput:
+    """The error for a function that cannot be sent to executors."""
+    reason = printable(str(error).strip().partition("\n")[0][:200])
+    return InvalidInput(
+        f"{what} cannot be sent to Spark's executors ({reason}): make what cannot be pickled, such as connections, "
+        "locks and files, inside of the function."
+    )
+
+
 def unwrapped(error: BaseException) -> BaseException:
     r"""The Strandline error that ended a Spark job or query, if its text has one; else the error itself.
 
@@ -50,5 +107,7 @@ def unwrapped(error: BaseException) -> BaseException:
         if isinstance(kind, type) and issubclass(kind, StrandlineError):
             ours = kind(message.strip())
             ours.__cause__ = error
+            if isinstance(ours, TransformFailed):
+                ours.add_note("\n".join(_TRACEBACK.findall(str(error))))
             return ours
     return error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
@@ -10,7 +11,7 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import InvalidInput, SchemaRefused
+from strandline.errors import InvalidInput, SchemaRefused, StrandlineError, TransformFailed, printable
 from strandline.model.records import READ_SCHEMA, TIMESTAMP
 from strandline.tables.hashing import HASH_VERSION
 from strandline.tables.kinds import RAW, RAW_LATEST, TYPED, Kind, Names, table_schema
@@ -203,7 +204,7 @@ class TableShape:
     def _transformed(self, changes: pa.Table) -> pa.Table:
         rows = changes
         if self.transform is not None:
-            rows = self.transform(changes)
+            rows = _called(self.transform, changes)
             if isinstance(rows, pa.RecordBatch):
                 rows = pa.Table.from_batches([rows])
             if not isinstance(rows, pa.Table):
@@ -266,6 +267,21 @@ class DeadLetters:
     def schema(self) -> pa.Schema:
         """Its columns."""
         return LETTER_SCHEMA
+
+
+def _called(transform: ArrowTransform, changes: pa.Table) -> pa.Table:
+    """What the user's function gives; ``TransformFailed`` with its traceback as a note, also from another process."""
+    try:
+        return transform(changes)
+    except StrandlineError:
+        raise
+    except Exception as error:
+        failed = TransformFailed(
+            f"The transform raised {type(error).__name__} ({printable(str(error)[:200])}) on {changes.num_rows:,} "
+            "changes, and nothing of them was applied: correct it, and start the follower again."
+        )
+        failed.add_note("".join(traceback.format_exception(error)))
+        raise failed from error
 
 
 def _check_zone(rows: pa.Schema) -> None:

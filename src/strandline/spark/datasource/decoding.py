@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -9,10 +10,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidInput, SchemaRefused
-from strandline.log.value_format import named_codec
+from strandline.log.value_format import named_codec, named_versions
+from strandline.spark.datasource.shaping import check_schema
 from strandline.tables.types import storable, stored
 from strandline.values.contract import Codec
 from strandline.values.decoding import RECORD_FIELDS, BadRows, decode_records, decoded_schema
+from strandline.values.recorded import codec_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,23 @@ class Decoding:
         if codec is None:
             raise InvalidInput(f"{url} names no format for its values, so that they are bytes: read it without decode.")
         return cls(codec, bad)
+
+    @classmethod
+    def planned(cls, log: object, bad: BadRows, url: str, schema: StructType) -> tuple[pa.Schema, Decoding]:
+        """The requested columns, and the newest codec of the log that has them.
+
+        A DataFrame keeps the columns with which it was loaded, also if the log names wider ones since: those are
+        decoded as the version of that time says. ``InvalidInput`` if no version has them.
+        """
+        newest = cls.of(log, bad, url)
+        try:
+            return check_schema(schema, newest.spark_schema()), newest
+        except InvalidInput:
+            for version in reversed(named_versions(log)[:-1]):
+                older = cls(codec_of(version, url), bad)
+                with contextlib.suppress(InvalidInput):
+                    return check_schema(schema, older.spark_schema()), older
+            raise
 
     def spark_schema(self) -> StructType:
         """All columns of the decoded log, with types that Spark has; ``SchemaRefused`` for one that it lacks."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 from prometheus_client import Counter
@@ -50,6 +50,7 @@ _SKIPPED: Final = Counter(
     "strandline_spark_records_skipped",
     "Records that a query with failOnDataLoss=false skipped because the log no longer retains them.",
 )
+R = TypeVar("R")
 _LOGGER: Final = logging.getLogger(__name__)
 _AHEAD: Final = 32 << 20
 """Bytes that a task decodes ahead. A larger batch is read alone, so that a task stays small."""
@@ -88,8 +89,10 @@ class StrandlineDataSource(DataSource):
 
     def schema(self) -> StructType:
         """All columns of a log, or of its decoded values."""
-        decoding = _decoding(parse_options(self.options))
-        return SPARK_SCHEMA if decoding is None else decoding.spark_schema()
+        options = parse_options(self.options)
+        if not options.decode:
+            return SPARK_SCHEMA
+        return _typed(options, lambda log: Decoding.of(log, options.bad_rows, options.url).spark_schema())
 
     def reader(self, schema: StructType) -> LogReader:
         """A reader of the log as of planning."""
@@ -107,20 +110,19 @@ class StrandlineDataSource(DataSource):
         return LogStreamReader(options, *_columns(options, schema))
 
 
-def _decoding(options: ReadOptions) -> Decoding | None:
-    """The codec that the log names now, if values are to be decoded."""
-    if not options.decode:
-        return None
+def _typed(options: ReadOptions, find: Callable[[Log], R]) -> R:
+    """What the log's value format is asked for."""
     opened = _Opened(options, pa.schema([]))
     try:
-        return retried(lambda: Decoding.of(opened.log, options.bad_rows, options.url))
+        return retried(lambda: find(opened.log))
     finally:
         opened.close()
 
 
 def _columns(options: ReadOptions, schema: StructType) -> tuple[pa.Schema, Decoding | None]:
-    decoding = _decoding(options)
-    return check_schema(schema, SPARK_SCHEMA if decoding is None else decoding.spark_schema()), decoding
+    if not options.decode:
+        return check_schema(schema, SPARK_SCHEMA), None
+    return _typed(options, lambda log: Decoding.planned(log, options.bad_rows, options.url, schema))
 
 
 class _Opened:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pickle import PicklingError
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from strandline.errors import InvalidInput
+from strandline.spark.failures import unpicklable
 from strandline.tables.types import storable
 
 Transform: TypeAlias = Callable[[Any], Any] | str
@@ -49,6 +51,8 @@ class FrameTransform:
         empty = self.spark.createDataFrame([], spark_columns(decoded))
         try:
             schema = self(empty).schema
+        except PicklingError as error:
+            raise unpicklable("The transform", error) from error
         except (PySparkException, Py4JError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise InvalidInput(f"The transform cannot be applied to the changes: {reason}") from error

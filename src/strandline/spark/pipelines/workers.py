@@ -26,7 +26,7 @@ from strandline.followers.workers import InProcess
 from strandline.log.planning import pack
 from strandline.model.cursor import Span
 from strandline.model.sink import Part, Written
-from strandline.spark.failures import unwrapped
+from strandline.spark.failures import UserFailures, unpicklable, unwrapped
 from strandline.spark.pipelines.shuffle import ShuffleJob, divided_spans, observed_reports
 from strandline.spark.pipelines.transform import FrameTransform
 from strandline.tables.part import TablePart
@@ -62,6 +62,7 @@ class SparkWorkers:
         self._columns = columns
         self._here = InProcess()
         self._is_cancelled = False
+        self._failures = UserFailures()
         self.ran_jobs = 0
         """How many ranges were written by executors."""
 
@@ -83,10 +84,14 @@ class SparkWorkers:
         if self._is_cancelled:
             raise JobFailed(f"The pipeline is being stopped; nothing of this was committed: {title}")
         self.ran_jobs += 1
-        with self._labels.shown(title):
-            if self._transform is not None or is_shuffled(parts):
-                return self._shuffled(parts, spans)
-            return self._refetched(parts, spans, title)
+        try:
+            with self._labels.shown(title):
+                is_by_rows = self._transform is not None or is_shuffled(parts)
+                done = self._shuffled(parts, spans) if is_by_rows else self._refetched(parts, spans, title)
+        except JobFailed as error:
+            raise self._failures.judged(error, error.__cause__) from error.__cause__
+        self._failures.succeeded()
+        return done
 
     def _refetched(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
         package = version("strandline")
@@ -139,6 +144,8 @@ class _Labels:
             else:
                 self.spark.addTag(self._tag)
             yield
+        except pickle.PicklingError as error:
+            raise unpicklable("The transform", error) from error
         except (Py4JError, PySparkException, OSError) as error:
             found = unwrapped(error)
             if isinstance(found, StrandlineError):
@@ -165,7 +172,10 @@ def _pickled(value: object) -> bytes:
     """Also functions that a user wrote in a notebook."""
     from pyspark import cloudpickle
 
-    return bytes(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
+    try:
+        return bytes(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
+    except Exception as error:  # whatever the classes of the user's objects raise
+        raise unpicklable("The sink's transform, or its codec,", error) from error
 
 
 def _check(package: str) -> None:
