@@ -216,7 +216,7 @@ def test_without_an_idle_limit_a_heartbeat_writes_nothing(log: ObjectLog, clock:
         before = log.slots.cell("queue").read()
         for _ in range(20):
             clock.advance(60)
-            wait_for(lambda: clock.monotonic() - consumer._heartbeat._seen < 60)
+            wait_for(lambda: clock.monotonic() - consumer._threads.heartbeat._seen < 60)
         assert log.slots.cell("queue").read() == before
         log.set_retention("consumed", SlotLimits(idle_seconds=90))
         clock.advance(20)

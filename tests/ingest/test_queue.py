@@ -51,7 +51,7 @@ def test_batches_that_the_queue_s_consumer_took_before_are_skipped_only_if_that_
     filled(queue, 0, 2)
     sl.ingest(queue, target)
     filled(queue, 2, 3)
-    queue.skip_to(4)
+    queue.slots.reset("queue", 4)
     with pytest.raises(CursorExpired, match="skip_trimmed=True"):
         sl.ingest(queue, target)
     assert sl.ingest(queue, target, skip_trimmed=True).records == 3
