@@ -125,3 +125,18 @@ def test_quickstart_s_comparison_finds_what_is_wrong(tmp_path: object) -> None:
     deltalake.write_deltalake(str(tmp_path), pa.table({"key": keys, "value": values}))
     truth = {b"same": b"1", b"other": b"2", b"twice": b"4", b"missing": b"5"}
     assert compare(str(tmp_path), truth) == {"rows": 5, "missing": 1, "extra": 1, "different": 1, "doubled": 1}
+
+
+def test_a_command_starts_without_pandas_which_arrow_would_import() -> None:
+    pytest.importorskip("pandas")
+    code = (
+        "import sys, pyarrow as pa, strandline.cli\n"
+        "try: strandline.cli.main()\n"
+        "except SystemExit: pass\n"
+        "print(pa.array([1]).to_pylist(), 'pandas' in sys.modules)\n"
+        "print(pa.table({'a': [1]}).to_pandas().a[0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True, timeout=600
+    )
+    assert done.stdout.splitlines()[1:] == ["[1] False", "1"]
