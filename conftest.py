@@ -70,6 +70,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave the collected tests to themselves: a collection need not look at them, and a forked child not copy them."""
-    gc.collect()
     gc.freeze()
     gc.enable()

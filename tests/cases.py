@@ -43,6 +43,43 @@ def sampled(every: int) -> list[Any]:
     return [pytest.param(every, id="some"), pytest.param(1, id="all", marks=pytest.mark.matrix)]
 
 
+def partly(few: Any, everything: Any) -> list[Any]:
+    """Two cases: few rounds, places or kills for the default suite, and all of them for the matrix."""
+    return [pytest.param(few, id="some"), pytest.param(everything, id="all", marks=pytest.mark.matrix)]
+
+
+def thin_contracts(items: Iterable[pytest.Item]) -> None:
+    """Of a contract suite, leave cases to the matrix that another implementation runs by default.
+
+    The first implementation runs all cases of each test, every other one the first and the last of them.
+    """
+    groups: dict[tuple[object, ...], dict[tuple[object, ...], list[pytest.Item]]] = {}
+    for item in items:
+        if (of := _case_of_contract(item)) is not None and not item.get_closest_marker("matrix"):
+            test, implementation = of
+            groups.setdefault(test, {}).setdefault(implementation, []).append(item)
+    for implementations in groups.values():
+        for cases in list(implementations.values())[1:]:
+            for item in cases[1:-1]:
+                item.add_marker(pytest.mark.matrix)
+
+
+def _case_of_contract(item: pytest.Item) -> tuple[tuple[object, ...], tuple[object, ...]] | None:
+    """The test of a public contract suite that a parametrised item is a case of, and what it runs on."""
+    if not isinstance(item, pytest.Function) or item.cls is None or not hasattr(item, "callspec"):
+        return None
+    defined = next((base for base in item.cls.__mro__ if item.originalname in vars(base)), item.cls)
+    if not defined.__module__.startswith("strandline.testing."):
+        return None
+    own = {name.strip() for mark in item.iter_markers("parametrize") for name in _names(mark.args[0])}
+    fixtures = tuple(sorted((name, at) for name, at in item.callspec.indices.items() if name not in own))
+    return (defined, item.originalname), (item.cls, fixtures)
+
+
+def _names(arguments: str | Iterable[str]) -> Iterable[str]:
+    return arguments.split(",") if isinstance(arguments, str) else arguments
+
+
 def _left_out(case: Any) -> Any:
     if hasattr(case, "marks"):  # it is a pytest.param already
         return pytest.param(*case.values, marks=[*case.marks, pytest.mark.matrix], id=case.id)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from strandline.storage.store import ObjectStore
 from strandline.storage.urls import open_store
-from tests.cases import examples
+from tests.cases import examples, thin_contracts
 from tests.certificates import make_certificates
 from tests.proxy import FaultyProxy
 from tests.servers import BUCKET, AzureServer, KafkaServer, NatsServer, NoServer, S3Server, Server, fresh_prefix
@@ -20,7 +20,7 @@ from tests.servers import BUCKET, AzureServer, KafkaServer, NatsServer, NoServer
 # The suites are not test files by name; their failures should tell as much as those of tests. Here, before anything
 # imports one of them.
 SUITES = (
-    *("cells", "forgetting", "histories", "key_values", "logs", "queues", "sinks", "slots", "stores", "tables"),
+    *("codecs", "key_values", "keyed_stores", "logs", "producers", "queues", "sinks", "slots", "stores", "tables"),
     "topics",
 )
 pytest.register_assert_rewrite(*(f"strandline.testing.{suite}" for suite in SUITES))
@@ -39,10 +39,14 @@ settings.load_profile("any machine")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the emulator of Azure to the matrix: S3 stands for remote stores, and it takes seconds to start."""
+    """Leave to the matrix what the default suite shows on something else.
+
+    Azure's emulator takes seconds to start, and S3 stands for remote stores; contracts: :func:`thin_contracts`.
+    """
     for item in items:
         if "azure_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.matrix)
+    thin_contracts(items)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -20,7 +20,7 @@ from strandline.formats.wal.frame import HEADER_SIZE, FrameInfo, FrameScanner, e
 from strandline.model.cursor import Cursor
 from strandline.model.sink import StorePosition
 from strandline.testing.clock import ManualClock, SeededChance
-from strandline.testing.folds import ExportingStoreContract, content
+from strandline.testing.keyed_stores import ExportingStoreContract, content
 from strandline.testing.simdisk import SimulatedDisk
 from strandline.testing.sinks import DELETE, LOG, changes
 

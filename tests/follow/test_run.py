@@ -26,6 +26,7 @@ from strandline.tables.delta.sink import DeltaSink
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.sinks import DELETE, MemorySink, changes, folded
+from tests.cases import some
 
 SMALL = Batching(records=7)
 
@@ -290,7 +291,7 @@ def test_a_follower_stopped_hard_at_any_step_ends_up_exact(seed):
     assert log.slots.get("s").position == len(rows)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", some(range(4), 1))
 def test_a_delta_table_under_the_same_treatment_is_exact(tmp_path, seed):
     log, sink = MemoryLog(), DeltaSink(str(tmp_path / "table"))
     rows = stream(seed)

@@ -126,17 +126,19 @@ def moment() -> datetime:
     """A time that is later than all that was written, and earlier than all that will be: logs count milliseconds."""
     began = time.time_ns() // 1_000_000
     while time.time_ns() // 1_000_000 < began + 2:
-        pass
+        time.sleep(0.0005)
     now = datetime.now(UTC)
     while time.time_ns() // 1_000_000 < began + 4:
-        pass
+        time.sleep(0.0005)
     return now
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any, list[datetime]]]:
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.__name__)
+def place(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Any, list[datetime]]]:
     """A log with four records, and a time before each and behind the last."""
-    with request.param(tmp_path) as (append, log):
+    with request.param(tmp_path_factory.mktemp("place")) as (append, log):
         times = []
         for number in range(RECORDS):
             times.append(moment())

@@ -15,13 +15,14 @@ from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.logs import append, content, writer_named
 from strandline.testing.stores import together
 from tests.cases import sampled
+from tests.log import test_lost_answers
 from tests.log.histories import UNHEARD, play
 from tests.log.test_contract import ObjectLogContract
-from tests.log.test_lost_answers import TestAppend, TestCreation, TestSlots, line, ours, theirs
+from tests.log.test_lost_answers import TestSlots, line, ours, theirs
 from tests.proxy import FaultyProxy, Weather, answer, reset
 from tests.servers import S3Server
 
-__all__ = ["TestAppend", "TestCreation", "TestSlots", "line", "ours", "theirs"]
+__all__ = ["TestSlots", "line", "ours", "theirs"]
 
 HISTORIES = 40
 
@@ -41,6 +42,16 @@ class TestObjectLogOnS3(ObjectLogContract):
     @pytest.fixture
     def log(self, s3_url: str, s3_server: S3Server) -> Log:
         return open_log(s3_url, create=True, options=s3_server.options)
+
+
+@pytest.mark.matrix
+class TestAppend(test_lost_answers.TestAppend):
+    pass
+
+
+@pytest.mark.matrix
+class TestCreation(test_lost_answers.TestCreation):
+    pass
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from strandline.errors import CorruptData
 from strandline.log.object import open_log
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
+from tests.cases import some
 from tests.interrupts import interruptions
 
 
@@ -29,7 +30,7 @@ USES = {"claim_slot": (claimed, 0), "consumer": (consumed, [[b"v"]]), "follow": 
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # some places are in __del__
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", some(USES, 2))
 @pytest.mark.parametrize("was_there", [False, True], ids=["new name", "name of a dropped slot"])
 def test_a_slot_whose_creator_died_anywhere_can_be_used(use, was_there):
     names = itertools.count()

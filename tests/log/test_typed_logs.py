@@ -20,6 +20,7 @@ from strandline.storage.urls import store_at
 from strandline.testing.faulty import Call, FaultyStore
 from strandline.testing.logs import append, content
 from strandline.testing.simdisk import SimulatedDisk, crash_everywhere
+from tests.cases import sampled
 from tests.log.wal_parts import open_on
 
 FIRST = sl.Json(pa.schema({"id": pa.int32()}))
@@ -163,7 +164,8 @@ def test_a_copy_and_a_quarantine_of_a_write_ahead_log_name_the_codec(tmp_path: P
             assert log.value == SECOND, name
 
 
-def test_a_crash_at_every_step_of_a_change_leaves_one_version_or_the_other() -> None:
+@pytest.mark.parametrize("every", sampled(9))
+def test_a_crash_at_every_step_of_a_change_leaves_one_version_or_the_other(every: int) -> None:
     def change(disk: SimulatedDisk, notes: list[Any]) -> None:
         with open_on(disk, value=FIRST) as log:
             notes.append("created")
@@ -174,7 +176,7 @@ def test_a_crash_at_every_step_of_a_change_leaves_one_version_or_the_other() -> 
         with open_on(disk, value=FIRST) as log:
             assert log.value in ([SECOND] if "changed" in notes else [FIRST, SECOND])
 
-    assert crash_everywhere(change, check, every=3).states > 20
+    assert crash_everywhere(change, check, every=every).states > 60 // every
 
 
 def test_typed_batches_are_read_from_any_log_and_bad_rows_are_named(tmp_path: Path) -> None:

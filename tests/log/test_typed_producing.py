@@ -17,6 +17,7 @@ from strandline.errors import InvalidInput, SchemaRefused, TransientStorageError
 from strandline.log.produce.typed import encoded_table
 from strandline.testing.codecs import row_strategy
 from strandline.values import Codec
+from tests.cases import some
 from tests.values.messages import order_files
 from tests.values.test_codecs import SCHEMA
 
@@ -258,7 +259,9 @@ AVRO = sl.Avro(pa.schema({"id": pa.int64(), "tags": pa.list_(pa.string())}))
 
 @pytest.mark.parametrize(
     "codec",
-    [sl.Json(SCHEMA), sl.MessagePack(SCHEMA), sl.Arrow(SCHEMA), sl.Protobuf(order_files(), "shop.Order"), AVRO],
+    some(
+        [sl.Json(SCHEMA), sl.MessagePack(SCHEMA), sl.Arrow(SCHEMA), sl.Protobuf(order_files(), "shop.Order"), AVRO], 3
+    ),
     ids=lambda codec: codec.name,
 )
 def test_what_is_produced_in_columns_is_what_is_decoded(codec: Codec) -> None:

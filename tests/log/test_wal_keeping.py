@@ -29,7 +29,7 @@ from strandline.model.cursor import Bounds, Cursor
 from strandline.model.retention import InvalidReason
 from strandline.testing.clock import ManualClock
 from strandline.testing.disks import RecordingDisk
-from strandline.testing.folds import content as content_of
+from strandline.testing.keyed_stores import content as content_of
 from strandline.testing.logs import append, records
 from strandline.testing.logs.parts import SOON
 from strandline.testing.simdisk import CrashMode, SimulatedDisk

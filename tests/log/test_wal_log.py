@@ -277,7 +277,7 @@ class TestReading:
             assert values(log) == {number: b"%d" % number for number in range(300)}
             assert append(log, b"again", writer=writer_named(2), number=99).first == 299
 
-    @pytest.mark.parametrize("at", some([0, 3, 8, 40, 300], 2))
+    @pytest.mark.parametrize("at", some([300, 0, 3, 8, 40], 1))
     def test_a_damaged_index_changes_nothing_either(self, tmp_path, at):
         with WalLog.open(str(tmp_path), background=False, tail_bytes=0) as log:
             for number in range(300):

@@ -41,6 +41,7 @@ from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash
 from strandline.testing.logs import records, writer_named
 from strandline.testing.simdisk import POWER, CrashMode, SimulatedDisk
+from tests.cases import examples, some
 
 FOLDER = "/srv/log"
 
@@ -496,9 +497,9 @@ class WalMachine(RuleBasedStateMachine):
     def crash_while_appending(self, call: int, moment: Any, mode: CrashMode, frames: list[list[bytes]]) -> None:
         """Of what was under way any number of whole frames is there, in order; all of it, if that was told."""
         queued = [frame for _, frame in self.pending]
-        for some in frames:
-            self.wal.submit_batch(records(*some))
-            queued.append(Frame(some, self.queued_term))
+        for values in frames:
+            self.wal.submit_batch(records(*values))
+            queued.append(Frame(values, self.queued_term))
         done = self.interrupt(call, moment, mode, lambda: self.wal.append(b"last"))
         queued.append(Frame([b"last"], self.queued_term))
         self.pending.clear()
@@ -559,7 +560,7 @@ def _columns(batch: Any) -> list[list[Any]]:
     return [column.to_pylist() for column in batch.columns]
 
 
-@pytest.mark.parametrize("mode", CrashMode)
+@pytest.mark.parametrize("mode", some(CrashMode, 3))
 def test_a_log_that_is_stopped_while_it_begins_elsewhere_can_be_opened(mode: CrashMode):
     """An explicit first lsn moves the beginning of an empty log: wherever that is stopped, nothing is damaged."""
     for number in range(100):
@@ -587,7 +588,7 @@ def _open_on(disk: SimulatedDisk) -> WriteAheadLog:
 
 
 QUICK = settings(
-    max_examples=20,
+    max_examples=examples(50),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -20,7 +20,7 @@ from strandline.log.wal.read.catalog import Catalog
 from strandline.model.cursor import Cursor, Limit
 from strandline.storage.disk import DISK
 from strandline.testing.logs import records
-from tests.cases import some
+from tests.cases import partly, some
 from tests.log.wal_tools import SOON, GatedDisk, Threads, UnsyncedDisk, Witness, hasty_threads, said
 
 pytestmark = pytest.mark.usefixtures(hasty_threads.__name__)
@@ -368,9 +368,10 @@ def append_until_closed(wal: WriteAheadLog, who: int, going: threading.Barrier, 
         raise AssertionError("it was never closed")
 
 
-def test_closing_beside_appends_keeps_exactly_what_was_acknowledged(tmp_path: Path):
+@pytest.mark.parametrize("rounds", partly(range(12), range(40)))
+def test_closing_beside_appends_keeps_exactly_what_was_acknowledged(tmp_path: Path, rounds: range):
     told: dict[int, bytes] = {}
-    for number in range(40):
+    for number in rounds:
         wal = WriteAheadLog.open(tmp_path / "log", disk=UnsyncedDisk(), roll_bytes=5000)
         before = wal.current
         assert before == len(told), "something was appended that nobody was told of"

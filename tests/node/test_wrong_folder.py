@@ -159,7 +159,7 @@ class TestANodeThatLostItsMemory:
             NodeFolder.open(str(tmp_path / "a"), "a")
         assert (tmp_path / "a/data-00000001/log.json").exists()
 
-    @pytest.mark.parametrize("mode", some(CrashMode, 3))
+    @pytest.mark.parametrize("mode", some(CrashMode, 1))
     def test_is_no_node_that_crashed_while_it_was_made(self, mode) -> None:
         calls = 0
         while True:

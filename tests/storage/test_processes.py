@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from strandline.storage.cell import StoreCell
 from strandline.storage.local import LocalStore
 from strandline.storage.store import Match
 from strandline.testing.stores import content, paths
+from tests.cases import partly, some
 from tests.storage.cells import JsonCodec, Operations, increment
 from tests.storage.programs import finish, run_python, start_python
 
@@ -78,13 +80,20 @@ store.put_if("a", b"never acknowledged", Match(store.get("a").version))
 class TestForks:
     @pytest.mark.parametrize(
         ("before", "inside", "outcome"),
-        [
-            ("store.put('a', b'1')", "store.get('a')", "refused: True False"),
-            ("store.put('a', b'1')", "other.put('a', b'1')", "refused: True False"),
-            ("store.put('a', b'1')", "ObstoreStore('memory:///three').put('a', b'1')", "refused: True False"),
-            ("store = ObstoreStore('memory://x', client=MemoryStore())", "store.put('a', b'')", "refused: True False"),
-            ("pass", "store.put('a', b'1'); assert store.get('a').data == b'1'", "worked"),
-        ],
+        some(
+            [
+                ("store.put('a', b'1')", "store.get('a')", "refused: True False"),
+                ("store.put('a', b'1')", "other.put('a', b'1')", "refused: True False"),
+                ("store.put('a', b'1')", "ObstoreStore('memory:///three').put('a', b'1')", "refused: True False"),
+                (
+                    "store = ObstoreStore('memory://x', client=MemoryStore())",
+                    "store.put('a', b'')",
+                    "refused: True False",
+                ),
+                ("pass", "store.put('a', b'1'); assert store.get('a').data == b'1'", "worked"),
+            ],
+            2,
+        ),
         ids=["used itself", "another was used", "opened after", "a client of the parent", "only opened"],
     )
     def test_a_store_works_in_a_forked_child_or_says_that_it_would_hang(
@@ -118,8 +127,11 @@ class TestSharedFolder:
         # They raced, and each value was given to exactly one of them.
         assert sorted(given[0] + given[1]) == list(range(1, 601))
 
-    def test_acknowledged_records_of_a_killed_process_are_there(self, store: LocalStore, tmp_path: Path) -> None:
-        for round_ in range(5):
+    @pytest.mark.parametrize("rounds", partly([0, 4], range(5)))
+    def test_acknowledged_records_of_a_killed_process_are_there(
+        self, store: LocalStore, tmp_path: Path, rounds: Iterable[int]
+    ) -> None:
+        for round_ in rounds:
             before = self.value(store)
             process = start_python(INCREMENT, str(tmp_path), str(10 + round_), "100000")
             assert process.stdin is not None

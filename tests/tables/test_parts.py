@@ -20,6 +20,7 @@ from strandline.tables.delta.sink import DeltaSink
 from strandline.tables.layout import WHOLE, HashRange, file_name, range_of, shares
 from strandline.tables.work import is_shuffled
 from strandline.testing.sinks import DELETE, LOG, changes
+from tests.cases import some
 
 MANY = [(b"key-%d" % (n % 37), DELETE if n % 11 == 10 else b"%d" % n) for n in range(200)]
 
@@ -44,8 +45,10 @@ def rows_of(sink: DeltaSink) -> list[tuple[object, ...]]:
     return sorted([tuple(row.values()) for row in table.drop_columns(["headers"]).to_pylist()], key=str)
 
 
-@pytest.mark.parametrize("mode", ["latest", "append", "history"])
-@pytest.mark.parametrize("tasks", [(1, 4), (4, 1), (2, 3), (8, 2)])
+@pytest.mark.parametrize(
+    ("mode", "tasks"),
+    some([(mode, tasks) for tasks in [(1, 4), (4, 1), (2, 3), (8, 2)] for mode in ("latest", "append", "history")], 4),
+)
 def test_any_number_of_workers_writes_the_same_table(tmp_path, mode, tasks):
     alone, shared = DeltaSink(str(tmp_path / "alone"), mode=mode), DeltaSink(str(tmp_path / "shared"), mode=mode)
     for first, end, count in ((0, 120, tasks[0]), (120, 200, tasks[1])):

@@ -26,7 +26,7 @@ METADATA = 3
 PLACES = [place(metadata, number, METADATA) for metadata in range(METADATA) for number in range(2)]
 STEPS = 60
 SEEDS = 25
-FEW = 12
+FEW = 5
 
 
 @dataclass
