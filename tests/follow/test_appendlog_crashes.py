@@ -13,7 +13,7 @@ from strandline.followers.stores.append_log import AppendLogStore
 from strandline.model.cursor import Cursor
 from strandline.snapshots.sealed import read_snapshot
 from strandline.testing.clock import ManualClock, SeededChance
-from strandline.testing.folds import content
+from strandline.testing.keyed_stores import content
 from strandline.testing.simdisk import (
     CrashMode,
     SimulatedDisk,

@@ -6,7 +6,7 @@ import pytest
 
 from strandline.errors import InvalidInput
 from strandline.followers.stores.state import KeyedState, MemoryStore, change_of
-from strandline.testing.folds import StoreContract
+from strandline.testing.keyed_stores import StoreContract
 from strandline.testing.sinks import changes
 
 

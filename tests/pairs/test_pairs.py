@@ -28,12 +28,12 @@ from tests.pairs.table import No, pair
 READER = No(
     Unsupported,
     "opened for reading",
-    "A write-ahead log is changed, and its slots are, by the one process that writes it. Others read it.",
+    "Only the process that writes a write-ahead log may append to it and change its slots. Others read it.",
 )
 REPLICA_APPENDS = No(Unsupported, "only the primary", "Only the primary of a log orders records.")
 REPLICA_SLOTS = No(NotReady, "no primary: ask a", "Slots of consumers are kept by the primary.")
 NO_KEYS = No(NullKey, "key", "Records of a queue of version 1 have no keys.")
-NO_SLOTS = "A queue of version 1 has one slot, its own consumer's, which is moved by that alone."
+NO_SLOTS = "A queue of version 1 has one slot, which only its own consumer moves."
 
 
 # --- appending ---------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class CommandFailed(Exception):
 _TAKES_LOGS = No(
     CommandFailed,
     "queue of version 1",
-    "The command takes logs; a queue of version 1 is looked at with `lag --format queue-v1`, and copied into a log "
+    "The command takes logs; a queue of version 1 is inspected with `lag --format queue-v1`, and copied into a log "
     "with `upgrade` or `ingest`.",
 )
 

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from strandline.errors import Conflict, Contended, TransientStorageError
 from strandline.model.stamp import OpId
-from strandline.storage.cell import Codec, Versioned
+from strandline.storage.cell import CellCodec, Versioned
 from strandline.storage.store import Match, Object, ObjectInfo, ObjectStore, Payload, Precondition, Version
 
 T = TypeVar("T")
@@ -16,7 +16,7 @@ T = TypeVar("T")
 class BlindRetryCell(Generic[T]):
     """A cell as it is usually written: whatever goes wrong, read again and write again. Doubles lost answers."""
 
-    def __init__(self, store: ObjectStore, path: str, codec: Codec[T]) -> None:
+    def __init__(self, store: ObjectStore, path: str, codec: CellCodec[T]) -> None:
         self._store = store
         self._path = path
         self._codec = codec

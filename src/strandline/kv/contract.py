@@ -8,7 +8,7 @@ from typing import Protocol, Self, runtime_checkable
 from uuid import UUID
 
 from strandline.model.cursor import Cursor
-from strandline.model.keyed import EVERYTHING, Entry, Key, KeyVersion, Scope, Updates
+from strandline.model.keyed import EVERYTHING, Key, KeyValueEntry, KeyVersion, Scope, Updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class KeyValueReader(Protocol):
     def get(self, key: Key) -> bytes | None:
         """The value, which may be empty; None if the key is absent."""
 
-    def entry(self, key: Key) -> Entry | None:
+    def entry(self, key: Key) -> KeyValueEntry | None:
         """The value with its version; None if the key is absent."""
 
     def keys(self, prefix: Key = b"") -> list[bytes]:
         """The present keys with the prefix, sorted."""
 
-    def scan(self, prefix: Key = b"") -> Iterator[Entry]:
+    def scan(self, prefix: Key = b"") -> Iterator[KeyValueEntry]:
         """The present entries whose keys have the prefix, sorted by key."""
 
     def listing(self, scope: Scope = EVERYTHING) -> KeyListing:

@@ -30,7 +30,18 @@ from strandline.log.contract import READING, Log, Receipt, require
 from strandline.log.writers import InDoubt, NumberedWriter, Refused
 from strandline.model.arguments import checked, shown
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.keyed import EVERYTHING, UNKNOWN, Entry, Key, KeyVersion, Prefix, Scope, Update, as_bytes, as_key
+from strandline.model.keyed import (
+    EVERYTHING,
+    UNKNOWN,
+    Key,
+    KeyValueEntry,
+    KeyVersion,
+    Prefix,
+    Scope,
+    Update,
+    as_bytes,
+    as_key,
+)
 from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch
 from strandline.model.sink import Store
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
@@ -66,7 +77,7 @@ class LogKeyValue:
     >>> kv.update("node.1", b"down", version)
     1
     >>> list(kv.scan("node."))
-    [Entry(key=b'node.1', value=b'down', version=1)]
+    [KeyValueEntry(key=b'node.1', value=b'down', version=1)]
     """
 
     def __init__(self, log: Log, *, base: Store | None = None, clock: Clock = CLOCK, chance: Chance = CHANCE) -> None:
@@ -92,7 +103,7 @@ class LogKeyValue:
         found = self._fold.get(as_key(key))
         return None if found is None else found[0]
 
-    def entry(self, key: Key) -> Entry | None:
+    def entry(self, key: Key) -> KeyValueEntry | None:
         """The value with its version, None if the key is absent."""
         name = as_key(key)
         found = self._fold.get(name)
@@ -102,7 +113,7 @@ class LogKeyValue:
         """The present keys with the prefix, sorted."""
         return sorted(key for key, _ in self._fold.within(Prefix(prefix))[1])
 
-    def scan(self, prefix: Key = b"") -> Iterator[Entry]:
+    def scan(self, prefix: Key = b"") -> Iterator[KeyValueEntry]:
         """The entries whose keys have the prefix, sorted, as of the call."""
         return iter([_entry(*item) for item in sorted(self._fold.within(Prefix(prefix))[1])])
 
@@ -336,8 +347,8 @@ def _plain(value: bytes | None) -> bytes:
     return data
 
 
-def _entry(key: bytes, held: Held) -> Entry:
-    return Entry(key, held[0], _known(held[1]))
+def _entry(key: bytes, held: Held) -> KeyValueEntry:
+    return KeyValueEntry(key, held[0], _known(held[1]))
 
 
 def _known(version: int) -> KeyVersion | None:

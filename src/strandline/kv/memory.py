@@ -11,7 +11,7 @@ from strandline.errors import AlreadyExists, Conflict, CursorExpired, Gap, Inval
 from strandline.kv.contract import Ended, KeyListing, Listed
 from strandline.model.arguments import Positive, Timeout, checked, shown
 from strandline.model.cursor import Cursor
-from strandline.model.keyed import EVERYTHING, Entry, Key, KeyVersion, Scope, Updates, as_bytes, as_key
+from strandline.model.keyed import EVERYTHING, Key, KeyValueEntry, KeyVersion, Scope, Updates, as_bytes, as_key
 from strandline.model.records import Op
 from strandline.storage.clock import CHANCE, Chance
 from strandline.storage.closing import Closing
@@ -170,11 +170,11 @@ class MemoryKeyValue:
         found = self._state.get(as_key(key))
         return None if found is None else found[0]
 
-    def entry(self, key: Key) -> Entry | None:
+    def entry(self, key: Key) -> KeyValueEntry | None:
         """The value with its version, None if the key is absent."""
         name = as_key(key)
         found = self._state.get(name)
-        return None if found is None else Entry(name, *found)
+        return None if found is None else KeyValueEntry(name, *found)
 
     def keys(self, prefix: Key = b"") -> list[bytes]:
         """The present keys with the prefix, sorted."""
@@ -182,11 +182,11 @@ class MemoryKeyValue:
         with self._lock:
             return sorted(key for key in self._state if key.startswith(wanted))
 
-    def scan(self, prefix: Key = b"") -> Iterator[Entry]:
+    def scan(self, prefix: Key = b"") -> Iterator[KeyValueEntry]:
         """The entries whose keys have the prefix, sorted, as of the call."""
         wanted = as_key(prefix)
         with self._lock:
-            found = [Entry(key, *held) for key, held in self._state.items() if key.startswith(wanted)]
+            found = [KeyValueEntry(key, *held) for key, held in self._state.items() if key.startswith(wanted)]
         return iter(sorted(found))
 
     def listing(self, scope: Scope = EVERYTHING) -> KeyListing:

@@ -13,7 +13,7 @@ from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.records import READ_SCHEMA
 
 
-class StoredRange(Protocol):
+class OffsetRange(Protocol):
     """A stored batch: which offsets it holds, and how many bytes."""
 
     @property
@@ -47,7 +47,7 @@ class Fingerprinted(Protocol):
         """The :func:`~strandline.model.cursor.batch_fingerprint` of the batch's identity."""
 
 
-class StoredBatch(StoredRange, Fingerprinted, Protocol):
+class StoredBatch(OffsetRange, Fingerprinted, Protocol):
     """A stored batch with its fingerprint."""
 
 
@@ -59,7 +59,7 @@ class Joinable(Protocol):
         """Both as one span; None if they cannot be one, or should not."""
 
 
-E = TypeVar("E", bound=StoredRange)
+E = TypeVar("E", bound=OffsetRange)
 B = TypeVar("B", bound=StoredBatch)
 S = TypeVar("S", bound=Span)
 

@@ -22,7 +22,7 @@ Key: TypeAlias = bytes | Prose
 """A key or prefix as callers give it; text is encoded as UTF-8."""
 
 
-class Entry(NamedTuple):
+class KeyValueEntry(NamedTuple):
     """A present key; its value may be empty. The version is None if the backend does not know it."""
 
     key: bytes

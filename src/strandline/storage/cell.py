@@ -36,7 +36,7 @@ class Versioned(Generic[T]):
     version: Version
 
 
-class Codec(Protocol[T]):
+class CellCodec(Protocol[T]):
     """Encodes a cell's state. Decoding invalid bytes raises ``CorruptData``."""
 
     def encode(self, state: Stamped[T]) -> Payload:
@@ -53,7 +53,7 @@ class StoreCell(Generic[T]):
         self,
         store: ObjectStore,
         path: str,
-        codec: Codec[T],
+        codec: CellCodec[T],
         *,
         required_by: str | None = None,
         backoff: Backoff | None = None,

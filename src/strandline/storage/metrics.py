@@ -59,7 +59,7 @@ LAG_SECONDS = Gauge(
 UPDATES_APPLIED = Counter("strandline_updates_applied", "Updates of keys that watches of this process applied.")
 UPDATES_REJECTED = Counter("strandline_updates_rejected", "Updates that a watch's parse rejected or could not read.")
 STORE_FAILURES = Counter("strandline_store_failures", "Writes that the store of a watch did not take.")
-RESYNCS = Counter("strandline_resyncs", "Times a watch brought its store in step after its cursor had expired.")
+RESYNCS = Counter("strandline_resyncs", "Times a watch resynchronised its store after its cursor had expired.")
 
 PARTIAL_RESYNCS = Counter("strandline_partial_resyncs", "Replicas that went on at their own position.")
 REBOOTSTRAPS = Counter("strandline_rebootstraps", "Replicas that had to build their state again.", ["cause"])
@@ -69,7 +69,7 @@ REPLICATION_LAG = Gauge(
 )
 SAFE_REPLAY = Gauge("strandline_safe_replay", "The offset below which every replica has everything durably.", ["log"])
 DIVERGENCES = Gauge(
-    "strandline_divergences", "How often a replica found that it and its primary had parted.", ["log", "replica"]
+    "strandline_divergences", "How often a replica found that its log had diverged.", ["log", "replica"]
 )
 TERM = Gauge("strandline_term", "The highest term that this node has seen.", ["node"])
 

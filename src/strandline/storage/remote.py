@@ -52,13 +52,13 @@ class Meaning(Enum):
     """Another request for the same object was in progress; this one did nothing, and may be repeated."""
     PAST_END = auto()
     """The object ends before the range."""
-    NOT_LET_IN = auto()
+    DENIED = auto()
     """The credentials are wrong, missing, or do not permit this."""
     MISDIRECTED = auto()
     """The endpoint has another scheme, certificate or region."""
     REFUSED = auto()
     """The store refuses; retrying does not help."""
-    PASSING = auto()
+    TRANSIENT = auto()
     """The network or the store failed: the outcome of a write is unknown, and a retry may help."""
 
 
@@ -122,7 +122,7 @@ def understand(error: BaseException) -> Answer:
         # Outside the clouds there is no such service; inside, it may be busy.
         nobody = "kind: Connect" in details or _is_final(status, code)
         story = "no credentials were given, and this machine's cloud provided none"
-        return Answer(Meaning.NOT_LET_IN if nobody else Meaning.PASSING, story)
+        return Answer(Meaning.DENIED if nobody else Meaning.TRANSIENT, story)
     if status is None:
         for word, hint in _MISDIRECTED:
             if word in text:
@@ -135,9 +135,9 @@ def _meaning(error: BaseException, status: int | None, code: str, head: str) -> 
         return Meaning.NO_BUCKET
     # By code, too: not every server and call has the right status.
     if code in _NOT_LET_IN or status in (401, 403):
-        return Meaning.NOT_LET_IN
+        return Meaning.DENIED
     if isinstance(error, raised.PermissionDeniedError | raised.UnauthenticatedError):
-        return Meaning.NOT_LET_IN
+        return Meaning.DENIED
     if code in _RACED:
         return Meaning.RACED
     if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or "Wanted range" in head:
@@ -152,7 +152,7 @@ def _meaning(error: BaseException, status: int | None, code: str, head: str) -> 
         return Meaning.ABSENT if code in _ABSENT else Meaning.REFUSED
     if isinstance(error, _FINAL):
         return Meaning.REFUSED
-    return Meaning.REFUSED if _is_final(status, code) else Meaning.PASSING
+    return Meaning.REFUSED if _is_final(status, code) else Meaning.TRANSIENT
 
 
 def _is_final(status: int | None, code: str) -> bool:
@@ -312,7 +312,7 @@ class ObstoreStore:
                 return Conflict(f"{where} was changed by another writer; read it again.")
             case Meaning.PAST_END:
                 return InvalidInput(f"{where} ends before the requested bytes.")
-            case Meaning.NOT_LET_IN:
+            case Meaning.DENIED:
                 return StorageError(
                     f"The store denied access to {where} ({said}): check the credentials and what they permit."
                 )
@@ -322,7 +322,7 @@ class ObstoreStore:
                 return StorageError(f"The store refused {where}: {said}. Retrying does not help.")
             case Meaning.RACED:
                 return _Raced(f"Another request for {where} was under way; nothing was done. Try again.")
-            case Meaning.PASSING:
+            case Meaning.TRANSIENT:
                 return TransientStorageError(f"The store failed at {where}: {said}. Retrying may help.")
 
     def get(self, path: str) -> Object:

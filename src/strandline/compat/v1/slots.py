@@ -43,7 +43,7 @@ class QueueSlots:
             )
         raise InvalidInput(
             f"A queue of version 1 has one slot, {SLOT!r}, and cannot have {name!r}: use that one, or copy the queue "
-            "into an own log with 'strandline upgrade'."
+            "into a log with 'strandline upgrade'."
         )
 
     def claim(self, name: str, holder: str) -> QueueSlot:

@@ -14,7 +14,7 @@ from typing import Final, Literal, Self
 from strandline.errors import ConsumerClosed, CorruptData, InvalidInput, NotFound, StrandlineError
 from strandline.followers.consumer.background import ConsumerThreads
 from strandline.followers.consumer.batch import BatchPiece, ConsumedBatch, FetchHandle
-from strandline.followers.consumer.dead_letters import DeadLetters
+from strandline.followers.consumer.dead_letters import BatchDeadLetters
 from strandline.followers.consumer.opening import DEFAULT_SLOT, Format, Place, queue_at
 from strandline.followers.consumer.progress import AckProgress, AckStep, Gauges
 from strandline.log.queue.contract import start_of
@@ -157,7 +157,7 @@ class Consumer:
             raise
         self._fetcher = self._queue.fetcher()
         self._gauges = Gauges(self._queue.url, self._queue.slot)
-        self._letters = DeadLetters(
+        self._letters = BatchDeadLetters(
             self._queue, self._progress, self._gauges, self._state, limit=dead_letter_limit, raises=on_poison == "raise"
         )
         self._closed = False

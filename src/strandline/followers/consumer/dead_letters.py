@@ -14,7 +14,7 @@ from strandline.model.head import Descriptor
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-class DeadLetters:
+class BatchDeadLetters:
     """Sets batches aside, up to a limit. The caller holds the lock of reading; ``state`` guards the positions."""
 
     def __init__(

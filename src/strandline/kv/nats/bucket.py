@@ -30,7 +30,18 @@ from strandline.kv.nats.connection import (
 from strandline.kv.nats.watch import NatsSubscription, removal, scope_filters
 from strandline.model.arguments import Duration, Positive, checked, shown, whole
 from strandline.model.cursor import Cursor
-from strandline.model.keyed import EVERYTHING, Entry, Key, KeyVersion, Prefix, Scope, Update, Updates, as_bytes, as_key
+from strandline.model.keyed import (
+    EVERYTHING,
+    Key,
+    KeyValueEntry,
+    KeyVersion,
+    Prefix,
+    Scope,
+    Update,
+    Updates,
+    as_bytes,
+    as_key,
+)
 from strandline.model.records import Op
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
@@ -240,20 +251,20 @@ class NatsKeyValue(Closing):
         found = self.entry(key)
         return None if found is None else found.value
 
-    def entry(self, key: Key) -> Entry | None:
+    def entry(self, key: Key) -> KeyValueEntry | None:
         """The value with its version, None if the key is absent."""
         name = as_key(key)
         found = self._last(name) if _KEY.fullmatch(name) else None
-        return None if found is None or found.value is None else Entry(name, found.value, found.version)
+        return None if found is None or found.value is None else KeyValueEntry(name, found.value, found.version)
 
     def keys(self, prefix: Key = b"") -> list[bytes]:
         """The present keys with the prefix, sorted."""
         return sorted(self.listing(Prefix(prefix)).live)
 
-    def scan(self, prefix: Key = b"") -> Iterator[Entry]:
+    def scan(self, prefix: Key = b"") -> Iterator[KeyValueEntry]:
         """The entries whose keys have the prefix, sorted, as of the call."""
         found, _ = self._collect(Prefix(prefix), values=True)
-        return iter(sorted(Entry(row.key, row.value, row.version) for row in found if row.value is not None))
+        return iter(sorted(KeyValueEntry(row.key, row.value, row.version) for row in found if row.value is not None))
 
     def listing(self, scope: Scope = EVERYTHING) -> KeyListing:
         """The present keys in scope, and the deleted ones whose markers are retained.

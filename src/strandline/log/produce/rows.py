@@ -110,7 +110,7 @@ def has_calls(rows: list[Row | Call]) -> bool:
     return not _CALLS.isdisjoint(map(_OP, rows))
 
 
-class RowGroup(NamedTuple):
+class BatchRows(NamedTuple):
     """Rows that go into one batch together."""
 
     rows: list[Row | Call]
@@ -133,7 +133,7 @@ class Room(NamedTuple):
     space: int
 
 
-def cut_calls(rows: list[Row | Call], room: Room, most: Room, tick: int = 1) -> list[RowGroup]:
+def cut_calls(rows: list[Row | Call], room: Room, most: Room, tick: int = 1) -> list[BatchRows]:
     """Split rows into groups, each for one batch. A group ends with the call that uses up the room for metadata, or
     before the call that would not fit; no group is empty, and no call is split.
 
@@ -151,7 +151,7 @@ def cut_calls(rows: list[Row | Call], room: Room, most: Room, tick: int = 1) -> 
     attached = [0, *accumulate(map(len, payloads) if pure else _attached(calls))]
     beside = RANGE_BYTES if pure else 0
     filled = [] if sum(sizes) <= room.space else [0, *accumulate(sizes)]
-    pieces: list[RowGroup] = []
+    pieces: list[BatchRows] = []
     at, apart = 0, False
     while at < len(rows):
         used = attached[at] + beside * at + room.metadata
@@ -172,7 +172,7 @@ def cut_calls(rows: list[Row | Call], room: Room, most: Room, tick: int = 1) -> 
                 entries = list(chain.from_iterable(map(as_tuple, contents[at:end])))
             else:
                 ranges = _chosen(ranges, [op in _CALLS for op in ops[at:end]])
-            pieces.append(RowGroup(rows[at:end], ranges, widths[at:end], entries, times[at:end], apart))
+            pieces.append(BatchRows(rows[at:end], ranges, widths[at:end], entries, times[at:end], apart))
         at, room, apart = end, most, unfit < full
     return pieces
 
@@ -198,7 +198,7 @@ def _chosen(ranges: MetadataRanges, which: list[bool]) -> MetadataRanges:
     )
 
 
-def page_of_calls(piece: RowGroup) -> pa.RecordBatch:
+def page_of_calls(piece: BatchRows) -> pa.RecordBatch:
     """The records of a piece as one record batch."""
     if piece.entries is None:
         return page_of(_flat(piece.rows))

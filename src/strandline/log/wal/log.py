@@ -21,7 +21,7 @@ from strandline.log.value_format import named_codec
 from strandline.log.wal.names import hold_lock
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.reading import WalReading
-from strandline.log.wal.read.span import Held, Tail, some_batches
+from strandline.log.wal.read.span import CachedFrame, Tail, some_batches
 from strandline.log.wal.read.watermark import Published, View
 from strandline.log.wal.recover.repair import create_if_absent, drop_below, repair, write_identity
 from strandline.log.wal.recover.rewind import finish_rewind
@@ -30,7 +30,7 @@ from strandline.log.wal.recover.verify import OnProgress, WalVerification, verif
 from strandline.log.wal.slots import WalSlots
 from strandline.log.wal.write.committer import GroupCommitter
 from strandline.log.wal.write.groups import CommitGroup, Item, WalHandle, check_numbers, encoded, encoded_copy, value_of
-from strandline.log.wal.write.journal import IndexWriter, Journal, WalSettings, Written
+from strandline.log.wal.write.journal import IndexWriter, Journal, WalSettings, WrittenGroup
 from strandline.log.writers import numbered
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
@@ -103,7 +103,7 @@ class WalLog(WalReading, Closing):
             disk=disk,
             clock=clock,
         )
-        self._unsynced: list[Held] = []
+        self._unsynced: list[CachedFrame] = []
         """Frames that are written, but not known to be durable."""
         self._committer = GroupCommitter(
             folder,
@@ -296,14 +296,14 @@ class WalLog(WalReading, Closing):
                 raise
             self._drop_files(offset)
 
-    def _write(self, items: Sequence[Item]) -> Written:
+    def _write(self, items: Sequence[Item]) -> WrittenGroup:
         written = self._journal.write(items)
         self._unsynced = written.held
         # Before the sync: the woken threads run during it.
         self._published.wrote(written.held[-1].next)
         return written
 
-    def _finish(self, written: Written) -> None:
+    def _finish(self, written: WrittenGroup) -> None:
         held = written.held
         self._journal.sync()
         if self._durable is not None:
@@ -335,7 +335,7 @@ class WalLog(WalReading, Closing):
         """The durable, retained range now."""
         return self._published.view
 
-    def _frames(self, since: int, end: int) -> Iterator[Held]:
+    def _frames(self, since: int, end: int) -> Iterator[CachedFrame]:
         while since < end:
             begins = self._tail.begins()
             if begins is not None and begins <= since:
@@ -346,7 +346,7 @@ class WalLog(WalReading, Closing):
                     since = held.next
             else:
                 for frame in self._catalog.frames(since, end if begins is None else min(begins, end)):
-                    yield Held(frame)
+                    yield CachedFrame(frame)
                     since = frame.next
 
     def newest(self, since: int, size: int) -> list[LogBatch]:

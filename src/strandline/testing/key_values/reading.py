@@ -10,7 +10,7 @@ import pytest
 
 from strandline.errors import AlreadyExists, Conflict, InvalidInput, StorageError
 from strandline.kv.contract import KeyValue, KeyValueReader, KeyValueSubscription, KeyValueWriter, Watcher
-from strandline.model.keyed import Entry, Prefix, Scope, Update
+from strandline.model.keyed import KeyValueEntry, Prefix, Scope, Update
 from strandline.model.records import Op
 from strandline.testing.key_values.owner import (
     IN_EVERY_SCOPE,
@@ -53,12 +53,12 @@ class KeyValueReadContract(KeyValueOwner):
     def test_a_value_is_read_back_with_the_version_that_put_returned(self, kv: KeyValue) -> None:
         version = kv.put(b"node.1", b"up")
         assert kv.get(b"node.1") == b"up"
-        assert kv.entry(b"node.1") == Entry(b"node.1", b"up", version)
+        assert kv.entry(b"node.1") == KeyValueEntry(b"node.1", b"up", version)
 
     def test_text_means_its_bytes(self, kv: KeyValue) -> None:
         version = kv.put("node.1", b"up")
         assert kv.get("node.1") == kv.get(b"node.1") == b"up"
-        assert kv.entry("node.1") == Entry(b"node.1", b"up", version)
+        assert kv.entry("node.1") == KeyValueEntry(b"node.1", b"up", version)
         assert kv.keys("node.") == [b"node.1"]
         assert [entry.key for entry in kv.scan("no")] == [b"node.1"]
         kv.update("node.1", b"down", version)
@@ -87,7 +87,7 @@ class KeyValueReadContract(KeyValueOwner):
         ):
             with pytest.raises(InvalidInput, match="bytes"):
                 call()
-        assert list(kv.scan()) == [Entry(b"a", b"1", version)]
+        assert list(kv.scan()) == [KeyValueEntry(b"a", b"1", version)]
 
     @pytest.mark.parametrize("value", ["text", None, 7, [b"1"]], ids=["text", "None", "a number", "a list"])
     def test_a_value_that_is_not_bytes_is_refused_and_no_watcher_gets_it(self, kv: KeyValue, value: Any) -> None:
@@ -100,7 +100,7 @@ class KeyValueReadContract(KeyValueOwner):
         for call in calls:
             with pytest.raises(InvalidInput, match="bytes"):
                 call()
-        assert list(kv.scan()) == [Entry(b"a", b"1", version)]
+        assert list(kv.scan()) == [KeyValueEntry(b"a", b"1", version)]
         with kv.watch() as subscription:
             assert [row.value for row in Collected(subscription).until_listed().rows] == [b"1"]
 
@@ -126,8 +126,8 @@ class KeyValueReadContract(KeyValueOwner):
     def test_any_value_round_trips(self, kv: KeyValue, value: bytes) -> None:
         version = kv.put(b"node.1", value)
         assert kv.get(b"node.1") == value
-        assert kv.entry(b"node.1") == Entry(b"node.1", value, version)
-        assert list(kv.scan()) == [Entry(b"node.1", value, version)]
+        assert kv.entry(b"node.1") == KeyValueEntry(b"node.1", value, version)
+        assert list(kv.scan()) == [KeyValueEntry(b"node.1", value, version)]
         with kv.watch() as subscription:
             taken = Collected(subscription).until_listed()
             assert taken.rows == [Update(Op.PUT, b"node.1", value, version)]
@@ -152,7 +152,7 @@ class KeyValueReadContract(KeyValueOwner):
 
     def test_a_scan_gives_sorted_entries_with_their_versions(self, kv: KeyValue) -> None:
         versions = fill(kv, keys=reversed(KEYS))
-        expected = [Entry(key, b"1", versions[key]) for key in sorted(KEYS)]
+        expected = [KeyValueEntry(key, b"1", versions[key]) for key in sorted(KEYS)]
         assert list(kv.scan()) == expected
         assert list(kv.scan(b"node")) == [entry for entry in expected if entry.key.startswith(b"node")]
 
@@ -173,7 +173,7 @@ class KeyValueReadContract(KeyValueOwner):
     def test_strange_keys_work_or_are_refused(self, kv: KeyValue, key: bytes) -> None:
         if self.any_bytes:
             version = kv.put(key, b"1")
-            assert list(kv.scan(key)) == [Entry(key, b"1", version)]
+            assert list(kv.scan(key)) == [KeyValueEntry(key, b"1", version)]
             with kv.watch(Prefix(key)) as subscription:
                 assert Collected(subscription).until_listed().rows == [Update(Op.PUT, key, b"1", version)]
             return
@@ -230,13 +230,13 @@ class KeyValueReadContract(KeyValueOwner):
 
     def test_create_sets_an_absent_key(self, kv: KeyValue) -> None:
         version = kv.create(b"node.1", b"1")
-        assert kv.entry(b"node.1") == Entry(b"node.1", b"1", version)
+        assert kv.entry(b"node.1") == KeyValueEntry(b"node.1", b"1", version)
 
     def test_create_of_a_present_key_changes_nothing(self, kv: KeyValue) -> None:
         version = kv.put(b"node.1", b"1")
         with pytest.raises(AlreadyExists):
             kv.create(b"node.1", b"2")
-        assert kv.entry(b"node.1") == Entry(b"node.1", b"1", version)
+        assert kv.entry(b"node.1") == KeyValueEntry(b"node.1", b"1", version)
 
     def test_create_works_again_after_a_delete_and_after_a_purge(self, kv: KeyValue) -> None:
         for remove in (kv.delete, kv.purge, kv.delete):
@@ -245,7 +245,7 @@ class KeyValueReadContract(KeyValueOwner):
                 kv.create(b"node.1", b"2")
             remove(b"node.1")
         version = kv.create(b"node.1", b"3")
-        assert kv.entry(b"node.1") == Entry(b"node.1", b"3", version)
+        assert kv.entry(b"node.1") == KeyValueEntry(b"node.1", b"3", version)
 
     def test_of_many_creators_of_one_key_exactly_one_wins(self, kv: KeyValue) -> None:
         for attempt in range(5):
@@ -270,7 +270,7 @@ class KeyValueReadContract(KeyValueOwner):
         fill(kv, keys=KEYS[1:])
         later = kv.update(b"node.1", b"2", version)
         assert later > version
-        assert kv.entry(b"node.1") == Entry(b"node.1", b"2", later)
+        assert kv.entry(b"node.1") == KeyValueEntry(b"node.1", b"2", later)
 
     def test_update_of_another_version_is_a_conflict_and_changes_nothing(self, kv: KeyValue) -> None:
         stale = kv.put(b"node.1", b"1")
@@ -281,7 +281,7 @@ class KeyValueReadContract(KeyValueOwner):
                 continue
             with pytest.raises(Conflict):
                 kv.update(b"node.1", b"3", wrong)
-        assert kv.entry(b"node.1") == Entry(b"node.1", b"2", version)
+        assert kv.entry(b"node.1") == KeyValueEntry(b"node.1", b"2", version)
 
     def test_update_of_an_absent_key_is_a_conflict(self, kv: KeyValue) -> None:
         for version in (0, 1, 7):
@@ -334,7 +334,7 @@ class KeyValueReadContract(KeyValueOwner):
                 kv.delete_with_version(b"node.1", wrong)
         with pytest.raises(Conflict):
             kv.delete_with_version(b"absent", version)
-        assert kv.entry(b"node.1") == Entry(b"node.1", b"2", version)
+        assert kv.entry(b"node.1") == KeyValueEntry(b"node.1", b"2", version)
 
     # --- listing --------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from strandline.log.slot_table import ReadOnlySlots
 from strandline.log.slots import retention_start
 from strandline.log.wal.names import firsts_in
 from strandline.log.wal.read.catalog import Catalog
-from strandline.log.wal.read.span import Held, WalSpan
+from strandline.log.wal.read.span import CachedFrame, WalSpan
 from strandline.log.wal.read.watermark import LOOKS, View, read_mark
 from strandline.log.wal.recover.scan_tail import read_identity, read_slots_file, read_values
 from strandline.model.addresses import Address, as_folder
@@ -57,7 +57,7 @@ class WalReading(LogReading, ABC):
         """The durable, retained range now."""
 
     @abstractmethod
-    def _frames(self, since: int, end: int) -> Iterator[Held]:
+    def _frames(self, since: int, end: int) -> Iterator[CachedFrame]:
         """The frames with these offsets, in order."""
 
     @property
@@ -225,7 +225,7 @@ class WalReading(LogReading, ABC):
                     raise
 
 
-def _agreeing(since: Cursor, frames: Iterator[Held]) -> Iterator[Held]:
+def _agreeing(since: Cursor, frames: Iterator[CachedFrame]) -> Iterator[CachedFrame]:
     """The frames from a cursor on; ``Diverged`` if the first of them, which may end there, is of another history."""
     for held in frames:
         term = held.frame.term
@@ -296,8 +296,8 @@ class WalReader(WalReading, Closing):
             "open it for writing once, which repairs it."
         )
 
-    def _frames(self, since: int, end: int) -> Iterator[Held]:
-        return map(Held, self._catalog.frames(since, end))
+    def _frames(self, since: int, end: int) -> Iterator[CachedFrame]:
+        return map(CachedFrame, self._catalog.frames(since, end))
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until a record past the cursor is durable (True), or until the timeout (False); polls."""

@@ -52,7 +52,7 @@ class Records:
         return self._batches
 
 
-class Held(NamedTuple):
+class CachedFrame(NamedTuple):
     """A frame, and its records if they are in memory."""
 
     frame: Located
@@ -85,11 +85,11 @@ class Tail:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._firsts: list[int] = []
-        self._frames: list[Held] = []
+        self._frames: list[CachedFrame] = []
         self._held = 0
         self._lock = threading.Lock()
 
-    def add(self, frames: Sequence[Held]) -> None:
+    def add(self, frames: Sequence[CachedFrame]) -> None:
         """Frames have become durable."""
         with self._lock:
             self._firsts += [held.first for held in frames]
@@ -116,13 +116,13 @@ class Tail:
         with self._lock:
             return self._firsts[0] if self._firsts else None
 
-    def since(self, offset: int) -> Iterator[Held]:
+    def since(self, offset: int) -> Iterator[CachedFrame]:
         """The frames from the one with this offset on; the tail must begin at or before it."""
         while taken := self.some(offset):
             yield from taken
             offset = taken[-1].next
 
-    def some(self, offset: int) -> list[Held]:
+    def some(self, offset: int) -> list[CachedFrame]:
         """The first few of them; none if the tail has nothing from that offset on."""
         with self._lock:
             at = bisect_right(self._firsts, offset) - 1
@@ -130,7 +130,7 @@ class Tail:
         return taken if taken and taken[-1].next > offset else []
 
 
-def _weight(held: Held) -> int:
+def _weight(held: CachedFrame) -> int:
     # A frame without its records costs a little, too, so that a tail of many small ones is bounded.
     return 512 + (held.size if held.records is not None else 0)
 
@@ -242,7 +242,7 @@ def _stored_pages(block: ArrowStream) -> tuple[Parts, ...] | None:
     return tuple([[page] for page in block.messages]) if sizes == list(map(len, block.messages)) else None
 
 
-def some_batches(frames: Iterable[Held], size: int) -> list[LogBatch]:
+def some_batches(frames: Iterable[CachedFrame], size: int) -> list[LogBatch]:
     """The batches of the first few frames, up to ``size`` bytes and at least one, as long as they are in memory."""
     batches: list[LogBatch] = []
     for frame, records in frames:

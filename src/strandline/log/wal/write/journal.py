@@ -19,7 +19,7 @@ from strandline.formats.wal.index import Index, IndexEntry, encode_entry, index_
 from strandline.log.source_writers import remembered
 from strandline.log.wal.names import LEAD, data_name, index_name, salt_of
 from strandline.log.wal.read.catalog import Located
-from strandline.log.wal.read.span import Held, Records
+from strandline.log.wal.read.span import CachedFrame, Records
 from strandline.log.wal.write.groups import Item, ValueRun, Whole
 from strandline.log.writers import MAX_WRITERS, forget_silent
 from strandline.model.cursor import SECOND
@@ -188,10 +188,10 @@ class FrameTimes:
         return self._clock.monotonic() - self._ahead_since >= DAY / SECOND
 
 
-class Written(NamedTuple):
+class WrittenGroup(NamedTuple):
     """A group that is written to the file, but not durable yet."""
 
-    held: list[Held]
+    held: list[CachedFrame]
     appends: list[tuple[WriterId, int] | None]
     """Writer and number of each frame."""
     size: int
@@ -226,7 +226,7 @@ class Journal:
         self._path = f"{folder}/{data_name(place.first)}"
         self._file = self._disk.open_append(self._path)
 
-    def write(self, items: Sequence[Item]) -> Written:
+    def write(self, items: Sequence[Item]) -> WrittenGroup:
         """Write a group, one frame for each item; durable only after :meth:`finish`."""
         place, begun = self.place, self._clock.monotonic()
         if place.size >= self._roll_bytes and place.next > place.first:
@@ -234,7 +234,7 @@ class Journal:
         now = self._clock.now() // 1000
         path = self._path
         parts: Parts = []
-        held: list[Held] = []
+        held: list[CachedFrame] = []
         appends: list[tuple[WriterId, int] | None] = []
         position, following = place.size, place.next
         for content in contents_of(items):
@@ -249,12 +249,14 @@ class Journal:
             parts += frame
             following += content.records
             held.append(
-                Held(Located(path, position, size, content.first, following, content.term, written), content.kept)
+                CachedFrame(
+                    Located(path, position, size, content.first, following, content.term, written), content.kept
+                )
             )
             appends.append(content.append)
             position += size
         self._file.write(parts)
-        return Written(held, appends, position, begun)
+        return WrittenGroup(held, appends, position, begun)
 
     def sync(self) -> None:
         """Make the written frames durable; :meth:`settle` follows."""
@@ -278,7 +280,7 @@ class Journal:
                 if self._file is file:  # otherwise the log rolled, and was trimmed, in between
                     raise
 
-    def settle(self, written: Written) -> None:
+    def settle(self, written: WrittenGroup) -> None:
         """Record that the written frames are durable."""
         place = self.place
         for (frame, _), append in zip(written.held, written.appends, strict=True):
