@@ -409,6 +409,48 @@ def test_a_primary_that_is_paused_while_it_cuts_deletes_no_segment_that_a_later_
             assert values(promoted) == numbered(0, 12)
 
 
+def test_a_primary_that_is_replaced_while_it_cuts_leaves_no_hole_before_the_end_of_the_cold_tier(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Policy ``local``, no lease: a has less than the cold tier, and cuts; b has everything, and leads then."""
+    small = TierSettings(pause=3600.0, target=1)
+    first = cluster.primary("c", tiering=small, retention="forever")
+    for number, name in enumerate(("a", "b")):
+        for begin in range(3 * number, 3 * number + 3):
+            first.append_values(numbered(begin, begin + 1))
+        with cluster.replica(first.url, name, retention="forever") as replica:
+            caught_up(first, replica)
+    tier(first)
+    first.close()
+    remove = Ledger.remove_all
+
+    def removes_one(ledger: Ledger, segments: Any, what: str) -> Any:
+        done = remove(ledger, segments, what)
+        if what == "retired":
+            raise TransientStorageError("The store is gone.")
+        return done
+
+    with cluster.replica(name="a", tiering=small, retention="forever").promote(force=True) as short:
+        short.append_values(numbered(3, 4, "of a"))
+        monkeypatch.setattr(Ledger, "remove_all", removes_one)
+        with pytest.raises(TransientStorageError, match="The store is gone"):
+            tier(short)
+        term = short.topology().term
+    monkeypatch.undo()
+    with cluster.replica(name="b", tiering=small, retention="forever") as replica:
+        later = replica.promote(force=True)
+        while later.topology().term <= term:
+            later.close()
+            later = cluster.replica(name="b", tiering=small, retention="forever").promote(force=True)
+    with later:
+        later.append_values(numbered(6, 7))
+        for member in later.topology().members:
+            later.unregister_replica(member.name)
+        tier(later)
+        assert later.trim(7) == 7, "all of it is in segments"
+        assert values(later) == numbered(0, 7)
+
+
 @pytest.mark.matrix
 def test_a_replica_that_bootstraps_while_segments_expire_shows_what_is_retained(cluster: Cluster) -> None:
     settings = TierSettings(pause=3600.0, target=1, retention="bytes:8KiB")

@@ -75,7 +75,8 @@ class ClaimCodec:
             fields = decode_checked(bytes(data), _KIND, FORMAT_VERSION)
             if natural(fields["min_reader"]) > FORMAT_VERSION:
                 raise UnsupportedVersion(f"{where} was written by a newer version of strandline: upgrade this one.")
-            return read_record(Stamped, fields, value=read_record(TierClaim, fields))
+            # A claim that was written before the field existed has retired nothing.
+            return read_record(Stamped, fields, value=read_record(TierClaim, fields, optional=("retired",)))
         except (ValueError, KeyError, InvalidInput) as error:
             raise CorruptData(f"{where} is damaged: {error}. Restore the object.") from error
 

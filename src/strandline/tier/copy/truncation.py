@@ -81,8 +81,12 @@ class Truncation:
         ]
 
     def cut(self, slot: Slot, cuts: Sequence[SegmentCut]) -> list[SegmentMetadata]:
-        """Make the cuts; returns the deleted segments. The slot pins the log from the cuts on."""
-        for piece in cuts:
+        """Make the cuts, the last segment first; returns the deleted segments. The slot pins the log from the cuts on.
+
+        A tierer that takes over in between may have the deleted records in its log. It copies from the end of the cold
+        tier on, so that it copies them again; it would never fill a hole before that end.
+        """
+        for piece in sorted(cuts, key=lambda piece: piece.segment.end, reverse=True):
             _LOGGER.warning(
                 "Segment %s diverges from the log at offset %d and is cut there.",
                 piece.segment.segment, piece.at,
