@@ -10,6 +10,7 @@ from collections import Counter
 from strandline.storage.clock import CLOCK
 from tests.cluster.climate import Climate
 from tests.cluster.history import Broken
+from tests.cluster.operated import operate
 from tests.cluster.world import play
 
 
@@ -20,7 +21,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="where to begin; drawn from the time if not given")
     parser.add_argument("--once", action="store_true", help="play this seed only")
     parser.add_argument("--steps", type=int, default=0, help="how long each history is; mixed if not given")
-    parser.add_argument("--elections", action="store_true", help="only let nodes come and go")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--elections", action="store_true", help="only let nodes come and go")
+    kind.add_argument("--operated", action="store_true", help="without a lease: replace primaries by force")
     options = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
     seed = options.seed if options.seed is not None else CLOCK.now() % 10**9
@@ -31,8 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         while CLOCK.monotonic() < until:
             # Many short ones find more than a long one, but not all.
-            steps = options.steps or (5000 if seed % 50 == 0 else 500)
-            told = play(seed, steps, climate)
+            steps = options.steps or (5000 if seed % 50 == 0 and not options.operated else 500)
+            told = operate(seed, steps) if options.operated else play(seed, steps, climate)
             total += told.counts + Counter(histories=1, steps=told.steps)
             _say(f"seed {seed}: {_summary(total)}", end="\r" if sys.stdout.isatty() else "\n" * (seed % 100 == 0))
             seed += 1
@@ -40,7 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
                 break
     except Broken as broken:
         _say(f"\n{broken}\n")
-        again = f"--once --seed {seed} --steps {steps}{' --elections' if climate else ''}"
+        kind_of = " --elections" if climate else " --operated" * options.operated
+        again = f"--once --seed {seed} --steps {steps}{kind_of}"
         _say(f"To see it again: python -m tests.cluster {again}\n")
         return 1
     except KeyboardInterrupt:

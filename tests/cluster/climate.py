@@ -94,7 +94,7 @@ def _trim(world: World) -> None:
     found = read(machine.name, machine.running, upto=upto)
     if found is None or upto <= found.first:
         return
-    world.checker.take(found)  # nobody can look at it later
+    world.looked(found)  # nobody can look at it later
 
     def trim() -> int:
         if world.cold is None and world.dice.random() < 0.5:
@@ -219,6 +219,14 @@ class Climate:
         """Nodes come and go, and whoever leads trims what it may."""
         kinds = {**cls.of_elections().happenings, _kill: 2.0, _trim: 4.0, _promote: 2.0}
         return replace(cls.of_elections(), happenings=kinds, trouble=0.12)
+
+    @classmethod
+    def of_operators(cls, promote: Happening, repair: Happening) -> Climate:
+        """Nodes come and go, and somebody promotes others by force, or repairs the cluster."""
+        kinds: dict[Happening, float] = {
+            _kill: 0.5, _pause: 0.5, _cut: 1.0, _mend: 1.0, _trim: 1.0, promote: 1.0, repair: 1.0
+        }  # fmt: skip
+        return cls(FINE, CALM, kinds, 0.06, 0.0)
 
     @classmethod
     def of_pauses(cls) -> Climate:

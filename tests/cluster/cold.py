@@ -20,6 +20,7 @@ from strandline.node.options import TierSettings
 from strandline.testing.clock import SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
+from strandline.tier.copy.tierer import Round
 from tests.cluster.clients import read
 from tests.cluster.history import Broken
 from tests.cluster.machine import Machine, MachineClock
@@ -76,6 +77,8 @@ class SimulatedColdTier:
         """Machines in the middle of a round, the innermost last."""
         self._running: str | None = None
         """The one whose round goes on now; None while it stands still."""
+        self.switches = 0.05
+        """How likely a round stands still at a request."""
         self._seed = dice.getrandbits(32)
         self.lines: dict[str, FaultyStore] = {}
         for name in ("a", "b", "c"):
@@ -92,7 +95,7 @@ class SimulatedColdTier:
 
         def topic(cold: ColdTier, create: bool) -> Any:
             del cold, create
-            return LinedTopic(self._topic, line, lambda: self._perhaps_switch(machine.name))
+            return LinedTopic(self._topic, line, lambda: self._perhaps_switch(machine.name, self.switches))
 
         def opened(url: str, log_id: UUID) -> NodeColdTier:
             del url
@@ -102,14 +105,18 @@ class SimulatedColdTier:
 
         return opened
 
-    def _on_request(self, name: str, call: Call) -> None:
+    def rate(self, call: Call) -> float:
+        """How likely a round stands still at this request."""
         del call
-        self._perhaps_switch(name)
+        return self.switches
 
-    def _perhaps_switch(self, name: str) -> None:
+    def _on_request(self, name: str, call: Call) -> None:
+        self._perhaps_switch(name, self.rate(call))
+
+    def _perhaps_switch(self, name: str, rate: float) -> None:
         """Perhaps the thread that tiers stands still here, while everything else goes on."""
         world = self.world
-        if self._running != name or len(self._tiering) > 2 or not world.network.chance(0.05):
+        if self._running != name or len(self._tiering) > 2 or not world.network.chance(rate):
             return
         machine = world.machines[name]
         node = machine.node
@@ -117,11 +124,16 @@ class SimulatedColdTier:
             return  # another thread would wait for the lock
         world.counts["switches"] += 1
         self._running = None
-        for _ in range(world.dice.choice((1, 5, 40, 120))):
-            world.step()
+        self.switch(name)
         self._running = name
         if machine.node is not node:
             raise Crash(f"{name} died in a round of tiering")
+
+    def switch(self, name: str) -> None:
+        """What happens while the round of a machine stands still."""
+        del name
+        for _ in range(self.world.dice.choice((1, 5, 40, 120))):
+            self.world.step()
 
     def check_whole(self) -> None:
         """All is well: the log can be tiered to its end, and every node shows all that is retained."""
@@ -143,15 +155,18 @@ class SimulatedColdTier:
             for machine in world.ready()
             if machine.running.condition == "leading" and machine.name not in self._tiering
         ]
-        if not leading:
-            return
-        machine = world.dice.choice(leading)
+        if leading:
+            self.round_of(world.dice.choice(leading))
+
+    def round_of(self, machine: Machine) -> None:
+        """A machine whose node leads makes a round of tiering, and forgets what it may."""
+        world = self.world
         node = machine.running
         if self.settings.retention != "forever":  # nobody can look at it later
             found = read(machine.name, node)
             if found is None:
                 return
-            world.checker.take(found)
+            world.looked(found)
         self._tiering.append(machine.name)
         former, self._running = self._running, machine.name
         try:
@@ -164,7 +179,7 @@ class SimulatedColdTier:
             primary = node.primary
             upto = primary.committed - world.dice.randrange(4)
             if upto > 0:
-                world.note(f"{machine.name} tiered {done}, and trimmed up to {primary.trim(upto)}")
+                world.note(f"{machine.name} tiered {_told(done)}, and trimmed up to {primary.trim(upto)}")
         except StrandlineError as error:
             world.counts["rounds failed"] += 1
             world.note(f"{machine.name} could not tier: {type(error).__name__} {error}")
@@ -177,3 +192,12 @@ class SimulatedColdTier:
         finally:
             self._tiering.pop()
             self._running = former
+
+
+def _told(done: Round | None) -> str:
+    """A round of tiering in a few words: the ranges that it copied and deleted."""
+    if done is None:
+        return "nothing"
+    parts = {"copied": done.copied, "removed": done.removed, "retired": done.retired, "expired": done.expired}
+    ranges = {what: [f"{each.start}-{each.end}" for each in segments] for what, segments in parts.items() if segments}
+    return ", ".join(f"{what} {' '.join(found)}" for what, found in ranges.items()) or "nothing"

@@ -25,7 +25,8 @@ from tests.cluster import history
 from tests.cluster.clients import ClientWriter, entries, read, shown
 from tests.cluster.climate import Climate
 from tests.cluster.cold import COLD, SimulatedColdTier
-from tests.cluster.history import Acknowledged, Broken, Checker, TermsSeen
+from tests.cluster.consumers import ClientConsumer, read_from_slots
+from tests.cluster.history import Acknowledged, Broken, Checker, Read, TermsSeen
 from tests.cluster.machine import Machine, MachineClock, Time, WatchedDisk
 from tests.cluster.network import Network, SimulatedLink
 
@@ -82,8 +83,9 @@ class World:
             clock = MachineClock(self.time, drift=dice.uniform(-0.005, 0.005), skew=dice.uniform(-60, 60))
             line = FaultyStore(place, seed=dice.getrandbits(64), faults=self.climate.store, clock=clock)
             self.machines[name] = Machine(name, self.new_disk(name), clock, line, founds=name == "a")
-        self.cold = SimulatedColdTier(self, dice) if tiered else None
+        self.cold = self.new_cold(dice) if tiered else None
         self.writers = [ClientWriter(f"w{number}") for number in range(3)]
+        self.consumers = [ClientConsumer(f"c{number}") for number in range(2)]
 
     def new_disk(self, name: str) -> WatchedDisk:
         """An empty disk for a machine."""
@@ -93,11 +95,16 @@ class World:
             disk.told = lambda: self._perhaps_stall(name)
         return disk
 
+    def new_cold(self, dice: random.Random) -> SimulatedColdTier:
+        """The cold tier of the log."""
+        return SimulatedColdTier(self, dice)
+
     # --- a history ---------------------------------------------------------------------------------------------
 
     def play(self, steps: int) -> RunSummary:
         """Let so many things happen, and then let all be well; raises :class:`Broken`, with the seed and the story."""
         try:
+            self.begin()
             while self.steps < steps:
                 self.step()
             self._settle()
@@ -109,6 +116,9 @@ class World:
         for machine in self.machines.values():
             self.counts["rewinds"] += sum(row.is_folder for row in machine.disk.scan(f"/node/{QUARANTINE}"))
         return RunSummary(self.seed, self.steps, self.counts, self.digest)
+
+    def begin(self) -> None:
+        """What comes first: nothing, so that things go wrong from the start."""
 
     def note(self, text: str) -> None:
         """Remember what happened, for who has to find out why."""
@@ -128,6 +138,8 @@ class World:
             self.write()
         elif self.cold is not None and draw < 0.95:
             self.cold.round()
+        elif draw < 0.97:
+            self.consume()
         else:
             self.read()
 
@@ -209,44 +221,38 @@ class World:
     def _start(self, machine: Machine) -> None:
         seed = self.dice.getrandbits(64)
         machine.life += 1
-        name, options = (
-            machine.name,
-            NodeOptions(
-                policy=Quorum(frozenset(NAMES)),
-                poll_seconds=POLL,
-                nodes={name: name for name in NAMES},
-                automatic=True,
-                cold=COLD if self.cold else None,
-            ),
-        )
-        lease = Lease(
-            machine.line, "lease", f"{name} {name}", seconds=TERM, clock=machine.clock, chance=SeededChance(seed)
-        )
-
-        def begin() -> Node:
-            chance = SeededChance(seed + 1)
-            return Node.open(
-                NodeFolder.open("/node", name, disk=machine.disk, clock=machine.clock, chance=chance),
-                options,
-                connect=lambda url: self._reach(name, url),
-                lease=lease,
-                create=machine.founds,
-                open_cold=self.cold.opener(machine) if self.cold else None,
-                background=False,
-            )
-
         try:
-            machine.node = self.within(machine, begin)
+            machine.node = self.within(machine, lambda: self.open_node(machine, seed))
         except StorageError as error:
             if not machine.founds:  # only who begins a log asks the store before it runs
                 raise
             machine.disk.kill()
             machine.starts = self.time.now + self.dice.random()
-            self.note(f"{name} could not start: {error}")
+            self.note(f"{machine.name} could not start: {error}")
             return
         if machine.node is not None:
             machine.founds, machine.wakes, machine.role = False, self.time.now, ""
             self.observe(machine)
+
+    def open_node(self, machine: Machine, seed: int) -> Node:
+        """The node of a machine, as it is started."""
+        name, clock = machine.name, machine.clock
+        options = NodeOptions(
+            policy=Quorum(frozenset(NAMES)),
+            poll_seconds=POLL,
+            nodes={name: name for name in NAMES},
+            automatic=True,
+            cold=COLD if self.cold else None,
+        )
+        return Node.open(
+            NodeFolder.open("/node", name, disk=machine.disk, clock=clock, chance=SeededChance(seed + 1)),
+            options,
+            connect=lambda url: self._reach(name, url),
+            lease=Lease(machine.line, "lease", f"{name} {name}", seconds=TERM, clock=clock, chance=SeededChance(seed)),
+            create=machine.founds,
+            open_cold=self.cold.opener(machine) if self.cold else None,
+            background=False,
+        )
 
     def _reach(self, source: str, target: str) -> Upstream:
         return SimulatedLink(self.network, source, target)
@@ -325,8 +331,33 @@ class World:
             last = self.dice.choice((4, 30, None) if self.cold else (4, 30))
             found = self.within(machine, lambda: read(machine.name, machine.running, last=last))
             if found is not None:
-                self.checker.take(found)
+                self.looked(found)
                 self.counts["reads"] += 1
+
+    def looked(self, found: Read) -> None:
+        """Somebody has read committed records."""
+        self.checker.take(found)
+
+    def consume(self) -> None:
+        """A consumer uses its slot on a node that says it leads; then the slots there are checked."""
+        leading = [machine for machine in self.ready() if machine.running.condition == "leading"]
+        if not leading:
+            return
+        machine, consumer = self.dice.choice(leading), self.dice.choice(self.consumers)
+        said = self.within(machine, lambda: consumer.act(machine.running, self.dice))
+        if said is not None:
+            self.counts["confirmed"] += " confirmed " in said
+            self.note(said)
+            self.within(machine, lambda: self.check_slots(machine))
+
+    def check_slots(self, machine: Machine) -> None:
+        """No slot of a node that leads is ahead of its consumer, and everything from there on can be read."""
+        node = machine.running
+        for consumer in self.consumers:
+            consumer.check(node)
+        if node.is_primary and (found := read_from_slots(machine.name, node)) is not None:
+            self.checker.take(found)
+            self.counts["slots read"] += 1
 
     def tiered(self, machine: Machine, done: Round) -> None:
         """A round of tiering has ended well."""
@@ -335,8 +366,8 @@ class World:
 
     # --- the end -----------------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """Let all be well, wait until nothing changes any more, and look at everything."""
+    def calm_down(self) -> None:
+        """Let nothing go wrong any more."""
         self.note("all is well from here on")
         self.climate = self.climate.calm()
         self.network.calm_down()
@@ -347,6 +378,10 @@ class World:
             machine.disk.disarm()
             machine.paused = 0.0
             machine.starts = min(machine.starts, self.time.now)
+
+    def _settle(self) -> None:
+        """Let all be well, wait until nothing changes any more, and look at everything."""
+        self.calm_down()
         for writer in self.writers:
             writer.is_last = True
         limit, quiet = self.steps + _SETTLING, self.time.now + 2 * TERM
@@ -364,6 +399,9 @@ class World:
             raise Broken(f"{waiting} were never acknowledged, although all was well; nodes: {self._roles()}")
         if self.cold is not None:
             self.cold.check_whole()
+        for machine in self.machines.values():
+            if machine.running.is_primary:
+                self.check_slots(machine)
         self.checker.take(self._final())
 
     def _is_settled(self) -> bool:

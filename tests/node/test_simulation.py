@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from strandline.log import slots as rules
+from strandline.log.wal.slots import WalSlots
+from strandline.model.addresses import CONSUMER_SUFFIX, COPIED_SUFFIX
 from strandline.model.cursor import Cursor
 from strandline.node.elect import candidacy, election
 from strandline.node.lead import tiering
@@ -26,6 +30,9 @@ from strandline.node.node_folder import NodeFolder
 from strandline.node.replicate.log_copy import LogCopy, behind
 from strandline.node.replicate.replica import ReplicaRole
 from strandline.testing.simdisk import CrashMode
+from strandline.tier.claim import ClaimCell
+from strandline.tier.copy import truncation
+from strandline.tier.copy.expiry import Expiry
 from tests.cases import sampled
 from tests.cluster import Broken, Climate, World, check, play
 from tests.cluster.clients import read
@@ -40,6 +47,7 @@ from tests.cluster.history import (
     Wiped,
 )
 from tests.cluster.network import Weather
+from tests.cluster.operated import operate
 
 
 def play_many(seeds, steps=500, climate=None, *, tiered=False):
@@ -50,6 +58,11 @@ def play_many(seeds, steps=500, climate=None, *, tiered=False):
         total += told.counts
         total["steps"] += told.steps
     return total
+
+
+def operate_many(seeds, retention=None):
+    """Play histories of forced promotions; what happened in total."""
+    return sum((operate(seed, retention=retention).counts for seed in seeds), Counter())
 
 
 class TestHistories:
@@ -67,7 +80,9 @@ class TestHistories:
             "stalls": 50,
             "wipes": 5,
             "sent ahead": 500,
-            "reads": 2000,
+            "reads": 1000,
+            "confirmed": 1000,
+            "slots read": 1000,
             "shown": 10_000,
         }.items():
             assert total[what] >= max(1, least // every), f"{what} happened {total[what]} times only, in {dict(total)}"
@@ -85,6 +100,25 @@ class TestHistories:
             "died tiering": 5,
         }.items():
             assert total[what] >= least // every, f"{what} happened {total[what]} times only, in {dict(total)}"
+
+    @pytest.mark.parametrize("every", sampled(10))
+    def test_a_primary_keeps_what_it_has_whatever_former_ones_do_that_were_replaced_by_force(self, every):
+        total = operate_many(range(0, 60, every))
+        for what, least in {
+            "promotions": 200,
+            "overtaken": 200,
+            "whole": 200,
+            "judged": 600,
+            "segments": 1000,
+            "retired": 60,
+            "expired": 60,
+        }.items():
+            assert total[what] >= least // every, f"{what} happened {total[what]} times only, in {dict(total)}"
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(1800)
+    def test_a_primary_keeps_what_it_has_in_a_long_time(self):
+        operate_many(range(40_000, 40_400))
 
     @pytest.mark.slow
     @pytest.mark.timeout(1800)
@@ -420,6 +454,71 @@ def tiers_what_is_durable(patch):
     patch.setattr(tiering, "CommittedLog", unbounded)
 
 
+def takes_over_slots_at_the_end(patch):
+    """Broken: a new primary takes its log's end for what consumers have confirmed."""
+    taken_over = rules.taken_over
+    patch.setattr(rules, "taken_over", lambda state, term, end: replace(taken_over(state, term, end), position=end))
+
+
+def trims_without(patch, suffix):
+    proven = WalSlots.proven
+    patch.setattr(WalSlots, "proven", lambda self: [slot for slot in proven(self) if not slot.name.endswith(suffix)])
+
+
+def trims_whatever_consumers_need(patch):
+    """Broken: slots of consumers pin nothing on a primary."""
+    trims_without(patch, CONSUMER_SUFFIX)
+
+
+def trims_its_copy_whatever_consumers_need(patch):
+    """Broken: what consumers need is pinned on the primary, and not on the replica that leads next."""
+    trims_without(patch, COPIED_SUFFIX)
+
+
+TRIMS = Climate.of_tiers()
+
+SLOT_TWINS = [
+    (takes_over_slots_at_the_end, ANYTHING, "is at .* and only what is below .* was confirmed"),
+    (trims_whatever_consumers_need, TRIMS, "a slot on . needs offset"),
+    pytest.param(trims_its_copy_whatever_consumers_need, TRIMS, "a slot on . needs offset", marks=pytest.mark.slow),
+]
+
+
+def is_not_fenced_in_the_store(patch):
+    """Broken: a primary that was replaced finds the later claim, and goes on."""
+    patch.setattr(ClaimCell, "_own", lambda _, known: known)
+
+
+def checks_its_claim_before_it_deletes(patch):
+    """Broken: a deletion is preceded by a check, and not by a note that the next primary finds."""
+    patch.setattr(ClaimCell, "retire", lambda self, _: self.check())
+
+
+def keeps_the_position_of_its_tierer(patch):
+    """Broken: a primary trims what it had copied when it led last, though another one has led since."""
+    pin = PrimaryRole.pin_uncopied
+    patch.setattr(PrimaryRole, "pin_uncopied", lambda self, **_: pin(self, anew=False))
+
+
+def expires_after_it_was_replaced(patch):
+    """Broken: expiry looks at the slots of its own primary, whether another one has claimed the cold tier or not."""
+    run = Expiry.run
+    patch.setattr(Expiry, "run", lambda self, _: run(self, SimpleNamespace(touch=lambda: None)))
+
+
+def cuts_the_lowest_segment_first(patch):
+    """Broken: a truncation that is interrupted leaves a hole, which the next tierer does not fill."""
+    patch.setattr(truncation, "sorted", lambda found, **_: list(found), raising=False)
+
+
+OPERATED_TWINS = [
+    (is_not_fenced_in_the_store, None),
+    (checks_its_claim_before_it_deletes, None),
+    (keeps_the_position_of_its_tierer, None),
+    (cuts_the_lowest_segment_first, "forever"),
+    pytest.param(expires_after_it_was_replaced, "consumed", marks=pytest.mark.slow),
+]
+
 TIERED_TWINS = [
     (tiers_what_is_durable, "only what is committed may be in segments"),
     (trims_beyond_what_is_copied, "in neither tier|cannot be tiered"),
@@ -434,6 +533,20 @@ class TestBrokenTwins:
         twin(monkeypatch)
         with pytest.raises(Broken, match=finding):
             play_many(range(400), climate=climate)
+
+    @pytest.mark.matrix
+    @pytest.mark.parametrize(("twin", "climate", "finding"), SLOT_TWINS)
+    def test_is_caught_by_the_slots_of_consumers(self, twin, climate, finding, monkeypatch):
+        twin(monkeypatch)
+        with pytest.raises(Broken, match=finding):
+            play_many(range(400), climate=climate)
+
+    @pytest.mark.matrix
+    @pytest.mark.parametrize(("twin", "retention"), OPERATED_TWINS)
+    def test_is_caught_when_primaries_are_replaced_by_force(self, twin, retention, monkeypatch):
+        twin(monkeypatch)
+        with pytest.raises(Broken, match="leads, and has"):
+            operate_many(range(400), retention)
 
     @pytest.mark.matrix
     @pytest.mark.parametrize(("twin", "finding"), TIERED_TWINS)
