@@ -24,6 +24,7 @@ from benchmarks import (
     spark_pipeline,
     spark_read,
     spark_tables,
+    spark_write,
     tiered_node,
     wal,
 )
@@ -49,6 +50,7 @@ BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
     "spark_pipeline": spark_pipeline.run,
     "spark_read": spark_read.run,
     "spark_tables": spark_tables.run,
+    "spark_write": spark_write.run,
     "tiered_node": tiered_node.run,
     "wal": wal.run,
 }

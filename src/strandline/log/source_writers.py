@@ -6,6 +6,9 @@ in one append by construction, need no format of their own, and are known even a
 
 Layout of such a UUID (version 8): the mark ``src`` (24 bits), a hash of the source's identity (50 bits), and the
 advance (48 bits), which is 0 in the id under which the log remembers the source.
+
+Batches of several processes that are listed together, with one position for all of them, have the mark ``grp`` instead,
+the same hash, and a random number (48 bits) for each process: their own numbers only tell them apart.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ from strandline.errors import InvalidInput
 from strandline.model.head import WriterId
 
 _MARK: Final = b"src"
+_MEMBER_MARK: Final = b"grp"
 _MARK_AT: Final = 104
 _MARK_NUMBER: Final = int.from_bytes(_MARK, "big")
+_MEMBER_NUMBER: Final = int.from_bytes(_MEMBER_MARK, "big")
 _ADVANCE: Final = 48
 _MOST: Final = (1 << _ADVANCE) - 1
 _VERSION: Final = 0x80
@@ -45,8 +50,35 @@ def source_writer(identity: str) -> WriterId:
 
 def is_source(writer: WriterId) -> bool:
     """Whether this is the writer id of a source: then its numbers are positions."""
+    return _has_mark(writer, _MARK_NUMBER)
+
+
+def _has_mark(writer: WriterId, mark: int) -> bool:
     number = writer.int
-    return number >> _MARK_AT == _MARK_NUMBER and number >> _VERSION_AT & 0x0F == _VERSION >> 4
+    return number >> _MARK_AT == mark and number >> _VERSION_AT & 0x0F == _VERSION >> 4
+
+
+def member_of(source: WriterId, process: int) -> WriterId:
+    """The writer id in batches of one process, which are listed together with those of others, as from ``source``.
+
+    >>> source = source_writer("orders")
+    >>> member = member_of(source, 7)
+    >>> is_member(member), is_source(member), group_of(member) == source
+    (True, False, True)
+    """
+    data = bytearray(_MEMBER_MARK + source.bytes[3:10] + (process & _MOST).to_bytes(6, "big"))
+    data[6] = _VERSION | data[6] & 0x0F  # the id of a job is of another version
+    return WriterId(UUID(bytes=bytes(data)))
+
+
+def is_member(writer: WriterId) -> bool:
+    """Whether this is the writer id of one process's batches in a group."""
+    return _has_mark(writer, _MEMBER_NUMBER)
+
+
+def group_of(member: WriterId) -> WriterId:
+    """The id under which a log remembers the position of the group to which a batch belongs."""
+    return WriterId(UUID(bytes=_MARK + member.bytes[3:10] + bytes(6)))
 
 
 def advancing(writer: WriterId, advance: int) -> WriterId:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -113,41 +113,30 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
     ...
     strandline.errors.InvalidInput: The source has no option 'startoffset'; did you mean 'startingOffset'?
     """
-    given = {name.lower(): value for name, value in options.items()}
-    known = {name.lower(): name for name in _KNOWN}
-    for name in given:
-        if name not in known and not name.startswith(STORAGE_PREFIX):
-            raise InvalidInput(_unknown(name, known))
-    if not given.get("path"):
-        raise InvalidInput("The source 'strandline' needs the log's address: .load('s3://bucket/log').")
-    url = as_address(given["path"])
-    if url.startswith("memory:"):
-        raise InvalidInput(
-            f"{url} is in one process's memory, but Spark reads in others: use a file:// or bucket address."
-        )
+    given = given_options(options, _KNOWN, "source")
+    url = shared_address(given)
     return ReadOptions(
         url=url,
         start=_position(given, "startingOffset", "earliest"),
         end=_position(given, "endingOffset", "latest"),
         limit=Limit(
-            records=_count(given, "maxRecordsPerTrigger"),
-            bytes=_count(given, "maxBytesPerTrigger"),
-            batches=_count(given, "maxBatchesPerTrigger"),
+            records=count_of(given, "maxRecordsPerTrigger"),
+            bytes=count_of(given, "maxBytesPerTrigger"),
+            batches=count_of(given, "maxBatchesPerTrigger"),
         ),
-        fail_on_data_loss=_truth(given, "failOnDataLoss", default=True),
-        partitions=_count(given, "partitions"),
+        fail_on_data_loss=truth_of(given, "failOnDataLoss", default=True),
+        partitions=count_of(given, "partitions"),
         hold=_hold(given),
-        decode=_truth(given, "decode", default=False),
+        decode=truth_of(given, "decode", default=False),
         bad_rows=_bad_rows(given),
         queue=_queue(given),
-        storage={
-            name[len(STORAGE_PREFIX) :]: value for name, value in given.items() if name.startswith(STORAGE_PREFIX)
-        },
-        node=_node_access(given, url),
+        storage=storage_options(given),
+        node=node_access_of(given, url),
     )
 
 
-def _node_access(given: Mapping[str, str], url: str) -> NodeAccess:
+def node_access_of(given: Mapping[str, str], url: str) -> NodeAccess:
+    """How nodes are called; ``InvalidInput`` if the log is not one of a node."""
     texts = {field: given.get(name.lower()) for field, name in _ACCESS.items()}
     named = [name for name in (*_ACCESS.values(), "readFrom") if name.lower() in given]
     if not url.startswith(_NODES):
@@ -239,7 +228,7 @@ def _hold(given: Mapping[str, str]) -> int | None:
         raise InvalidInput(
             "hold is for object logs: a queue has one slot, its consumer's, and only that pins its batches."
         )
-    seconds = _whole(text)
+    seconds = whole_of(text)
     if seconds is None:
         with contextlib.suppress(InvalidInput):
             seconds = parse_seconds(text.strip())
@@ -252,7 +241,7 @@ def _bad_rows(given: Mapping[str, str]) -> BadRows:
     text = given.get("badrows")
     if text is None:
         return "fail"
-    if not _truth(given, "decode", default=False):
+    if not truth_of(given, "decode", default=False):
         raise InvalidInput("badRows is for decoded values: add .option('decode', 'true').")
     match text.strip().lower():
         case ("fail" | "null") as found:
@@ -272,10 +261,34 @@ def _queue(given: Mapping[str, str]) -> QueuePaths | None:
     raise InvalidInput(f"logFormat is '{QUEUE_V1}' or, for an object log, left out; not {shown(given['logformat'])}.")
 
 
-def _unknown(name: str, known: Mapping[str, str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {known[near[0]]!r}?" if near else f"it has {', '.join(_KNOWN)} and {STORAGE_PREFIX}*."
-    return f"The source has no option {shown(name)}; {hint}"
+def given_options(options: Mapping[str, str], known: Sequence[str], what: str) -> dict[str, str]:
+    """The options in lower case; ``InvalidInput`` for one that ``what`` does not have, or without the log's address."""
+    given = {name.lower(): value for name, value in options.items()}
+    names = {name.lower(): name for name in known}
+    for name in given:
+        if name not in names and not name.startswith(STORAGE_PREFIX):
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {names[near[0]]!r}?" if near else f"it has {', '.join(known)} and {STORAGE_PREFIX}*."
+            raise InvalidInput(f"The {what} has no option {shown(name)}; {hint}")
+    if not given.get("path"):
+        verb = "load" if what == "source" else "save"
+        raise InvalidInput(f"The {what} 'strandline' needs the log's address: .{verb}('s3://bucket/log').")
+    return given
+
+
+def shared_address(given: Mapping[str, str]) -> str:
+    """The address of a log that all of Spark's processes can open."""
+    url = as_address(given["path"])
+    if url.startswith("memory:"):
+        raise InvalidInput(
+            f"{url} is in one process's memory, but Spark works in others: use a file:// or bucket address."
+        )
+    return url
+
+
+def storage_options(given: Mapping[str, str]) -> dict[str, str]:
+    """The options of the object store."""
+    return {name[len(STORAGE_PREFIX) :]: value for name, value in given.items() if name.startswith(STORAGE_PREFIX)}
 
 
 def _position(given: Mapping[str, str], name: str, default: Position) -> Position:
@@ -290,7 +303,7 @@ def _position(given: Mapping[str, str], name: str, default: Position) -> Positio
             return 0  # refused if that was trimmed
         case "latest":
             return "latest"
-    if (offset := _whole(text)) is not None:
+    if (offset := whole_of(text)) is not None:
         return offset
     try:
         return Cursor.parse(text)
@@ -301,23 +314,25 @@ def _position(given: Mapping[str, str], name: str, default: Position) -> Positio
         ) from error
 
 
-def _count(given: Mapping[str, str], name: str) -> int | None:
+def count_of(given: Mapping[str, str], name: str) -> int | None:
+    """A number of at least 1; None if it is not given."""
     text = given.get(name.lower())
     if text is None:
         return None
-    if not (number := _whole(text)):
+    if not (number := whole_of(text)):
         raise InvalidInput(f"{name} is a whole number of at least 1, not {shown(text)}.")
     return number
 
 
-def _whole(text: str) -> int | None:
+def whole_of(text: str) -> int | None:
     """The number in a text; None if it is none, or larger than any offset."""
     plain = text.strip()
     number = int(plain) if plain.isdecimal() and len(plain) <= _DIGITS else -1
     return number if 0 <= number <= LARGEST_NUMBER else None
 
 
-def _truth(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+def truth_of(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """A switch."""
     text = given.get(name.lower())
     if text is None:
         return default

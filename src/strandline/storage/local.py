@@ -110,6 +110,20 @@ class LocalStore:
             self._install(file, parts, replacing=True)
         return _version_of(parts)
 
+    def copy(self, source: str, target: str) -> None:
+        """Give the file a second name, durably: files of a store are replaced and never changed."""
+        file, found = self._file(target), self._file(source)
+        folder = os.path.dirname(file)
+        self._ensure(folder)
+        try:
+            self._disk.link(found, file)
+        except NotFound:
+            raise
+        except StorageError:  # the name is taken, or the file system has no second names
+            self.put(target, self.get(source).data)
+            return
+        self._disk.sync_folder(folder)
+
     def _ensure(self, folder: str) -> None:
         """Create a folder, and sync its name and those of its parents up to the store's folder, even if it exists.
 

@@ -385,6 +385,13 @@ class ObstoreStore:
         said = understand(error.__cause__ or error).said
         return StorageError(f"The store would not write {self.url}/{path}: {said}. Check the address.")
 
+    def copy(self, source: str, target: str) -> None:
+        """Copy within the store, which reads and writes nothing here; ``NotFound`` if there is no such object."""
+        try:
+            self._call(source, lambda client: obstore.copy(client, source, target))
+        except (AlreadyExists, Conflict) as error:
+            raise self._no_such_answer(target, error) from error
+
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Objects whose path starts with ``prefix``, in path order."""
         # obstore lists by whole path segments: list the folder, and filter by the prefix.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from strandline.errors import TransientStorageError
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
-from strandline.storage.store import Object, ObjectInfo, ObjectStore, Payload, Precondition, Version
+from strandline.storage.store import Object, ObjectInfo, ObjectStore, Payload, Precondition, Version, copy_object
 
 R = TypeVar("R")
 
@@ -77,6 +77,10 @@ class RetryingStore:
     def put(self, path: str, data: Payload) -> None:
         """Write, replacing an existing object; writing the same bytes again is harmless."""
         self._retry(lambda: self._inner.put(path, data))
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy within the store; copying the same object again is harmless."""
+        self._retry(lambda: copy_object(self._inner, source, target))
 
     def put_if(self, path: str, data: Payload, when: Precondition) -> Version:
         """Write only if the precondition holds: tried once, never repeated here."""

@@ -94,6 +94,22 @@ class ObjectStore(Protocol):
         """Remove the object; absent is fine."""
 
 
+@runtime_checkable
+class CopyingStore(Protocol):
+    """A store that copies an object by itself, without sending it to the caller and back."""
+
+    def copy(self, source: str, target: str) -> None:
+        """Write the content of ``source`` to ``target``, durably, replacing an existing object; or ``NotFound``."""
+
+
+def copy_object(store: ObjectStore, source: str, target: str) -> None:
+    """Copy an object within a store; by reading and writing it if the store has no copies of its own."""
+    if isinstance(store, CopyingStore):
+        store.copy(source, target)
+    else:
+        store.put(target, store.get(source).data)
+
+
 def payload_parts(data: Payload) -> list[bytes | memoryview]:
     """The buffers of a payload, as byte views."""
     parts = [data] if isinstance(data, bytes | memoryview) else list(data)

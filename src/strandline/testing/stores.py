@@ -13,7 +13,7 @@ import pytest
 
 from strandline.errors import AlreadyExists, Conflict, InvalidInput, NotFound, StorageError
 from strandline.storage.clock import CLOCK
-from strandline.storage.store import ABSENT, Match, ObjectStore, Version
+from strandline.storage.store import ABSENT, Match, ObjectStore, Version, copy_object
 
 
 def paths(store: ObjectStore, prefix: str = "", start_after: str = "") -> list[str]:
@@ -382,6 +382,20 @@ class ObjectStoreContract:
             store.put(name, b"")
         assert next(iter(store.list(""))).path == "a"
         assert paths(store) == ["a", "b", "c"]
+
+    def test_a_copy_has_the_content_and_outlives_its_source(self, store: ObjectStore) -> None:
+        store.put("a/source", b"content")
+        copy_object(store, "a/source", "b/copy")
+        store.delete("a/source")
+        assert content(store, "b/copy") == b"content"
+        store.put("a/source", b"other")
+        copy_object(store, "a/source", "b/copy")
+        assert content(store, "b/copy") == b"other"
+        store.put("a/source", b"newer")
+        assert content(store, "b/copy") == b"other"
+        with pytest.raises(NotFound):
+            copy_object(store, "a/nothing", "b/copy")
+        assert content(store, "b/copy") == b"other"
 
     # --- the store itself -----------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -12,12 +13,21 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import Contended, Diverged, OutcomeUnknown, OutOfOrder, TransientStorageError
+from strandline.errors import Contended, Diverged, OutcomeUnknown, OutOfOrder, StrandlineError, TransientStorageError
 from strandline.formats.arrow.block import Compression, Parts, encode_page
 from strandline.formats.object.batch import BatchInfo, encode_batch
 from strandline.formats.object.head import HeadCodec, OtherLogsHead, encode_chunk
 from strandline.log.contract import Receipt
-from strandline.log.object.head.edits import BatchListing, StaleUpload, apply_spills, list_batches, plan_spills
+from strandline.log.object.head.edits import (
+    BatchListing,
+    Group,
+    Spill,
+    StaleUpload,
+    apply_spills,
+    list_batches,
+    list_group,
+    plan_spills,
+)
 from strandline.log.object.head.index import chunk_path
 from strandline.log.produce.shipper import D, Draft, L, Sealed, Shipper
 from strandline.log.source_writers import remembered
@@ -75,6 +85,9 @@ PAGE_ROWS: Final = 1 << 16
 _AMONG_OTHERS: Final = Backoff(attempts=64, base=0.005, ceiling=0.1)
 """Back-off against other writers. A writer that waits much longer than a write takes loses to the others."""
 
+_MANY: Final = 16
+"""So many chunks are written in parallel."""
+
 _ALONE: Final = 16
 """After so many listings without one of another writer, this writer is alone."""
 
@@ -100,6 +113,24 @@ class ObjectDraft(Draft):
             self.size += page.size
             self.plain += page.plain
         return start
+
+    def sealed(self, writer: WriterId, number: int) -> Sealed[BatchListing]:
+        """The batch as the writer's of this number; it is not stored yet."""
+        info = BatchInfo(self.compression, self.count, len(self.pages), self.oldest, self.newest, writer, number)
+        parts = encode_batch(self.pages, info)
+        listing = BatchListing(
+            location="",
+            generation=0,
+            count=self.count,
+            size=sum(map(len, parts)),
+            oldest=self.oldest,
+            newest=self.newest,
+            writer=writer,
+            number=number,
+            born=0,
+            metadata=MetadataRanges.joined(self.metadata),
+        )
+        return Sealed(parts, listing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,20 +194,33 @@ class Lister:
         Each call is a new operation: the outcome of the last one does not matter, the head knows the numbers.
         ``check`` may refuse to list them in a given head; it never gets a head that this call has made.
         """
-        with self._same_log():
-            return self._enlist(listings, check)
-
-    def _enlist(self, listings: Sequence[BatchListing], check: Callable[[Head], None]) -> Head:
-        self._look_if_crowded()
-        lost = self.cell.conflicts
-        spills = plan_spills(self.known())  # a writer of single batches must keep the head small, too
-        for spill in spills:
-            # A plain put: every writer of this chunk writes the same bytes under the same name.
-            self._store.put(chunk_path(spill.reference, spill.level), encode_chunk(spill.items, spill.level))
 
         def edit(head: Head) -> Head:
             check(head)
-            listed = list_batches(head, listings, self._clock.now())
+            return list_batches(head, listings, self._clock.now())
+
+        return self._listed(edit)
+
+    def enlist_group(self, group: Group) -> Head:
+        """List the batches of a group with one conditional write; returns a head in which they are listed."""
+        head = self._listed(lambda head: list_group(head, group, self._clock.now()))
+        if plan_spills(head):  # a large group makes the head large, and its next writer would pay for that
+            with suppress(StrandlineError):
+                self._listed(replace)
+        return head
+
+    def _listed(self, edit: Callable[[Head], Head]) -> Head:
+        with self._same_log():
+            return self._edited(edit)
+
+    def _edited(self, listing: Callable[[Head], Head]) -> Head:
+        self._look_if_crowded()
+        lost = self.cell.conflicts
+        spills = plan_spills(self.known())  # a writer of single batches must keep the head small, too
+        self._put_chunks(spills)
+
+        def edit(head: Head) -> Head:
+            listed = listing(head)
             return listed if listed is head else apply_spills(listed, spills)
 
         try:
@@ -184,6 +228,18 @@ class Lister:
         finally:
             if self.cell.conflicts > lost:
                 self._alone = 0
+
+    def _put_chunks(self, spills: Sequence[Spill]) -> None:
+        def put(spill: Spill) -> None:
+            # A plain put: every writer of this chunk writes the same bytes under the same name.
+            self._store.put(chunk_path(spill.reference, spill.level), encode_chunk(spill.items, spill.level))
+
+        if len(spills) < _MANY:
+            for spill in spills:
+                put(spill)
+            return
+        with ThreadPoolExecutor(_MANY, "strandline-chunks") as pool:
+            list(pool.map(put, spills))
 
     @contextmanager
     def _same_log(self) -> Iterator[None]:
@@ -233,24 +289,8 @@ class ObjectShipper(StoreShipper[ObjectDraft, BatchListing]):
 
     def seal(self, draft: ObjectDraft, *, number: int, expect: int | None = None) -> Sealed[BatchListing]:
         """Seal a draft; it is not stored yet."""
-        info = BatchInfo(
-            draft.compression, draft.count, len(draft.pages), draft.oldest, draft.newest, self.writer, number
-        )
-        parts = encode_batch(draft.pages, info)
-        listing = BatchListing(
-            location="",
-            generation=0,
-            count=draft.count,
-            size=sum(map(len, parts)),
-            oldest=draft.oldest,
-            newest=draft.newest,
-            writer=self.writer,
-            number=number,
-            born=self.born,
-            metadata=MetadataRanges.joined(draft.metadata),
-            expect=expect,
-        )
-        return Sealed(parts, listing)
+        sealed = draft.sealed(self.writer, number)
+        return Sealed(sealed.parts, replace(sealed.listing, born=self.born, expect=expect))
 
     def upload(self, sealed: Sealed[BatchListing]) -> Sealed[BatchListing]:
         """Write the object under a fresh name of the generation last seen; durable when it returns."""

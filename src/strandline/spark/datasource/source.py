@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 from prometheus_client import Counter
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -98,6 +105,18 @@ class StrandlineDataSource(DataSource):
         """A reader of the log as of planning."""
         options = parse_options(self.options)
         return LogReader(options, *_columns(options, schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
+        """A writer that appends the rows of a batch job."""
+        from strandline.spark.datasource.writing import batch_writer  # readers need not import it
+
+        return batch_writer(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802 - Spark's
+        """A writer that appends the rows of each micro-batch."""
+        from strandline.spark.datasource.writing import stream_writer
+
+        return stream_writer(self.options, schema, overwrite=overwrite)
 
     def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802 - Spark's name
         """A reader that also follows new records."""

@@ -66,38 +66,71 @@ def _list_one(head: Head, new: BatchListing, now: int) -> Head:
     if last is not None and number <= last.number:
         return head
     check_number(new.writer, new.number, last, known=head.writers, forgotten=new.born < head.writers_floor)
-    if new.generation < head.min_generation:
-        raise StaleUpload(f"{new.location} is of generation {new.generation}, below {head.min_generation}.")
-    if new.expect is not None and new.expect != head.next_offset:
+    _check_end(head, new.expect)
+    head = _entered(head, [new], now)
+    entry = head.tail[-1]
+    return _remember(head, writer, WriterState(number, entry.sequence, entry.first, entry.count, entry.listed))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Uploaded batches of several processes, which advance the position in one source together."""
+
+    writer: WriterId
+    """The writer id of the source, with the advance."""
+    number: int
+    """The position before them."""
+    listings: Sequence[BatchListing]
+    expect: int | None = None
+
+
+def list_group(head: Head, group: Group, now: int) -> Head:
+    """The head with all batches of a group listed in order; unchanged if the position is behind them already."""
+    check_source_number(group.writer, group.number)
+    writer, number = remembered(group.writer, group.number)
+    last = head.writers.get(writer)
+    if not group.listings or (last is not None and number <= last.number):
+        return head
+    check_number(group.writer, group.number, last, known=head.writers)
+    _check_end(head, group.expect)
+    first = head.next_offset
+    head = _entered(head, group.listings, now)
+    entry = head.tail[-1]
+    return _remember(head, writer, WriterState(number, entry.sequence, first, entry.next - first, entry.listed))
+
+
+def _check_end(head: Head, expect: int | None) -> None:
+    if expect is not None and expect != head.next_offset:
         raise ExpectationFailed(
-            f"The append expected the log to end at {new.expect}, and it ends at {head.next_offset}; "
-            "nothing was appended."
+            f"The append expected the log to end at {expect}, and it ends at {head.next_offset}; nothing was appended."
         )
+
+
+def _entered(head: Head, listings: Sequence[BatchListing], now: int) -> Head:
+    """The head with more entries; ``StaleUpload`` if an object may be gone."""
     listed = max(head.listed, now)  # listing times never decrease: seeking by time is a binary search
-    entry = Entry(
-        sequence=head.next_sequence,
-        location=new.location,
-        first=head.next_offset,
-        count=new.count,
-        size=new.size,
-        oldest=new.oldest,
-        newest=new.newest,
-        listed=listed,
-        writer=new.writer,
-        number=new.number,
-        metadata=new.metadata,
-    )
-    state = WriterState(number, entry.sequence, entry.first, entry.count, listed)
-    writers, writers_floor = _remember(head, writer, state)
-    return replace(
-        head,
-        next_offset=entry.next,
-        next_sequence=entry.sequence + 1,
-        listed=listed,
-        tail=(*head.tail, entry),
-        writers=writers,
-        writers_floor=writers_floor,
-    )
+    entries: list[Entry] = []
+    sequence, first = head.next_sequence, head.next_offset
+    for new in listings:
+        if new.generation < head.min_generation:
+            raise StaleUpload(f"{new.location} is of generation {new.generation}, below {head.min_generation}.")
+        entries.append(
+            Entry(
+                sequence=sequence,
+                location=new.location,
+                first=first,
+                count=new.count,
+                size=new.size,
+                oldest=new.oldest,
+                newest=new.newest,
+                listed=listed,
+                writer=new.writer,
+                number=new.number,
+                metadata=new.metadata,
+            )
+        )
+        sequence, first = sequence + 1, first + new.count
+    return replace(head, next_offset=first, next_sequence=sequence, listed=listed, tail=(*head.tail, *entries))
 
 
 def set_back(head: Head, now: int) -> Head:
@@ -123,9 +156,10 @@ def set_back(head: Head, now: int) -> Head:
     )
 
 
-def _remember(head: Head, writer: WriterId, state: WriterState) -> tuple[dict[WriterId, WriterState], int]:
+def _remember(head: Head, writer: WriterId, state: WriterState) -> Head:
     writers = {**head.writers, writer: state}
-    return writers, max(head.writers_floor, forget_silent(writers))
+    floor = forget_silent(writers)
+    return replace(head, writers=writers, writers_floor=max(head.writers_floor, floor))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.log.findings import Severity
-from strandline.log.source_writers import is_source, remembered
+from strandline.log.source_writers import group_of, is_member, is_source, remembered
 from strandline.log.writers import MAX_WRITERS
 from strandline.model.head import ChunkRef, Entry, Head, MetadataRanges, WriterId, WriterState
 from strandline.model.retention import SlotState
 from strandline.storage.store import ObjectInfo, ObjectStore
 
 _BATCH: Final = re.compile(r"batches/([0-9]{16})/([0-9a-f]{32})\.batch")
+_IN_A_GROUP: Final = -1
+"""The number of a writer whose last batches were listed as a group: the position is only in the head."""
 _OLDER_WRITERS: Final = 1 << 16
 """How many more writers than the head are remembered; older ones are not compared."""
 
@@ -138,18 +140,26 @@ class Writers:
 
     def check(self, entry: Entry) -> Iterator[tuple[Severity, str]]:
         """Faults in the writer's number of the next entry."""
+        if is_member(entry.writer):
+            self._note(group_of(entry.writer), WriterState(_IN_A_GROUP, entry.sequence, 0, 0, entry.listed))
+            return
         writer, number = remembered(entry.writer, entry.number)
         known = self.recent.pop(writer, None)
         forgotten = self.older.pop(writer, None)
         last = known or forgotten
-        if last is not None and entry.number != last.number + (not is_source(writer)):
+        if last is not None and last.number != _IN_A_GROUP and entry.number != last.number + (not is_source(writer)):
             where = f"the batch at offset {entry.first}"
             if known is None and entry.number == 0:
                 yield Severity.NOTE, f"{where} begins writer {entry.writer} again, which the log had forgotten"
             else:
                 what = f"{where} has number {entry.number} of writer {entry.writer}, whose last was {last.number}"
                 yield Severity.DAMAGE, f"{what}: a batch is listed twice, or is missing"
-        self.recent[writer] = WriterState(number, entry.sequence, entry.first, entry.count, entry.listed)
+        self._note(writer, WriterState(number, entry.sequence, entry.first, entry.count, entry.listed))
+
+    def _note(self, writer: WriterId, last: WriterState) -> None:
+        self.recent.pop(writer, None)  # it becomes the newest
+        self.older.pop(writer, None)
+        self.recent[writer] = last
         for memory, limit, next_one in ((self.recent, MAX_WRITERS, self.older), (self.older, _OLDER_WRITERS, None)):
             if len(memory) > limit:
                 silent = next(iter(memory))
@@ -161,8 +171,16 @@ class Writers:
         """Differences between the writers in the head and those of the listed batches."""
         for writer, last in self.recent.items():
             known = head.writers.get(writer)
+            if known is None and last.number == _IN_A_GROUP:
+                continue  # a job that the log remembers under another id, or not at all
             if known is None and last.sequence >= head.writers_floor:
                 yield f"it does not know writer {writer}, which listed batch {last.number} at offset {last.first}"
+            elif known is not None and last.number == _IN_A_GROUP:
+                if known.sequence != last.sequence:
+                    yield (
+                        f"it remembers sequence {known.sequence} as the last of writer {writer}, but that is "
+                        f"{last.sequence}"
+                    )
             elif known is not None and known != last:
                 yield (
                     f"it remembers number {known.number} as the last of writer {writer}, but that is {last.number} at "

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import Final
 
 from strandline.errors import Contended, NotFound
@@ -46,6 +46,8 @@ from strandline.log.object.head.index import (
 from strandline.log.object.maintain.clocks import Clocks, look_at_clocks
 from strandline.log.object.maintain.slot_lag import policy_start
 from strandline.log.object.slots import Members, SlotKeeper
+from strandline.log.object.staging import FOLDER as STAGED
+from strandline.log.object.staging import KEPT_SECONDS
 from strandline.log.slots import (
     Copied,
     has_expired,
@@ -266,7 +268,7 @@ class GarbageCollector:
         head = begin(self.slots.read_head()) if done.dry_run else self._edit(begin)
         low = 0 if everything else head.swept_generation
         cuts = self._cuts(head)
-        garbage = list(self._garbage(head, cuts, low))
+        garbage = [*self._garbage(head, cuts, low), *self._abandoned(clocks)]
         done.orphans = len(garbage)
         done.orphan_bytes = sum(item.size for item in garbage)
         self._delete([DeletedObject(item.path, 0, item.size) for item in garbage], done, on_progress)
@@ -322,6 +324,16 @@ class GarbageCollector:
         for item in self._of_generations("chunks", low, high):
             if not any(self._has_chunk(item.path, root) for root in roots):
                 yield item
+
+    def _abandoned(self, clocks: Clocks) -> Iterator[ObjectInfo]:
+        """Staged objects of jobs that have staged nothing for a day; such a job then fails, and can be repeated."""
+        if not clocks.may_expire:
+            return
+        before = clocks.earliest() - KEPT_SECONDS * SECOND
+        for _, group in groupby(self.slots.store.list(STAGED), key=lambda item: item.path.rpartition("/")[0]):
+            items = list(group)
+            if max(item.modified for item in items) < before:
+                yield from items
 
     def _ended_holds(self, head: Head) -> Iterator[ObjectInfo]:
         for item in self.slots.store.list("slots/hold-"):

@@ -1,0 +1,194 @@
+"""Staged appends: many processes write batch objects, and one lists all of them in one conditional write.
+
+For appends that are larger than one process, such as a Spark job. A staged object is outside the folders of the log's
+generations, so that a collection in between does not make it stale. The process that commits copies it there, which
+the store does by itself, and lists the copies.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.errors import Contended, InvalidInput, NotFound, OutcomeUnknown, OutOfOrder
+from strandline.formats.arrow.block import Compression
+from strandline.log.contract import Receipt
+from strandline.log.object.head.edits import BatchListing, Group, StaleUpload
+from strandline.log.object.upload import RESOLVES, Lister, ObjectDraft
+from strandline.log.source_writers import advancing, is_source, member_of
+from strandline.model.head import Head, WriterId
+from strandline.model.records import MAX_BATCH_RECORDS
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.metrics import count_written
+from strandline.storage.store import ObjectStore, copy_object
+
+FOLDER: Final = "staged/"
+"""Folder of staged objects; each job has its own in it."""
+
+KEPT_SECONDS: Final = 86400
+"""How long a staged object is kept if its job neither commits nor discards it."""
+
+BATCH_BYTES: Final = 64 << 20
+"""Size of a staged batch in memory, before compression."""
+
+MOST_BATCHES: Final = 1 << 16
+"""How many batches one commit can list: all of them are in the head for a moment."""
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+_UPLOADS: Final = 2
+_COPIES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StagedAppend:
+    """One append of many processes to an object log. Picklable; ``write`` anywhere, ``commit`` in one place.
+
+    Either all records of a commit are in the log, in the order of the given batches, or none. A commit that is
+    repeated, from any process and with any batches, changes nothing, as long as the log remembers ``writer``: if that
+    is the id of a source (see :mod:`strandline.log.source_writers`), the position of its last commit is kept for good;
+    any other id is for one commit, and forgotten after several hundred other writers.
+    """
+
+    store: ObjectStore
+    log_id: UUID
+    writer: WriterId
+    job: str
+    """Name of this attempt, unique; its folder."""
+    compression: Compression = Compression.LZ4
+    clock: Clock = CLOCK
+    chance: Chance = CHANCE
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> list[BatchListing]:
+        """Store records in the stored schema as batch objects that nothing lists yet; durable when it returns."""
+        member = member_of(self.writer, self.chance.uuid().int)
+        pending: deque[Future[BatchListing]] = deque()
+        stored: list[BatchListing] = []
+        with ThreadPoolExecutor(_UPLOADS, "strandline-stage") as pool:
+            for number, draft in enumerate(self._drafts(batches)):
+                pending.append(pool.submit(self._put, draft, member, number))
+                del draft
+                while len(pending) > _UPLOADS:  # back-pressure: two uploads, and the batch being built
+                    stored.append(pending.popleft().result())
+            stored.extend(upload.result() for upload in pending)
+        return stored
+
+    def _drafts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[ObjectDraft]:
+        draft = ObjectDraft(compression=self.compression)
+        for batch in batches:
+            too_long = draft.count + batch.num_rows > MAX_BATCH_RECORDS
+            if draft.count and (too_long or draft.plain + batch.nbytes > BATCH_BYTES):
+                yield draft
+                draft = ObjectDraft(compression=self.compression)
+            if batch.num_rows:
+                draft.add([batch])
+        if draft.count:
+            yield draft
+
+    def _put(self, draft: ObjectDraft, member: WriterId, number: int) -> BatchListing:
+        sealed = draft.sealed(member, number)
+        location = f"{FOLDER}{self.job}/{self.chance.uuid().hex}.batch"
+        self.store.put(location, sealed.parts)
+        count_written(sealed.listing.count, sealed.listing.size)
+        return replace(sealed.listing, location=location)
+
+    def commit(
+        self, batches: Sequence[BatchListing], *, since: int | None = None, upto: int = 1, expect: int | None = None
+    ) -> Receipt:
+        """List staged batches in this order, and advance the writer's position to ``upto``, all or nothing.
+
+        Nothing happens if the position is ``upto`` or behind it already: the receipt is that of the commit which
+        reached it, without an offset if there was a later one. ``since`` is the position from which it advances;
+        ``OutOfOrder`` if the log has another one; None: from any. ``expect``: only if the log ends there, else
+        ``ExpectationFailed``. Without batches nothing is remembered either. A writer of one commit has the positions
+        0 and 1.
+        """
+        if len(batches) > MOST_BATCHES:
+            raise InvalidInput(
+                f"One commit lists at most {MOST_BATCHES:,} batches, and this has {len(batches):,}: write in several "
+                "jobs, or with fewer and larger partitions."
+            )
+        lister = Lister(self.store, self.log_id, clock=self.clock, chance=self.chance)
+        for attempt in range(1, RESOLVES + 1):
+            head = lister.cell.read().value
+            done = self._receipt(head, batches, since, upto)
+            if done is not None:
+                return done
+            number = self._position(head, since)
+            copies = self._copied(batches, head.generation)
+            writer = advancing(self.writer, upto - number) if is_source(self.writer) else self.writer
+            group = Group(writer, number, copies, expect)
+            try:
+                done = self._receipt(lister.enlist_group(group), batches, since, upto)
+            except StaleUpload:
+                continue
+            except OutcomeUnknown:
+                if attempt == RESOLVES:
+                    raise
+                continue
+            if done is not None:
+                return done
+        raise Contended(f"{self.store.url} was collected at each of {RESOLVES} tries; nothing was listed. Try again.")
+
+    def _position(self, head: Head, since: int | None) -> int:
+        last = head.writers.get(self.writer)
+        if last is None:
+            return 0 if since is None else since
+        if since is not None and since != last.number:
+            raise OutOfOrder(
+                f"{self.store.url} has this source up to position {last.number}, and the append begins at {since}: "
+                "another job appends it, too, or the log lost its end. Nothing was appended."
+            )
+        return last.number
+
+    def _receipt(self, head: Head, batches: Sequence[BatchListing], since: int | None, upto: int) -> Receipt | None:
+        """The receipt of the commit up to a position, if the log has it, or if there is nothing to commit."""
+        last = head.writers.get(self.writer)
+        reached = 0 if last is None else last.number + (not is_source(self.writer))
+        if last is not None and reached >= upto:
+            return Receipt(last.first if reached == upto else None, last.count if reached == upto else 0)
+        if not batches:
+            self._position(head, since)
+            return Receipt(None, 0)
+        return None
+
+    def _copied(self, batches: Sequence[BatchListing], generation: int) -> list[BatchListing]:
+        """The batches, copied to where those of this generation belong."""
+
+        def copied(batch: BatchListing) -> BatchListing:
+            location = f"batches/{generation:016d}/{self.chance.uuid().hex}.batch"
+            try:
+                copy_object(self.store, batch.location, location)
+            except NotFound as error:
+                raise NotFound(
+                    f"The staged object {self.store.url}/{batch.location} is gone: its job took longer than a day, or "
+                    "was discarded. Nothing was appended: run the job again."
+                ) from error
+            return replace(batch, location=location, generation=generation)
+
+        return _in_parallel(copied, batches)
+
+    def discard(self, batches: Sequence[BatchListing] | None = None) -> None:
+        """Delete staged batches, which are copied or not needed; all of the job, if None are named.
+
+        A collection does that, too, a day later.
+        """
+        if batches is None:
+            paths = [item.path for item in self.store.list(f"{FOLDER}{self.job}/")]
+        else:
+            paths = [batch.location for batch in batches]
+        _in_parallel(self.store.delete, paths)
+
+
+def _in_parallel(action: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    if len(items) < 2:  # noqa: PLR2004 - nothing to do side by side
+        return [action(item) for item in items]
+    with ThreadPoolExecutor(min(_COPIES, len(items)), "strandline-copy") as pool:
+        return list(pool.map(action, items))

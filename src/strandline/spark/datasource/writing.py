@@ -1,0 +1,245 @@
+"""Writes of Spark into a log: executors stage batch objects, the driver lists all of them in one conditional write."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID, uuid5
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from strandline.errors import Diverged, InvalidInput, OutOfOrder, StrandlineError, Unsupported
+from strandline.formats.arrow.block import Compression
+from strandline.log.contract import Receipt
+from strandline.log.object import ObjectLog
+from strandline.log.object.head.edits import BatchListing
+from strandline.log.object.staging import StagedAppend
+from strandline.log.produce.typed import ValueEncoder
+from strandline.log.source_writers import source_writer
+from strandline.log.value_format import named_codec
+from strandline.model.head import WriterId
+from strandline.model.records import RECORD_SCHEMA, conform
+from strandline.opening import open_url
+from strandline.spark.failures import retried
+from strandline.spark.write_options import WriteOptions, parse_write_options
+from strandline.storage.clock import CHANCE, CLOCK
+from strandline.tier.read.tiered_log import TieredLog
+from strandline.values.contract import Codec
+
+_JOBS: Final = UUID("5e0b4a4e-59a1-4c39-9d0f-6a8f3e1c7b52")
+_QUERY: Final = "sql.streaming.queryId"
+_BATCH: Final = "streaming.sql.batchId"
+_ONLY_GROWS: Final = "A log only grows, and cannot be overwritten: use mode('append')."
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StagedTask(WriterCommitMessage):
+    """What one task has staged."""
+
+    partition: int
+    query: str
+    """The id of the streaming query; empty in a batch job."""
+    batches: tuple[BatchListing, ...]
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The log of a write. Picklable: tasks store batches in it, the driver lists them."""
+
+    log: ObjectLog
+    codec: Codec | None
+    columns: tuple[str, ...]
+    """The columns that are written."""
+    compression: Compression
+
+    @classmethod
+    def opened(cls, options: WriteOptions, schema: StructType) -> Target:
+        """Open the log in the driver; ``Unsupported`` for a log that takes no staged batches."""
+        log = _opened(options)
+        codec = named_codec(log)
+        return cls(log, codec, _written(schema, codec), Compression.named(options.compression))
+
+    def staged(self, writer: WriterId, job: str) -> StagedAppend:
+        """An append of this write."""
+        return StagedAppend(self.log.store, self.log.log_id, writer, job, self.compression)
+
+    def stage(self, append: StagedAppend, rows: Iterator[pa.RecordBatch], query: str) -> StagedTask:
+        """Store the rows of one task."""
+        context = TaskContext.get()
+        partition = 0 if context is None else context.partitionId()
+        batches = append.write(self._records(rows))
+        return StagedTask(partition, query, tuple(batches), sum(batch.count for batch in batches))
+
+    def _records(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        values = ValueEncoder(self.codec, lambda: None)
+        for batch in rows:
+            if batch.num_rows:
+                chosen = batch.select(list(self.columns))
+                yield from conform(chosen if self.codec is None else values.records(chosen), now=CLOCK.now())
+
+
+def _opened(options: WriteOptions) -> ObjectLog:
+    if options.url.startswith(("grpc:", "grpc+tls:")):
+        raise Unsupported(
+            f"Spark writes into object logs, and {options.url} is a node: write into an object log, and move that into "
+            "the node with sl.ingest."
+        )
+    if options.url.startswith("wal:"):
+        raise Unsupported(
+            f"{options.url} has one writing process, and Spark has many: write into an object log, and move that into "
+            "the write-ahead log with sl.ingest."
+        )
+    opened = retried(lambda: open_url(options.url, options=options.storage or None, create=options.create))
+    log = opened.hot if isinstance(opened, TieredLog) else opened
+    opened.close()
+    if not isinstance(log, ObjectLog):
+        raise Unsupported(f"Spark writes into object logs, and {options.url} is none.")
+    return log
+
+
+def _written(schema: StructType, codec: Codec | None) -> tuple[str, ...]:
+    """The columns of a DataFrame that are written: all but the offsets of the log that it was read from."""
+    fields = () if codec is None else codec.schema.names
+    names = [name for name in schema.names if not (name in ("offset", "_offset") and name not in fields)]
+    if len(set(names)) < len(names):
+        raise InvalidInput(f"The DataFrame has a column twice: {', '.join(names)}.")
+    if codec is None:
+        unknown = [name for name in names if name not in RECORD_SCHEMA.names]
+        if unknown:
+            raise InvalidInput(
+                f"The log names no format for its values, so that it takes {', '.join(RECORD_SCHEMA.names)}, and the "
+                f"DataFrame has {', '.join(unknown)}: encode them into value (to_json(struct(…))), or create the log "
+                "with value=sl.Json(…)."
+            )
+    if not names:
+        raise InvalidInput("The DataFrame has no column that could be written: it needs at least key or value.")
+    return tuple(names)
+
+
+class LogWriter(DataSourceArrowWriter):
+    """One batch job: all of its rows become records of the log, in the order of the partitions, or none of them."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        """Opens the log, so that a wrong address or column is said before any task runs."""
+        self._options = options
+        self._target = Target.opened(options, schema)
+        job = options.job
+        if options.number is not None:
+            writer = source_writer(f"spark-job:{job}")
+        else:
+            writer = WriterId(CHANCE.uuid() if job is None else uuid5(_JOBS, f"{self._target.log.log_id}/{job}"))
+        self._append = self._target.staged(writer, CHANCE.uuid().hex)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
+        """Stage the rows of one task, in an executor."""
+        return self._target.stage(self._append, iterator, "")
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:  # Spark requires a list
+        """List what the tasks have staged."""
+        tasks = _in_order(messages)
+        upto = 1 if self._options.number is None else self._options.number + 1
+        _committed(self._append, tasks, upto, self._options)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # Spark requires a list
+        """Delete what the tasks have staged; a collection deletes a day later what tasks stage that still run."""
+        _discarded(self._append, None)
+
+
+class LogStreamWriter(DataSourceStreamArrowWriter):
+    """One streaming query: the rows of a micro-batch become records of the log once, however often it is repeated.
+
+    The log remembers the query's last micro-batch, in the same write that lists its records.
+    """
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        """Opens the log, so that a wrong address or column is said before any task runs."""
+        self._options = options
+        self._target = Target.opened(options, schema)
+
+    def _append(self, query: str, batch: int) -> StagedAppend:
+        writer = source_writer(f"spark-stream:{self._options.writer or query}")
+        return self._target.staged(writer, f"{query}-{batch}")
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
+        """Stage the rows of one task, in an executor."""
+        context = TaskContext.get()
+        query = None if context is None else context.getLocalProperty(_QUERY)
+        batch = None if context is None else context.getLocalProperty(_BATCH)
+        if query is None or batch is None:
+            raise Unsupported("Spark does not say which query and micro-batch this is: the sink needs Spark 4.2.")
+        return self._target.stage(self._append(query, int(batch)), iterator, query)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """List what the tasks have staged, unless the log has this micro-batch."""
+        tasks = _in_order(messages)
+        if not tasks:
+            return
+        _committed(self._append(tasks[0].query, batchId), tasks, batchId + 1, self._options)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Delete what successful tasks have staged; a collection deletes the rest a day later."""
+        tasks = _in_order(messages)
+        if tasks:
+            _discarded(self._append(tasks[0].query, batchId), _batches_of(tasks))
+
+
+def stream_writer(options: Any, schema: StructType, *, overwrite: bool) -> LogStreamWriter:
+    """The writer of a streaming query."""
+    if overwrite:
+        raise InvalidInput("A log only grows: use outputMode('append').")
+    return LogStreamWriter(parse_write_options(options, "stream"), schema)
+
+
+def batch_writer(options: Any, schema: StructType, *, overwrite: bool) -> LogWriter:
+    """The writer of a batch job."""
+    if overwrite:
+        raise InvalidInput(_ONLY_GROWS)
+    return LogWriter(parse_write_options(options, "job"), schema)
+
+
+def _in_order(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]:
+    tasks = [message for message in messages if isinstance(message, StagedTask)]
+    return sorted(tasks, key=lambda task: task.partition)
+
+
+def _committed(append: StagedAppend, tasks: Sequence[StagedTask], upto: int, options: WriteOptions) -> None:
+    batches = _batches_of(tasks)
+    receipt = retried(lambda: append.commit(batches, upto=upto, expect=options.expect))
+    _discarded(append, batches)
+    if not options.accept:
+        _check_same(receipt, sum(task.rows for task in tasks), upto, options)
+
+
+def _check_same(receipt: Receipt, rows: int, upto: int, options: WriteOptions) -> None:
+    """Refuse a job or micro-batch that the log has already, if it has other rows now: they would be lost."""
+    accept = "If the log is right, continue with the option repeated=accept."
+    what = f"{'The job' if options.kind == 'job' else 'The micro-batch'} {upto - 1}"
+    if receipt.first is None and rows:
+        raise OutOfOrder(
+            f"{what} is older than the last one that {options.url} has, and was not written: its checkpoint is older "
+            f"than the log, or its name is used twice. Restore the checkpoint, or write under another name. {accept}"
+        )
+    if receipt.count != rows:
+        raise Diverged(
+            f"{options.url} has {what.lower()} with {receipt.count:,} rows, and now it has {rows:,}: nothing was "
+            "written. Either its name is used twice or its checkpoint is older than the log (then write under another "
+            f"name), or the query gives other rows each time. {accept}"
+        )
+
+
+def _batches_of(tasks: Sequence[StagedTask]) -> list[BatchListing]:
+    return [batch for task in tasks for batch in task.batches]
+
+
+def _discarded(append: StagedAppend, batches: Sequence[BatchListing] | None) -> None:
+    try:
+        append.discard(batches)
+    except StrandlineError as error:
+        _LOGGER.warning("Staged batches of %s were not deleted; a collection will: %s", append.store.url, error)
