@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 
@@ -14,6 +15,7 @@ import strandline as sl
 from strandline.cli.app import app
 from strandline.errors import (
     ExpectationFailed,
+    Fenced,
     NotReady,
     NullKey,
     StrandlineError,
@@ -140,6 +142,32 @@ def test_a_consumer(opened: Opened) -> None:
         consumer.ack_through(batches[-2].sequence)
     with sl.Consumer(opened.log, trim_every=None) as consumer:
         assert [batch.values for batch in consumer] == [batches[-1].values]
+
+
+@pair(
+    "`Fenced` for a `Consumer` that was replaced",
+    default=("wal",),
+    wal_reader=READER,
+    replica=REPLICA_SLOTS,
+    queue_v1=No(StrandlineError, "slot|queue", NO_SLOTS),
+)
+def test_a_consumer_that_was_replaced(opened: Opened) -> None:
+    slots = opened.log.slots
+    former = sl.Consumer(opened.log, slot="orders", trim_every=None)
+    batches = list(former)
+    with sl.Consumer(opened.log, slot="orders", trim_every=None) as successor:
+        with pytest.raises(Fenced, match="orders"):
+            former.ack_through(batches[-1].sequence)
+        assert slots.get("orders").position == 0, "what it confirmed does not count"
+        successor.ack_through(next(iter(successor)).sequence)
+        successor.flush()
+        position = slots.get("orders").position
+        assert position > 0
+        with pytest.raises(Fenced, match="orders"):
+            former.flush()
+        with contextlib.suppress(Fenced):
+            former.close()
+        assert slots.get("orders").position == position
 
 
 # --- tools -------------------------------------------------------------------------------------------------------
