@@ -17,9 +17,9 @@ from strandline.log.wal.read.reading import WalReader
 from strandline.model.addresses import Address, as_address, split_address
 from strandline.model.arguments import checked
 from strandline.model.retention import Retention, SlotLimits
-from strandline.node.flight.channel import TIMEOUT
-from strandline.node.flight.node_channels import ReadFrom
-from strandline.node.flight.remote_log import NO_VALUE, RemoteLog
+from strandline.node.flight.client.channel import TIMEOUT
+from strandline.node.flight.client.node_channels import ReadFrom
+from strandline.node.flight.client.remote_log import NO_VALUE, RemoteLog
 from strandline.node.flight.security import ClientSecurity
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.store import ObjectStore

@@ -22,7 +22,7 @@ import strandline as sl
 from strandline.cli.node.admin import lines as lines_of
 from strandline.cli.node.admin import remarks, rendered
 from strandline.errors import Diverged, StrandlineError
-from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ServerSecurity
 from strandline.node.messages import Caller, Member, NodeStatus, Reached, Topology
 from strandline.node.running import NodeConfig, RunningNode

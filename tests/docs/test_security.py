@@ -4,7 +4,7 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
-from strandline.node.flight.limits import ServerLimits
+from strandline.node.flight.server.limits import ServerLimits
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 UNITS = {"": 1, " MiB": 1 << 20}

@@ -27,8 +27,8 @@ from strandline.formats.node.ticket import FeedTicket, FileTicket, ReadTicket, R
 from strandline.formats.node.wire import Advance, encode_advance
 from strandline.model.cursor import Cursor
 from strandline.model.records import RECORD_SCHEMA
-from strandline.node.flight.actions import ACTIONS
-from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.flight.client.remote_log import RemoteLog
+from strandline.node.flight.server.actions import ACTIONS
 from tests.formats.forging import some_records
 from tests.fuzz.mutation import damage, in_place, json_damage, times
 from tests.fuzz.targets import Target, Try

@@ -111,6 +111,7 @@ from strandline.model.snapshot import Artifact, Pointer, Snapshot, SnapshotFile,
 from strandline.model.stamp import OpId, Stamped
 from strandline.model.times import Doubt
 from strandline.node.flight.security import Tokens
+from strandline.node.message_json import answer, read_commit, read_resume, write_commit, write_resume
 from strandline.node.messages import (
     Commit,
     ElectionReport,
@@ -122,11 +123,6 @@ from strandline.node.messages import (
     Rewind,
     TimedOut,
     Topology,
-    answer,
-    read_commit,
-    read_resume,
-    write_commit,
-    write_resume,
 )
 from strandline.storage.lease import LeaseCodec, LeaseState
 from strandline.tables.delta.history import Application, parse_commit

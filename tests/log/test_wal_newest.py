@@ -10,7 +10,7 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.span import whole_batches
 from strandline.model.cursor import Cursor
 from strandline.model.head import LogBatch
-from strandline.node.flight.streams import parts as parts_of
+from strandline.node.flight.wire.streams import parts as parts_of
 from strandline.testing.disks import RecordingDisk
 from strandline.testing.logs import records, writer_named
 from strandline.testing.logs.parts import SOON

@@ -29,9 +29,9 @@ from strandline.errors import NotReady, StrandlineError
 from strandline.formats.node.state import decode_node
 from strandline.model.node import NodeState
 from strandline.model.retention import SlotLimits
-from strandline.node.flight.limits import ServerLimits
-from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
+from strandline.node.flight.server.limits import ServerLimits
 from strandline.node.messages import NodeStatus
 from strandline.node.options import TierSettings
 from strandline.node.running import NodeConfig, RunningNode

@@ -17,7 +17,7 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
-from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.messages import Commit, TimedOut
 from tests.node.processes import ClusterOfProcesses
 

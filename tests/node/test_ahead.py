@@ -15,8 +15,8 @@ from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Cursor
 from strandline.model.head import LogBatch
 from strandline.model.node import Heartbeat
-from strandline.node.flight.primary_client import FlightUpstream
-from strandline.node.flight.server import FlightNode
+from strandline.node.flight.client.primary_client import FlightUpstream
+from strandline.node.flight.server.server import FlightNode
 from strandline.node.lead.feed import TAKEN_BYTES, LogFeed
 from strandline.node.lead.policies import AckN
 from strandline.node.messages import Reached

@@ -8,7 +8,7 @@ import pytest
 
 from strandline.formats.node.wire import NOTE_SIZE
 from strandline.model.records import READ_SCHEMA
-from strandline.node.flight.server import FlightNode
+from strandline.node.flight.server.server import FlightNode
 from tests.node.flight_double import Node, records
 
 

@@ -16,8 +16,8 @@ from strandline.errors import (
 )
 from strandline.formats.node.wire import decode_error
 from strandline.model.records import RECORD_SCHEMA
-from strandline.node.flight.errors import Code, Unauthenticated, refusal_of
-from strandline.node.flight.server import FlightNode
+from strandline.node.flight.server.server import FlightNode
+from strandline.node.flight.wire.errors import Code, Unauthenticated, refusal_of
 from tests.node.flight_double import Node, until
 from tests.node.raw_grpc import RawGrpc, flight_data, message_of
 

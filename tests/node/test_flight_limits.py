@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from strandline.errors import InvalidInput, Overloaded
-from strandline.node.flight.limits import CallLimiter, MemoryBudget, ServerLimits
-from strandline.node.flight.remote_log import RemoteLog
-from strandline.node.flight.server import FlightNode
+from strandline.node.flight.client.remote_log import RemoteLog
+from strandline.node.flight.server.limits import CallLimiter, MemoryBudget, ServerLimits
+from strandline.node.flight.server.server import FlightNode
 from strandline.testing.clock import ManualClock
 from tests.node.flight_double import Node
 

@@ -15,8 +15,8 @@ from strandline.formats.node.wire import Flag, Note, decode_note
 from strandline.model.head import LogBatch, WriterId
 from strandline.model.node import Heartbeat
 from strandline.model.records import RECORD_SCHEMA
-from strandline.node.flight.stream_receiver import Assembler, Receiver, read_part
-from strandline.node.flight.streams import parts
+from strandline.node.flight.client.stream_receiver import Assembler, Receiver, read_part
+from strandline.node.flight.wire.streams import parts
 from strandline.testing.clock import ManualClock
 from tests.node.flight_double import records, values_of
 

@@ -19,11 +19,11 @@ from strandline.errors import (
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, with_offsets
-from strandline.node.flight.channel import Channel
-from strandline.node.flight.limits import ServerLimits
-from strandline.node.flight.protocol import SERVICE
-from strandline.node.flight.remote_log import RemoteLog
-from strandline.node.flight.server import FlightNode
+from strandline.node.flight.client.channel import Channel
+from strandline.node.flight.client.remote_log import RemoteLog
+from strandline.node.flight.server.limits import ServerLimits
+from strandline.node.flight.server.server import FlightNode
+from strandline.node.flight.wire.protocol import SERVICE
 from tests.forking import in_a_child
 from tests.node.flight_double import OUTCOMES, TABLE, Node, records, values_of
 
@@ -64,7 +64,7 @@ def test_a_numbered_append_again_is_a_no_op(node, remote):
 
 
 def test_an_append_in_many_messages_is_still_one(node, remote, monkeypatch):
-    monkeypatch.setattr("strandline.node.flight.append_stream.PART_BYTES", 1000)
+    monkeypatch.setattr("strandline.node.flight.wire.append_stream.PART_BYTES", 1000)
     values = [bytes([index]) * (5_000 if index % 10 == 7 else 400) for index in range(50)]
     assert remote.append(records(*values)).receipt.count == 50
     assert len(node.log.plan(node.log.start())) == 1

@@ -16,11 +16,11 @@ from strandline.errors import (
     TransientStorageError,
 )
 from strandline.model.cursor import Cursor
-from strandline.node.flight.limits import ServerLimits
-from strandline.node.flight.primary_client import FlightUpstream
-from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.flight.client.primary_client import FlightUpstream
+from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity, Role, ServerSecurity, Tokens
-from strandline.node.flight.server import FlightNode
+from strandline.node.flight.server.limits import ServerLimits
+from strandline.node.flight.server.server import FlightNode
 from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import Caller
 from tests.node.flight_double import TABLE, Node, records

@@ -19,12 +19,12 @@ import strandline as sl
 from strandline.errors import Fenced, NotReady
 from strandline.formats.node.ticket import ReadTicket, SpanTicket, encode_ticket, sign_ticket, verify_ticket
 from strandline.model.cursor import Cursor, Limit
-from strandline.node.flight.channel import Channel
-from strandline.node.flight.errors import asking
-from strandline.node.flight.limits import ServerLimits
-from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.flight.client.channel import Channel
+from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
-from strandline.node.flight.server import FlightNode
+from strandline.node.flight.server.limits import ServerLimits
+from strandline.node.flight.server.server import FlightNode
+from strandline.node.flight.wire.errors import asking
 from strandline.node.tickets import Tickets
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import DISK

@@ -22,10 +22,11 @@ from strandline.errors import (
 )
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
-from strandline.node.flight.primary_client import FlightUpstream
-from strandline.node.flight.server import FlightNode
+from strandline.node.flight.client.primary_client import FlightUpstream
+from strandline.node.flight.server.server import FlightNode
 from strandline.node.lead.replicas import ReplicaProgress
-from strandline.node.messages import Caller, NodeService, Upstream
+from strandline.node.messages import Caller
+from strandline.node.services import NodeService, Upstream
 from tests.node.flight_double import ANSWERS, CHUNK, Node, records, values_of
 
 ME = Caller("replica-1", 2)
@@ -289,7 +290,7 @@ def test_a_snapshot_comes_in_chunks_from_any_byte_on(node, upstream):
 
 
 def test_a_file_larger_than_one_call_fetches_is_whole(node, upstream, monkeypatch):
-    monkeypatch.setattr("strandline.node.flight.primary_client._FETCHED", 2 * CHUNK)
+    monkeypatch.setattr("strandline.node.flight.client.primary_client._FETCHED", 2 * CHUNK)
     node.files = {"a": bytes(4 * CHUNK), "b": bytes(5 * CHUNK + 1)}
     for path, data in node.files.items():
         assert b"".join(chunk.data for chunk in upstream.chunks(ME, "s", path, 0)) == data

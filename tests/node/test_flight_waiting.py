@@ -13,11 +13,11 @@ import pytest
 
 from strandline.errors import Fenced, InvalidInput, NotReady, Overloaded, TransientStorageError
 from strandline.model.cursor import Cursor
-from strandline.node.flight.channel import Channel
-from strandline.node.flight.limits import ServerLimits
-from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.flight.client.channel import Channel
+from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
-from strandline.node.flight.server import FlightNode
+from strandline.node.flight.server.limits import ServerLimits
+from strandline.node.flight.server.server import FlightNode
 from tests.node.flight_double import TABLE, Node, until
 
 
@@ -139,7 +139,7 @@ def test_a_wait_is_checked_at_the_door(node: Node, opened: ExitStack) -> None:
 
 
 def test_a_node_that_cannot_wait_is_polled(node: Node, opened: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strandline.node.flight.remote_log.WAIT", "wait-of-a-later-version")
+    monkeypatch.setattr("strandline.node.flight.client.remote_log.WAIT", "wait-of-a-later-version")
     log = opened.enter_context(RemoteLog(opened.enter_context(FlightNode(node)).url))
     since = log.end()
     assert not log.wait(since, 0.02)

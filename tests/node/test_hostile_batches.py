@@ -17,10 +17,10 @@ from strandline.formats.arrow.header import RECORD_BYTES, admit_batch, find_fiel
 from strandline.formats.node.wire import Flag, Note, encode_note
 from strandline.model.node import NO_HEARTBEAT
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, record_batch
-from strandline.node.flight.append_stream import collect
-from strandline.node.flight.limits import ServerLimits
-from strandline.node.flight.protocol import FlightData, arrow_message, read_schema_message, write_flight_data
-from strandline.node.flight.streams import CHUNK_SCHEMA
+from strandline.node.flight.server.limits import ServerLimits
+from strandline.node.flight.wire.append_stream import collect
+from strandline.node.flight.wire.protocol import FlightData, arrow_message, read_schema_message, write_flight_data
+from strandline.node.flight.wire.streams import CHUNK_SCHEMA
 from tests.node.hostile_batches import ROWS, honest, hostile
 from tests.node.processes import ROOT, Nest
 from tests.node.raw_grpc import RawGrpc, Refused, flight_data, message_of
@@ -154,8 +154,8 @@ from uuid import UUID
 from strandline.model.cursor import Cursor
 from strandline.errors import CorruptData
 from strandline.node.messages import Caller
-from strandline.node.flight.primary_client import FlightUpstream
-from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.flight.client.primary_client import FlightUpstream
+from strandline.node.flight.client.remote_log import RemoteLog
 
 def feed():
     feed = upstream.feed(Caller("a"), Cursor(UUID(int=0), 0))

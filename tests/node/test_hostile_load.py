@@ -13,8 +13,8 @@ import pytest
 
 from strandline.errors import Overloaded, TransientStorageError
 from strandline.model.records import RECORD_SCHEMA, record_batch
-from strandline.node.flight.primary_client import FlightUpstream
-from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.flight.client.primary_client import FlightUpstream
+from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.messages import Caller
 from tests.node.processes import Nest

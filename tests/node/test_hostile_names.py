@@ -14,7 +14,7 @@ from strandline.errors import CorruptData, InvalidInput, LogFailed, StrandlineEr
 from strandline.formats.json.fields import Fields
 from strandline.formats.node.ticket import decode_ticket
 from strandline.model.addresses import check_replica_name
-from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.messages import Topology
 from strandline.node.node_folder import NodeFolder
 from strandline.storage.disk import below

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from strandline.model.records import RECORD_SCHEMA
-from strandline.node.flight.limits import ServerLimits
-from strandline.node.flight.primary_client import FlightUpstream
+from strandline.node.flight.client.primary_client import FlightUpstream
 from strandline.node.flight.security import ClientSecurity
-from strandline.node.flight.server import FlightNode
+from strandline.node.flight.server.limits import ServerLimits
+from strandline.node.flight.server.server import FlightNode
 from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import Caller
 from strandline.testing.clock import ManualClock

@@ -23,9 +23,9 @@ from strandline.errors import (
 )
 from strandline.log.contract import Log
 from strandline.model.cursor import Bounds, Cursor
-from strandline.node.flight.node_channels import addresses_of, near_first
-from strandline.node.flight.remote_log import RemoteLog
-from strandline.node.flight.server import FlightNode
+from strandline.node.flight.client.node_channels import addresses_of, near_first
+from strandline.node.flight.client.remote_log import RemoteLog
+from strandline.node.flight.server.server import FlightNode
 from strandline.node.messages import NodeStatus
 from strandline.testing.logs import append, fetched, writer_named
 from strandline.testing.sinks import MemorySink

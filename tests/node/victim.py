@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from strandline.formats.json.fields import write_fields
-from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
 from tests.node.processes import ClusterOfProcesses, Nest
 

@@ -40,7 +40,7 @@ from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
 from strandline.model.records import RECORD_SCHEMA
 from strandline.model.retention import NEWCOMER_SECONDS
 from strandline.node.api import Primary
-from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.retry import Backoff
 from strandline.values.recorded import check_copied

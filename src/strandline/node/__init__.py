@@ -9,7 +9,7 @@ from strandline.lazy_names import lazy
 if TYPE_CHECKING:
     from strandline.node.api import Primary as Primary
     from strandline.node.api import Replica as Replica
-    from strandline.node.flight.remote_log import RemoteLog as RemoteLog
+    from strandline.node.flight.client.remote_log import RemoteLog as RemoteLog
     from strandline.node.flight.security import ClientSecurity as ClientSecurity
     from strandline.node.flight.security import ServerSecurity as ServerSecurity
     from strandline.node.lead.policies import FlowLimits as FlowLimits
@@ -25,7 +25,7 @@ __getattr__, __dir__, __all__ = lazy(
         "FlowLimits": "strandline.node.lead.policies",
         "NodeConfig": "strandline.node.running",
         "Primary": "strandline.node.api",
-        "RemoteLog": "strandline.node.flight.remote_log",
+        "RemoteLog": "strandline.node.flight.client.remote_log",
         "Replica": "strandline.node.api",
         "RunningNode": "strandline.node.running",
         "ServerSecurity": "strandline.node.flight.security",

@@ -10,9 +10,9 @@ from strandline.errors import InvalidInput
 from strandline.model.addresses import Address, AddressText, as_address, check_replica_name, refuse_credentials
 from strandline.model.arguments import Duration, Port, checked
 from strandline.model.retention import Retention, SlotLimits, as_retention
-from strandline.node.flight.channel import TIMEOUT, Channel
-from strandline.node.flight.limits import ServerLimits
+from strandline.node.flight.client.channel import TIMEOUT, Channel
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, check_listening
+from strandline.node.flight.server.limits import ServerLimits
 from strandline.node.lead.policies import CommitPolicy, FlowLimits, Quorum
 from strandline.node.options import NodeOptions, TierSettings
 from strandline.node.tickets import LIFETIME

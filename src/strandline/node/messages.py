@@ -1,30 +1,22 @@
-"""Messages between nodes, as values and as JSON, and the protocols of a node, over Flight and in the simulation."""
+"""Messages between nodes, and between a node and its clients, as values."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
-from strandline.errors import CommitTimedOut, CorruptData
-from strandline.formats.json.fields import Fields, write_fields
-from strandline.formats.node.ticket import keys_of
-from strandline.formats.wal.slots import slot_fields, slot_of
-from strandline.log.contract import Log, Receipt, Slots
-from strandline.log.slots import Cause, FullRebootstrap, PartialResync
+from strandline.errors import CommitTimedOut
+from strandline.log.contract import Receipt
+from strandline.log.slots import FullRebootstrap, PartialResync
 from strandline.model.cursor import Cursor
-from strandline.model.head import LogBatch, StoredAppend, WriterId, WriterState
 from strandline.model.json_values import PlainName
 from strandline.model.node import Heartbeat
-from strandline.model.records import RecordSource
 from strandline.model.retention import SlotState
-from strandline.node.lead.consumer_slots import ConsumerSlots
-from strandline.node.lead.policies import CommitPolicy
-from strandline.node.lead.replicas import ReplicaProgress
-from strandline.node.tickets import Tickets
 
-_LARGEST_ANSWER: Final = 16 << 20
+WAIT: Final = "wait"
+"""The action that blocks until there is a record past a cursor."""
 
 
 class Caller(NamedTuple):
@@ -261,227 +253,3 @@ class Commit:
         """As :meth:`ensure`, at once."""
         yield from ()
         return self.ensure()
-
-
-# --- as JSON ---------------------------------------------------------------------------------------------------
-
-
-def answer(data: bytes | memoryview, url: str) -> Fields:
-    """The fields of an answer; every fault in them is ``CorruptData``."""
-    return Fields.parse(data, f"An answer of {url}", largest=_LARGEST_ANSWER, wrong=CorruptData)
-
-
-def write_resume(resume: Resume) -> bytes:
-    """Encode how a replica resumes."""
-    match resume:
-        case PartialResync(cursor):
-            return write_fields({"resume": str(cursor)})
-        case Rewind(upto, term):
-            return write_fields({"rewind": upto, "term": term})
-        case FullRebootstrap(cause):
-            return write_fields({"rebootstrap": cause})
-
-
-def read_resume(fields: Fields) -> Resume:
-    """And back."""
-    if "resume" in fields:
-        return PartialResync(fields.cursor("resume"))
-    if "rewind" in fields:
-        return Rewind(fields.natural("rewind"), fields.natural("term"))
-    try:
-        return FullRebootstrap(Cause(fields.text("rebootstrap")))
-    except ValueError as error:
-        raise fields.refused("the cause of a bootstrap is not known") from error
-
-
-def write_handover(handover: Handover) -> bytes:
-    """Encode what a replica keeps to lead with."""
-    keys = [key.hex() for key in handover.ticket_keys]
-    return write_fields({"slots": [slot_fields(state) for state in handover.slots], "ticket_keys": keys})
-
-
-def read_handover(fields: Fields) -> Handover:
-    """And back."""
-    slots = tuple(each.decoded(lambda slot: slot_of(slot, 0)) for each in fields.objects("slots"))
-    return Handover(slots, fields.decoded(lambda found: keys_of(found["ticket_keys"])))
-
-
-def write_commit(commit: Commit) -> bytes:
-    """Encode the result of an append."""
-    fields: dict[str, Any] = {
-        "first": commit.receipt.first,
-        "count": commit.receipt.count,
-        "bookmark": str(commit.bookmark),
-        "repeated": commit.repeated,
-    }
-    match commit.outcome:
-        case NotRequired():
-            fields["outcome"] = "not-required"
-        case Reached(watermark):
-            fields |= {"outcome": "reached", "watermark": watermark}
-        case TimedOut(watermark, policy, seconds):
-            fields |= {"outcome": "timed-out", "watermark": watermark, "policy": policy, "seconds": seconds}
-    return write_fields(fields)
-
-
-def read_commit(fields: Fields) -> Commit:
-    """And back."""
-    outcome: Outcome
-    match fields.text("outcome"):
-        case "not-required":
-            outcome = NotRequired()
-        case "reached":
-            outcome = Reached(fields.natural("watermark"))
-        case "timed-out":
-            policy = fields.text("policy", longest=1 << 16)
-            outcome = TimedOut(fields.natural("watermark"), policy, fields.seconds("seconds"))
-        case other:
-            raise fields.refused(f"the outcome {other[:40]!r} is not known")
-    receipt = Receipt(fields.maybe_natural("first"), fields.natural("count"))
-    return Commit(receipt, outcome, fields.cursor("bookmark"), fields.flag("repeated"))
-
-
-# --- protocols -------------------------------------------------------------------------------------------------
-
-
-class ReplicationFeed(Protocol):
-    """A stream of batches from a primary, in order and without gaps. One thread takes, any thread closes."""
-
-    @property
-    def heartbeat(self) -> Heartbeat | None:
-        """The primary's latest heartbeat; None before the first."""
-
-    def wait(self, timeout: float) -> int:
-        """How many bytes the next take will read from a disk, so that the caller can reserve memory first.
-
-        0 if there is nothing, or it is in memory already. May wait for up to ``timeout`` seconds; then the next take
-        does not wait again.
-        """
-
-    def take(self, timeout: float) -> Sequence[LogBatch]:
-        """The received batches, waiting up to ``timeout`` seconds; empty if none came, or only a heartbeat.
-
-        A batch above the durable end of the latest heartbeat must not be applied yet: the primary may lose it in a
-        crash, and write something else in its place.
-
-        Raises why the stream ended: ``TransientStorageError`` if the connection broke, ``CursorExpired``, ``Fenced``.
-        """
-
-    def close(self) -> None:
-        """End the stream; closing twice is fine."""
-
-
-class PrimaryApi(Protocol):
-    """Calls of replicas to their primary."""
-
-    def register(self, caller: Caller, *, region: str | None) -> Registration:
-        """Register as a replica; repeating it only refreshes when it was last seen."""
-
-    def unregister(self, caller: Caller, *, keep_slot: bool) -> None:
-        """Unregister; an unknown replica is fine."""
-
-    def resume(self, caller: Caller, since: Cursor | None) -> Resume:
-        """How to resume from the caller's position; None for a new replica. Registers an unknown caller."""
-
-    def feed(self, caller: Caller, since: Cursor) -> ReplicationFeed:
-        """The batches from a position on, up to the durable end and following it."""
-
-    def acknowledge(self, caller: Caller, progress: ReplicaProgress) -> Acknowledgement:
-        """Acknowledge the caller's offsets. ``NotFound`` if unregistered, ``Diverged`` past the log's end."""
-
-    def acknowledge_nowait(self, caller: Caller, progress: ReplicaProgress) -> str | None:
-        """The same without waiting for the answer; returns why it was rejected, if that is known at once.
-
-        Over a network the rejection is not known at once: a later :meth:`acknowledge` raises it.
-        """
-
-    def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
-        """Pin the log at its end, and seal a snapshot behind that; repeating it returns the same while it is kept."""
-
-    def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[Chunk]:
-        """A file of a snapshot from a byte on. ``NotFound`` if the snapshot has expired: begin another."""
-
-    def end_snapshot(self, caller: Caller, cursor: Cursor) -> None:
-        """The bootstrap is complete and durable at this cursor: reset the slot to it, and remove the snapshot."""
-
-    def topology(self, caller: Caller) -> Topology:
-        """The replicas of the log with their offsets."""
-
-    def handover(self, caller: Caller) -> Handover:
-        """What the caller keeps beside its copy of the log, to lead with it."""
-
-
-class PrimaryService(PrimaryApi, Protocol):
-    """A primary as its server calls it: for its replicas, and for clients that append."""
-
-    @property
-    def slots(self) -> ConsumerSlots:
-        """The slots of consumers."""
-
-    def append(
-        self,
-        records: RecordSource,
-        *,
-        append: tuple[WriterId, int] | None,
-        policy: CommitPolicy | None,
-        timeout: float,
-        expect: int | None = None,
-    ) -> Commit:
-        """Append a batch and wait for the node's commit policy, or for a stronger one that the call asks for."""
-
-    def last_number(self, writer: WriterId) -> int | None:
-        """The number of the writer's last append; None if the log does not know the writer."""
-
-    def last_append(self, writer: WriterId) -> WriterState | None:
-        """The last append of a writer, or of a source of ingested records; None if the log does not know it."""
-
-
-@runtime_checkable
-class Upstream(PrimaryApi, Protocol):
-    """A node as other nodes call it. All calls may block on the network.
-
-    ``TransientStorageError`` if no answer came: the call may have been executed, and repeating it is safe. ``NotReady``
-    from a node that does not lead. ``Fenced`` if the caller has seen a higher term, or is not authorised. Errors of
-    the node are raised as the same classes.
-    """
-
-    def report(self, caller: Caller) -> ElectionReport:
-        """The node's election report, in either role; from now on it refuses terms below the caller's."""
-
-    def close(self) -> None:
-        """Close the connection. Idempotent."""
-
-
-@runtime_checkable
-class NodeService(Protocol):
-    """A node as its server calls it. Every call raises ``NotReady`` while the node is starting."""
-
-    @property
-    def primary(self) -> PrimaryService:
-        """The node as the primary; ``NotReady`` if it does not lead."""
-
-    def report(self, caller: Caller) -> ElectionReport:
-        """The node's election report, in either role; from now on it refuses terms below the caller's."""
-
-    @property
-    def slots(self) -> Slots:
-        """The slots of consumers; ``NotReady`` if it does not lead."""
-
-    def append_at(self, offset: int) -> StoredAppend:
-        """The batch with the record at an offset, in the hot tier."""
-
-    def reading(self) -> Log:
-        """The log up to the commit watermark, over both tiers."""
-
-    @property
-    def tickets(self) -> Tickets:
-        """Issues and verifies tickets for the spans of a plan."""
-
-    def promote(self, *, force: bool) -> Topology:
-        """Become the primary if that loses nothing committed; ``force`` ignores nodes that cannot be reached."""
-
-    def status(self) -> NodeStatus:
-        """Role, position and health of this node."""
-
-    def rebootstrap(self) -> None:
-        """Rebuild the copy of the log from a snapshot of the primary; ``NotReady`` on a primary."""

@@ -22,11 +22,12 @@ from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.policies import Quorum
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.tiering import NodeColdTier, NodeTiers
-from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology, Upstream
+from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology
 from strandline.node.node_folder import INCOMING, NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.log_copy import LogCopy, create_log, export_log, take_over_log
 from strandline.node.replicate.replica import Condition, ReplicaRole
+from strandline.node.services import Upstream
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease, LeaseState
@@ -44,7 +45,7 @@ _LOOKS: Final = 8
 @bound_to_process()
 @final
 class Node(Closing):
-    """One copy of a log that leads or follows. Satisfies :class:`~strandline.node.messages.NodeService`.
+    """One copy of a log that leads or follows. Satisfies :class:`~strandline.node.services.NodeService`.
 
     Two nodes never acknowledge writes at the same time: the primary holds the lease, and stops before it expires. A
     node takes over only if it has everything that was committed. One thread calls :meth:`step` in a loop, or

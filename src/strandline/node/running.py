@@ -18,13 +18,14 @@ from strandline.log.contract import Log, Slots
 from strandline.model.arguments import Timeout, checked
 from strandline.model.head import StoredAppend
 from strandline.node.config import LEASE, NodeConfig
-from strandline.node.flight.primary_client import FlightUpstream
-from strandline.node.flight.server import FlightNode
+from strandline.node.flight.client.primary_client import FlightUpstream
+from strandline.node.flight.server.server import FlightNode
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.tiering import NodeColdTier, TieringLoop
-from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology, Upstream
+from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
+from strandline.node.services import Upstream
 from strandline.node.tickets import Tickets
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.closing import Closing
@@ -98,7 +99,7 @@ class ControlQueue:
 @final
 @checked
 class RunningNode(Closing):
-    """A node with its server and its control thread. Satisfies :class:`~strandline.node.messages.NodeService`.
+    """A node with its server and its control thread. Satisfies :class:`~strandline.node.services.NodeService`.
 
     :meth:`close`, or the end of the block, stops the server and the control thread, and releases the folder and the
     lease. If the control thread fails (a bug: faults of network, disk or other nodes do not cause it), the node steps

@@ -14,7 +14,7 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.addresses import Address, as_address
 from strandline.node.api import Primary, Replica
-from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
 from strandline.opening import open_url
 from strandline.spark.options import STORAGE_PREFIX, NodeAccess, ReadOptions, parse_options

@@ -25,7 +25,7 @@ from strandline.formats.node.state import decode_node
 from strandline.log.folders import FolderKind
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import SECOND
-from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.lead.policies import Quorum, parse_policy
 from strandline.node.messages import Member, NodeStatus, Topology

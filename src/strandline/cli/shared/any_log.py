@@ -20,7 +20,7 @@ from strandline.errors import InvalidInput, NotALog, NotReady, TransientStorageE
 from strandline.log.folders import FolderKind
 from strandline.log.wal.log import WalLog
 from strandline.model.addresses import split_address
-from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
 from strandline.tier.opening import tiered
 

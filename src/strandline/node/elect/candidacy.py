@@ -9,9 +9,10 @@ from typing import final
 from strandline.errors import NotReady, StrandlineError
 from strandline.node.elect.election import log_rank, objection, own_objection
 from strandline.node.lead.policies import CommitPolicy, parse_policy
-from strandline.node.messages import Caller, ElectionReport, Upstream
+from strandline.node.messages import Caller, ElectionReport
 from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
+from strandline.node.services import Upstream
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from strandline.errors import CorruptData, Diverged, Fenced, Gap
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import LogBatch
 from strandline.model.node import Heartbeat
-from strandline.node.messages import ReplicationFeed, Rewind
+from strandline.node.messages import Rewind
+from strandline.node.services import ReplicationFeed
 
 AHEAD_BYTES: Final = 64 << 20
 """Limit on buffered batches that are not durable on the primary yet; one batch may be larger."""

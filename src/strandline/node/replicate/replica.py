@@ -29,13 +29,14 @@ from strandline.model.head import LogBatch
 from strandline.model.node import Peer, Trouble
 from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.replicas import ReplicaProgress
-from strandline.node.messages import Caller, ReplicationFeed, Rewind, Topology, Upstream
+from strandline.node.messages import Caller, Rewind, Topology
 from strandline.node.node_folder import SNAPSHOTS, NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.acks import AckSender
 from strandline.node.replicate.bootstrap import bootstrap
 from strandline.node.replicate.incoming import IncomingBatches, stepped_back
 from strandline.node.replicate.log_copy import LogCopy
+from strandline.node.services import ReplicationFeed, Upstream
 from strandline.storage.retry import Backoff
 from strandline.storage.urls import open_store
 

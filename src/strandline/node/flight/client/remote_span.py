@@ -17,11 +17,11 @@ from strandline.formats.node.ticket import ReadTicket, encode_ticket
 from strandline.formats.node.wire import Flag
 from strandline.log.reading import pauses
 from strandline.model.cursor import Cursor, Span
-from strandline.node.flight.channel import TIMEOUT, Channel
-from strandline.node.flight.node_channels import FAILOVER_TIMEOUT, near_first
+from strandline.node.flight.client.channel import TIMEOUT, Channel
+from strandline.node.flight.client.node_channels import FAILOVER_TIMEOUT, near_first
+from strandline.node.flight.client.stream_receiver import Receiver, read_part, size_of
 from strandline.node.flight.security import ClientSecurity
-from strandline.node.flight.stream_receiver import Receiver, read_part, size_of
-from strandline.node.flight.streams import read_schema
+from strandline.node.flight.wire.streams import read_schema
 from strandline.storage.clock import CLOCK, Clock
 
 _JOINED_BYTES: Final = 64 << 20

@@ -18,7 +18,7 @@ from strandline.formats.node.wire import Flag, Note, content_checksum, decode_no
 from strandline.model.head import LogBatch
 from strandline.model.node import Heartbeat
 from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, are_operations
-from strandline.node.flight.errors import arrived
+from strandline.node.flight.wire.errors import arrived
 from strandline.storage.clock import CLOCK, Clock
 
 QUEUE_BYTES: Final = 64 << 20
@@ -273,7 +273,7 @@ class Receiver(Generic[T]):
 
 @final
 class RemoteFeed(Receiver[LogBatch]):
-    """A primary's log batches. Satisfies :class:`~strandline.node.messages.ReplicationFeed`."""
+    """A primary's log batches. Satisfies :class:`~strandline.node.services.ReplicationFeed`."""
 
     def __init__(
         self, begin: Callable[[], AbstractContextManager[Any]], since: int, *, url: str, silence: float, **more: Any

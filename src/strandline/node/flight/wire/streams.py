@@ -18,7 +18,8 @@ from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import LogBatch
 from strandline.model.node import NO_HEARTBEAT, Heartbeat
 from strandline.model.records import READ_SCHEMA
-from strandline.node.messages import Caller, PrimaryApi
+from strandline.node.messages import Caller
+from strandline.node.services import PrimaryApi
 from strandline.storage.clock import Clock
 
 TURN: Final = 0.2

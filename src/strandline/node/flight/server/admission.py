@@ -8,10 +8,10 @@ from typing import Final, final
 
 from strandline.errors import Fenced, InvalidInput
 from strandline.formats.node.ticket import SpanTicket
-from strandline.node.flight.errors import Unauthenticated
-from strandline.node.flight.limits import ActiveCall, CallLimiter, MemoryBudget, ServerLimits
 from strandline.node.flight.security import Grant, Role, ServerSecurity, Session, ticket_in
-from strandline.node.flight.transport import GrpcCall
+from strandline.node.flight.server.limits import ActiveCall, CallLimiter, MemoryBudget, ServerLimits
+from strandline.node.flight.server.transport import GrpcCall
+from strandline.node.flight.wire.errors import Unauthenticated
 from strandline.storage.clock import Clock
 
 _PATIENCE: Final = 2.0

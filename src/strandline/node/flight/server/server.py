@@ -26,12 +26,14 @@ from strandline.formats.node.ticket import (
 from strandline.formats.node.wire import decode_advance, encode_answer
 from strandline.model.node import NO_HEARTBEAT
 from strandline.model.records import RECORD_SCHEMA
-from strandline.node.flight.actions import ACTIONS, WAIT, act, wait_of
-from strandline.node.flight.admission import Admission, AdmittedCall
-from strandline.node.flight.append_stream import collect, read_command
-from strandline.node.flight.errors import refusal_of, stopping
-from strandline.node.flight.limits import MemoryBudget, ServerLimits, share_heaps
-from strandline.node.flight.protocol import (
+from strandline.node.flight.security import Role, ServerSecurity, check_listening
+from strandline.node.flight.server.actions import ACTIONS, act, wait_of
+from strandline.node.flight.server.admission import Admission, AdmittedCall
+from strandline.node.flight.server.limits import MemoryBudget, ServerLimits, share_heaps
+from strandline.node.flight.server.transport import CallCancelled, GrpcCall, GrpcServer, watch
+from strandline.node.flight.wire.append_stream import collect, read_command
+from strandline.node.flight.wire.errors import refusal_of, stopping
+from strandline.node.flight.wire.protocol import (
     SERVICE,
     check_request,
     read_flight_data,
@@ -39,11 +41,19 @@ from strandline.node.flight.protocol import (
     write_flight_data,
     write_put_result,
 )
-from strandline.node.flight.security import Role, ServerSecurity, check_listening
-from strandline.node.flight.streams import CHUNK_SCHEMA, TURN, HeartbeatTimer, feeding, pieces, read_schema, reading
-from strandline.node.flight.transport import CallCancelled, GrpcCall, GrpcServer, watch
+from strandline.node.flight.wire.streams import (
+    CHUNK_SCHEMA,
+    TURN,
+    HeartbeatTimer,
+    feeding,
+    pieces,
+    read_schema,
+    reading,
+)
 from strandline.node.lead.replicas import ReplicaProgress
-from strandline.node.messages import Caller, NodeService, write_commit
+from strandline.node.message_json import write_commit
+from strandline.node.messages import WAIT, Caller
+from strandline.node.services import NodeService
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child

@@ -17,12 +17,12 @@ from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.head import WriterId
 from strandline.model.json_values import fingerprint_text
 from strandline.node.flight.security import Role, Session
-from strandline.node.messages import Caller, NodeService, Plan, PlannedSpan, write_handover, write_resume
+from strandline.node.message_json import write_handover, write_resume
+from strandline.node.messages import WAIT, Caller, Plan, PlannedSpan
+from strandline.node.services import NodeService
 
 _MOST_SPANS: Final = 4096
 """Spans of one answer; who needs more asks again behind the last."""
-
-WAIT: Final = "wait"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,17 +39,17 @@ from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import StoredAppend, WriterId, WriterState
 from strandline.model.json_values import fingerprint_of
 from strandline.model.records import RecordSource
-from strandline.node.flight.actions import WAIT
-from strandline.node.flight.append_stream import AppendCommand, as_messages, write_command
-from strandline.node.flight.channel import TIMEOUT, Channel
-from strandline.node.flight.errors import asking
-from strandline.node.flight.node_channels import FAILOVER_TIMEOUT, NodeChannels, ReadFrom
-from strandline.node.flight.remote_slots import RemoteSlots
-from strandline.node.flight.remote_span import RemoteSpan, streamed, streamed_with_terms
+from strandline.node.flight.client.channel import TIMEOUT, Channel
+from strandline.node.flight.client.node_channels import FAILOVER_TIMEOUT, NodeChannels, ReadFrom
+from strandline.node.flight.client.remote_slots import RemoteSlots
+from strandline.node.flight.client.remote_span import RemoteSpan, streamed, streamed_with_terms
 from strandline.node.flight.security import ClientSecurity
-from strandline.node.flight.streams import read_schema
+from strandline.node.flight.wire.append_stream import AppendCommand, as_messages, write_command
+from strandline.node.flight.wire.errors import asking
+from strandline.node.flight.wire.streams import read_schema
 from strandline.node.lead.policies import CommitPolicy, as_policy
-from strandline.node.messages import Commit, NodeStatus, Plan, PlannedSpan, TimedOut, Topology, answer, read_commit
+from strandline.node.message_json import answer, read_commit
+from strandline.node.messages import WAIT, Commit, NodeStatus, Plan, PlannedSpan, TimedOut, Topology
 from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process

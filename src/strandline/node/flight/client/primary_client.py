@@ -14,12 +14,13 @@ from strandline.formats.json.fields import Fields
 from strandline.formats.node.ticket import FeedTicket, FileTicket, ReportTicket, encode_ticket
 from strandline.formats.node.wire import Advance, decode_answer, encode_advance
 from strandline.model.cursor import Cursor
-from strandline.node.flight.channel import TIMEOUT, Channel, end_exchange
-from strandline.node.flight.errors import arrived, asking
+from strandline.node.flight.client.channel import TIMEOUT, Channel, end_exchange
+from strandline.node.flight.client.stream_receiver import QUEUE_BYTES, RemoteFeed
 from strandline.node.flight.security import ClientSecurity
-from strandline.node.flight.stream_receiver import QUEUE_BYTES, RemoteFeed
-from strandline.node.flight.streams import CHUNK_SCHEMA
+from strandline.node.flight.wire.errors import arrived, asking
+from strandline.node.flight.wire.streams import CHUNK_SCHEMA
 from strandline.node.lead.replicas import ReplicaProgress
+from strandline.node.message_json import answer, read_handover, read_resume
 from strandline.node.messages import (
     Acknowledgement,
     Caller,
@@ -30,9 +31,6 @@ from strandline.node.messages import (
     Resume,
     SnapshotOffer,
     Topology,
-    answer,
-    read_handover,
-    read_resume,
 )
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.closing import Closing
@@ -53,7 +51,7 @@ T = TypeVar("T")
 @bound_to_process()
 @final
 class FlightUpstream(Closing):
-    """Another node over Flight. Satisfies :class:`~strandline.node.messages.Upstream`. Safe in threads.
+    """Another node over Flight. Satisfies :class:`~strandline.node.services.Upstream`. Safe in threads.
 
     Connects on first use. Every call ends within ``timeout`` seconds, except sealing a snapshot.
     """

@@ -24,9 +24,10 @@ from strandline.errors import (
 )
 from strandline.log.reading import pauses
 from strandline.model.addresses import as_address, refuse_credentials, split_address
-from strandline.node.flight.channel import Channel
+from strandline.node.flight.client.channel import Channel
 from strandline.node.flight.security import ClientSecurity, is_loopback
-from strandline.node.messages import NodeStatus, answer
+from strandline.node.message_json import answer
+from strandline.node.messages import NodeStatus
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin, bound_to_process
 

@@ -15,8 +15,8 @@ from strandline.log.slots import floor as floor_of
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.retention import SlotState
-from strandline.node.flight.node_channels import NodeChannels
-from strandline.node.messages import answer
+from strandline.node.flight.client.node_channels import NodeChannels
+from strandline.node.message_json import answer
 
 
 @final

@@ -13,8 +13,8 @@ from strandline.formats.arrow.header import admit_batch, memory_of
 from strandline.formats.json.fields import Fields, write_fields
 from strandline.model.head import WriterId
 from strandline.model.records import HEADERS, RECORD_SCHEMA
-from strandline.node.flight.limits import ServerLimits
-from strandline.node.flight.protocol import (
+from strandline.node.flight.server.limits import ServerLimits
+from strandline.node.flight.wire.protocol import (
     FlightData,
     arrow_message,
     read_batch,

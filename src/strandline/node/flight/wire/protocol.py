@@ -11,7 +11,7 @@ from strandline.errors import CorruptData, InvalidInput
 from strandline.formats.arrow.header import RECORD_BYTES, check_message
 from strandline.formats.arrow.stream import announced
 from strandline.formats.json.fields import LARGEST_REQUEST as LARGEST_JSON
-from strandline.node.flight.errors import first_line
+from strandline.node.flight.wire.errors import first_line
 
 SERVICE: Final = "arrow.flight.protocol.FlightService"
 

@@ -13,8 +13,8 @@ import pyarrow.flight as fl
 from strandline.errors import CorruptData, InvalidInput
 from strandline.formats.json.fields import write_fields
 from strandline.model.addresses import as_address, refuse_credentials, split_address
-from strandline.node.flight.errors import asking
 from strandline.node.flight.security import ClientSecurity, check_calling
+from strandline.node.flight.wire.errors import asking
 from strandline.storage.fork_check import Origin, bound_to_process
 
 TIMEOUT: Final = 5.0

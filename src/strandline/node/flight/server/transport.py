@@ -21,9 +21,9 @@ from typing import Any, Final, final
 from urllib.parse import unquote
 
 from strandline.errors import MissingExtra, StorageError
-from strandline.node.flight.errors import Refusal
-from strandline.node.flight.limits import ServerLimits
 from strandline.node.flight.security import ServerSecurity
+from strandline.node.flight.server.limits import ServerLimits
+from strandline.node.flight.wire.errors import Refusal
 from strandline.storage.clock import Clock
 
 _LOGGER: Final = logging.getLogger(__name__)

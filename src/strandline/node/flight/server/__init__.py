@@ -1,0 +1,1 @@
+"""The Arrow Flight server of a node: actions, admission of calls, limits."""

@@ -1,0 +1,172 @@
+"""The protocols of nodes: what a server, another node and the simulation call, over Flight or directly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
+
+from strandline.log.contract import Log, Slots
+from strandline.model.cursor import Cursor
+from strandline.model.head import LogBatch, StoredAppend, WriterId, WriterState
+from strandline.model.node import Heartbeat
+from strandline.model.records import RecordSource
+from strandline.node.lead.consumer_slots import ConsumerSlots
+from strandline.node.lead.policies import CommitPolicy
+from strandline.node.lead.replicas import ReplicaProgress
+from strandline.node.messages import (
+    Acknowledgement,
+    Caller,
+    Chunk,
+    Commit,
+    ElectionReport,
+    Handover,
+    NodeStatus,
+    Registration,
+    Resume,
+    SnapshotOffer,
+    Topology,
+)
+from strandline.node.tickets import Tickets
+
+
+class ReplicationFeed(Protocol):
+    """A stream of batches from a primary, in order and without gaps. One thread takes, any thread closes."""
+
+    @property
+    def heartbeat(self) -> Heartbeat | None:
+        """The primary's latest heartbeat; None before the first."""
+
+    def wait(self, timeout: float) -> int:
+        """How many bytes the next take will read from a disk, so that the caller can reserve memory first.
+
+        0 if there is nothing, or it is in memory already. May wait for up to ``timeout`` seconds; then the next take
+        does not wait again.
+        """
+
+    def take(self, timeout: float) -> Sequence[LogBatch]:
+        """The received batches, waiting up to ``timeout`` seconds; empty if none came, or only a heartbeat.
+
+        A batch above the durable end of the latest heartbeat must not be applied yet: the primary may lose it in a
+        crash, and write something else in its place.
+
+        Raises why the stream ended: ``TransientStorageError`` if the connection broke, ``CursorExpired``, ``Fenced``.
+        """
+
+    def close(self) -> None:
+        """End the stream; closing twice is fine."""
+
+
+class PrimaryApi(Protocol):
+    """Calls of replicas to their primary."""
+
+    def register(self, caller: Caller, *, region: str | None) -> Registration:
+        """Register as a replica; repeating it only refreshes when it was last seen."""
+
+    def unregister(self, caller: Caller, *, keep_slot: bool) -> None:
+        """Unregister; an unknown replica is fine."""
+
+    def resume(self, caller: Caller, since: Cursor | None) -> Resume:
+        """How to resume from the caller's position; None for a new replica. Registers an unknown caller."""
+
+    def feed(self, caller: Caller, since: Cursor) -> ReplicationFeed:
+        """The batches from a position on, up to the durable end and following it."""
+
+    def acknowledge(self, caller: Caller, progress: ReplicaProgress) -> Acknowledgement:
+        """Acknowledge the caller's offsets. ``NotFound`` if unregistered, ``Diverged`` past the log's end."""
+
+    def acknowledge_nowait(self, caller: Caller, progress: ReplicaProgress) -> str | None:
+        """The same without waiting for the answer; returns why it was rejected, if that is known at once.
+
+        Over a network the rejection is not known at once: a later :meth:`acknowledge` raises it.
+        """
+
+    def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
+        """Pin the log at its end, and seal a snapshot behind that; repeating it returns the same while it is kept."""
+
+    def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[Chunk]:
+        """A file of a snapshot from a byte on. ``NotFound`` if the snapshot has expired: begin another."""
+
+    def end_snapshot(self, caller: Caller, cursor: Cursor) -> None:
+        """The bootstrap is complete and durable at this cursor: reset the slot to it, and remove the snapshot."""
+
+    def topology(self, caller: Caller) -> Topology:
+        """The replicas of the log with their offsets."""
+
+    def handover(self, caller: Caller) -> Handover:
+        """What the caller keeps beside its copy of the log, to lead with it."""
+
+
+class PrimaryService(PrimaryApi, Protocol):
+    """A primary as its server calls it: for its replicas, and for clients that append."""
+
+    @property
+    def slots(self) -> ConsumerSlots:
+        """The slots of consumers."""
+
+    def append(
+        self,
+        records: RecordSource,
+        *,
+        append: tuple[WriterId, int] | None,
+        policy: CommitPolicy | None,
+        timeout: float,
+        expect: int | None = None,
+    ) -> Commit:
+        """Append a batch and wait for the node's commit policy, or for a stronger one that the call asks for."""
+
+    def last_number(self, writer: WriterId) -> int | None:
+        """The number of the writer's last append; None if the log does not know the writer."""
+
+    def last_append(self, writer: WriterId) -> WriterState | None:
+        """The last append of a writer, or of a source of ingested records; None if the log does not know it."""
+
+
+@runtime_checkable
+class Upstream(PrimaryApi, Protocol):
+    """A node as other nodes call it. All calls may block on the network.
+
+    ``TransientStorageError`` if no answer came: the call may have been executed, and repeating it is safe. ``NotReady``
+    from a node that does not lead. ``Fenced`` if the caller has seen a higher term, or is not authorised. Errors of
+    the node are raised as the same classes.
+    """
+
+    def report(self, caller: Caller) -> ElectionReport:
+        """The node's election report, in either role; from now on it refuses terms below the caller's."""
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+
+
+@runtime_checkable
+class NodeService(Protocol):
+    """A node as its server calls it. Every call raises ``NotReady`` while the node is starting."""
+
+    @property
+    def primary(self) -> PrimaryService:
+        """The node as the primary; ``NotReady`` if it does not lead."""
+
+    def report(self, caller: Caller) -> ElectionReport:
+        """The node's election report, in either role; from now on it refuses terms below the caller's."""
+
+    @property
+    def slots(self) -> Slots:
+        """The slots of consumers; ``NotReady`` if it does not lead."""
+
+    def append_at(self, offset: int) -> StoredAppend:
+        """The batch with the record at an offset, in the hot tier."""
+
+    def reading(self) -> Log:
+        """The log up to the commit watermark, over both tiers."""
+
+    @property
+    def tickets(self) -> Tickets:
+        """Issues and verifies tickets for the spans of a plan."""
+
+    def promote(self, *, force: bool) -> Topology:
+        """Become the primary if that loses nothing committed; ``force`` ignores nodes that cannot be reached."""
+
+    def status(self) -> NodeStatus:
+        """Role, position and health of this node."""
+
+    def rebootstrap(self) -> None:
+        """Rebuild the copy of the log from a snapshot of the primary; ``NotReady`` on a primary."""
