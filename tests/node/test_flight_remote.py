@@ -129,6 +129,23 @@ def test_reading_gives_offsets_from_any_cursor_on(node, remote):
         list(remote.read(Cursor(remote.log_id, 0)))
 
 
+def test_a_start_that_does_not_depend_on_the_log_takes_no_request(remote, monkeypatch):
+    remote.append(records(b"a", b"b", b"c"))
+    asked = []
+    ask = Channel.ask
+
+    def noted(self, action, *arguments, **options):
+        asked.append(action)
+        return ask(self, action, *arguments, **options)
+
+    monkeypatch.setattr(Channel, "ask", noted)
+    assert [remote.position_of(start) for start in (2, "beginning")] == [2, 0]
+    assert not asked
+    assert values_of(remote.read(2)) == [b"c"]
+    assert asked == ["cursor-at"]
+    assert remote.position_of("now") == 3
+
+
 def test_following_goes_on_and_ends_when_the_reader_leaves(node, remote):
     remote.append(records(b"a"))
     reader = remote.read(follow=True)

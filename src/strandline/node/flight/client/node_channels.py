@@ -105,6 +105,7 @@ class NodeChannels:
     ) -> None:
         """Connects when it is first used."""
         self.url = url
+        self.security = security
         self.timeout = timeout
         self.failover_timeout = failover_timeout
         self._read_from = read_from

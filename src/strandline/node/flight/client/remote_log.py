@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar, final
+from typing import Any, Final, NoReturn, TypeVar, final
 from uuid import UUID
 
 import pyarrow as pa
 
 from strandline.errors import (
-    CorruptData,
-    Diverged,
     InvalidInput,
     NotReady,
     Overloaded,
@@ -30,36 +27,34 @@ from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, RETRY_
 from strandline.log.produce.buffer import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.typed import ValueEncoder
-from strandline.log.reading import HeadPoller, cursor_of, pauses
+from strandline.log.reading import HeadPoller, cursor_of
 from strandline.log.value_format import named_codec
 from strandline.log.writers import numbered
 from strandline.model.addresses import AddressText
 from strandline.model.arguments import Duration, Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import StoredAppend, WriterId, WriterState
-from strandline.model.json_values import fingerprint_of
 from strandline.model.records import RecordSource
 from strandline.node.flight.client.channel import TIMEOUT, Channel
+from strandline.node.flight.client.monotonic_reads import MonotonicReads
 from strandline.node.flight.client.node_channels import FAILOVER_TIMEOUT, NodeChannels, ReadFrom
 from strandline.node.flight.client.remote_slots import RemoteSlots
-from strandline.node.flight.client.remote_span import RemoteSpan, streamed, streamed_with_terms
+from strandline.node.flight.client.remote_span import RemoteSpan, planned_span, streamed
+from strandline.node.flight.client.resumed_stream import resumed_stream
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.wire.append_stream import AppendCommand, as_messages, write_command
 from strandline.node.flight.wire.errors import asking
 from strandline.node.flight.wire.streams import read_schema
 from strandline.node.lead.policies import CommitPolicy, as_policy
 from strandline.node.message_json import answer, read_commit
-from strandline.node.messages import WAIT, Commit, NodeStatus, Plan, PlannedSpan, TimedOut, Topology
+from strandline.node.messages import WAIT, Commit, NodeStatus, Plan, TimedOut, Topology
 from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.values.contract import Codec
 
 T = TypeVar("T")
-TermBatch: TypeAlias = tuple[pa.RecordBatch, int]
-"""Records and their term."""
-
-_OFFSET: Final = "offset"
+_ANY_LOG: Final = UUID(int=0)
 
 _LONGEST_WAIT: Final = 10.0
 """Seconds of one waiting call: a node that is gone is noticed in between."""
@@ -70,15 +65,6 @@ NO_VALUE: Final = (
     "a node's log records no value format, since replicas would not know its changes after a failover: give the codec "
     "to producers, sinks and readers (value=)."
 )
-
-
-@dataclass(slots=True)
-class _Seen:
-    """The most that nodes have shown so far: what was readable once stays so, whichever node is asked."""
-
-    log_id: UUID | None = None
-    first: int = 0
-    next: int = 0
 
 
 def _no_end(_: Fields) -> None:
@@ -119,11 +105,9 @@ class RemoteLog(LogReading, Closing):
         self._nodes = NodeChannels(
             url, security=security, timeout=timeout, failover_timeout=failover_timeout, read_from=read_from, clock=clock
         )
-        self._security = security
         self._clock = clock
         self._waiter = HeadPoller()
-        self._seen = _Seen()
-        self._lock = threading.Lock()
+        self._reads = MonotonicReads(self._nodes)
         self._origin = Origin(f"The remote log {url}", self)
 
     @property
@@ -134,7 +118,7 @@ class RemoteLog(LogReading, Closing):
     @property
     def security(self) -> ClientSecurity | None:
         """How it authenticates itself."""
-        return self._security
+        return self._nodes.security
 
     def __repr__(self) -> str:
         return f"RemoteLog({self._nodes.url!r})"
@@ -193,7 +177,7 @@ class RemoteLog(LogReading, Closing):
 
         commit = self._nodes.on_leader(put, may_repeat=append is not None)
         if not isinstance(commit.outcome, TimedOut):
-            self._show(0, commit.bookmark.next)  # a replica that has not got it yet is left for another node
+            self._reads.show(0, commit.bookmark.next)  # a replica that has not got it yet is left for another node
         return commit
 
     def producer(
@@ -236,7 +220,7 @@ class RemoteLog(LogReading, Closing):
 
     def append_at(self, offset: int) -> StoredAppend:
         """The batch with the record at an offset; ``CursorExpired`` if it is not retained."""
-        found = self._read(lambda channel: self._ask(channel, "append-at", offset=offset), _no_end)
+        found = self._reads.ask(lambda channel: self._ask(channel, "append-at", offset=offset), _no_end)
         first, following = found.natural("first"), found.natural("next")
         if found.maybe_natural("number") is None:
             return StoredAppend(first, following, None)
@@ -266,118 +250,51 @@ class RemoteLog(LogReading, Closing):
         return self._read_anywhere(ticket)
 
     def _read_anywhere(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
-        """A stream that goes on at another node when one is lost, without a gap and without a record twice.
-
-        ``Diverged`` if the records that it has given are not in the log any more.
-        """
-        last = self.end()
-        log_id, following = last.log_id, last.next
-        cursor = self.start() if ticket.since is None else ticket.since
-        end = ticket.upto if ticket.follow or ticket.upto is not None else following
-        if end is not None and not ticket.follow and end > following:
-            raise NotReady(f"The log does not reach offset {end} yet; it ends at {following}.")
-        if end is not None and cursor.next >= end:
+        if ticket.since is None:
+            log_id, bounds = self._look()
+            cursor, following = Cursor(log_id, bounds.first), bounds.next
+        else:
+            end = self.end()
+            log_id, cursor, following = end.log_id, ticket.since, end.next
+        upto = ticket.upto if ticket.follow or ticket.upto is not None else following
+        if upto is not None and not ticket.follow and upto > following:
+            raise NotReady(f"The log does not reach offset {upto} yet; it ends at {following}.")
+        if upto is not None and cursor.next >= upto:
             self.plan(cursor, Limit(batches=1))  # nothing to read, but a cursor of another log is refused
-        columns = None if ticket.columns is None else tuple(dict.fromkeys((*ticket.columns, _OFFSET)))
-        schema = read_schema(columns)
-
-        def begin(channel: Channel) -> tuple[TermBatch | None, Iterator[TermBatch]]:
-            asked = ReadTicket(cursor, end, ticket.follow, columns)
-            batches = streamed_with_terms(channel, asked, schema, self._clock)
-            return next(batches, None), batches
-
-        waiting: Iterator[float] | None = None
-        while end is None or cursor.next < end:
-            try:
-                found, batches = self._nodes.on_reader(begin)
-                while found is not None:
-                    batch, term = found
-                    cursor, waiting = Cursor(log_id, batch.column(_OFFSET)[-1].as_py() + 1, term), None
-                    yield batch if ticket.columns is None else batch.select(ticket.columns)
-                    found = next(batches, None)
-            except (TransientStorageError, NotReady):
-                waiting = waiting or pauses(self._nodes.failover_timeout, self._clock)
-                pause = next(waiting, 0.0)
-                if not pause:
-                    raise
-                self._clock.sleep(pause)
-            else:
-                return
+        yield from resumed_stream(self._nodes, log_id, cursor, replace(ticket, upto=upto), self._clock)
 
     def _ask(self, channel: Channel, action: str, **fields: Any) -> Fields:
         return answer(channel.ask(action, fields), channel.url)
-
-    def _read(self, ask: Callable[[Channel], T], end_of: Callable[[T], int | None], *, waits: bool = True) -> T:
-        """Ask a node to read from; one whose log ends before what was shown already is left for another one.
-
-        Without ``waits`` each node is asked once.
-        """
-        if self._nodes.is_one:
-            return ask(self._nodes.all[0])
-        shown = self._seen.next
-
-        def checked_ask(channel: Channel) -> T:
-            found = ask(channel)
-            end = end_of(found)
-            if end is not None and end < shown:
-                self._refuse_shorter(channel, end, shown)
-            self._show(0, end or 0)
-            return found
-
-        return self._nodes.on_reader(checked_ask, waits=waits)
-
-    def _refuse_shorter(self, channel: Channel, end: int, shown: int) -> None:
-        if self._nodes.is_led_by(channel):
-            raise Diverged(
-                f"Offsets below {shown} of {self.url} were readable, and {channel.url}, which leads, ends at {end}: a "
-                "forced promotion or a restored folder lost them. Build again what has read them, and open it again."
-            )
-        raise NotReady(f"{channel.url} is behind: it ends at {end}, and offsets below {shown} were read: ask another.")
-
-    def _show(self, first: int, end: int) -> None:
-        with self._lock:
-            self._seen.first = max(self._seen.first, first)
-            self._seen.next = max(self._seen.next, end)
 
     def bounds(self) -> Bounds:
         """The first retained and the next offset that readers see."""
         return self._look()[1]
 
     def _look(self) -> tuple[UUID, Bounds]:
-        fields = self._read(lambda channel: self._ask(channel, "bounds"), lambda found: found.natural("next"))
+        fields = self._reads.ask(lambda channel: self._ask(channel, "bounds"), lambda found: found.natural("next"))
         log_id, bounds = fields.uuid("log_id"), Bounds(fields.natural("first"), fields.natural("next"))
-        self._know(log_id)
-        if not self._nodes.is_one:
-            self._show(bounds.first, bounds.next)
-            bounds = Bounds(min(self._seen.first, bounds.next), bounds.next)
-        return log_id, bounds
-
-    def _know(self, log_id: UUID) -> None:
-        known = self._seen.log_id
-        if not self._nodes.is_one and known is not None and known != log_id:
-            raise Diverged(f"{self.url} is log {log_id} now, and was log {known}: it was replaced. Open it again.")
-        self._seen.log_id = log_id
+        return log_id, self._reads.shown(log_id, bounds)
 
     @property
     def log_id(self) -> UUID:
         """The log's identity; asks the node once."""
-        known = self._seen.log_id
+        known = self._reads.log_id
         return self.end().log_id if known is None else known
 
     def end(self) -> Cursor:
         """The cursor at the end that readers see now."""
         # Not by its bounds: a node knows its end also while it does not know where the cold tier begins.
-        found = self._read(lambda channel: self._ask(channel, "cursor-at", offset=0), _end_of)
+        found = self._reads.ask(lambda channel: self._ask(channel, "cursor-at", offset=0), _end_of)
         log_id, end = found.cursor("cursor").log_id, _end_of(found)
         if end is None:  # a node of an earlier version
             log_id, bounds = self._look()
             return Cursor(log_id, bounds.next)
-        self._know(log_id)
+        self._reads.identify(log_id)
         return Cursor(log_id, end)
 
     def cursor_at(self, offset: int) -> Cursor:
         """The cursor at ``offset``, with term and fingerprint as far as the node still holds the record before it."""
-        found = self._read(lambda channel: self._ask(channel, "cursor-at", offset=offset), _end_of)
+        found = self._reads.ask(lambda channel: self._ask(channel, "cursor-at", offset=offset), _end_of)
         cursor, end = found.cursor("cursor"), _end_of(found)
         # The record before it may yet be replaced by another one, as long as it is not committed.
         return Cursor(cursor.log_id, offset) if end is not None and end < offset else cursor
@@ -386,20 +303,22 @@ class RemoteLog(LogReading, Closing):
         """The offset of a start; whether it is retained is not checked."""
         if start == "retained" or isinstance(start, datetime):
             log_id, bounds = self._look()
-        else:
+        elif isinstance(start, str | Cursor) and start != "beginning":
             end = self.end()
             log_id, bounds = end.log_id, Bounds(0, end.next)
+        else:  # it does not depend on the log: no request
+            log_id, bounds = _ANY_LOG, Bounds(0, 0)
         return rules.position_of(start, log_id, bounds, self._offset_at)
 
     def _offset_at(self, time: int) -> int:
-        return self._read(lambda channel: self._ask(channel, "offset-at", time=time), _end_of).natural("offset")
+        return self._reads.ask(lambda channel: self._ask(channel, "offset-at", time=time), _end_of).natural("offset")
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[RemoteSpan]:
         """The spans after a cursor, in order and without a hole; any process can fetch them from the node."""
         planned: Gathering[RemoteSpan] = Gathering(limit)
         while True:
             found, urls = self._planned(since, planned.rest)
-            spans = [self._span(since, row, urls, found.ticket) for row in found.spans]
+            spans = [planned_span(since.log_id, row, urls, found.ticket, self._nodes) for row in found.spans]
             if not planned.add(spans) or planned.is_full or found.is_whole or not spans:
                 return planned.spans
             since = behind(since, spans[-1])
@@ -411,19 +330,8 @@ class RemoteLog(LogReading, Closing):
         def ask(channel: Channel) -> tuple[Plan, str]:
             return self._ask(channel, "plan", since=since, **limits).record(Plan), channel.url
 
-        plan, url = self._read(ask, lambda found: found[0].end)
+        plan, url = self._reads.ask(ask, lambda found: found[0].end)
         return plan, (url,) if self._nodes.is_one else tuple(dict.fromkeys((url, *self._nodes.reading_urls())))
-
-    def _span(self, since: Cursor, row: PlannedSpan, urls: tuple[str, ...], ticket: str | None) -> RemoteSpan:
-        try:
-            fingerprint = fingerprint_of(row.fingerprint)
-        except ValueError as error:
-            raise CorruptData(f"{urls[0]} planned a span that cannot be read: {error}.") from error
-        security = None if self._security is None else self._security.without_token()
-        return RemoteSpan(
-            urls, since.log_id, row.first, row.next, row.size, row.term, fingerprint,
-            ticket, security, self._nodes.timeout, self._nodes.failover_timeout,
-        )  # fmt: skip
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until there is a record to read past the cursor (True), or until the timeout (False).
@@ -447,15 +355,15 @@ class RemoteLog(LogReading, Closing):
 
     def _wait(self, past: Cursor, seconds: float) -> int:
         """The next offset of a node, behind the cursor or as of the end of a wait there."""
-        if not self._nodes.is_one and self._seen.next > past.next:
-            return self._seen.next  # it is known already: a node that is behind must not deny it
+        if not self._nodes.is_one and self._reads.next > past.next:
+            return self._reads.next  # it is known already: a node that is behind must not deny it
 
         def ask(channel: Channel) -> int:
             fields = {"past": past, "seconds": seconds}
             data = channel.ask(WAIT, fields, timeout=seconds + channel.timeout)
             return answer(data, channel.url).natural("next")
 
-        return self._read(ask, lambda found: found, waits=False)
+        return self._reads.ask(ask, lambda found: found, waits=False)
 
     @property
     def slots(self) -> RemoteSlots:

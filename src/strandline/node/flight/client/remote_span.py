@@ -17,11 +17,13 @@ from strandline.formats.node.ticket import ReadTicket, encode_ticket
 from strandline.formats.node.wire import Flag
 from strandline.log.reading import pauses
 from strandline.model.cursor import Cursor, Span
+from strandline.model.json_values import fingerprint_of
 from strandline.node.flight.client.channel import TIMEOUT, Channel
-from strandline.node.flight.client.node_channels import FAILOVER_TIMEOUT, near_first
+from strandline.node.flight.client.node_channels import FAILOVER_TIMEOUT, NodeChannels, near_first
 from strandline.node.flight.client.stream_receiver import Receiver, read_part, size_of
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.wire.streams import read_schema
+from strandline.node.messages import PlannedSpan
 from strandline.storage.clock import CLOCK, Clock
 
 _JOINED_BYTES: Final = 64 << 20
@@ -99,6 +101,21 @@ class RemoteSpan:
         if sum(batch.num_rows for batch in batches) != self.next - self.first:
             raise CorruptData(f"{url} gave other records than offsets {self.first} to {self.next - 1}.")
         return batches
+
+
+def planned_span(
+    log_id: UUID, row: PlannedSpan, urls: tuple[str, ...], ticket: str | None, nodes: NodeChannels
+) -> RemoteSpan:
+    """The span of a row of a plan; ``urls`` begin with the node that planned it."""
+    try:
+        fingerprint = fingerprint_of(row.fingerprint)
+    except ValueError as error:
+        raise CorruptData(f"{urls[0]} planned a span that cannot be read: {error}.") from error
+    security = None if nodes.security is None else nodes.security.without_token()
+    return RemoteSpan(
+        urls, log_id, row.first, row.next, row.size, row.term, fingerprint,
+        ticket, security, nodes.timeout, nodes.failover_timeout,
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=64)
