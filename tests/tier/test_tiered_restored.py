@@ -9,7 +9,7 @@ from shutil import copytree, rmtree
 import pytest
 
 from strandline.errors import Diverged
-from strandline.log import slots as rules
+from strandline.log import trimming
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.records import Op, record_batch
@@ -139,7 +139,9 @@ def test_a_write_ahead_log_restored_from_a_copy_of_its_folder_keeps_its_own_reco
 def test_a_tierer_s_slot_proves_only_what_is_behind_the_batch_that_it_was_advanced_to() -> None:
     def floor(slot: SlotState | None, *, own: int | None = 5, attached: bool = True, end: int = 9) -> int | None:
         slots = [SlotState("consumer", 3, None, 0, 0)] + ([] if slot is None else [slot])
-        return rules.trim_floor(rules.proven(slots, rules.Copied(Bounds(2, end), lambda: attached, lambda _: own)))
+        return trimming.trim_floor(
+            trimming.proven(slots, trimming.Copied(Bounds(2, end), lambda: attached, lambda _: own))
+        )
 
     copied = SlotState(TIER_SLOT, 7, None, 0, 0, fingerprint=5)
     assert floor(copied) == 7

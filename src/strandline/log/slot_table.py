@@ -10,6 +10,7 @@ from typing import NoReturn, Protocol
 from uuid import UUID
 
 from strandline.errors import AlreadyExists, NotFound, Unsupported
+from strandline.log import resume, trimming
 from strandline.log import slots as rules
 from strandline.model.arguments import checked
 from strandline.model.cursor import SECOND, Bounds, Cursor
@@ -65,7 +66,7 @@ class SlotTable:
     def floor(self) -> int | None:
         """The lowest position that a valid slot still needs."""
         with self._lock:
-            return rules.floor(self._slots.values())
+            return trimming.floor(self._slots.values())
 
     def create(
         self,
@@ -121,7 +122,7 @@ class SlotTable:
     def advance(self, name: str, holder: str, epoch: int, to: Cursor) -> None:
         """Move a slot up; written lazily."""
         with self._changing():
-            rules.check_cursor(to, Cursor(self.log_id, 0), Bounds(0, self._bounds().next))
+            resume.check_cursor(to, Cursor(self.log_id, 0), Bounds(0, self._bounds().next))
             before, now = self.get(name), self._clock.now()
             after = rules.advance(before, holder=holder, epoch=epoch, to=to.next, now=now, fingerprint=to.fingerprint)
             self._note(after)
@@ -234,7 +235,7 @@ class ReadOnlySlots:
 
     def floor(self) -> int | None:
         """The lowest position that a valid slot still needs."""
-        return rules.floor(self.list())
+        return trimming.floor(self.list())
 
 
 def named(states: Iterable[SlotState], name: str) -> SlotState:

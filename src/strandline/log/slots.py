@@ -1,28 +1,18 @@
-"""Rules of slots, retention and resume: pure functions over values, the same for every kind of log."""
+"""Rules of slots: how they are created, claimed, moved and invalidated, as pure functions, for every kind of log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from datetime import datetime
-from enum import StrEnum
-from typing import Final, TypeAlias
-from uuid import UUID
+from dataclasses import replace
+from typing import Final
 
-from strandline.errors import CursorExpired, Diverged, Fenced, InvalidInput, SlotInvalid
+from strandline.errors import CursorExpired, Diverged, Fenced, SlotInvalid
 from strandline.model.addresses import BOOTSTRAP_SUFFIX, CONSUMER_SUFFIX, check_plain_name
 from strandline.model.arguments import text, whole
-from strandline.model.cursor import SECOND, Bounds, Cursor, Start, microseconds
-from strandline.model.head import Pin
+from strandline.model.cursor import SECOND, Bounds
 from strandline.model.retention import (
     TIER_SLOT,
-    Consumed,
-    Forever,
     Invalidation,
     InvalidReason,
-    MaxAge,
-    MaxBytes,
-    Retention,
     SlotLimits,
     SlotState,
 )
@@ -194,178 +184,6 @@ def has_expired(state: SlotState, now: int) -> bool:
     return now - state.suspected >= max(0, state.expires - state.last_seen)
 
 
-def floor(states: Iterable[SlotState], pending: Iterable[int] = ()) -> int | None:
-    """The lowest position of the valid slots and of those being created; None if nothing is pinned."""
-    pins = [state.position for state in states if state.pins]
-    return min([*pins, *pending], default=None)
-
-
-def trim_floor(states: Iterable[SlotState], pending: Iterable[int] = ()) -> int | None:
-    """The offset up to which a log may be trimmed: its floor; with a cold tier, the tierer's position.
-
-    Consumers' slots pin the log as a whole, in either tier. The hot tier is pinned only by the tierer's slot, and by
-    holders that cannot read the cold tier.
-    """
-    known = list(states)
-    if any(state.name == TIER_SLOT and state.pins for state in known):
-        known = [state for state in known if state.name == TIER_SLOT or state.hot]
-    return floor(known, pending)
-
-
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """What a log must know of its cold tier before a trim, besides the tierer's slot.
-
-    ``attached()``: whether the log has a cold tier that was not given up. ``fingerprint_at(offset)``: the
-    fingerprint of the log's own cursor at an offset, None if the record before it is not retained.
-    """
-
-    bounds: Bounds
-    attached: Callable[[], bool]
-    fingerprint_at: Callable[[int], int | None]
-
-
-def proven(states: Iterable[SlotState], copied: Copied) -> list[SlotState]:
-    """The slots, with the tierer's moved back to the log's beginning unless it proves what was copied of this history.
-
-    A log that was restored from a copy may lack the slot although it has a cold tier, or have one from its former
-    history. Then nothing proves which of its own records are in segments, and it must not be trimmed
-    before a tierer has compared the two. A slot that was dropped or invalidated stays as it is: that was an operator's
-    decision.
-    """
-    known = list(states)
-    tier = next((state for state in known if state.name == TIER_SLOT), None)
-    first = copied.bounds.first
-    if tier is None:
-        return [*known, SlotState(TIER_SLOT, first, None, 0, 0)] if copied.attached() else known
-    if not tier.pins or tier.position <= first or _is_of(tier, copied):
-        return known
-    return [put_at(state, first) if state is tier else state for state in known]
-
-
-def _is_of(slot: SlotState, copied: Copied) -> bool:
-    """Whether a slot's position is in the log, and in the same history as when the slot moved there."""
-    if slot.position > copied.bounds.next:
-        return False
-    own = copied.fingerprint_at(slot.position)
-    return slot.fingerprint is None or own is None or own == slot.fingerprint
-
-
-def outrun(states: Iterable[SlotState], start: int) -> list[SlotState]:
-    """The slots that lose records if a log is trimmed up to ``start``, whatever they pin.
-
-    Records in the cold tier are lost only for holders that cannot read it.
-    """
-    known = [state for state in states if state.pins]
-    is_copied = any(state.name == TIER_SLOT and state.position >= start for state in known)
-    return [state for state in known if state.position < start and (state.hot or not is_copied)]
-
-
-def retained_first(states: Iterable[SlotState], first: int) -> int:
-    """The lowest valid position of a slot: the log's first offset, or 0 if the records below are in a cold tier."""
-    return 0 if any(state.name == TIER_SLOT and not state.dropped for state in states) else first
-
-
-def pending_positions(pins: Iterable[Pin | None]) -> list[int]:
-    """The positions of slots that are being created or moved, which count as pinned."""
-    return [pin.position for pin in pins if pin is not None]
-
-
-def position_of(start: Start, log_id: UUID, bounds: Bounds, listed_since: Callable[[int], int | None]) -> int:
-    """The offset at which a new consumer with this ``start`` begins.
-
-    ``listed_since`` returns the first offset that was listed at a time (microseconds) or later.
-    """
-    match start:
-        case "beginning":
-            return 0  # even if it was trimmed: then it is refused
-        case "retained":
-            return bounds.first
-        case "now":
-            return bounds.next
-        case datetime():
-            if start.tzinfo is None:
-                raise InvalidInput(f"The time {start} has no time zone: add one, such as datetime.now(UTC).")
-            found = listed_since(microseconds(start))
-            return bounds.next if found is None else max(bounds.first, found)
-        case Cursor():
-            if start.log_id != log_id:
-                raise Diverged(f"{start} belongs to another log than {log_id}: the consumer has to bootstrap again.")
-            return start.next
-        case int() if start is not True and start >= 0:
-            return start
-    raise InvalidInput(
-        f"A new consumer starts at 'beginning', 'retained', 'now', an offset, a time or a cursor, not at {start!r}."
-    )
-
-
-def check_cursor(cursor: Cursor, log: Cursor, bounds: Bounds) -> None:
-    """Refuse a cursor that this log cannot serve: of another log, past its end, or below what it retains."""
-    if cursor.log_id != log.log_id:
-        raise Diverged(
-            f"The cursor belongs to log {cursor.log_id}, not to {log.log_id}: the consumer has to bootstrap again."
-        )
-    if cursor.next > bounds.next:
-        raise Diverged(
-            f"The cursor is at {cursor.next}, past the log's end at {bounds.next}: the log was restored or replaced."
-        )
-    if cursor.next < bounds.first:
-        raise CursorExpired(
-            f"The cursor is at {cursor.next} and the log begins at {bounds.first}: bootstrap the consumer again."
-        )
-
-
-class Cause(StrEnum):
-    """Why a consumer has to rebuild its state."""
-
-    WAL_REMOVED = "wal-removed"
-    HORIZON = "horizon"
-    IDLE_TIMEOUT = "idle-timeout"
-    NEW = "new"
-    """It has no position of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartialResync:
-    """The consumer resumes at its own position, which is still retained."""
-
-    resume: Cursor
-
-
-@dataclass(frozen=True, slots=True)
-class FullRebootstrap:
-    """The consumer needs a snapshot first, and its slot a reset to the snapshot's cursor."""
-
-    cause: Cause
-
-
-ResumeMode: TypeAlias = PartialResync | FullRebootstrap
-
-_CAUSES = {
-    InvalidReason.WAL_REMOVED: Cause.WAL_REMOVED,
-    InvalidReason.HORIZON: Cause.HORIZON,
-    InvalidReason.IDLE_TIMEOUT: Cause.IDLE_TIMEOUT,
-}
-
-
-def plan_resume(slot: SlotState | None, since: Cursor | None, log: Cursor, bounds: Bounds) -> ResumeMode:
-    """How the consumer with this slot, which has applied everything below ``since``, resumes.
-
-    At its own position, never at the slot's: that may be ahead of the consumer's stored state, or behind it. An
-    invalid slot pins nothing, so that even a retained position may be trimmed at any moment. A consumer
-    without a position is new, whatever its slot says. ``Diverged`` for a cursor that was never in this log; ``log`` is
-    any cursor of it.
-    """
-    if slot is not None and slot.invalid is not None:
-        return FullRebootstrap(_CAUSES[slot.invalid.reason])
-    if since is None:
-        return FullRebootstrap(Cause.NEW)
-    if since.log_id == log.log_id and since.next < bounds.first:
-        return FullRebootstrap(Cause.WAL_REMOVED)
-    check_cursor(since, log, bounds)
-    return PartialResync(since)
-
-
 def judge(
     state: SlotState, *, first: int, behind: int, limits: SlotLimits, is_idle: bool = False
 ) -> InvalidReason | None:
@@ -422,34 +240,3 @@ def suspect(state: SlotState, judged: SlotState, now: int) -> SlotState:
 def invalidate(state: SlotState, judged: SlotState, reason: InvalidReason, now: int) -> SlotState:
     """The slot without its pin, if it is unchanged since it was judged."""
     return replace(state, invalid=Invalidation(reason, now)) if state == judged else state
-
-
-def retention_start(
-    retention: Retention,
-    bounds: Bounds,
-    floor: int | None,
-    *,
-    written_since: Callable[[int], int | None],
-    newest: Callable[[int], int],
-    now: int,
-) -> int:
-    """The first offset that a policy retains in a log with this slots' floor; never above the end.
-
-    ``written_since`` returns the first offset that was written at a time (microseconds) or later, ``newest`` the first
-    offset of the newest so many bytes.
-    """
-    match retention:
-        case Forever():
-            return bounds.first
-        case Consumed():
-            return bounds.first if floor is None else floor
-        case MaxAge(seconds):
-            kept = written_since(now - seconds * SECOND)
-            return bounds.next if kept is None else kept
-        case MaxBytes(size):
-            return newest(size)
-
-
-def trim_to(policy: int, floor: int | None) -> int:
-    """The trim target: the policy's, but never above the floor of the valid slots."""
-    return policy if floor is None else min(policy, floor)

@@ -14,7 +14,7 @@ from strandline.compat.v1.reading import QueueSpan, sized_spans
 from strandline.compat.v1.shipper import ManifestCell, QueueShipper
 from strandline.compat.v1.slots import QueueSlots
 from strandline.formats.arrow.block import Compression
-from strandline.log import slots as rules
+from strandline.log import resume
 from strandline.log.contract import Handle, LogReading
 from strandline.log.folders import FolderKind, check_missing
 from strandline.log.object.log import ObjectLog, open_log
@@ -150,13 +150,13 @@ class QueueLog(LogReading):
             begun = time - time % MILLISECOND  # times are kept in milliseconds: no batch of the same one is skipped
             return next((entry.sequence for entry in manifest.entries if _time_of(entry) >= begun), None)
 
-        return rules.position_of(start, self.log_id, edits.bounds_of(manifest), listed_since)
+        return resume.position_of(start, self.log_id, edits.bounds_of(manifest), listed_since)
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[QueueSpan]:
         """The spans to fetch after a cursor; see :class:`~strandline.log.contract.Log`."""
         manifest = self.manifest()
         bounds = edits.bounds_of(manifest)
-        rules.check_cursor(since, Cursor(self.log_id, 0), bounds)
+        resume.check_cursor(since, Cursor(self.log_id, 0), bounds)
         if since.next > bounds.first:
             check_fingerprint(since, edits.entries_from(manifest, since.next - 1)[0])
         entries = edits.entries_from(manifest, since.next)

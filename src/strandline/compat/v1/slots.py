@@ -10,6 +10,7 @@ from uuid import UUID
 from strandline.compat.v1 import edits
 from strandline.compat.v1.shipper import ManifestCell
 from strandline.errors import AlreadyExists, InvalidInput, NotFound
+from strandline.log import resume
 from strandline.log import slots as rules
 from strandline.model.arguments import checked
 from strandline.model.cursor import Bounds, Cursor
@@ -70,7 +71,7 @@ class QueueSlots:
 
     def advance(self, to: Cursor, epoch: int) -> None:
         """Durably acknowledge everything below a cursor; ``Fenced`` unless this is the epoch of the last claim."""
-        rules.check_cursor(to, Cursor(self.log_id, 0), Bounds(0, edits.bounds_of(self.cell.read()).next))
+        resume.check_cursor(to, Cursor(self.log_id, 0), Bounds(0, edits.bounds_of(self.cell.read()).next))
         if to.next:
             self.cell.update(lambda manifest: edits.acknowledge(manifest, epoch=epoch, through=to.next - 1))
         else:

@@ -10,6 +10,7 @@ from typing import Annotated, Final, Self, TypeVar
 
 from strandline.errors import AlreadyExists, Contended, CorruptData, Fenced, NotFound, SlotInvalid
 from strandline.formats.object.identity import SlotCodec
+from strandline.log import resume, trimming
 from strandline.log import slots as rules
 from strandline.log.object.head.edits import bounds_of, pin_slot, repin_slot, settle_slot, unlist_slot
 from strandline.log.object.head.index import Chunks, entries_from
@@ -47,11 +48,11 @@ class Members:
 
     def floor(self) -> int | None:
         """The lowest position that any of them needs."""
-        return rules.floor(self.states, self.pending)
+        return trimming.floor(self.states, self.pending)
 
     def trim_floor(self) -> int | None:
         """The offset up to which the log may be trimmed."""
-        return rules.trim_floor(self.states, self.pending)
+        return trimming.trim_floor(self.states, self.pending)
 
 
 @bound_to_process(close=())
@@ -90,7 +91,7 @@ class SlotKeeper:
                 # It is being created, or was dropped since the head was read; otherwise its cell must exist.
                 if pin is None and self.read_head().slots.get(name, _NOT_LISTED) is None:
                     raise self._lost(name) from error
-        return Members(head.membership, states, rules.pending_positions(head.slots.values()))
+        return Members(head.membership, states, trimming.pending_positions(head.slots.values()))
 
     def get(self, name: str) -> SlotState:
         """One slot's state, or ``NotFound``; ``CorruptData`` if its object is missing and the head names it."""
@@ -297,7 +298,7 @@ class SlotKeeper:
         """Implements a claimed slot's ``advance``; ``Diverged`` if the cursor is of another history of the log."""
         head = self.read_head()
         bounds = bounds_of(head)
-        rules.check_cursor(to, Cursor(head.log_id, 0), Bounds(0, bounds.next))
+        resume.check_cursor(to, Cursor(head.log_id, 0), Bounds(0, bounds.next))
         entries_after(to, bounds.first, lambda offset: entries_from(head, offset, self.chunks))
         now, fingerprint = self.clock.now(), to.fingerprint
 

@@ -11,6 +11,7 @@ from typing import Final, final
 
 from strandline.formats.wal.folder import SlotsFile, encode_slots_file
 from strandline.log import slots as rules
+from strandline.log import trimming
 from strandline.log.slot_table import SlotTable, TableSlot
 from strandline.log.slots import invalidate, judge
 from strandline.log.wal.names import KEPT, NEW
@@ -86,15 +87,15 @@ class WalSlots(SlotTable):
     def trim_floor(self) -> int | None:
         """The offset up to which the log may be trimmed."""
         with self._lock:
-            return rules.trim_floor(self.proven())
+            return trimming.trim_floor(self.proven())
 
     def proven(self) -> list[SlotState]:
         """The slots without a tierer's position that belongs to another history: the log may have been restored."""
         with self._lock:
-            return rules.proven(self._slots.values(), self._copied())
+            return trimming.proven(self._slots.values(), self._copied())
 
-    def _copied(self) -> rules.Copied:
-        return rules.Copied(
+    def _copied(self) -> trimming.Copied:
+        return trimming.Copied(
             self._retained(),
             lambda: exists(f"{self._folder}/{COLD_FILE}", disk=self._disk),
             lambda at: self._cursor_at(at).fingerprint,
@@ -116,7 +117,7 @@ class WalSlots(SlotTable):
             )  # fmt: skip
         if limits == NO_LIMITS:
             return []
-        first = rules.retained_first(self.proven(), self._bounds().first)
+        first = trimming.retained_first(self.proven(), self._bounds().first)
         judged: list[tuple[SlotState, InvalidReason]] = []
         behind: dict[str, int] = {}
         for state in self.list():
@@ -177,7 +178,7 @@ class WalSlots(SlotTable):
         with self._changing():
             if beyond_slots:
                 now = self._clock.now()
-                behind = {state.name for state in rules.outrun(self.proven(), start)}
+                behind = {state.name for state in trimming.outrun(self.proven(), start)}
                 judged = {
                     state.name: invalidate(state, state, InvalidReason.WAL_REMOVED, now)
                     for state in self._slots.values()
@@ -186,7 +187,7 @@ class WalSlots(SlotTable):
                 slots = {**self._slots, **judged}
             else:
                 slots = self._slots
-                floor = rules.trim_floor(self.proven())
+                floor = trimming.trim_floor(self.proven())
                 start = start if floor is None else min(start, floor)
             if start > self._start:
                 self._write(start, slots)
@@ -198,7 +199,7 @@ class WalSlots(SlotTable):
         Never above a slot, but for the tierer's; returns where the log begins. The next trim deletes the records.
         """
         with self._changing():
-            floor = rules.floor(state for state in self._slots.values() if state.name != TIER_SLOT)
+            floor = trimming.floor(state for state in self._slots.values() if state.name != TIER_SLOT)
             start, bounds = min(offset, offset if floor is None else floor), self._retained()
             if bounds.first < start <= bounds.next:
                 self._write(start, self._slots)

@@ -23,8 +23,8 @@ from strandline.log.object.slots import Hold, HoldSeconds, SlotKeeper
 from strandline.log.planning import Gathering, behind
 from strandline.log.produce.producer import Producer
 from strandline.log.reading import read_between
+from strandline.log.resume import position_of
 from strandline.log.slot_table import SlotTable
-from strandline.log.slots import position_of
 from strandline.log.value_format import evolve_named_codec, named_codec, named_versions
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader, WalReading

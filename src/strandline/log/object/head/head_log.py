@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
 from strandline.errors import NotReady
-from strandline.log import slots as rules
+from strandline.log import resume
 from strandline.log.contract import LogReading
 from strandline.log.object.head.edits import bounds_of
 from strandline.log.object.head.index import Chunks, entries_from, entries_listed_since
@@ -60,7 +60,7 @@ class HeadLog(LogReading, ABC, Generic[S]):
     def append_at(self, offset: int) -> StoredAppend:
         """The batch with the record at an offset; ``CursorExpired`` if it is not retained."""
         head = self.head()
-        rules.check_cursor(Cursor(self.log_id, offset), Cursor(self.log_id, 0), bounds_of(head))
+        resume.check_cursor(Cursor(self.log_id, offset), Cursor(self.log_id, 0), bounds_of(head))
         entry = next(entries_from(head, offset, self.chunks), None)
         if entry is None:
             raise NotReady(f"The log ends at offset {head.next_offset}, and has no record at {offset} yet.")
@@ -74,11 +74,11 @@ class HeadLog(LogReading, ABC, Generic[S]):
             entry = next(entries_listed_since(head, time, self.chunks), None)
             return None if entry is None else entry.first
 
-        return rules.position_of(start, self.log_id, bounds_of(head), listed_since)
+        return resume.position_of(start, self.log_id, bounds_of(head), listed_since)
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[S]:
         """The spans to fetch after a cursor; see :class:`~strandline.log.contract.Log`."""
         head = self.head()
-        rules.check_cursor(since, Cursor(self.log_id, 0), bounds_of(head))
+        resume.check_cursor(since, Cursor(self.log_id, 0), bounds_of(head))
         entries = entries_after(since, head.floor, lambda offset: entries_from(head, offset, self.chunks))
         return [self._span(*planned) for planned in plan_entries(entries, since.next, limit)]

@@ -12,12 +12,12 @@ from uuid import UUID
 
 from strandline.errors import Diverged, NotFound, NotReady, Unsupported
 from strandline.formats.json.value_versions import ValueVersion
-from strandline.log import slots as rules
+from strandline.log import resume
 from strandline.log.contract import LogReading
 from strandline.log.planning import check_fingerprint, plan_entries
 from strandline.log.reading import HeadPoller
 from strandline.log.slot_table import ReadOnlySlots
-from strandline.log.slots import retention_start
+from strandline.log.trimming import retention_start
 from strandline.log.wal.names import firsts_in
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.span import CachedFrame, WalSpan
@@ -113,7 +113,7 @@ class WalReading(LogReading, ABC):
         def look(view: View) -> int:
             first, end = view.bounds.first, view.bounds.next
             now = self.clock.now()
-            return rules.position_of(
+            return resume.position_of(
                 start, self._log_id, view.bounds, lambda time: self._written_since(time, first, end, now)
             )
 
@@ -143,7 +143,7 @@ class WalReading(LogReading, ABC):
 
     def _checked(self, since: Cursor) -> View:
         view = self.view()
-        rules.check_cursor(since, Cursor(self._log_id, 0), view.bounds)
+        resume.check_cursor(since, Cursor(self._log_id, 0), view.bounds)
         if since.term > view.term:
             raise _diverged(since, f"the log is in term {view.term}")
         return view

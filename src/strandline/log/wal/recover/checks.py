@@ -12,8 +12,8 @@ from strandline.formats.wal.folder import SlotsFile, append_of, lead_of
 from strandline.formats.wal.frame import Ending, Frame, decode_frame
 from strandline.formats.wal.index import Index, IndexEntry
 from strandline.log.findings import Finding, FindingKind, Severity
-from strandline.log.slots import retained_first
 from strandline.log.source_writers import remembered
+from strandline.log.trimming import retained_first
 from strandline.log.wal.names import LEAD, salt_of
 from strandline.log.wal.read.catalog import Located
 from strandline.log.wal.recover.scan_tail import Hole

@@ -20,7 +20,7 @@ from strandline.errors import (
 )
 from strandline.formats.json.fields import Fields
 from strandline.formats.node.ticket import ReadTicket
-from strandline.log import slots as rules
+from strandline.log import resume
 from strandline.log.contract import LogReading
 from strandline.log.planning import Gathering, behind
 from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, RETRY_SECONDS, producer_by
@@ -308,7 +308,7 @@ class RemoteLog(LogReading, Closing):
             log_id, bounds = end.log_id, Bounds(0, end.next)
         else:  # it does not depend on the log: no request
             log_id, bounds = _ANY_LOG, Bounds(0, 0)
-        return rules.position_of(start, log_id, bounds, self._offset_at)
+        return resume.position_of(start, log_id, bounds, self._offset_at)
 
     def _offset_at(self, time: int) -> int:
         return self._reads.ask(lambda channel: self._ask(channel, "offset-at", time=time), _end_of).natural("offset")

@@ -11,7 +11,7 @@ from strandline.formats.json.fields import Fields
 from strandline.formats.wal.slots import slot_of
 from strandline.log.slot_table import named
 from strandline.log.slots import check_name
-from strandline.log.slots import floor as floor_of
+from strandline.log.trimming import floor as floor_of
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.retention import SlotState
