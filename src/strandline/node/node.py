@@ -5,41 +5,37 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Final, final
+from typing import final
 from uuid import UUID
 
 from strandline.errors import Fenced, InvalidInput, NotReady, StorageError, StrandlineError
 from strandline.log.contract import Slots
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.snapshot import KIND
 from strandline.model.cursor import Cursor
 from strandline.model.head import StoredAppend
 from strandline.node.elect.candidacy import Candidacy
 from strandline.node.elect.election import own_term
-from strandline.node.lead.bootstrap_snapshots import Export
+from strandline.node.elect.node_lease import NodeLease
+from strandline.node.lead.begin import begin_leading
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.policies import Quorum
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.tiering import NodeColdTier, NodeTiers
 from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology
-from strandline.node.node_folder import INCOMING, NodeFolder
+from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
-from strandline.node.replicate.log_copy import LogCopy, create_log, export_log, take_over_log
+from strandline.node.replicate.log_copy import LogCopy, create_log, take_over_log
 from strandline.node.replicate.replica import Condition, ReplicaRole
 from strandline.node.services import Upstream
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
-from strandline.storage.lease import Lease, LeaseState
+from strandline.storage.lease import Lease
 from strandline.storage.metrics import TERM
 from strandline.tier.copy.tierer import Round
 from strandline.tier.read.tiered_log import TieredLog
 
 _LOGGER = logging.getLogger(__name__)
-_RENEWALS: Final = 3
-"""Renewals per lease period."""
-_LOOKS: Final = 8
-"""Checks of the lease per lease period by a node that may take over."""
 
 
 @bound_to_process()
@@ -76,7 +72,7 @@ class Node(Closing):
             )
         self.options = options
         self.node_folder = node_folder
-        self._lease = lease
+        self._lease = None if lease is None else NodeLease(lease, node_folder)
         self._reach = connect
         self._background = background
         self._clock = node_folder.clock
@@ -85,9 +81,7 @@ class Node(Closing):
         """Held while a call depends on the role."""
         self._led: LogCopy | None = None
         """The copy of the primary role."""
-        self._due = 0.0
         self._ticked = float("-inf")
-        self._campaign_at = 0.0
         self._reported_term = -1
         self.hindrance: str | None = None
         """Why its last attempt to lead failed; None if it succeeded, or there was none."""
@@ -236,15 +230,9 @@ class Node(Closing):
     def _lead_on(self, primary: PrimaryRole) -> float:
         now = self._clock.boot()
         lease = self._lease
-        if lease is not None and now >= self._due:
-            self._due = now + lease.seconds / _RENEWALS
-            try:
-                lease.renew()
-            except Fenced as error:
-                primary.step_down(str(error))
-            except StorageError as error:
-                self._due = now + lease.seconds / _LOOKS  # the lease expires if this keeps failing
-                _LOGGER.warning("Node %s could not renew its lease: %s", self.name, error)
+        lost = None if lease is None else lease.renew(now)
+        if lost is not None:
+            primary.step_down(lost)
         if primary.log.failed:
             primary.step_down("its log could not write")
         if not primary.leadership.is_held:
@@ -258,42 +246,28 @@ class Node(Closing):
                 primary.tick()
             except StrandlineError as error:
                 _LOGGER.warning("Node %s failed in maintenance: %s", self.name, error)
-        return max(0.0, min(pause, self._due - now)) if lease is not None else pause
+        return pause if lease is None else max(0.0, min(pause, lease.renewal - now))
 
     # --- becoming the primary ----------------------------------------------------------------------------------
 
     def _take_over(self) -> float:
         """Lead if there is no primary and this node may; returns the pause before the next check."""
-        lease, now = self._lease, self._clock.boot()
-        if lease is None or now < self._campaign_at:
+        lease = self._lease
+        pause = None if lease is None else lease.begin_look()
+        if lease is None or pause is None:
             return self.options.poll_seconds
-        pause = lease.seconds / _LOOKS * (0.5 + self.node_folder.chance.jitter())
-        self._campaign_at = now + pause
         try:
-            state = lease.look()
-            may_lead = self._led_last(state)
+            may_lead = lease.led_last()
             if may_lead:
                 self._candidacy.check_newest(self._report())
             elif self.options.automatic:
                 may_lead = not self._candidacy.is_behind(self._report())
-            if may_lead and lease.try_acquire(above=self.node_folder.state.seen):
+            if may_lead and lease.try_acquire():
                 self._leads(self._lead_leased(lease, force=False))
         except StrandlineError as error:
             self.hindrance = str(error)
             _LOGGER.info("Node %s does not lead: %s", self.name, error)
         return pause
-
-    def _led_last(self, state: LeaseState | None) -> bool:
-        """Whether no other node can have led since this one did: its term was the last one."""
-        own = self.node_folder.state
-        if state is None:
-            # It has just created the log, or copied one.
-            return own.generation > 0 and own.seen == own.led and not own.primary
-        holder = (state.holder or "").partition(" ")[0]
-        if own.generation and holder == self.name and state.epoch == own.led + 1:
-            # It acquired the lease, and crashed before it stored that. No other node led in that term.
-            own = self.node_folder.remember(led=state.epoch)
-        return own.led > 0 and state.epoch == own.led
 
     def promote(self, *, force: bool = False) -> Topology:
         """Become the primary if that loses nothing committed; returns the new topology.
@@ -316,14 +290,7 @@ class Node(Closing):
                 term = own_term(self.name, self.options.nodes, self.node_folder.state.seen)
                 primary = self._lead_checked(term, None, force=force)
             else:
-                patience = lease.seconds * 1.5
-                deadline = self._clock.monotonic() + patience
-                while not lease.try_acquire(above=self.node_folder.state.seen):
-                    if self._clock.monotonic() >= deadline:
-                        state = lease.look()
-                        holder = None if state is None else state.holder
-                        raise NotReady(f"The lease is held by {holder} and renewed: stop that node first.")
-                    self._clock.sleep(lease.seconds / _LOOKS)
+                lease.acquire()
                 primary = self._lead_leased(lease, force=force)
             self._leads(primary)
             return primary.topology(Caller(self.name, primary.term))
@@ -342,7 +309,9 @@ class Node(Closing):
             self._leads(self._lead(max(1, own.led), None, continues=True))
 
     def _leads(self, primary: PrimaryRole) -> None:
-        self._due, self.hindrance = self._clock.boot(), None
+        if self._lease is not None:
+            self._lease.renew_now()
+        self.hindrance = None
         _LOGGER.warning("Node %s leads in term %d from offset %d on.", self.name, primary.term, primary.term_start)
 
     def _follower(self, copy: LogCopy | None, committed: int, *, knows_committed: bool) -> ReplicaRole:
@@ -357,13 +326,7 @@ class Node(Closing):
         )
 
     def _find_primary(self) -> Upstream:
-        url = self.options.upstream
-        if self._lease is not None:
-            state = self._lease.look()
-            holder = None if state is None else state.holder
-            name, _, url = ("", "", None) if holder is None else holder.partition(" ")
-            if name == self.name:
-                url = None  # an earlier run of this node
+        url = self.options.upstream if self._lease is None else self._lease.primary_url()
         if not url:
             raise NotReady(f"{self.name} knows of no primary now.")
         return self._reach(url)
@@ -392,15 +355,11 @@ class Node(Closing):
         except StorageError as error:
             _LOGGER.warning("Node %s could not store its watermark: %s", self.name, error)
 
-    def _lead_leased(self, lease: Lease, *, force: bool) -> PrimaryRole:
+    def _lead_leased(self, lease: NodeLease, *, force: bool) -> PrimaryRole:
         """Lead in the term of a lease that was just acquired; raises, and releases it, if this node must not."""
-        term = lease.ensure()
-        if self.node_folder.state.generation and self.node_folder.state.led == term - 1:
-            # Stored first: after a crash the node must know that it led. Until then the holder of the lease
-            # says the same.
-            self.node_folder.remember(led=term)
+        term = lease.ensure_term()
         try:
-            return self._lead_checked(term, lease, force=force)
+            return self._lead_checked(term, lease.lease, force=force)
         except BaseException:
             lease.release()
             raise
@@ -428,28 +387,10 @@ class Node(Closing):
         if isinstance(role, ReplicaRole):
             role.close()
             committed = role.highest_committed
-        settled = continues and self.node_folder.state.settled
-        led_since = (continues and self.node_folder.state.led_since) or term
-        self.node_folder.remember(
-            seen=term, adopted=term, led=term, led_since=led_since, committed=committed, settled=False, trouble=None,
-            primary=self.name, policy=str(self.options.commit_policy),
-            cold=self.node_folder.state.cold or self.options.cold_address,
-        )  # fmt: skip
-        # A bootstrap that was under way: this node has the log now, and the files would stay for as long as it leads.
-        self.node_folder.disk.remove_folder(self.node_folder.path(INCOMING))
-        exports: dict[str, Export] = {KIND: lambda folder: export_log(self.log, folder, node_folder=self.node_folder)}
         leadership = Leadership(term, lease)
-        primary = PrimaryRole(
-            self.node_folder,
-            copy.lead(is_new=not continues),
-            leadership,
-            self.options,
-            exports=exports,
-            settled=settled,
+        primary = begin_leading(
+            self.node_folder, copy, leadership, self.options, committed=committed, continues=continues
         )
-        if self.node_folder.state.cold:
-            primary.pin_uncopied(anew=not continues)
-        leadership.check("it does not lead")
         self._led, self._role = copy, primary
         return primary
 

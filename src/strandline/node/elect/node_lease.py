@@ -1,0 +1,109 @@
+"""The lease of a log as one of its nodes uses it: renewals while it leads, looks at it while it may take over."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, final
+
+from strandline.errors import Fenced, NotReady, StorageError
+from strandline.node.node_folder import NodeFolder
+from strandline.storage.lease import Lease
+
+_LOGGER = logging.getLogger(__name__)
+_RENEWALS: Final = 3
+"""Renewals per lease period."""
+_LOOKS: Final = 8
+"""Checks of the lease per lease period by a node that may take over."""
+_PATIENCE: Final = 1.5
+"""Lease periods that a promotion waits for the former primary's lease to expire."""
+
+
+@final
+class NodeLease:
+    """The lease, and when this node renews it or looks at it next. Used by one thread at a time."""
+
+    def __init__(self, lease: Lease, node_folder: NodeFolder) -> None:
+        """Nothing is asked of the store yet."""
+        self.lease = lease
+        self._node_folder = node_folder
+        self._clock = node_folder.clock
+        self.renewal = 0.0
+        """When the next renewal is due, on the clock that counts suspension."""
+        self._look_at = 0.0
+
+    def renew_now(self) -> None:
+        """Let the next renewal be due at once: a leadership has begun."""
+        self.renewal = self._clock.boot()
+
+    def renew(self, now: float) -> str | None:
+        """Renew the lease if that is due; returns why this node leads no more, or None."""
+        if now < self.renewal:
+            return None
+        self.renewal = now + self.lease.seconds / _RENEWALS
+        try:
+            self.lease.renew()
+        except Fenced as error:
+            return str(error)
+        except StorageError as error:
+            self.renewal = now + self.lease.seconds / _LOOKS  # the lease expires if this keeps failing
+            _LOGGER.warning("Node %s could not renew its lease: %s", self._node_folder.state.name, error)
+        return None
+
+    def begin_look(self) -> float | None:
+        """The pause before the look after this one, in seconds; None if no look is due yet."""
+        now = self._clock.boot()
+        if now < self._look_at:
+            return None
+        pause = self.lease.seconds / _LOOKS * (0.5 + self._node_folder.chance.jitter())
+        self._look_at = now + pause
+        return pause
+
+    def led_last(self) -> bool:
+        """Whether no other node can have led since this one did: its term was the last one."""
+        state, own = self.lease.look(), self._node_folder.state
+        if state is None:
+            # It has just created the log, or copied one.
+            return own.generation > 0 and own.seen == own.led and not own.primary
+        holder = (state.holder or "").partition(" ")[0]
+        if own.generation and holder == own.name and state.epoch == own.led + 1:
+            # It acquired the lease, and crashed before it stored that. No other node led in that term.
+            own = self._node_folder.remember(led=state.epoch)
+        return own.led > 0 and state.epoch == own.led
+
+    def try_acquire(self) -> bool:
+        """Acquire the lease in a term above all that this node has seen, unless another node holds it."""
+        return self.lease.try_acquire(above=self._node_folder.state.seen)
+
+    def acquire(self) -> None:
+        """The same, waiting until the former primary's lease has expired; ``NotReady`` if that renews it."""
+        deadline = self._clock.monotonic() + self.lease.seconds * _PATIENCE
+        while not self.try_acquire():
+            if self._clock.monotonic() >= deadline:
+                state = self.lease.look()
+                holder = None if state is None else state.holder
+                raise NotReady(f"The lease is held by {holder} and renewed: stop that node first.")
+            self._clock.sleep(self.lease.seconds / _LOOKS)
+
+    def primary_url(self) -> str | None:
+        """The address of the node that holds the lease; None if none does, or an earlier run of this node."""
+        state = self.lease.look()
+        holder = None if state is None else state.holder
+        if holder is None:
+            return None
+        name, _, url = holder.partition(" ")
+        return None if name == self._node_folder.state.name else url
+
+    def ensure_term(self) -> int:
+        """The term of the lease that was just acquired.
+
+        Stored first if no other node led in between: after a crash the node must know that it led. Until then the
+        holder of the lease says the same.
+        """
+        term, own = self.lease.ensure(), self._node_folder.state
+        if own.generation and own.led == term - 1:
+            self._node_folder.remember(led=term)
+        return term
+
+    def release(self) -> None:
+        """Let another node have it."""
+        self.lease.release()

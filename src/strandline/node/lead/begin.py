@@ -1,0 +1,49 @@
+"""Begins a leadership: what must be durable before a node leads, and the primary role over its copy of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.snapshot import KIND
+from strandline.node.lead.bootstrap_snapshots import Export
+from strandline.node.lead.leadership import Leadership
+from strandline.node.lead.primary import PrimaryRole
+from strandline.node.node_folder import INCOMING, NodeFolder
+from strandline.node.options import NodeOptions
+from strandline.node.replicate.log_copy import LogCopy, export_log
+
+
+def begin_leading(
+    node_folder: NodeFolder,
+    copy: LogCopy,
+    leadership: Leadership,
+    options: NodeOptions,
+    *,
+    committed: int,
+    continues: bool,
+) -> PrimaryRole:
+    """The primary role of a node in a term; the caller has checked that no committed record is missing here.
+
+    ``committed`` is the highest watermark that the node knows of. ``continues``: no other node can have led since this
+    node did. ``Fenced`` if the leadership has ended meanwhile.
+    """
+    state, term = node_folder.state, leadership.term
+    settled = continues and state.settled
+    led_since = (continues and state.led_since) or term
+    state = node_folder.remember(
+        seen=term, adopted=term, led=term, led_since=led_since, committed=committed, settled=False, trouble=None,
+        primary=state.name, policy=str(options.commit_policy), cold=state.cold or options.cold_address,
+    )  # fmt: skip
+    # A bootstrap that was under way: this node has the log now, and the files would stay for as long as it leads.
+    node_folder.disk.remove_folder(node_folder.path(INCOMING))
+    log = copy.lead(is_new=not continues)
+    primary = PrimaryRole(node_folder, log, leadership, options, exports=_exports(log, node_folder), settled=settled)
+    if state.cold:
+        primary.pin_uncopied(anew=not continues)
+    leadership.check("it does not lead")
+    return primary
+
+
+def _exports(log: WalLog, node_folder: NodeFolder) -> Mapping[str, Export]:
+    return {KIND: lambda folder: export_log(log, folder, node_folder=node_folder)}
