@@ -10,9 +10,9 @@ ONLY ?=
 PYTEST_ARGS ?=
 # Evaluated only by the recipes that start Spark; java.sh prints one sentence and fails when there is no Java.
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh)"; export JAVA_HOME;
-# Four processes for two cores, as many tests wait for others; tests/plugins/balanced.py says which has what. JOBS=0
-# runs everything in one.
-JOBS ?= 4
+# Three processes for two cores, as many tests wait for others; each collects all tests, which a fourth one does not
+# win back. tests/plugins/balanced.py says which has what. JOBS=0 runs everything in one.
+JOBS ?= 3
 PYTEST = $(BIN)/python -m pytest -p tests.plugins.no_missing_servers -p tests.plugins.balanced -n $(JOBS)
 
 .PHONY: help venv demo quickstart test test-matrix test-slow test-all soak fuzz test-spark-oldest lint types services bench lock clean

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +17,9 @@ from tests.cases import examples, thin_contracts
 from tests.certificates import make_certificates
 from tests.proxy import FaultyProxy
 from tests.servers import BUCKET, AzureServer, KafkaServer, NatsServer, NoServer, S3Server, Server, fresh_prefix
+
+if TYPE_CHECKING:
+    from tests.node.processes import Nest
 
 # The suites are not test files by name; their failures should tell as much as those of tests. Here, before anything
 # imports one of them.
@@ -134,6 +138,15 @@ def kafka_server() -> Iterator[KafkaServer]:
         pytest.skip(str(missing))
     with server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def nest() -> Iterator[Nest]:
+    """A process that starts nodes as processes of their own; it imports everything once for all of them."""
+    from tests.node.processes import Nest
+
+    with Nest() as nest:
+        yield nest
 
 
 @pytest.fixture(scope="session")

@@ -133,10 +133,9 @@ def test_a_command_starts_without_pandas_which_arrow_would_import() -> None:
         "import sys, pyarrow as pa, strandline.cli\n"
         "try: strandline.cli.main()\n"
         "except SystemExit: pass\n"
-        "print(pa.array([1]).to_pylist(), 'pandas' in sys.modules)\n"
-        "print(pa.table({'a': [1]}).to_pandas().a[0])"
+        "print(pa.array([1]).to_pylist(), 'pandas' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True, timeout=600
     )
-    assert done.stdout.splitlines()[1:] == ["[1] False", "1"]
+    assert done.stdout.splitlines()[1:] == ["[1] False"]

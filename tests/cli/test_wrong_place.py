@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import things
+from tests.cases import some
 
 TARGET = "TARGET"
 """Stands for a path beside the place, where a command may write."""
@@ -102,7 +103,9 @@ def places(tmp_path_factory):
     return made
 
 
-@pytest.mark.parametrize(("command", "make"), CASES, ids=[f"{command}-{make.__name__}" for command, make in CASES])
+@pytest.mark.parametrize(
+    ("command", "make"), some(CASES, 60), ids=[f"{command}-{make.__name__}" for command, make in CASES]
+)
 def test_a_command_at_the_wrong_kind_of_place_says_what_it_is_and_changes_nothing(run, places, command, make):
     place = places[make]
     before = things.state_of(place.parent)

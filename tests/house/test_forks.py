@@ -40,6 +40,7 @@ from strandline.storage.urls import open_store
 from strandline.testing.logs import records
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import attach, tiering
+from tests.cases import some
 from tests.forking import in_a_child
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -526,7 +527,7 @@ def primary_and_replica(folder: Path) -> Iterator[Opened]:
         yield Opened(calls, goes_on, close)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", some(KINDS, 10))
 def test_a_forked_child_is_refused_at_once_and_its_parent_goes_on(name: str, tmp_path: Path) -> None:
     with KINDS[name](tmp_path) as opened:
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -12,16 +11,10 @@ import pytest
 import strandline as sl
 from strandline.log.memory import MemoryLog
 from tests.ingest.parts import append, changes, content, position
-from tests.node.processes import ClusterOfProcesses, Nest
+from tests.node.processes import ClusterOfProcesses
 
 pytestmark = pytest.mark.matrix
 SMALL = sl.Batching(records=100)
-
-
-@pytest.fixture(scope="module")
-def nest() -> Iterator[Nest]:
-    with Nest() as nest:
-        yield nest
 
 
 @pytest.fixture

@@ -294,7 +294,7 @@ def one_of_each_kind(damage: dict[str, tuple[FindingKind, Callable[[Bench], obje
 
 
 @pytest.mark.parametrize("quick", [False, pytest.param(True, marks=pytest.mark.matrix)])
-@pytest.mark.parametrize(("kind", "break_it"), one_of_each_kind(DAMAGE))
+@pytest.mark.parametrize(("kind", "break_it"), list(one_of_each_kind(DAMAGE)))
 def test_damage_is_found_and_named(bench: Bench, kind: FindingKind, break_it: Callable[[Bench], object], quick: bool):
     break_it(bench)
     found = damage(bench.reopened(), quick=quick)
@@ -347,7 +347,7 @@ def orphan(bench: Bench, generation: int) -> str:
     return path
 
 
-@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("quick", some([False, True], 1))
 @pytest.mark.parametrize(
     ("behind", "severity", "rounds", "everything"),
     [
@@ -432,7 +432,7 @@ def interfered(bench: Bench, when: Callable[[Call], bool], act: Callable[[], obj
     return bench.open(store)
 
 
-@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("quick", some([False, True], 1))
 @pytest.mark.parametrize("name", ["batches/", "chunks/", "slots/"])
 def test_a_log_that_is_trimmed_and_collected_meanwhile_is_not_damaged(bench: Bench, name: str, quick: bool):
     def collect() -> None:

@@ -21,12 +21,6 @@ BUSY = {"pause": 0.01, "linger": 0.0, "target": 2000}
 """Settings of a tierer that copies all the time."""
 
 
-@pytest.fixture(scope="module")
-def nest() -> Iterator[Nest]:
-    with Nest() as nest:
-        yield nest
-
-
 @pytest.fixture
 def start(nest: Nest, tmp_path: Path) -> Iterator[Start]:
     """Makes clusters, which do not outlive the test; what they logged is shown if it fails."""

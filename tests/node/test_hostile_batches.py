@@ -31,8 +31,8 @@ LIES = hostile()
 
 
 @pytest.fixture(scope="module")
-def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
-    with Nest() as nest, Victim(nest, tmp_path_factory.mktemp("victim")) as victim:
+def victim(nest: Nest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    with Victim(nest, tmp_path_factory.mktemp("victim")) as victim:
         yield victim
 
 

@@ -37,12 +37,6 @@ PIECE = bytes(MIB)
 
 
 @pytest.fixture(scope="module")
-def nest() -> Iterator[Nest]:
-    with Nest() as nest:
-        yield nest
-
-
-@pytest.fixture(scope="module")
 def victim(nest: Nest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
     """A node with tokens, and limits so small that an attack is quick."""
     folder = tmp_path_factory.mktemp("victim")

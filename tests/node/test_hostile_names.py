@@ -27,12 +27,6 @@ HOSTILE = ["../../x", "..", ".", "", "/etc", "a/b", "a\\b", "a\0b", "a\n", ".hid
 
 
 @pytest.fixture(scope="module")
-def nest() -> Iterator[Nest]:
-    with Nest() as nest:
-        yield nest
-
-
-@pytest.fixture(scope="module")
 def victim(nest: Nest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
     with Victim(nest, tmp_path_factory.mktemp("victim")) as victim:
         yield victim

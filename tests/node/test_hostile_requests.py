@@ -44,12 +44,6 @@ SCHEMA = flight_data(message_of(RECORD_SCHEMA)[0], command=b"{}")
 
 
 @pytest.fixture(scope="module")
-def nest() -> Iterator[Nest]:
-    with Nest() as nest:
-        yield nest
-
-
-@pytest.fixture(scope="module")
 def victim(nest: Nest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
     """A node with tokens, and the limits that a node has by default."""
     with Victim(nest, tmp_path_factory.mktemp("victim"), token=OTHER, tokens=TOKENS) as victim:

@@ -24,12 +24,6 @@ Start = Callable[..., ClusterOfProcesses]
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def nest() -> Iterator[Nest]:
-    with Nest() as nest:
-        yield nest
-
-
 @pytest.fixture
 def start(nest: Nest, tmp_path: Path) -> Iterator[Start]:
     """Makes clusters, which do not outlive the test; what they logged is shown if it fails."""

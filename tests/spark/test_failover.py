@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ BUSY = {"pause": 0.02, "linger": 0.0, "target": 2000}
 """Settings of a tierer that copies all the time."""
 AVAILABLE = {"availableNow": True}
 PATIENCE = 240.0
-
-
-@pytest.fixture(scope="module")
-def nest() -> Iterator[Nest]:
-    with Nest() as nest:
-        yield nest
 
 
 @pytest.mark.slow

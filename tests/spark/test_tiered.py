@@ -35,7 +35,7 @@ from strandline.storage.retry import Backoff
 from strandline.tier.copy.segment_files import ColdSpan, forget_tails
 from strandline.tier.read.cold_reader import ColdPiece
 from strandline.tier.read.tiered_log import TieredLog
-from tests.cases import partly
+from tests.cases import partly, some
 from tests.servers import S3Server
 from tests.spark.helpers import (
     RowsSink,
@@ -266,7 +266,7 @@ def test_a_hold_keeps_what_only_segments_have(log):
 # --- streams -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [{"maxBatchesPerTrigger": "1"}, {"maxRecordsPerTrigger": "17"}, {}])
+@pytest.mark.parametrize("limit", some([{"maxBatchesPerTrigger": "1"}, {"maxRecordsPerTrigger": "17"}, {}], 1))
 def test_a_stream_goes_from_the_cold_tier_to_the_hot_one_in_steps(log, limit):
     stream = source(log, **limit).streamReader(SPARK_SCHEMA)
     stream.prepareForTriggerAvailableNow()

@@ -14,6 +14,7 @@ from pyiceberg.catalog.memory import InMemoryCatalog
 
 import strandline as sl
 from strandline.errors import InvalidInput, SchemaRefused, Unsupported
+from tests.cases import some
 
 FIRST = sl.Json(pa.schema({"id": pa.int32()}))
 SECOND = sl.Json(pa.schema({"id": pa.int64(), "note": pa.string()}))
@@ -74,7 +75,7 @@ def seen(table: _Delta, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(row[name] for name in names) for row in rows]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, 1))
 def test_a_table_has_the_fields_that_its_log_names_and_takes_a_new_version_while_it_runs(
     tmp_path: Path, kind: type[_Delta]
 ) -> None:
@@ -93,7 +94,7 @@ def test_a_table_has_the_fields_that_its_log_names_and_takes_a_new_version_while
     assert seen(table, "id") == [(1,), (1 << 40,), (3,)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, 1))
 def test_a_table_of_plain_records_keeps_its_columns_when_its_log_names_a_codec(
     tmp_path: Path, kind: type[_Delta], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -36,7 +36,7 @@ def apply(sink, first, *rows):
 
 @pytest.mark.parametrize("landed", [True, False])
 @pytest.mark.parametrize(
-    "error", [CommitFailedError("Version exists."), OSError("The line broke.")], ids=["taken", "io"]
+    "error", some([CommitFailedError("Version exists."), OSError("The line broke.")], 1), ids=["taken", "io"]
 )
 def test_a_delta_commit_that_the_store_did_not_answer_is_the_followers_own(tmp_path, monkeypatch, error, landed):
     """The library repeats the request, and the store refuses it: the version exists."""

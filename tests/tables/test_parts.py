@@ -72,7 +72,7 @@ def test_files_that_grow_are_split_and_only_those_with_changed_keys_are_written_
     assert len(after - before) == (1 if mode == "latest" else 2)
 
 
-@pytest.mark.parametrize("mode", ["latest", "history"])
+@pytest.mark.parametrize("mode", some(["latest", "history"], 1))
 def test_a_compacted_table_is_divided_again_by_the_workers(tmp_path, mode):
     sink, twin = DeltaSink(str(tmp_path / "table"), mode=mode), DeltaSink(str(tmp_path / "twin"), mode=mode)
     for one in (sink, twin):

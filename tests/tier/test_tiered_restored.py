@@ -16,6 +16,7 @@ from strandline.model.records import Op, record_batch
 from strandline.model.retention import TIER_SLOT, SlotState
 from strandline.tier.copy.segment_files import forget_tails
 from strandline.tier.opening import attach, tiered, tiering
+from tests.cases import some
 from tests.tier.test_tiered_terms import go_on, position, settle
 from tests.tier.tiered_parts import KINDS, Kind, Tiers, fetched, rows
 
@@ -31,7 +32,7 @@ def fresh() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("more", [2, 6, 10])
+@pytest.mark.parametrize("more", some([2, 6, 10], 1))
 def test_a_log_restored_from_before_its_tierer_s_slot_forgets_nothing_before_a_tierer_has_looked(
     kind: Kind, more: int
 ) -> None:

@@ -467,7 +467,7 @@ def needs_nothing_old(tiers: Tiers, log: TieredLog) -> None:
     log.slots.drop("new")
 
 
-@pytest.mark.parametrize("trouble", ["no high-water mark", "catching up", "not assigned", "not to be opened"])
+@pytest.mark.parametrize("trouble", some(["no high-water mark", "catching up", "not assigned", "not to be opened"], 2))
 def test_without_the_events_what_is_old_is_not_ready_and_what_is_hot_is_served(kind: Kind, trouble: str) -> None:
     events = Events(PARTITIONS)
     tiers = filled(kind, topic=events)
