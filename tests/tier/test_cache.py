@@ -17,6 +17,7 @@ from strandline.model.segments import (
     TopicPartition,
 )
 from strandline.tier.metadata import cache as cache_module
+from strandline.tier.metadata import cache_rows
 from strandline.tier.metadata.cache import SegmentCache
 
 ORDERS = TopicPartition("orders", UUID(int=0xCA), 7)
@@ -385,7 +386,7 @@ def test_lists_are_sorted_by_start_and_have_every_state_but_deleted():
 
 
 def test_a_list_begun_before_a_removal_goes_on_without_what_was_removed(monkeypatch):
-    monkeypatch.setattr(cache_module, "_FEW", 1)
+    monkeypatch.setattr(cache_rows, "_FEW", 1)
     cache = copied(add(1), add(2, 100, 199), add(3, 200, 299))
     listed = cache.segments(ORDERS)
     assert next(listed).segment == name(1)

@@ -21,6 +21,7 @@ from strandline.model.segments import (
     TopicPartition,
 )
 from strandline.tier.metadata import cache as cache_module
+from strandline.tier.metadata import cache_rows
 from strandline.tier.metadata import terms as terms_module
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.lifecycle import add_segment, advance_deletion, update_segment
@@ -308,11 +309,11 @@ def _small(monkeypatch):
 @settings(max_examples=examples(40), deadline=None)
 @given(events=steps)
 def test_random_histories_are_answered_as_by_a_plain_list(few, events):
-    before, cache_module._FEW = cache_module._FEW, few
+    before, cache_rows._FEW = cache_rows._FEW, few
     try:
         check_history(events)
     finally:
-        cache_module._FEW = before
+        cache_rows._FEW = before
 
 
 @pytest.mark.slow
@@ -320,22 +321,22 @@ def test_random_histories_are_answered_as_by_a_plain_list(few, events):
 @settings(max_examples=3000, deadline=None)
 @given(events=steps, few=st.sampled_from([1, 3, 8, 1 << 16]))
 def test_many_random_histories_are_answered_as_by_a_plain_list(few, events):
-    before, cache_module._FEW = cache_module._FEW, few
+    before, cache_rows._FEW = cache_rows._FEW, few
     try:
         check_history(events)
     finally:
-        cache_module._FEW = before
+        cache_rows._FEW = before
 
 
 @pytest.mark.parametrize("seed", some(range(40), 3))
 def test_crowded_histories_are_answered_as_by_a_plain_list(seed):
     """Many segments over the same offsets of few terms, more being copied than removed."""
     chance = random.Random(seed)
-    before, cache_module._FEW = cache_module._FEW, chance.choice([5, 1 << 16])
+    before, cache_rows._FEW = cache_rows._FEW, chance.choice([5, 1 << 16])
     try:
         check_history([crowded(chance) for _ in range(120)])
     finally:
-        cache_module._FEW = before
+        cache_rows._FEW = before
 
 
 def crowded(chance):

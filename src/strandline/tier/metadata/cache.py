@@ -6,19 +6,16 @@ log metadata does, with one guarantee more: an offset that a finished copy holds
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final, Self, final
-from uuid import UUID
 
 import pyarrow as pa
 
 from strandline.errors import CorruptData, InvalidInput
 from strandline.model.segments import (
     PartitionDelete,
-    PartitionDeleteState,
     SegmentEvent,
     SegmentId,
     SegmentMetadata,
@@ -27,66 +24,36 @@ from strandline.model.segments import (
     TopicPartition,
 )
 from strandline.tier.metadata.cache_load import load
-from strandline.tier.metadata.cache_tables import TERM_BITS, CacheContent, dump, sort_key, term_key
+from strandline.tier.metadata.cache_rows import CacheRows, Partition
+from strandline.tier.metadata.cache_tables import TERM_BITS, dump, sort_key, term_key
 from strandline.tier.metadata.columns import GONE
 from strandline.tier.metadata.lifecycle import UPDATE_STEPS, Removed, add_segment, advance_deletion, update_segment
-from strandline.tier.metadata.terms import NONE, Starts, TermIndex
+from strandline.tier.metadata.terms import NONE
 
 _REMEMBERED: Final = 4096
 """How many removed segments are remembered, to recognise a retry of their last event."""
-_FEW: Final = 1 << 16
-"""Up to this many changes stay outside the columns, whatever the columns hold."""
-_ID_BITS: Final = 128
-_PARTITION_BITS: Final = 31
-_LOW: Final = (1 << 64) - 1
 _FINISHED: Final = SegmentState.COPY_FINISHED.value
-
-
-class _Partition:
-    """The rows and term indexes of one log partition."""
-
-    __slots__ = ("added", "deletion", "key", "loaded", "number", "terms")
-
-    def __init__(self, key: TopicPartition, number: int, loaded: range, deletion: PartitionDelete | None) -> None:
-        self.key = key
-        self.number = number
-        self.loaded = loaded
-        """Rows from the loaded content, sorted by start."""
-        self.added = array("i")
-        """Rows added since."""
-        self.terms: dict[int, TermIndex] = {}
-        """Indexes are loaded on first use."""
-        self.deletion = deletion
-
-    @property
-    def is_deleted(self) -> bool:
-        """Whether the deletion of the partition has finished."""
-        return self.deletion is not None and self.deletion.state is PartitionDeleteState.FINISHED
-
-    def clear(self) -> None:
-        """Drop all segments; the deletion stays."""
-        self.loaded, self.added, self.terms = range(0), array("i"), {}
 
 
 @final
 class SegmentCache:
     """All known segments of one metadata partition, which serves many log partitions."""
 
-    __slots__ = ("_columns", "_content", "_ids", "_left", "_numbered", "_partitions", "_removed")
+    __slots__ = ("_removed", "_rows")
 
     def __init__(self) -> None:
         self._removed: OrderedDict[SegmentId, Removed] = OrderedDict()
-        self._replace_content(CacheContent())
+        self._rows = CacheRows()
 
     def segment_for(self, partition: TopicPartition, term: int, offset: int) -> SegmentMetadata | None:
         """The finished segment that holds the offset in this term, or None. Logarithmic in the number of segments.
 
         Of several, the segment that starts last in the term wins; a superseded one only where no other has the offset.
         """
-        known = self._known(partition)
-        index = known.terms.get(term) or self._index(known, term)
+        known = self._rows.known(partition)
+        index = known.terms.get(term) or self._rows.index(known, term)
         stretch = NONE if index is None else index.find(offset)
-        return None if stretch == NONE else self._columns.metadata(self._columns.row_of[stretch], known.key)
+        return None if stretch == NONE else self._rows.columns.metadata(self._rows.columns.row_of[stretch], known.key)
 
     def holding(self, partition: TopicPartition, offset: int, upto_term: int | None = None) -> SegmentMetadata | None:
         """The segment to read an offset from, in the highest term up to ``upto_term``. One lookup per term."""
@@ -102,32 +69,32 @@ class SegmentCache:
         After a change of leader the log goes on in the later term; the older records beyond that point were never
         committed. Terms above ``upto_term`` are ignored.
         """
-        known = self._known(segment.segment.partition)
+        known = self._rows.known(segment.segment.partition)
         end = segment.end
         for term in self._terms_upto(known.key, upto_term):
-            start = self._index_of(known, term).next_start(offset)
+            start = self._rows.index_of(known, term).next_start(offset)
             if start != NONE and start <= end and term > segment.term_at(start):
                 end = start - 1
         return end + 1
 
     def lowest(self, partition: TopicPartition, upto_term: int | None = None) -> int | None:
         """The lowest offset that a lookup finds, in terms up to ``upto_term``; None without segments."""
-        known = self._known(partition)
-        starts = [self._index_of(known, term).lowest() for term in self._terms_upto(partition, upto_term)]
+        known = self._rows.known(partition)
+        starts = [self._rows.index_of(known, term).lowest() for term in self._terms_upto(partition, upto_term)]
         return min((start for start in starts if start != NONE), default=None)
 
     def reach(self, partition: TopicPartition) -> int | None:
         """The offset after the last one that a lookup finds; None without segments."""
-        known = self._known(partition)
-        ends = [self._index_of(known, term).reach() for term in self.terms(partition)]
+        known = self._rows.known(partition)
+        ends = [self._rows.index_of(known, term).reach() for term in self.terms(partition)]
         return max((end + 1 for end in ends if end != NONE), default=None)
 
     def terms(self, partition: TopicPartition) -> list[int]:
         """The terms of all segments, ascending; may include terms of removed segments."""
-        known = self._known(partition)
+        known = self._rows.known(partition)
         if known.is_deleted:
             return []
-        keys, first, after = self._content.keys, term_key(known.number, 0), term_key(known.number + 1, 0)
+        keys, first, after = self._rows.content.keys, term_key(known.number, 0), term_key(known.number + 1, 0)
         found = set(known.terms)
         at = bisect_left(keys, first)
         while at < len(keys) and keys[at] < after:
@@ -156,7 +123,7 @@ class SegmentCache:
 
     def highest_offset(self, partition: TopicPartition, term: int) -> int | None:
         """The highest offset of the term that any finished copy ever had: deletion does not lower it."""
-        index = self._index(self._known(partition), term)
+        index = self._rows.index(self._rows.known(partition), term)
         return None if index is None or index.highest == NONE else index.highest
 
     def segments(self, partition: TopicPartition, term: int | None = None) -> Iterator[SegmentMetadata]:
@@ -164,12 +131,12 @@ class SegmentCache:
 
         Fixed at the call and built lazily: a segment removed during the iteration may be missing.
         """
-        known = self._known(partition)
+        known = self._rows.known(partition)
         if term is None:
-            return self._each(known, self._rows(known))
-        index = self._index(known, term)
-        row_of = self._columns.row_of
-        return self._each(known, () if index is None else [row_of[stretch] for stretch in index.stretches])
+            return self._rows.each(known, self._rows.rows(known))
+        index = self._rows.index(known, term)
+        row_of = self._rows.columns.row_of
+        return self._rows.each(known, () if index is None else [row_of[stretch] for stretch in index.stretches])
 
     def unreferenced(self, partition: TopicPartition) -> Iterator[SegmentMetadata]:
         """The segments that no lookup finds, sorted by start: being copied, being deleted, or superseded.
@@ -177,133 +144,38 @@ class SegmentCache:
         A superseded segment counts only if other segments, not superseded themselves, hold each of its offsets in each
         of its terms: removing it makes nothing unreadable.
         """
-        known = self._known(partition)
-        return self._each(known, [row for row in self._hidden(known) if self._is_spare(known, row)])
+        known = self._rows.known(partition)
+        return self._rows.each(known, [row for row in self._rows.hidden(known) if self._rows.is_spare(known, row)])
 
     def size(self, partition: TopicPartition, term: int) -> int:
         """Total bytes of the segments with the term, in any state; a segment with two terms counts fully in both."""
-        index = self._index(self._known(partition), term)
+        index = self._rows.index(self._rows.known(partition), term)
         if index is None:
             return 0
         if index.size is None:
-            columns = self._columns
+            columns = self._rows.columns
             rows = [columns.row_of[stretch] for stretch in index.stretches]
             index.size = sum(columns.size(row) for row in rows if columns.state[row] != GONE)
         return index.size
 
     def deletion(self, partition: TopicPartition) -> PartitionDelete | None:
         """State of the partition's deletion; None if none was requested. A finished deletion stays known."""
-        return self._known(partition).deletion
+        return self._rows.known(partition).deletion
 
     def get(self, segment: SegmentId) -> SegmentMetadata | None:
         """The segment, in any state; None if unknown or if its deletion has finished."""
-        known = self._known(segment.partition)
-        row = self._row(known, segment.id)
-        return None if row == NONE else self._columns.metadata(row, known.key)
+        known = self._rows.known(segment.partition)
+        row = self._rows.row(known, segment.id)
+        return None if row == NONE else self._rows.columns.metadata(row, known.key)
 
     def partitions(self) -> list[TopicPartition]:
         """The partitions with segments or an unfinished deletion, sorted by id and number."""
         there = [
             known.key
-            for known in self._numbered
-            if not known.is_deleted and (known.deletion is not None or self._has_rows(known))
+            for known in self._rows.numbered
+            if not known.is_deleted and (known.deletion is not None or self._rows.has_rows(known))
         ]
         return sorted(there, key=sort_key)
-
-    def _has_rows(self, known: _Partition) -> bool:
-        state = self._columns.state
-        return any(state[row] != GONE for rows in (known.added, known.loaded) for row in rows)
-
-    def _rows(self, known: _Partition) -> list[int]:
-        state = self._columns.state
-        return [row for rows in (known.loaded, known.added) for row in rows if state[row] != GONE]
-
-    def _each(self, known: _Partition, rows: Iterable[int]) -> Iterator[SegmentMetadata]:
-        columns, key = self._columns, known.key
-        in_order = sorted(rows)
-        in_order.sort(key=columns.start)
-        return (columns.metadata(row, key) for row in in_order if columns.state[row] != GONE)
-
-    def _hidden(self, known: _Partition) -> set[int]:
-        """The rows that some lookup does not find: few, and found by a byte search instead of a scan."""
-        columns = self._columns
-        answers = columns.answers.tobytes()
-        found = set()
-        at = answers.find(0)
-        while at >= 0:
-            row = columns.row_of[at]
-            if columns.partition[row] == known.number and columns.state[row] != GONE:
-                found.add(row)
-            at = answers.find(0, at + 1)
-        return found
-
-    def _is_spare(self, known: _Partition, row: int) -> bool:
-        columns = self._columns
-        if columns.state[row] != _FINISHED:
-            return True
-        stretches = columns.stretches(row)
-        if any(columns.answers[stretch] for stretch in stretches):
-            return False
-        return all(self._index_of(known, columns.term[stretch]).is_spare(stretch) for stretch in stretches)
-
-    def _known(self, key: TopicPartition) -> _Partition:
-        """The partition; an empty one, which is not kept, if nothing is known of it."""
-        return self._partitions.get(_key_of(key)) or _Partition(key, NONE, range(0), None)
-
-    def _partition(self, key: TopicPartition) -> _Partition:
-        """The partition, numbered and kept from now on."""
-        known = self._known(key)
-        if known.number == NONE:
-            known.number = len(self._numbered)
-            self._partitions[_key_of(key)] = known
-            self._numbered.append(known)
-        return known
-
-    def _row(self, known: _Partition, segment: UUID) -> int:
-        """The row of a segment, or NONE."""
-        number = segment.int
-        row = self._ids.get(known.number << _ID_BITS | number, NONE)
-        if row != NONE:
-            return row
-        content, columns = self._content, self._columns
-        low = number & _LOW
-        at = bisect_left(content.ids, low)
-        while at < len(content.ids) and content.ids[at] == low:
-            row = content.id_rows[at]
-            if columns.id_of(row) == number and columns.partition[row] == known.number:
-                return row if columns.state[row] != GONE else NONE
-            at += 1
-        return NONE
-
-    def _index(self, known: _Partition, term: int) -> TermIndex | None:
-        """The index of a term, if the term is known."""
-        index = known.terms.get(term)
-        if index is None and not known.is_deleted and term >= 0:
-            index = self._load_index(term_key(known.number, term))
-            if index is not None:
-                known.terms[term] = index
-        return index
-
-    def _index_of(self, known: _Partition, term: int) -> TermIndex:
-        index = known.terms.get(term) or self._index(known, term)
-        if index is None:
-            index = known.terms[term] = TermIndex(self._columns)
-        return index
-
-    def _load_index(self, key: int) -> TermIndex | None:
-        content = self._content
-        mine, answering = _between(content.keys, key), _between(content.answering_keys, key)
-        top = _between(content.highest_keys, key)
-        highest = content.highest[top]
-        if mine.start == mine.stop and not highest:
-            return None
-        return TermIndex(
-            content.columns,
-            highest=highest[0] if highest else NONE,
-            stretches=content.stretches[mine],
-            starts=Starts(content.answering_starts[answering], content.answering[answering]),
-            overlapping=content.overlapping[_between(content.overlapping_keys, key)],
-        )
 
     def check(self, event: SegmentEvent) -> None:
         """Raise :class:`InvalidInput` if :meth:`apply` would refuse the event; changes nothing."""
@@ -313,7 +185,7 @@ class SegmentCache:
             case SegmentMetadata():
                 self._addable(event)
             case PartitionDelete():
-                advance_deletion(self._known(event.partition).deletion, event)
+                advance_deletion(self._rows.known(event.partition).deletion, event)
 
     def apply(self, event: SegmentEvent) -> bool:
         """Apply an event; False for an exact retry of the last event, which changes nothing.
@@ -331,10 +203,10 @@ class SegmentCache:
 
     def _addable(self, event: SegmentMetadata) -> bool:
         """Whether the add is new; False if it is an exact retry."""
-        known = self._known(event.segment.partition)
-        row = self._row(known, event.segment.id)
+        known = self._rows.known(event.segment.partition)
+        row = self._rows.row(known, event.segment.id)
         if row != NONE:
-            add_segment(self._columns.metadata(row, known.key), event)
+            add_segment(self._rows.columns.metadata(row, known.key), event)
             return False
         add_segment(self._removed_segment(event.segment, b""), event)
         if known.is_deleted:
@@ -347,73 +219,52 @@ class SegmentCache:
     def _add(self, event: SegmentMetadata) -> bool:
         if not self._addable(event):
             return False
-        columns, known = self._columns, self._partition(event.segment.partition)
-        row = columns.append(known.number, event)
-        known.added.append(row)
-        self._ids[known.number << _ID_BITS | event.segment.id.int] = row
-        for stretch in columns.stretches(row):
-            index = self._index_of(known, columns.term[stretch])
-            index.stretches.append(stretch)
-            if index.size is not None:
-                index.size += event.size
+        self._rows.add(event)
         self._count()
         return True
 
-    def _updatable(self, event: SegmentUpdate) -> tuple[_Partition, int] | None:
+    def _updatable(self, event: SegmentUpdate) -> tuple[Partition, int] | None:
         """The partition and row to update; None if the update is an exact retry."""
-        known = self._known(event.segment.partition)
-        row = self._row(known, event.segment.id)
+        known = self._rows.known(event.segment.partition)
+        row = self._rows.row(known, event.segment.id)
         if row == NONE:
             update_segment(self._removed_segment(event.segment, event.custom_metadata), event)
             return None
-        if (self._columns.state[row], event.state) in UPDATE_STEPS:
+        if (self._rows.columns.state[row], event.state) in UPDATE_STEPS:
             return known, row
-        update_segment(self._columns.metadata(row, known.key), event)
+        update_segment(self._rows.columns.metadata(row, known.key), event)
         return None
 
     def _update(self, event: SegmentUpdate) -> bool:
         found = self._updatable(event)
         if found is None:
             return False
-        (known, row), columns, state = found, self._columns, event.state
+        (known, row), columns, state = found, self._rows.columns, event.state
         was_found = columns.state[row] == _FINISHED
         columns.update(row, event)
         if state is SegmentState.DELETE_FINISHED:
-            self._forget(known, row)
+            self._rows.forget(known, row)
             self._removed[event.segment] = Removed.by(event)
             if len(self._removed) > _REMEMBERED:
                 self._removed.popitem(last=False)
         elif state is SegmentState.COPY_FINISHED:
             for stretch in columns.stretches(row):
-                self._index_of(known, columns.term[stretch]).finish(stretch)
+                self._rows.index_of(known, columns.term[stretch]).finish(stretch)
         elif was_found:
             for stretch in columns.stretches(row):
-                self._index_of(known, columns.term[stretch]).withdraw(stretch)
+                self._rows.index_of(known, columns.term[stretch]).withdraw(stretch)
         self._count()
         return True
 
-    def _forget(self, known: _Partition, row: int) -> None:
-        columns = self._columns
-        columns.forget(row)
-        self._ids.pop(known.number << _ID_BITS | columns.id_of(row), None)
-        for stretch in columns.stretches(row):
-            index = self._index_of(known, columns.term[stretch])
-            if index.size is not None:
-                index.size -= columns.size(row)
-
     def _delete(self, event: PartitionDelete) -> bool:
-        before = self._known(event.partition).deletion
+        before = self._rows.known(event.partition).deletion
         after = advance_deletion(before, event)
         if after is before:
             return False
-        known = self._partition(event.partition)
+        known = self._rows.partition(event.partition)
         known.deletion = after
         if known.is_deleted:
-            columns = self._columns
-            for row in self._rows(known):
-                columns.forget(row)
-                self._ids.pop(known.number << _ID_BITS | columns.id_of(row), None)
-            known.clear()
+            self._rows.clear(known)
             self._count()
         return True
 
@@ -423,16 +274,16 @@ class SegmentCache:
 
     def to_tables(self) -> dict[str, pa.Table]:
         """The whole cache as tables; :meth:`from_tables` restores an equal cache."""
-        content = self._content
+        content = self._rows.content
         highest = dict(zip(content.highest_keys, content.highest, strict=True))
-        for known in self._numbered:
+        for known in self._rows.numbered:
             for term, index in known.terms.items():
                 if index.highest != NONE:
                     highest[term_key(known.number, term)] = index.highest
-        deleted = {known.number for known in self._numbered if known.is_deleted}
+        deleted = {known.number for known in self._rows.numbered if known.is_deleted}
         return dump(
             content,
-            [(known.key, known.deletion) for known in self._numbered],
+            [(known.key, known.deletion) for known in self._rows.numbered],
             ((key, offset) for key, offset in highest.items() if key >> TERM_BITS not in deleted),
             self._removed,
         )
@@ -442,7 +293,7 @@ class SegmentCache:
         """The cache that :meth:`to_tables` dumped. ``CorruptData`` if no sequence of events leads to these tables."""
         content = load(tables)
         made = cls()
-        made._replace_content(content)
+        made._rows.replace_content(content)
         made._removed.update(content.removed)
         for segment in content.removed:
             if made.get(segment) is not None:
@@ -451,29 +302,7 @@ class SegmentCache:
                 )
         return made
 
-    def _replace_content(self, content: CacheContent) -> None:
-        self._content = content
-        self._columns = content.columns
-        self._numbered = [
-            _Partition(key, number, content.rows(number), deletion)
-            for number, (key, deletion) in enumerate(zip(content.partitions, content.deletions, strict=True))
-        ]
-        self._partitions = {_key_of(known.key): known for known in self._numbered}
-        self._ids: dict[int, int] = {}
-        """Rows of the segments added since the content was loaded, by partition number and id."""
-        self._left = max(_FEW, len(content.columns) // 2)
-
     def _count(self) -> None:
-        """Rebuild the columns after many changes: changes are Python objects, and removed rows waste memory."""
-        self._left -= 1
-        if self._left <= 0:
-            self._replace_content(load(self.to_tables()))
-
-
-def _key_of(partition: TopicPartition) -> int:
-    """A partition as a number: a dict lookup takes half the time."""
-    return partition.topic_id.int << _PARTITION_BITS | partition.partition
-
-
-def _between(keys: array[int], key: int) -> slice:
-    return slice(bisect_left(keys, key), bisect_right(keys, key))
+        """Count a change; rebuild the columns after many."""
+        if self._rows.is_crowded():
+            self._rows.replace_content(load(self.to_tables()))
