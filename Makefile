@@ -31,16 +31,16 @@ venv: .venv/.stamp ## create .venv from the lock (instant when nothing changed)
 	@scripts/venv.sh .venv-spark42 requirements/spark42.lock
 	@touch $@
 
-demo: venv ## kill a pipeline at its worst moments and see that nothing is lost
+demo: venv ## kill a pipeline at its worst moments and see that nothing is lost (three to four minutes)
 	@$(WITH_JAVA) $(BIN)/strandline demo
 
 quickstart: venv ## the smallest round trip: append, follow, read back
 	@$(BIN)/strandline quickstart
 
-test: venv ## every promise, on one of each kind (about 8 minutes)
+test: venv ## every guarantee, on one backend of each kind (about 5 minutes on two quiet cores)
 	@$(WITH_JAVA) $(PYTEST) -m "not slow and not matrix" $(PYTEST_ARGS)
 
-test-matrix: venv ## the same promises on all other kinds, seeds and crash points (about 12 minutes)
+test-matrix: venv ## the same on all other backends, seeds and crash points (about 15 minutes)
 	@$(WITH_JAVA) $(PYTEST) -m "matrix and not slow" $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: there are none
 
 test-slow: venv ## long schedules of crashes, faults and races (about an hour)
