@@ -189,6 +189,7 @@ class TestOneNode:
             assert running.wait_until(lambda: running.condition == "following", WAIT)
             yield running
 
+    @pytest.mark.matrix
     def test_the_line_that_it_prints_when_it_serves_has_its_address_and_role(self, tmp_path, start):
         port = free_ports(1)[0]
         process = start(

@@ -201,6 +201,7 @@ def test_ctrl_c_ends_a_run_between_segments_with_nothing_half_way(run: Run, star
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.matrix
 def test_serving_copies_prints_a_line_and_ends_cleanly_on_a_signal(
     run: Run, start: Start, log: str, number: signal.Signals
 ) -> None:

@@ -20,7 +20,7 @@ from strandline.kv.nats.bucket import NatsKeyValue
 from strandline.model.records import Op, record_batch
 from tests.follow.watchers import digest
 
-KILLS = [8, pytest.param(50, marks=pytest.mark.slow)]
+KILLS = [4, pytest.param(8, marks=pytest.mark.matrix), pytest.param(50, marks=pytest.mark.slow)]
 PATIENCE = 120.0
 LOOK_EVERY = 0.002
 

@@ -111,6 +111,7 @@ def test_a_buffer_that_announces_more_than_a_batch_may_hold_is_never_allocated(a
     assert pa.default_memory_pool().max_memory() - before < 64 << 20
 
 
+@pytest.mark.matrix
 def test_many_pages_that_announce_a_lot_together_are_refused():
     record = record_batch(timestamps=[1], ops=[0], keys=[b"k"], values=[bytes(200 << 20)])
     page = encode_page(record, Compression.ZSTD)

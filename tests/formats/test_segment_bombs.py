@@ -60,6 +60,7 @@ def test_a_group_of_millions_of_rows_that_take_no_room_is_refused() -> None:
     refused(data, "unpacked, more than")
 
 
+@pytest.mark.matrix
 def test_a_value_that_unpacks_to_more_than_a_batch_is_refused() -> None:
     words = pa.array([bytes(MEBIBYTE)] * 330, pa.binary())
     data = forged_segment(table(330, value=words), compression="zstd", use_dictionary=False)

@@ -64,6 +64,7 @@ class TestObjectLogInFolder(ObjectLogContract):
         return open_log(str(tmp_path / "log"), create=True)
 
 
+@pytest.mark.matrix
 class TestObjectLogSeenByAnother(ObjectLogContract):
     """Every call goes through an object of its own, as if it came from another process."""
 

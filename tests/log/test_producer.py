@@ -450,6 +450,7 @@ class TestWhatIsAppended:
             assert before.result(0) == Receipt(0, 1)
         assert content(log) == [(0, b"before")]
 
+    @pytest.mark.matrix
     def test_a_record_of_100_mebibytes_is_fine(self, log: ObjectLog) -> None:
         large = bytes(range(256)) * (100 << 12)
         with log.producer() as producer:

@@ -187,6 +187,7 @@ class TestSize:
             handles[0].result(SOON)
         assert [entry.count for entry in log.head().tail] in ([63, 2], [64, 1])
 
+    @pytest.mark.matrix
     def test_256_mebibytes_are_held_by_default(self, log: ObjectLog, line: FaultyStore) -> None:
         gate, table = Gate(line), records(bytes(16 << 20))
         with log.producer(block=False, compression="none") as producer:

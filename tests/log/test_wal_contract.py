@@ -47,6 +47,7 @@ class TestWalLogFromItsFiles(WalContract):
     options: ClassVar = {"tail_bytes": 0, "roll_bytes": 0}
 
 
+@pytest.mark.matrix
 class TestWalLogSeenByAReader(WalContract):
     """What can be read is read as another process does it."""
 

@@ -105,6 +105,7 @@ def test_a_resync_with_deletes_at_every_step_and_a_failing_store_or_listing_ends
     assert explored(budget=budget, history=BOTH, followed=2, script=(DELETE_1, DELETE_2, PUT_1)).states > 8_000
 
 
+@pytest.mark.matrix
 def test_a_watch_that_is_overrun_applies_nothing_past_the_gap_and_is_resynced():
     budget = Budget(writes=2, trims=2, failures=1)
     assert explored(budget=budget, history=ONE, followed=1).states > 4_000

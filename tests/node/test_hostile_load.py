@@ -128,6 +128,7 @@ def test_a_compressed_message_that_does_not_say_how_is_refused(victim: Victim) -
 
 
 @pytest.mark.parametrize("codec", [pytest.param("zstd", marks=pytest.mark.matrix), "lz4"])
+@pytest.mark.matrix
 def test_a_compressed_batch_of_an_append_is_refused_and_never_unpacked(victim: Victim, codec: str) -> None:
     batch = pa.record_batch({"value": pa.array([bytes(MIB)] * 600, pa.binary())})
     sink = pa.BufferOutputStream()

