@@ -27,9 +27,9 @@ def table_of(sink):
 
 def sleep_after_looking(sink, monkeypatch):
     """What the sink sees when it looks next is what is there now, whatever happens meanwhile."""
-    looks = [sink._table.open()]
-    look = sink._table.open
-    monkeypatch.setattr(sink._table, "open", lambda: looks.pop() if looks else look())
+    looks = [sink._followed.open()]
+    look = sink._followed.open
+    monkeypatch.setattr(sink._followed, "open", lambda: looks.pop() if looks else look())
 
 
 class _Contract(TableContract):

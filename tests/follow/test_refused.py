@@ -196,7 +196,7 @@ def test_a_follower_that_took_over_is_not_stopped_by_the_last_commit_of_the_one_
     write, late = FollowedDelta.commit, []
 
     def meanwhile(self, *arguments):
-        if self is not old._table and not late:
+        if self is not old._followed and not late:
             late.append(True)
             at = Cursor(log.log_id, 1)
             old.apply(changes(1, ROWS[1]), since=at, upto=at.at(2))

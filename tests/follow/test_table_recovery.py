@@ -206,7 +206,7 @@ def adopted_while(sink, log, monkeypatch, meanwhile):
     commit, adopting = FollowedDelta.commit, again(sink)
 
     def too_late(self, *arguments):
-        if self is adopting._table:
+        if self is adopting._followed:
             meanwhile()
         commit(self, *arguments)
 

@@ -37,7 +37,7 @@ from strandline.tables.kinds import RAW, merge_latest
 from strandline.tables.shape import TableShape
 from strandline.tables.sql import postgres as postgres_tables
 from strandline.tables.sql.sink import SqlSink
-from strandline.tables.sql.sqlite import SqliteSession
+from strandline.tables.sql.sqlite_session import SqliteSession
 from strandline.testing.sinks import DELETE, LOG, changes
 from strandline.testing.tables import TableContract
 from tests.cases import some
@@ -369,15 +369,14 @@ def test_of_two_followers_that_looked_at_the_same_table_only_one_commits(databas
         apply(database.sink(), 0, (b"a", b"1"))
     slow, quick = database.sink(), database.sink()
     first = 0 if is_new else 1
-    shaped = SqlSink._changes
+    commit = SqlSink._commit
 
     def overtaken(self, *arguments):
-        found = shaped(self, *arguments)
         if self is slow:
             apply(quick, first, (b"b", b"quick"))
-        return found
+        return commit(self, *arguments)
 
-    monkeypatch.setattr(SqlSink, "_changes", overtaken)
+    monkeypatch.setattr(SqlSink, "_commit", overtaken)
     with pytest.raises(Fenced):
         apply(slow, first, (b"b", b"slow"))
     assert latest_of(database)[b"b"] == b"quick"
@@ -713,8 +712,8 @@ from strandline.log.memory import MemoryLog
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.testing.sinks import LOG, changes
-from strandline.tables.sql.postgres import PostgresSession
-from strandline.tables.sql.sqlite import SqliteSession
+from strandline.tables.sql.postgres_session import PostgresSession
+from strandline.tables.sql.sqlite_session import SqliteSession
 
 kind, place, step, how = sys.argv[1:]
 if kind == "sqlite":

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
-    from strandline.tables.delta.replay import Replayed as Replayed
     from strandline.tables.maintained import MaintainedTable as MaintainedTable
     from strandline.tables.maintenance import TableCheck as TableCheck
     from strandline.tables.maintenance import TableDescription as TableDescription
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from strandline.tables.maintenance import replay_letters as replay_letters
     from strandline.tables.maintenance import vacuum as vacuum
     from strandline.tables.maintenance import verify as verify
+    from strandline.tables.replay import Replayed as Replayed
 
 _NAMES = (
     "TableCheck",
@@ -38,7 +38,7 @@ _get, __dir__, __all__ = lazy(
     {
         **dict.fromkeys(_NAMES, "strandline.tables.maintenance"),
         "MaintainedTable": "strandline.tables.maintained",
-        "Replayed": "strandline.tables.delta.replay",
+        "Replayed": "strandline.tables.replay",
     },
 )
 

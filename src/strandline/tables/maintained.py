@@ -16,6 +16,7 @@ from strandline.model.cursor import Cursor
 from strandline.tables.comparison import RowDifferences
 from strandline.tables.kinds import RAW, TYPED, Kind
 from strandline.tables.logged import Value, is_raw
+from strandline.tables.replay import Replayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,9 @@ class MaintainedTable(Protocol):
     def vacuumed(self, hours: int) -> int:
         """Remove what no version of the last hours needs. ``InvalidInput`` if the format keeps none."""
 
+    def replay_letters(self, log: Log) -> Replayed:
+        """Apply dead letters that can become rows by now, and remove them."""
+
     def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
         """Go back to the last state that is known to be right, if needed."""
 
@@ -89,6 +93,11 @@ class MaintainedTable(Protocol):
 _ICEBERG: Final = "iceberg://"
 _SQLITE: Final = "sqlite:"
 _POSTGRES: Final = ("postgresql://", "postgres://")
+
+
+def is_in_database(address: str) -> bool:
+    """Whether an address is that of a table in a SQL database."""
+    return address.startswith((_SQLITE, *_POSTGRES))
 
 
 def sink_at(address: str, options: Mapping[str, str] | None, **shape: Any) -> MaintainedTable:
@@ -107,7 +116,7 @@ def sink_at(address: str, options: Mapping[str, str] | None, **shape: Any) -> Ma
         if not catalog or not identifier:
             raise InvalidInput("An Iceberg table is addressed as iceberg://CATALOG/namespace.table.")
         return IcebergSink(catalog, identifier, **shape)
-    if url.startswith((_SQLITE, *_POSTGRES)) and not table:
+    if is_in_database(url) and not table:
         raise InvalidInput("A table in a SQL database is addressed by the database, '#' and the table's name.")
     if url.startswith(_SQLITE):
         from strandline.tables.sql.sqlite import SqliteSink
@@ -126,9 +135,10 @@ def existing_sink(
     address: str,
     value: Value | None,
     key: str | Sequence[str],
-    dead_letters: Address | None,
     name: str,
     options: Mapping[str, str] | None,
+    *,
+    dead_letters: Address | bool | None,
 ) -> MaintainedTable:
     """The sink of a table that is there, with what the table records of itself."""
     sink = sink_at(address, options, name=name)

@@ -15,11 +15,10 @@ from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Named, checked
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA
-from strandline.tables.delta.replay import Replayed
-from strandline.tables.delta.sink import DeltaSink
 from strandline.tables.kinds import Kind
 from strandline.tables.logged import Value
 from strandline.tables.maintained import MaintainedTable, existing_sink
+from strandline.tables.replay import Replayed
 
 GRACE_HOURS: Final = 168
 """Hours for which files are kept that no version names: a slow commit may still name them."""
@@ -104,17 +103,18 @@ def existing(
     *,
     value: Value | None = None,
     key: str | Sequence[str] = (),
-    dead_letters: Address | None = None,
+    dead_letters: Address | bool | None = None,
     name: Named = "default",
     options: Mapping[str, str] | None = None,
 ) -> MaintainedTable:
     """The sink of a table that follows a log; what it keeps is recorded in the table.
 
     The address of a Delta table, ``iceberg://CATALOG/namespace.table``, ``sqlite:FILE#TABLE`` or
-    ``postgresql://host/database#schema.table``. ``NotFound`` if there is no table, ``InvalidInput`` if it follows no
-    log.
+    ``postgresql://host/database#schema.table``. ``dead_letters`` is that of the sink: the place of the letters, or True
+    in a SQL database, which has one for each table.
+    ``NotFound`` if there is no table, ``InvalidInput`` if it follows no log.
     """
-    return existing_sink(as_address(url), value, key, dead_letters, name, options)
+    return existing_sink(as_address(url), value, key, name, options, dead_letters=dead_letters)
 
 
 @checked
@@ -139,9 +139,9 @@ def replay_letters(sink: MaintainedTable, log: Log) -> Replayed:
     needs the letters alone. Those that still cannot become rows stay, too. Only letters below the table's cursor are
     replayed, and only those that name this table by its address.
 
-    Safe beside the table's follower, and at every crash: repeat it. ``InvalidInput`` for letters of several logs, for
-    tables other than Delta tables, and, before anything is written, if a record since the first letter has a row whose
-    key the corrected sink no longer gives it: such a table has to be rebuilt.
+    Safe beside the table's follower, and at every crash: repeat it. ``InvalidInput`` for letters of several logs, and,
+    before anything is written, if a record since the first letter has a row whose key the corrected sink no longer
+    gives it: such a table has to be rebuilt.
 
     >>> import tempfile, strandline as sl
     >>> folder = tempfile.mkdtemp()
@@ -158,8 +158,6 @@ def replay_letters(sink: MaintainedTable, log: Log) -> Replayed:
     >>> sink(pa.int64()).rows().column("id").to_pylist()
     [3000000000]
     """
-    if not isinstance(sink, DeltaSink):
-        raise InvalidInput(f"Dead letters of {sink.where} cannot be replayed, only those of Delta tables: rebuild it.")
     return sink.replay_letters(log)
 
 

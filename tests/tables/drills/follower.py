@@ -60,8 +60,8 @@ def owner_of(name: str) -> Any:
     from strandline.tables.delta.table import FollowedDelta
     from strandline.tables.iceberg.table import FollowedIceberg
     from strandline.tables.part import TablePart
-    from strandline.tables.sql.postgres import PostgresSession
-    from strandline.tables.sql.sqlite import SqliteSession
+    from strandline.tables.sql.postgres_session import PostgresSession
+    from strandline.tables.sql.sqlite_session import SqliteSession
 
     owners = (SinkCommitter, FollowedDelta, FollowedIceberg, TablePart, PostgresSession, SqliteSession)
     return next(owner for owner in owners if owner.__name__ == name)

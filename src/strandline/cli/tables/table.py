@@ -17,7 +17,7 @@ from strandline.cli.shared.text import escaped
 from strandline.errors import InvalidInput, Unsupported
 from strandline.log.contract import Log
 from strandline.log.value_format import named_codec
-from strandline.tables.maintained import MaintainedTable
+from strandline.tables.maintained import MaintainedTable, is_in_database
 
 table = typer.Typer(help="Look after a table that follows a log.", no_args_is_help=True)
 
@@ -191,7 +191,10 @@ def replay(
     url: Table,
     log: LogUrl,
     *,
-    dead_letters: Annotated[str, typer.Option("--dead-letters", help="The address of its dead-letter table.")],
+    dead_letters: Annotated[
+        str | None,
+        typer.Option("--dead-letters", help="The address of its dead-letter table; a SQL database knows it."),
+    ] = None,
     schema: Schema = None,
     key: Key = None,
     name: Name = "default",
@@ -203,7 +206,8 @@ def replay(
     cannot become rows stay. The table's follower may run meanwhile; a replay that was interrupted can be repeated.
     """
     opened = _log(log)
-    done = sl.tables.replay_letters(_sink(url, schema, key, name, opened, dead_letters=dead_letters), opened)
+    letters = True if is_in_database(url) else dead_letters
+    done = sl.tables.replay_letters(_sink(url, schema, key, name, opened, dead_letters=letters), opened)
     lines = [f"{show.counted(done.applied, 'dead letter')} applied."]
     if done.unreadable:
         lines.append(f"{done.unreadable:,} still cannot become rows (first: {escaped(done.first_reason)})")

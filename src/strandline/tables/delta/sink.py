@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -15,20 +15,18 @@ import pyarrow.compute as pc
 
 from strandline.errors import Conflict, Diverged, InvalidInput, NotFound
 from strandline.log.contract import Log
-from strandline.log.reading import read_between
 from strandline.model.addresses import Address, as_address, is_text, refuse_credentials
 from strandline.model.arguments import Named, anything, checked
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Part, Written, check_coverage, is_applied
 from strandline.storage.clock import CHANCE
 from strandline.storage.disk import DISK, Disk
-from strandline.tables.apply import apply_records
 from strandline.tables.bad_records import BadShare
 from strandline.tables.comparison import RowDifferences, differences, folded
 from strandline.tables.delta.files import added
 from strandline.tables.delta.history import own_commits
 from strandline.tables.delta.letters import LetterBox, LettersOf, address_in_letters
-from strandline.tables.delta.replay import LetterReplay, Replayed
+from strandline.tables.delta.replay import replayed_delta
 from strandline.tables.delta.table import (
     FollowedDelta,
     check_folder,
@@ -39,11 +37,13 @@ from strandline.tables.delta.table import (
     refuse_deletion_vectors,
 )
 from strandline.tables.delta.transaction import DeltaTransaction
+from strandline.tables.file_sink import FileTableSink
 from strandline.tables.kinds import KINDS, Kind
 from strandline.tables.layout import files_in, shares_of
 from strandline.tables.logged import LoggedShape, Value, fixed
 from strandline.tables.maintained import RecordedTable, TableSize
 from strandline.tables.part import FILE_ROWS, TablePart, in_schema
+from strandline.tables.replay import ReplayedTable
 from strandline.tables.shape import DeadLetters, TableShape, as_key
 from strandline.tables.work import rebuilt_by
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 @checked
-class DeltaSink:
+class DeltaSink(FileTableSink):
     """A Delta table that follows a log: data and cursor are one commit, keyed by offset, so that nothing is duplicated.
 
     ``mode="latest"`` keeps one row per key, the newest by offset; deletes and purges remove it (``soft_deletes``: mark
@@ -104,7 +104,7 @@ class DeltaSink:
         self._shape = TableShape(mode, fixed(value), as_key(key), transform, soft_deletes, has_plain_types=True)
         self._logged = LoggedShape(self._shape, value, self.url)
         self._name = name
-        self._table = FollowedDelta(self.url, self._shape, name, options or {}, disk)
+        self._followed: FollowedDelta = FollowedDelta(self.url, self._shape, name, options or {}, disk)
         self._letters: LettersOf | None = None
         if dead_letters is not None:
             letters = as_address(dead_letters)
@@ -117,78 +117,22 @@ class DeltaSink:
     def __repr__(self) -> str:
         return f"DeltaSink({self.url!r}, mode={self.mode!r}, name={self._name!r})"
 
-    def meet(self, log: Annotated[Any, anything("a log")]) -> None:
-        """Name the log that the table follows, whose codec decodes the values with ``value="log"``.
-
-        Followers and the functions of ``sl.tables`` call it.
-        """
-        self._logged.meet(log)
-        self._refresh()
-
-    def _refresh(self) -> None:
-        """Take over the codec that the log names now."""
-        if self._logged.is_logged:
-            self._shape = self._table.shape = self._logged.resolved(self._columns_now)
-
-    def _columns_now(self) -> pa.Schema | None:
-        table = self._table.open()
-        return None if table is None else columns_of(table)
-
-    def cursor(self, log_id: UUID) -> Cursor | None:
-        """How far the table has applied that log, proved by its history; None if there is no table yet.
-
-        ``Diverged`` if it follows another log, if other writers changed its rows, or if it is not the table that this
-        object has committed to; also if that was removed.
-        """
-        self._logged.check_met()
-        return self._table.cursor(log_id)
-
-    def resume(self, log_id: UUID) -> Cursor | None:
-        """The same for a starting follower, which has only the table's own history."""
-        self._table.known.pop(log_id, None)
-        self._refresh()
-        return self.cursor(log_id)
-
-    def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
-        """Commit the range with its cursor, exactly once; see :class:`~strandline.model.sink.Sink`.
-
-        Commits of other writers that changed no row, such as a compaction, are allowed.
-        """
-        apply_records(self, records, since=since, upto=upto)
-
-    def decoded_schema(self) -> pa.Schema:
-        """The columns of decoded changes; see :class:`~strandline.model.sink.TransformableSink`."""
-        return self._decoding().decoded_schema()
-
-    def _decoding(self) -> TableShape:
-        """The shape with the log's codec, whatever columns a transform gives the table."""
-        return self._logged.resolved(lambda: None)
-
-    def with_rows(self, rows: pa.Schema) -> Self:
-        """The same table, for workers that are given transformed rows with these columns."""
-        twin = copy.copy(self)
-        twin._shape = self._decoding().transformed_elsewhere(rows)  # noqa: SLF001 - a copy of this object
-        twin._logged = self._logged.frozen(twin._shape)  # noqa: SLF001 - a copy of this object
-        twin._table = copy.copy(self._table)  # noqa: SLF001 - a copy of this object
-        twin._table.shape = twin._shape  # noqa: SLF001 - a copy of this object
-        return twin
-
     def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> DeltaTransaction | None:
         """Prove the table and plan the parts of a range; see :class:`~strandline.model.sink.TableSink`."""
         self._refresh()
         # One handle for the check and the commit: a commit of another writer in between makes this one fail.
-        table = self._table.open()
+        table = self._followed.open()
         if table is None:
-            self._table.refuse_removed(self._table.known.get(since.log_id))
-            self._table.check_place()
-        at = None if table is None else self._table.last_commit(table, since.log_id).cursor
+            self._followed.refuse_removed(self._followed.known.get(since.log_id))
+            self._followed.check_place()
+        at = None if table is None else self._followed.last_commit(table, since.log_id).cursor
         if is_applied(since=since, upto=upto, at=at):
             return None
         if table is not None and at is not None:
-            table = self._table.evolved(table, at)
+            table = self._followed.evolved(table, at)
         letters = self._opened_letters(table, since.log_id)
         parts = tuple(self._parts(table, max(since.next, 0 if at is None else at.next), letters, tasks))
-        return DeltaTransaction(self._table, table, since, upto, at, parts, letters, self._bad_share)
+        return DeltaTransaction(self._followed, table, since, upto, at, parts, letters, self._bad_share)
 
     @property
     def where(self) -> str:
@@ -205,7 +149,7 @@ class DeltaSink:
 
     def start(self) -> int:
         """The offset at which the table began to follow its log; ``NotFound`` if there is no table."""
-        return self._table.start(self._existing())
+        return self._followed.start(self._existing())
 
     def recorded(self) -> RecordedTable | None:
         """What the table records; None for a table of another program. ``NotFound`` if there is none."""
@@ -217,7 +161,7 @@ class DeltaSink:
         """All rows of the newest version, read file by file."""
         table = self._existing()
         schema = columns_of(table)
-        parts = [in_schema(self._table.files.read(path), schema) for path in data_files(table)]
+        parts = [in_schema(self._followed.files.read(path), schema) for path in data_files(table)]
         return pa.concat_tables(parts) if parts else schema.empty_table()
 
     def compared(self, records: pa.Table) -> RowDifferences:
@@ -234,18 +178,18 @@ class DeltaSink:
         table = self._existing()
         refuse_deletion_vectors(table)
         before, version = len(table.file_uris()), table.version()
-        with self._table.named_errors():
+        with self._followed.named_errors():
             table.optimize.compact()
         after = self._existing()
         for done in range(version + 1, after.version() + 1):
             with contextlib.suppress(NotFound):  # a checkpoint is left of it
-                self._table.make_durable(done)  # the library does not: a power failure could take the joined files
+                self._followed.make_durable(done)  # the library does not: a power failure could take the joined files
         return before - len(after.file_uris())
 
     def vacuumed(self, hours: int) -> int:
         """Remove unnamed files; see :func:`~strandline.tables.maintenance.vacuum`."""
         table = self._existing()
-        with self._table.named_errors():
+        with self._followed.named_errors():
             gone = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
         return len(gone)
 
@@ -259,30 +203,26 @@ class DeltaSink:
         """
         self._refresh()
         table = self._existing()
-        self._table.next_in(table, log_id)  # Diverged for a table of another log, or of none
-        self._table.check_shape(table, is_rebuilt=True)
-        self._table.refuse_append_only(table, "a rebuild replaces all rows")
-        self._table.known.pop(log_id, None)
-        beginning = Cursor(log_id, self._table.start(table))
+        self._followed.next_in(table, log_id)  # Diverged for a table of another log, or of none
+        self._followed.check_shape(table, is_rebuilt=True)
+        self._followed.refuse_append_only(table, "a rebuild replaces all rows")
+        self._followed.known.pop(log_id, None)
+        beginning = Cursor(log_id, self._followed.start(table))
         letters = self._opened_letters(table, log_id)
-        schema = self._table.schema_for(table, is_rebuilt=True)
+        schema = self._followed.schema_for(table, is_rebuilt=True)
         parts = tuple(replace(part, old=()) for part in self._parts(None, 0, letters, tasks, schema))
         written = work(parts)
         check_coverage(written, parts, beginning.next, upto.next)
         if letters is not None:
             letters.commit([file for one in written for file in one.bad], id_of(table), beginning, upto)
-        now = self._table.now()
+        now = self._followed.now()
         actions = [added(file, now) for one in written for file in one.added]
-        self._table.commit(table, actions, upto, replaces=schema)
+        self._followed.commit(table, actions, upto, replaces=schema)
 
-    def replay_letters(self, log: Log) -> Replayed:
-        """Apply dead letters that can become rows by now; see :func:`~strandline.tables.maintenance.replay_letters`."""
+    def _replayed(self, log_id: UUID) -> Callable[[], AbstractContextManager[ReplayedTable | None]] | None:
         if self._letters is None:
-            raise InvalidInput(f"The sink of {self.url} has no dead letters: name their table with dead_letters=.")
-        self.meet(log)
-        first = log.bounds().first if self._shape.is_keyed else 0  # others do not need the log
-        read = partial(_read, log)
-        return LetterReplay(self._table, self._letters, self._shape, log.log_id, first, read).run()
+            return None
+        return partial(replayed_delta, self._followed, self._letters, self._shape, log_id)
 
     def _opened_letters(self, table: DeltaTable | None, log_id: UUID) -> LetterBox | None:
         if self._letters is None:
@@ -290,7 +230,7 @@ class DeltaSink:
         return LetterBox.opened(self._letters, log_id, None if table is None else id_of(table))
 
     def _existing(self) -> DeltaTable:
-        table = self._table.open()
+        table = self._followed.open()
         if table is None:
             raise NotFound(f"There is no table at {self.url}.")
         return table
@@ -304,11 +244,11 @@ class DeltaSink:
         schema: pa.Schema | None = None,
     ) -> Iterator[TablePart]:
         if schema is None:
-            schema = self._shape.schema() if table is None else self._table.schema_for(table)
+            schema = self._shape.schema() if table is None else self._followed.schema_for(table)
         part = TablePart(
             self._shape,
             schema,
-            self._table.files,
+            self._followed.files,
             str(CHANCE.uuid()),
             floor,
             dead=None if letters is None else letters.letters_of("").files,
@@ -330,19 +270,19 @@ class DeltaSink:
         table that needs no repair is not changed. Changes of other writers since then are undone, in one commit that
         carries the cursor. ``Diverged`` if there is no such version; None if there is no table.
         """
-        table = self._table.open()
+        table = self._followed.open()
         if table is None:
             return self.resume(log_id)
         try:
             return self.resume(log_id)
         except Diverged as error:
             damage = error
-        application = self._table.application(log_id)
-        for commit in own_commits(table.version(), self._table.read_commit, application):
+        application = self._followed.application(log_id)
+        for commit in own_commits(table.version(), self._followed.read_commit, application):
             if (
                 commit.cursor is not None
                 and serves(commit.cursor)
-                and self._table.restored(table, commit.version, commit.cursor)
+                and self._followed.restored(table, commit.version, commit.cursor)
             ):
                 return commit.cursor
         raise Diverged(
@@ -356,13 +296,13 @@ class DeltaSink:
         For a table that other writers changed on purpose, or whose history is lost. ``NotFound`` if there is no table,
         ``Conflict`` if another writer changes rows of it at the same time. Several concurrent calls all succeed.
         """
-        table = self._table.open()
+        table = self._followed.open()
         if table is None:
             raise NotFound(f"There is no table at {self.url} to adopt.")
-        cursor = Cursor(log_id, self._table.next_in(table, log_id))
-        self._table.known.pop(log_id, None)
+        cursor = Cursor(log_id, self._followed.next_in(table, log_id))
+        self._followed.known.pop(log_id, None)
         try:
-            self._table.commit(table, [], cursor)
+            self._followed.commit(table, [], cursor)
         except Conflict as error:
             with contextlib.suppress(Diverged):
                 return self.cursor(log_id) or cursor  # another call adopted it
@@ -371,10 +311,6 @@ class DeltaSink:
                 "again, and adopt it if it is right."
             ) from error
         return cursor
-
-
-def _read(log: Log, since: int, end: int) -> Iterator[pa.RecordBatch]:
-    return read_between(log, since, end, None)
 
 
 def _letters_of(url: str, name: str, options: Mapping[str, str], disk: Disk, table_id: str) -> FollowedDelta:

@@ -154,6 +154,11 @@ class FollowedDelta:
             raise TransientStorageError(f"The table {self.url} could not be opened: {error}") from error
         return table
 
+    def columns(self) -> pa.Schema | None:
+        """The columns of the table now; None if there is none."""
+        table = self.open()
+        return None if table is None else columns_of(table)
+
     def cursor(self, log_id: UUID) -> Cursor | None:
         """The cursor of the sink's last commit; None if there is no table. Safe beside a commit of another thread."""
         known = self.known.get(log_id)  # before the table is opened: what is committed meanwhile is newer

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, Self
+from functools import partial
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import pyarrow as pa
@@ -18,19 +19,21 @@ from strandline.model.cursor import Cursor
 from strandline.model.sink import Part, Written, check_coverage, is_applied
 from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.disk import DISK, Disk
-from strandline.tables.apply import apply_records
 from strandline.tables.bad_records import BadShare
 from strandline.tables.comparison import RowDifferences, differences, folded
+from strandline.tables.file_sink import FileTableSink
 from strandline.tables.files import write_file
 from strandline.tables.iceberg.columns import arrow_schema, iceberg_library
-from strandline.tables.iceberg.history import COMMIT_KEY, LOG_KEY, MODE_KEY, START_KEY
-from strandline.tables.iceberg.table import Begun, FollowedIceberg
+from strandline.tables.iceberg.history import COMMIT_KEY, LOG_KEY, MODE_KEY
+from strandline.tables.iceberg.replay import replayed_iceberg
+from strandline.tables.iceberg.table import Begun, FollowedIceberg, start_of
 from strandline.tables.iceberg.transaction import IcebergLetters, IcebergTransaction
 from strandline.tables.kinds import KINDS, Kind
 from strandline.tables.layout import files_in, shares_of
 from strandline.tables.logged import LoggedShape, Value, fixed
 from strandline.tables.maintained import RecordedTable, TableSize
 from strandline.tables.part import TablePart, in_schema
+from strandline.tables.replay import ReplayedTable
 from strandline.tables.shape import DeadLetters, TableShape, as_key
 from strandline.tables.work import rebuilt_by
 
@@ -39,7 +42,7 @@ SMALL_FILE: Final = 64 << 20
 
 
 @checked
-class IcebergSink:
+class IcebergSink(FileTableSink):
     """An Iceberg table that follows a log: data and cursor are one snapshot, keyed by offset.
 
     ``mode``, ``value``, ``key``, ``transform``, ``soft_deletes`` and ``max_bad_share`` are those of
@@ -84,7 +87,7 @@ class IcebergSink:
         self._shape = TableShape(mode, fixed(value), as_key(key), transform, soft_deletes)
         self._logged = LoggedShape(self._shape, value, table)
         found = _catalog(catalog)
-        self._followed = FollowedIceberg(found, table, self._shape, name, disk)
+        self._followed: FollowedIceberg = FollowedIceberg(found, table, self._shape, name, disk)
         self._letters: FollowedIceberg | None = None
         if dead_letters is not None:
             self._letters = FollowedIceberg(found, dead_letters, DeadLetters(), f"{name}/{table}/dead-letters", disk)
@@ -93,60 +96,15 @@ class IcebergSink:
     def __repr__(self) -> str:
         return f"IcebergSink({self.table!r}, mode={self.mode!r}, name={self._name!r})"
 
-    def meet(self, log: Annotated[Any, anything("a log")]) -> None:
-        """Name the log that the table follows, whose codec decodes the values with ``value="log"``.
-
-        Followers and the functions of ``sl.tables`` call it.
-        """
-        self._logged.meet(log)
-        self._refresh()
-
-    def _refresh(self) -> None:
-        """Take over the codec that the log names now."""
-        if self._logged.is_logged:
-            self._shape = self._followed.shape = self._logged.resolved(self._columns_now)
-
-    def _columns_now(self) -> pa.Schema | None:
-        table = self._followed.open()
-        return None if table is None else arrow_schema(table.schema())
-
-    def cursor(self, log_id: UUID) -> Cursor | None:
-        """How far the table has applied that log, proved by its snapshots; None if there is no table yet.
-
-        ``Diverged`` if it follows another log, if other writers changed its rows, if it was rolled back, or if it is
-        not the table that this object has committed to; also if that was dropped.
-        """
-        self._logged.check_met()
-        return self._followed.cursor(log_id)
-
-    def resume(self, log_id: UUID) -> Cursor | None:
-        """The same for a starting follower, which has only the table's own snapshots."""
-        self._followed.known.pop(log_id, None)
+    def _forget(self, log_id: UUID) -> None:
+        super()._forget(log_id)
         if self._letters is not None:
             self._letters.known.pop(log_id, None)
-        self._refresh()
-        return self.cursor(log_id)
 
-    def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
-        """Commit the range with its cursor, exactly once; see :class:`~strandline.model.sink.Sink`."""
-        apply_records(self, records, since=since, upto=upto)
-
-    def decoded_schema(self) -> pa.Schema:
-        """The columns of decoded changes; see :class:`~strandline.model.sink.TransformableSink`."""
-        return self._decoding().decoded_schema()
-
-    def _decoding(self) -> TableShape:
-        """The shape with the log's codec, whatever columns a transform gives the table."""
-        return self._logged.resolved(lambda: None)
-
-    def with_rows(self, rows: pa.Schema) -> Self:
-        """The same table, for workers that are given transformed rows with these columns."""
-        twin = copy.copy(self)
-        twin._shape = self._decoding().transformed_elsewhere(rows)  # noqa: SLF001 - a copy of this object
-        twin._logged = self._logged.frozen(twin._shape)  # noqa: SLF001 - a copy of this object
-        twin._followed = copy.copy(self._followed)  # noqa: SLF001 - a copy of this object
-        twin._followed.shape = twin._shape  # noqa: SLF001 - a copy of this object
-        return twin
+    def _replayed(self, log_id: UUID) -> Callable[[], AbstractContextManager[ReplayedTable | None]] | None:
+        if self._letters is None:
+            return None
+        return partial(replayed_iceberg, self._followed, self._letters, self._shape, log_id)
 
     def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> IcebergTransaction | None:
         """Prove the table and plan the parts of a range; see :class:`~strandline.model.sink.TableSink`."""
@@ -190,8 +148,7 @@ class IcebergSink:
 
     def start(self) -> int:
         """The offset at which the table began to follow its log; ``NotFound`` if there is no table."""
-        recorded = self._existing().metadata.properties.get(START_KEY, "0")
-        return int(recorded) if recorded.isdecimal() else 0
+        return start_of(self._existing())
 
     def size(self) -> TableSize:
         """Its size; ``NotFound`` if there is no table."""

@@ -93,6 +93,11 @@ class FollowedIceberg:
         table.metadata.properties[_RETRIES] = "0"
         return table
 
+    def columns(self) -> pa.Schema | None:
+        """The columns of the table now; None if there is none."""
+        table = self.open()
+        return None if table is None else arrow_schema(table.schema())
+
     def cursor(self, log_id: UUID) -> Cursor | None:
         """The cursor of the sink's last commit; None if there is no table. Safe beside a commit of another thread."""
         known = self.known.get(log_id)  # before the table is loaded: what is committed meanwhile is newer
@@ -378,6 +383,12 @@ class FollowedIceberg:
             raise TransientStorageError(
                 f"The table {self.identifier} could not be read, or its commit not be confirmed: {error}"
             ) from error
+
+
+def start_of(table: Table) -> int:
+    """The offset at which a table began to follow its log."""
+    recorded = table.metadata.properties.get(START_KEY, "0")
+    return int(recorded) if recorded.isdecimal() else 0
 
 
 def _producer(transaction: Transaction, io: Any, summary: dict[str, str], *, is_replacing: bool) -> Any:

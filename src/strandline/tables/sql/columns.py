@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.types as pt
 
-from strandline.errors import SchemaRefused
+from strandline.errors import CorruptData, SchemaRefused
+from strandline.tables.shape import BAD_SCHEMA
 
 TypeOf: TypeAlias = Callable[[pa.Field], str]
 """The type of a column in a database; ``SchemaRefused`` if it has none for it."""
@@ -92,6 +93,53 @@ def as_json(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return pa.chunked_array([pa.nulls(len(column), pa.string())])
     texts = [None if one is None else _ENCODER.encode(one) for one in column.to_pylist()]
     return pa.chunked_array([pa.array(texts, pa.string())])
+
+
+def definitions(schema: pa.Schema, primary: str | None, type_of: TypeOf) -> str:
+    """The columns of a new table, in SQL."""
+    columns = [
+        f"{quoted(field.name)} {type_of(field)}{'' if field.nullable and field.name != primary else ' NOT NULL'}"
+        for field in schema
+    ]
+    return ", ".join([*columns, *([f"PRIMARY KEY ({quoted(primary)})"] if primary is not None else [])])
+
+
+def letters_of(columns: Sequence[Sequence[Any]]) -> pa.Table:
+    """Dead letters from the columns of their table: times in microseconds or as text, headers as JSON.
+
+    ``CorruptData`` if another program wrote something else there.
+    """
+    offsets, times, ops, keys, values, headers, reasons = columns
+    try:
+        return pa.table(
+            [
+                pa.array(offsets, pa.int64()),
+                _times(times),
+                pa.array(ops, pa.int8()),
+                pa.array(keys, pa.binary()),
+                pa.array(values, pa.binary()),
+                pa.array([_headers(one) for one in headers], BAD_SCHEMA.field("headers").type),
+                pa.array(reasons, pa.string()),
+            ],
+            schema=BAD_SCHEMA,
+        )
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise CorruptData(
+            f"Dead letters cannot be read, because another program changed them ({error}): delete those, or rebuild "
+            "the table."
+        ) from error
+
+
+def _times(times: Sequence[Any]) -> pa.Array:
+    kind = BAD_SCHEMA.field("timestamp").type
+    is_text = bool(times) and isinstance(times[0], str)
+    return pa.array(times, pa.string()).cast(kind) if is_text else pa.array(times, pa.int64()).cast(kind)
+
+
+def _headers(text: str | None) -> list[tuple[str, bytes | None]] | None:
+    if text is None:
+        return None
+    return [(name, None if value is None else base64.b64decode(value)) for name, value in json.loads(text)]
 
 
 def _plain(value: Any) -> Any:

@@ -1,19 +1,17 @@
-"""The sink of a table in a SQL database: decides what a range changes; a :class:`Database` does it."""
+"""The sink of a table in a SQL database: proves the table, and commits what a range changes."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any
 from uuid import UUID
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from strandline.errors import (
-    BadRecord,
     CorruptData,
     Diverged,
     Fenced,
@@ -27,114 +25,20 @@ from strandline.log.planning import behind, joined
 from strandline.log.reading import fetch_in_order
 from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor, Limit, Span
-from strandline.model.records import READ_SCHEMA, Op
+from strandline.model.records import READ_SCHEMA
 from strandline.model.sink import remaining
 from strandline.storage.clock import CHANCE
-from strandline.tables.bad_records import BadShare, first_bad, refused
+from strandline.tables.bad_records import BadShare
 from strandline.tables.comparison import RowDifferences, folded
-from strandline.tables.kinds import KINDS, RAW_LATEST, Names, merge_latest, newest_per_key, table_schema, taken_rows
+from strandline.tables.kinds import KINDS
 from strandline.tables.logged import LoggedShape, Value
 from strandline.tables.maintained import RecordedTable, TableSize
-from strandline.tables.shape import BAD_SCHEMA, ShapedRows, TableShape
-from strandline.tables.sql.columns import AlteredColumns, TypeOf, altered
+from strandline.tables.replay import LetterReplay, Replayed, log_of_letters
+from strandline.tables.shape import TableShape
+from strandline.tables.sql.changes import ChangePlanner, TableChanges
+from strandline.tables.sql.database import Database
+from strandline.tables.sql.replay import replayed_sql
 from strandline.tables.sql.state import CursorRow, Expected, Held, SeenTable
-from strandline.values.schema.evolution import conform_columns
-
-
-@dataclass(frozen=True, slots=True)
-class SoftDeletes:
-    """Rows of the table that are marked as deleted: their keys, with offset and time of the delete.
-
-    A purge removes their values, too.
-    """
-
-    names: Names
-    marks: pa.Table
-    """The columns ``key``, ``offset``, ``timestamp`` and ``purged``."""
-
-    def payload(self, schema: pa.Schema) -> list[str]:
-        """The columns that a purge empties."""
-        names = self.names
-        return [name for name in schema.names if name not in (*names.all, names.deleted)]
-
-
-@dataclass(frozen=True, slots=True)
-class TableChanges:
-    """What a range does to a table: rows to put, keys to delete, dead letters; and the table's columns afterwards."""
-
-    schema: pa.Schema
-    puts: pa.Table
-    deleted: pa.ChunkedArray
-    bad: pa.Table
-    columns: AlteredColumns
-    key: str | None
-    """The column by which rows are replaced; None in a table of all changes."""
-    primary: str | None
-    """The column of a new table's primary key."""
-    soft: SoftDeletes | None = None
-
-
-class Session(Protocol):
-    """A transaction that writes. Nothing of it is visible, or holds a lock that others need, before :meth:`lock`."""
-
-    def stage(self, changes: TableChanges) -> None:
-        """Send the rows to the database."""
-
-    def lock(self) -> None:
-        """Exclude other followers, and changes of the table's columns, until the end of the transaction."""
-
-    def look(self) -> SeenTable:
-        """The table as it is now."""
-
-    def create(self, changes: TableChanges) -> str:
-        """Create the table; returns its identity."""
-
-    def alter(self, changes: TableChanges) -> None:
-        """Add and widen columns."""
-
-    def merge(self, changes: TableChanges) -> None:
-        """Put and delete the staged rows."""
-
-    def put_dead_letters(self, bad: pa.Table, *, removed_from: int | None) -> None:
-        """Add dead letters, and first remove those from an offset on."""
-
-    def clear(self) -> None:
-        """Delete all rows of the table."""
-
-    def size(self) -> tuple[int, int]:
-        """Rows of the table, and bytes that the database says it has."""
-
-    def compared(self, expected: pa.Table) -> RowDifferences:
-        """Compare the table with rows of the same columns, in the database's own types."""
-
-    def store(self, row: CursorRow, before: CursorRow | None) -> bool:
-        """Replace the cursor row; False if it is not ``before`` any more. None: there was no table."""
-
-
-class Database(Protocol):
-    """A database with one followed table."""
-
-    @property
-    def type_of(self) -> TypeOf:
-        """The type of a column."""
-
-    def look(self) -> SeenTable:
-        """The table as it is now."""
-
-    def unfit(self, rows: pa.Table, key: str | None) -> Iterator[tuple[pa.ChunkedArray, str]]:
-        """Rows that the database cannot store, as a mask, with the reason."""
-
-    def check_schema(self, schema: pa.Schema) -> None:
-        """``SchemaRefused`` for columns that the database cannot have."""
-
-    def reading(self) -> AbstractContextManager[Session]:
-        """A transaction that sees one state of all tables, and changes none."""
-
-    def writing(self, *, is_long: bool = False) -> AbstractContextManager[Session]:
-        """A transaction, committed durably at the end of the block, and rolled back if that raises.
-
-        ``is_long``: the follower may be silent for longer than a commit takes.
-        """
 
 
 @checked
@@ -194,6 +98,9 @@ class SqlSink:
         self._expected = replace(self._expected, deleted=self._shape.names.deleted)
         if self._shape.transform is None:
             self._database.check_schema(self._shape.schema())
+
+    def _planner(self) -> ChangePlanner:
+        return ChangePlanner(self._shape, self._database, self._bad_share, self._has_dead_letters)
 
     def _columns_now(self) -> pa.Schema | None:
         seen = self._database.look()
@@ -256,7 +163,9 @@ class SqlSink:
                 try:
                     if found is not None and self._held is not None and found.epoch != self._held.row.epoch:
                         raise self._expected.fenced()
-                    if self._commit(self._changes(todo, found), found, since, upto):
+                    if self._commit(
+                        self._planner().planned(todo, None if found is None else found.schema), found, since, upto
+                    ):
                         return
                 except Fenced:
                     self._held = None  # a follower that may go on all the same, by its slot, begins anew
@@ -298,7 +207,7 @@ class SqlSink:
         row = self._existing().row
         if row is None:
             raise NotFound(f"The table {self.where} follows no log.")
-        changes = self._fitting(records, self._shape.rows(records)).rows
+        changes = self._planner().shaped(records).rows
         with self._database.reading() as session:
             return session.compared(folded(self._shape, changes, row.schema))
 
@@ -319,12 +228,13 @@ class SqlSink:
                 if found is None or found.start != beginning.next:
                     raise NotFound(f"The table {self.where} was dropped or replaced while it was built again.")
                 session.clear()
+                planner = self._planner()
                 row, at = found, beginning.next
                 for records in _ranges(spans):
                     if records.column("offset")[0].as_py() != at:
                         raise CorruptData(f"Offset {at} is missing in log {log.log_id}. Nothing was committed.")
                     at += records.num_rows
-                    changes = self._changes(records, row, is_rebuilt=True)
+                    changes = planner.planned(records, row.schema, is_rebuilt=True)
                     session.stage(changes)
                     session.alter(changes)
                     session.merge(changes)
@@ -340,6 +250,20 @@ class SqlSink:
             self._held = None
         return end
 
+    def replay_letters(self, log: Log) -> Replayed:
+        """Apply dead letters that can become rows by now; see :func:`~strandline.tables.maintenance.replay_letters`.
+
+        Rows and letters change in one transaction. The follower may run beside it.
+        """
+        if not self._has_dead_letters:
+            raise InvalidInput(f"The sink of {self.where} has no dead letters: open it with dead_letters=True.")
+        self.meet(log)
+        with self._lock:
+            planner = self._planner()
+            opened = partial(replayed_sql, self._database, self._expected, planner, log.log_id)
+            source = log_of_letters(log, self._shape)
+            return LetterReplay(self.where, opened, self._shape, planner.shaped, *source).run()
+
     def compacted(self) -> int:
         """``InvalidInput``: a database keeps its tables compact by itself."""
         raise InvalidInput(f"The database keeps the table {self.where} compact by itself: there is nothing to join.")
@@ -351,7 +275,7 @@ class SqlSink:
         )
 
     def _commit(self, changes: TableChanges, found: CursorRow | None, since: Cursor, upto: Cursor) -> bool:
-        """Commit; False if an earlier commit of this sink, which had no answer, has landed since ``found``."""
+        """Commit; False if an earlier commit without an answer, or a replay, has landed: look at the table again."""
         epoch = 1 if found is None else found.epoch + (self._held is None)
         commit_id = str(CHANCE.uuid())
         row: CursorRow | None = None
@@ -360,10 +284,13 @@ class SqlSink:
                 session.stage(changes)
                 session.lock()
                 seen = session.look()
-                if self._expected.proved(seen, since.log_id, self._held) != found:
+                row_now = self._expected.proved(seen, since.log_id, self._held)
+                if row_now != found:
                     if seen.row is not None and seen.row.commit_id in self._unanswered:
                         self._hold(seen.row)
                         return False
+                    if row_now is not None and found is not None and row_now.is_as_far_as(found):
+                        return False  # a replay of dead letters changed columns
                     raise self._expected.fenced()
                 if found is None:
                     identity, before = session.create(changes), seen.row
@@ -401,121 +328,9 @@ class SqlSink:
             return False
         return row is not None and row.commit_id == commit_id
 
-    def _changes(self, records: pa.Table, found: CursorRow | None, *, is_rebuilt: bool = False) -> TableChanges:
-        shape = self._shape
-        shaped = self._fitting(records, shape.rows(records))
-        if shaped.bad.num_rows and not self._has_dead_letters:
-            raise refused(shaped.bad)
-        self._bad_share.check(shaped.bad.num_rows, records.num_rows, first_bad(shaped.bad))
-        self._check_letters(shaped.bad)
-        names, rows = shape.names, shaped.rows
-        wanted = self._schema_of(rows)
-        before = wanted if found is None else found.schema
-        schema = shape.evolution(before, wanted, is_rebuilt=is_rebuilt).schema
-        self._database.check_schema(schema)
-        columns = altered(before, schema, self._database.type_of)
-        if not shape.is_keyed:
-            primary = names.offset if shape.transform is None else None
-            none = pa.chunked_array([], pa.binary())
-            return TableChanges(schema, _conformed(rows, schema), none, shaped.bad, columns, None, primary)
-        newest = newest_per_key(rows, names)
-        is_put = pc.equal(newest.column(names.op), int(Op.PUT))
-        if shape.soft_deletes:
-            return self._soft_changes(rows, newest.filter(pc.invert(is_put)), wanted, schema, shaped.bad, columns)
-        puts = newest.filter(is_put).select(wanted.names)
-        deleted = newest.column(names.key).filter(pc.invert(is_put))
-        return TableChanges(schema, _conformed(puts, schema), deleted, shaped.bad, columns, names.key, names.key)
-
-    def _soft_changes(
-        self,
-        rows: pa.Table,
-        deletes: pa.Table,
-        wanted: pa.Schema,
-        schema: pa.Schema,
-        bad: pa.Table,
-        columns: AlteredColumns,
-    ) -> TableChanges:
-        """Rows of the range, deleted ones marked; and marks for the table's own rows of keys that it only deletes."""
-        names = self._shape.names
-        puts = merge_latest(wanted.empty_table(), rows, names, wanted)
-        known = puts.column(names.key).combine_chunks()
-        marked = deletes.filter(pc.invert(pc.is_in(deletes.column(names.key), value_set=known)))
-        purges = rows.filter(pc.equal(rows.column(names.op), int(Op.PURGE))).column(names.key).combine_chunks()
-        marks = pa.table(
-            {
-                "key": marked.column(names.key),
-                "offset": marked.column(names.offset),
-                "timestamp": marked.column(names.timestamp),
-                "purged": pc.is_in(marked.column(names.key), value_set=purges),
-            }
-        )
-        none = pa.chunked_array([], pa.binary())
-        return TableChanges(
-            schema, _conformed(puts, schema), none, bad, columns, names.key, names.key, SoftDeletes(names, marks)
-        )
-
-    def _check_letters(self, bad: pa.Table) -> None:
-        """``BadRecord`` for one that the database cannot even store as a dead letter."""
-        for mask, reason in self._database.unfit(bad.select(["timestamp"]), None):
-            unfit = bad.filter(mask)
-            if unfit.num_rows:
-                raise BadRecord(
-                    f"The record at offset {unfit.column('offset')[0].as_py()} can be neither a row nor a dead letter: "
-                    f"{reason} Nothing was applied; follow into another kind of table."
-                )
-
-    def _schema_of(self, rows: pa.Table) -> pa.Schema:
-        """The columns of a table with these changes: a codec may find more fields than it announced."""
-        raw = self._shape.schema()
-        if raw is RAW_LATEST:
-            return raw
-        shape = self._shape
-        return table_schema(shape.kind, rows.schema.remove_metadata(), shape.names, soft_deletes=shape.soft_deletes)
-
-    def _fitting(self, records: pa.Table, shaped: ShapedRows) -> ShapedRows:
-        """Without the rows that the database cannot store, which become bad ones."""
-        offset = self._shape.names.offset
-        key = self._shape.names.key if self._shape.is_keyed else None
-        bad, dropped = [shaped.bad], [pa.array([], pa.int64())]
-        for mask, reason in self._database.unfit(shaped.rows, key):
-            if not pc.any(mask).as_py():
-                continue
-            if offset not in shaped.rows.column_names:
-                raise BadRecord(f"A row that the transform made cannot be stored: {reason} Nothing was applied.")
-            offsets = pc.unique(shaped.rows.column(offset).filter(mask))
-            dropped.append(offsets)
-            bad.append(_bad_rows(records.filter(pc.is_in(records.column("offset"), value_set=offsets)), reason))
-        if len(dropped) == 1:
-            return ShapedRows(shaped.rows, _once(shaped.bad))
-        is_dropped = pc.is_in(shaped.rows.column(offset), value_set=pa.concat_arrays(dropped))
-        return ShapedRows(shaped.rows.filter(pc.invert(is_dropped)), _once(pa.concat_tables(bad)))
-
 
 def _ranges(spans: Sequence[Span]) -> Iterator[pa.Table]:
     """The records of the spans, span by span."""
     for _, batches in fetch_in_order(joined(spans)):
         if sum(batch.num_rows for batch in batches):
             yield pa.Table.from_batches(batches, READ_SCHEMA)
-
-
-def _bad_rows(records: pa.Table, reason: str) -> pa.Table:
-    columns = [*[records.column(name) for name in BAD_SCHEMA.names[:-1]], pa.repeat(reason, records.num_rows)]
-    return pa.table(columns, schema=BAD_SCHEMA)
-
-
-def _once(bad: pa.Table) -> pa.Table:
-    """Each bad record once, in the order of their offsets, with its first reason."""
-    if not bad.num_rows:
-        return bad
-    ordered = bad.append_column("at", pa.array(range(bad.num_rows), pa.int64()))
-    firsts = ordered.group_by("offset").aggregate([("at", "min")]).sort_by("offset").column("at_min")
-    found = taken_rows(bad, firsts)
-    reasons = pc.replace_substring(found.column("reason"), "\0", "\\0")  # PostgreSQL's texts cannot hold it
-    return found.set_column(BAD_SCHEMA.get_field_index("reason"), BAD_SCHEMA.field("reason"), reasons)
-
-
-def _conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    if rows.schema.equals(schema):
-        return rows
-    batches = [conform_columns(batch, schema) for batch in rows.to_batches()]
-    return pa.Table.from_batches(batches, schema)

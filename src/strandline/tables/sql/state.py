@@ -42,6 +42,11 @@ class CursorRow:
     commit_id: str = ""
     """A number that no other commit has: by it a follower recognises a commit whose answer was lost."""
 
+    def is_as_far_as(self, other: CursorRow) -> bool:
+        """Whether both have the same cursor of the same follower in the same table."""
+        mine, theirs = ((one.cursor, one.epoch, one.identity) for one in (self, other))
+        return mine == theirs
+
 
 @dataclass(frozen=True, slots=True)
 class SeenColumn:

@@ -1,0 +1,117 @@
+"""The common part of sinks of tables of files: the log's codec, the cursor, transformed rows, replays of letters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Annotated, Any, Protocol, Self
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.errors import InvalidInput
+from strandline.log.contract import Log
+from strandline.model.arguments import anything
+from strandline.model.cursor import Cursor
+from strandline.model.sink import TableSink
+from strandline.tables.apply import apply_records
+from strandline.tables.logged import LoggedShape
+from strandline.tables.replay import LetterReplay, Replayed, ReplayedTable, log_of_letters
+from strandline.tables.shape import DeadLetters, TableShape
+
+
+class FollowedTable(Protocol):
+    """A table of files as its follower sees it."""
+
+    shape: TableShape | DeadLetters
+    known: Any
+    """The last commit of this object, by log."""
+
+    def cursor(self, log_id: UUID) -> Cursor | None:
+        """The cursor of the sink's last commit; None if there is no table."""
+
+    def columns(self) -> pa.Schema | None:
+        """The columns of the table now; None if there is none."""
+
+
+class FileTableSink:
+    """What Delta and Iceberg sinks share. A subclass sets these, and has ``begin`` and ``_replayed``."""
+
+    _shape: TableShape
+    _logged: LoggedShape
+    _followed: FollowedTable
+
+    @property
+    def where(self) -> str:
+        """The table, in messages."""
+        raise NotImplementedError
+
+    def meet(self, log: Annotated[Any, anything("a log")]) -> None:
+        """Name the log that the table follows, whose codec decodes the values with ``value="log"``.
+
+        Followers and the functions of ``sl.tables`` call it.
+        """
+        self._logged.meet(log)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Take over the codec that the log names now."""
+        if self._logged.is_logged:
+            self._shape = self._followed.shape = self._logged.resolved(self._followed.columns)
+
+    def cursor(self, log_id: UUID) -> Cursor | None:
+        """How far the table has applied that log, proved by its history; None if there is no table yet.
+
+        ``Diverged`` if it follows another log, if other writers changed its rows, if it went back to an earlier state,
+        or if it is not the table that this object has committed to; also if that was removed.
+        """
+        self._logged.check_met()
+        return self._followed.cursor(log_id)
+
+    def resume(self, log_id: UUID) -> Cursor | None:
+        """The same for a starting follower, which has only the table's own history."""
+        self._forget(log_id)
+        self._refresh()
+        return self.cursor(log_id)
+
+    def _forget(self, log_id: UUID) -> None:
+        """Forget what this object has committed."""
+        self._followed.known.pop(log_id, None)
+
+    def apply(self: TableSink, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
+        """Commit the range with its cursor, exactly once; see :class:`~strandline.model.sink.Sink`.
+
+        Commits of other writers that changed no row, such as a compaction, are allowed.
+        """
+        apply_records(self, records, since=since, upto=upto)
+
+    def decoded_schema(self) -> pa.Schema:
+        """The columns of decoded changes; see :class:`~strandline.model.sink.TransformableSink`."""
+        return self._decoding().decoded_schema()
+
+    def _decoding(self) -> TableShape:
+        """The shape with the log's codec, whatever columns a transform gives the table."""
+        return self._logged.resolved(lambda: None)
+
+    def with_rows(self, rows: pa.Schema) -> Self:
+        """The same table, for workers that are given transformed rows with these columns."""
+        twin = copy.copy(self)
+        twin._shape = self._decoding().transformed_elsewhere(rows)  # noqa: SLF001 - a copy of this object
+        twin._logged = self._logged.frozen(twin._shape)  # noqa: SLF001 - a copy of this object
+        twin._followed = copy.copy(self._followed)  # noqa: SLF001 - a copy of this object
+        twin._followed.shape = twin._shape  # noqa: SLF001 - a copy of this object
+        return twin
+
+    def replay_letters(self, log: Log) -> Replayed:
+        """Apply dead letters that can become rows by now; see :func:`~strandline.tables.maintenance.replay_letters`."""
+        self.meet(log)
+        opened = self._replayed(log.log_id)
+        if opened is None:
+            raise InvalidInput(f"The sink of {self.where} has no dead letters: name their table with dead_letters=.")
+        source = log_of_letters(log, self._shape)
+        return LetterReplay(self.where, opened, self._shape, self._shape.rows, *source).run()
+
+    def _replayed(self, log_id: UUID) -> Callable[[], AbstractContextManager[ReplayedTable | None]] | None:
+        """The table and its letters, for a replay; None if the sink has no place for letters."""
+        raise NotImplementedError

@@ -1,0 +1,242 @@
+"""Replay of dead letters: records that can be decoded by now become rows of their table, each once, in its place.
+
+Applying a letter again changes nothing: a table of all changes is asked for the letter's offset, and in a keyed table
+everything that happened to the letter's key since then is merged again, as the log has it. So a table that is committed
+before its letters are removed may crash in between. Each record since has to have the key by which the table holds it:
+otherwise the table would hold it twice, and nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.errors import Conflict, Contended, InvalidInput
+from strandline.log.contract import Log
+from strandline.log.reading import read_between
+from strandline.model.records import READ_SCHEMA
+from strandline.tables.bad_records import first_bad
+from strandline.tables.kinds import distinct
+from strandline.tables.shape import ShapedRows, TableShape
+
+ReadLog: TypeAlias = Callable[[int, int], Iterable[pa.RecordBatch]]
+"""The records of the log between two offsets."""
+
+_ATTEMPTS: Final = 8
+PAIRS: Final = pa.schema({"offset": pa.int64(), "key": pa.binary()})
+"""Offset and key of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay did with the dead letters of a table."""
+
+    applied: int
+    """Letters whose records the table has now; they are removed from the dead-letter table."""
+    unreadable: int
+    """Letters that still cannot become rows; they stay."""
+    expired: int
+    """Letters that stay because the log no longer has the records since, which decide what their keys have now."""
+    first_reason: str = ""
+    """Offset and reason of the first one that cannot become a row."""
+    of_others: int = 0
+    """Letters that name other tables; they stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLetters:
+    """The letters of a table, which may share their place with those of others."""
+
+    rows: pa.Table
+    """With the columns of a record."""
+    of_others: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LetterChanges:
+    """What a replay changes in a table."""
+
+    rows: pa.Table
+    """Rows that a table of all changes lacks; or all changes of ``keys`` since the offset ``since``, in order."""
+    keys: pa.Array
+    """None in a table of all changes."""
+    since: int = 0
+
+
+class ReplayedTable(Protocol):
+    """A table and its letters, proved to be in step with its log, as a replay sees them.
+
+    Each method but :meth:`apply` only reads. ``Conflict`` if another job commits meanwhile.
+    """
+
+    @property
+    def held(self) -> range:
+        """The offsets that the table holds: from its start up to its cursor."""
+
+    def columns(self) -> pa.Schema:
+        """Its columns."""
+
+    def letters(self) -> OwnLetters:
+        """Its letters."""
+
+    def pairs(self, offset: str, key: str | None, since: int) -> Iterable[pa.Table]:
+        """Offset and key of its rows from an offset on (:data:`PAIRS`); ``offset`` and ``key`` name the columns.
+
+        Without a key those are null.
+        """
+
+    def apply(self, changes: LetterChanges | None, done: pa.Array) -> None:
+        """Commit the changes, if any, then remove the letters with these offsets; or both in one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The letters to replay: their changes, and the offsets that are done once these are in the table."""
+
+    changes: pa.Table
+    done: pa.Array
+    bad: pa.Table
+    expired: int
+    of_others: int
+
+    def result(self) -> Replayed:
+        unreadable = len(distinct(self.bad.column("offset")))
+        return Replayed(len(self.done), unreadable, self.expired, first_bad(self.bad), self.of_others)
+
+
+@dataclass(slots=True)
+class LetterReplay:
+    """Replays the letters of one table.
+
+    ``opened`` gives the table and its letters, or None if there are no letters; ``shaped`` gives rows of records;
+    ``read`` reads the log, which retains everything from ``first`` on.
+    """
+
+    where: str
+    opened: Callable[[], AbstractContextManager[ReplayedTable | None]]
+    shape: TableShape
+    shaped: Callable[[pa.Table], ShapedRows]
+    first: int
+    read: ReadLog = field(repr=False)
+
+    def run(self) -> Replayed:
+        """Apply and remove what can be decoded by now; again if another job committed meanwhile.
+
+        ``InvalidInput`` if the table does not keep offsets, or a record since has another key than in the table.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                with self.opened() as table:
+                    return Replayed(0, 0, 0) if table is None else self._replayed(table)
+            except Conflict:
+                continue
+        raise Contended(
+            f"Other jobs committed to the table {self.where}, or to its dead letters, at each of {_ATTEMPTS} tries: "
+            "try again."
+        )
+
+    def _replayed(self, table: ReplayedTable) -> Replayed:
+        chosen = self._chosen(table)
+        changes = None
+        if chosen.changes.num_rows:
+            changes = (self._since if self.shape.is_keyed else self._missing)(table, chosen.changes)
+        if len(chosen.done):
+            table.apply(changes, chosen.done)
+        return chosen.result()
+
+    def _chosen(self, table: ReplayedTable) -> _Chosen:
+        """The table's letters, of the offsets that it holds: an earlier table at its place may have had others.
+
+        Letters from the cursor on are of a range that was not committed yet.
+        """
+        own, held = table.letters(), table.held
+        found, offsets = own.rows, own.rows.column("offset")
+        is_held = pc.and_(pc.greater_equal(offsets, held.start), pc.less(offsets, held.stop))
+        found = found.filter(is_held).sort_by("offset")
+        found = found.take(_firsts(found.column("offset")))
+        expired = 0
+        if self.shape.is_keyed:
+            is_kept = pc.greater_equal(found.column("offset"), self.first)
+            expired = found.num_rows - (pc.sum(is_kept).as_py() or 0)
+            found = found.filter(is_kept)
+        shaped = self.shaped(found.select(READ_SCHEMA.names).cast(READ_SCHEMA))
+        offsets = distinct(found.column("offset"))
+        is_done = pc.invert(pc.is_in(offsets, value_set=distinct(shaped.bad.column("offset"))))
+        return _Chosen(shaped.rows, offsets.filter(is_done), shaped.bad.sort_by("offset"), expired, own.of_others)
+
+    def _missing(self, table: ReplayedTable, changes: pa.Table) -> LetterChanges:
+        """The changes that a table of all changes does not have yet."""
+        name = self.shape.names.offset
+        if name not in table.columns().names or name not in changes.column_names:
+            raise InvalidInput(
+                f"The table {self.where} does not keep the offsets of its records ({name}), so that letters could be "
+                "applied twice: build it again with sl.tables.rebuild."
+            )
+        since = pc.min(changes.column(name)).as_py()
+        has = [pa.array([], pa.int64()), *[distinct(one.column("offset")) for one in table.pairs(name, None, since)]]
+        missing = changes.filter(pc.invert(pc.is_in(changes.column(name), value_set=pa.concat_arrays(has))))
+        return LetterChanges(missing, pa.nulls(0, pa.binary()))
+
+    def _since(self, table: ReplayedTable, changes: pa.Table) -> LetterChanges:
+        """All changes of the letters' keys since the first letter; ``InvalidInput`` if one has another key by now."""
+        names = self.shape.names
+        keys, since = distinct(changes.column(names.key)), pc.min(changes.column(names.offset)).as_py()
+        found, given, bad = [changes.slice(0, 0)], [PAIRS.empty_table()], [pa.array([], pa.int64())]
+        for batch in self.read(since, table.held.stop):
+            records = pa.Table.from_batches([batch])
+            if self.shape.has_record_keys:
+                records = records.filter(pc.is_in(records.column("key"), value_set=keys))
+            if records.num_rows:
+                shaped = self.shaped(records)
+                given.append(pairs_of(shaped.rows, names.offset, names.key))
+                bad.append(distinct(shaped.bad.column("offset")))
+                found.append(shaped.rows.filter(pc.is_in(shaped.rows.column(names.key), value_set=keys)))
+        self._refuse_other_keys(table, pa.concat_tables(given), pa.concat_arrays(bad), since)
+        return LetterChanges(pa.concat_tables(found, promote_options="default"), keys, since)
+
+    def _refuse_other_keys(self, table: ReplayedTable, given: pa.Table, bad: pa.Array, since: int) -> None:
+        """``InvalidInput`` if the table holds one of these records under a key that it is not given now."""
+        names = self.shape.names
+        of_changes = (names.offset,) if self.shape.kind == "latest" else (names.valid[0], names.valid[2])
+        offsets = pa.concat_arrays([distinct(given.column("offset")), bad])
+        for name in of_changes:
+            for rows in table.pairs(name, names.key, since):
+                held = rows.filter(pc.is_in(rows.column("offset"), value_set=offsets))
+                other = held.join(given, ["offset", "key"], join_type="left anti")
+                if other.num_rows:
+                    raise InvalidInput(
+                        f"The table {self.where} has a row of the record at offset "
+                        f"{pc.min(other.column('offset')).as_py()} under a key that the record no longer has with this "
+                        "schema and transform, so that a replay would double or lose rows: rebuild the table with "
+                        "sl.tables.rebuild."
+                    )
+
+
+def log_of_letters(log: Log, shape: TableShape) -> tuple[int, ReadLog]:
+    """What a replay needs of a log: the first retained offset, and how to read it. Tables of all changes need none."""
+    first = log.bounds().first if shape.is_keyed else 0
+    return first, lambda since, end: read_between(log, since, end, None)
+
+
+def pairs_of(rows: pa.Table, offset: str, key: str | None) -> pa.Table:
+    """Offset and key of each row; null without a key."""
+    keys = pa.nulls(rows.num_rows, pa.binary()) if key is None else rows.column(key)
+    return pa.table({"offset": rows.column(offset), "key": keys}).cast(PAIRS)
+
+
+def pairs_from(rows: Iterable[Sequence[Any]]) -> pa.Table:
+    """Offset and key of each row of a SQL statement."""
+    offsets, keys = list(zip(*rows, strict=True)) or ((), ())
+    return pa.table([pa.array(offsets, pa.int64()), pa.array(keys, pa.binary())], schema=PAIRS)
+
+
+def _firsts(offsets: pa.ChunkedArray) -> pa.Array:
+    """The position of the first row of each offset."""
+    places = pa.table({"offset": offsets, "row": pa.array(range(len(offsets)), pa.int64())})
+    found: pa.Array = places.group_by("offset").aggregate([("row", "min")]).column("row_min").combine_chunks()
+    return found.take(pc.sort_indices(found))

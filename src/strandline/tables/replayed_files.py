@@ -1,0 +1,111 @@
+"""Replay of dead letters into a table of files: the table is committed first, then the letters are removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.model.sink import DataFile
+from strandline.storage.clock import CHANCE
+from strandline.tables.files import TableFiles, write_file
+from strandline.tables.kinds import Rewind
+from strandline.tables.layout import WHOLE, KeptFile
+from strandline.tables.part import TablePart, in_schema
+from strandline.tables.replay import LetterChanges, OwnLetters, pairs_of
+from strandline.tables.shape import LETTER_SCHEMA, TableShape
+
+
+class FileTable(Protocol):
+    """One state of a table of files; a commit on it is ``Conflict`` if another one was first."""
+
+    @property
+    def files(self) -> TableFiles:
+        """Writes and reads its data files."""
+
+    def columns(self) -> pa.Schema:
+        """Its columns."""
+
+    def sizes(self) -> Mapping[str, int]:
+        """Its data files: path and bytes."""
+
+    def evolved(self) -> FileTable:
+        """The table with the columns that its values need now."""
+
+    def commit(self, added: Sequence[DataFile], removed: Sequence[str]) -> None:
+        """Replace files, at the same cursor."""
+
+
+@dataclass(slots=True)
+class ReplayedFiles:
+    """See :class:`~strandline.tables.replay.ReplayedTable`."""
+
+    shape: TableShape
+    table: FileTable
+    box: FileTable
+    """The dead-letter table."""
+    address: str
+    """The table, as its letters name it."""
+    held: range
+
+    def columns(self) -> pa.Schema:
+        """The columns of the table."""
+        return self.table.columns()
+
+    def letters(self) -> OwnLetters:
+        """The letters that name the table."""
+        files = [self._stored_letters(path) for path in self.box.sizes()]
+        found = pa.concat_tables([LETTER_SCHEMA.empty_table(), *[one.cast(LETTER_SCHEMA) for one in files]])
+        mine = found.filter(self._is_mine(found))
+        return OwnLetters(mine, found.num_rows - mine.num_rows)
+
+    def _stored_letters(self, path: str) -> pa.Table:
+        """The letters of a file with the types of their table: others may have written it with others."""
+        return in_schema(self.box.files.read(path), self.box.columns()).select(LETTER_SCHEMA.names)
+
+    def _is_mine(self, letters: pa.Table) -> pa.ChunkedArray:
+        return pc.equal(letters.column("of_table"), self.address)
+
+    def pairs(self, offset: str, key: str | None, since: int) -> Iterator[pa.Table]:
+        """Offset and key of the rows, file by file."""
+        schema = self.table.columns()
+        for path in self.table.sizes():
+            found = pairs_of(in_schema(self.table.files.read(path), schema), offset, key)
+            yield found.filter(pc.greater_equal(found.column("offset"), since))
+
+    def apply(self, changes: LetterChanges | None, done: pa.Array) -> None:
+        """Commit the changes, then remove the letters."""
+        if changes is not None:
+            self._commit(changes, self.table.evolved())
+        self._remove(done)
+
+    def _commit(self, changes: LetterChanges, table: FileTable) -> None:
+        part = TablePart(self.shape, table.columns(), table.files, str(CHANCE.uuid()))
+        if not self.shape.is_keyed:
+            added, removed = part.appended(changes.rows), list[str]()
+        else:
+            old = tuple(KeptFile(path, size, is_shared=False) for path, size in table.sizes().items())
+            rewind = Rewind(changes.since, changes.keys) if self.shape.kind == "history" else None
+            added, removed = replace(part, share=WHOLE, old=old, rewind=rewind).merged([changes.rows])
+        if added or removed:
+            table.commit(added, removed)
+
+    def _remove(self, done: pa.Array) -> None:
+        """Remove the table's letters of these offsets, and no other table's."""
+        added: list[DataFile] = []
+        removed: list[str] = []
+        for path in self.box.sizes():
+            rows = self._stored_letters(path)
+            is_done = pc.and_(self._is_mine(rows), pc.is_in(rows.column("offset"), value_set=done))
+            if not pc.any(is_done).as_py():
+                continue
+            kept = rows.filter(pc.invert(is_done))
+            removed.append(path)
+            if kept.num_rows:
+                name = f"part-{CHANCE.uuid()}-{CHANCE.uuid()}.parquet"
+                added.append(write_file(self.box.files, name, kept))
+        if removed:
+            self.box.commit(added, removed)

@@ -1,0 +1,194 @@
+"""What a range changes in a table of a SQL database: rows to put, keys to delete, dead letters. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.errors import BadRecord
+from strandline.model.records import Op
+from strandline.tables.bad_records import BadShare, first_bad, refused
+from strandline.tables.kinds import RAW_LATEST, Names, merge_latest, newest_per_key, table_schema, taken_rows
+from strandline.tables.shape import BAD_SCHEMA, ShapedRows, TableShape
+from strandline.tables.sql.columns import AlteredColumns, TypeOf, altered
+from strandline.values.schema.evolution import conform_columns
+
+
+@dataclass(frozen=True, slots=True)
+class SoftDeletes:
+    """Rows of the table that are marked as deleted: their keys, with offset and time of the delete.
+
+    A purge removes their values, too.
+    """
+
+    names: Names
+    marks: pa.Table
+    """The columns ``key``, ``offset``, ``timestamp`` and ``purged``."""
+
+    def payload(self, schema: pa.Schema) -> list[str]:
+        """The columns that a purge empties."""
+        names = self.names
+        return [name for name in schema.names if name not in (*names.all, names.deleted)]
+
+
+@dataclass(frozen=True, slots=True)
+class TableChanges:
+    """What a range does to a table: rows to put, keys to delete, dead letters; and the table's columns afterwards."""
+
+    schema: pa.Schema
+    puts: pa.Table
+    deleted: pa.ChunkedArray
+    bad: pa.Table
+    columns: AlteredColumns
+    key: str | None
+    """The column by which rows are replaced; None in a table of all changes."""
+    primary: str | None
+    """The column of a new table's primary key."""
+    soft: SoftDeletes | None = None
+
+
+class Columns(Protocol):
+    """What columns and values a database can have."""
+
+    @property
+    def type_of(self) -> TypeOf:
+        """The type of a column."""
+
+    def unfit(self, rows: pa.Table, key: str | None) -> Iterator[tuple[pa.ChunkedArray, str]]:
+        """Rows that the database cannot store, as a mask, with the reason."""
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        """``SchemaRefused`` for columns that the database cannot have."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePlanner:
+    """Plans the changes of ranges; pure."""
+
+    shape: TableShape
+    database: Columns
+    bad_share: BadShare
+    has_dead_letters: bool
+
+    def planned(self, records: pa.Table, before: pa.Schema | None, *, is_rebuilt: bool = False) -> TableChanges:
+        """What records do to a table with the columns ``before``; None: there is no table yet.
+
+        ``BadRecord`` if too many of them have no row.
+        """
+        shaped = self.shaped(records)
+        if shaped.bad.num_rows and not self.has_dead_letters:
+            raise refused(shaped.bad)
+        self.bad_share.check(shaped.bad.num_rows, records.num_rows, first_bad(shaped.bad))
+        self._check_letters(shaped.bad)
+        return self.of_rows(shaped, before, is_rebuilt=is_rebuilt)
+
+    def of_rows(self, shaped: ShapedRows, before: pa.Schema | None, *, is_rebuilt: bool = False) -> TableChanges:
+        """What rows do to a table; they are in the order of their offsets."""
+        shape, names, rows = self.shape, self.shape.names, shaped.rows
+        wanted = self._schema_of(rows)
+        before = wanted if before is None else before
+        schema = shape.evolution(before, wanted, is_rebuilt=is_rebuilt).schema
+        self.database.check_schema(schema)
+        columns = altered(before, schema, self.database.type_of)
+        if not shape.is_keyed:
+            primary = names.offset if shape.transform is None else None
+            none = pa.chunked_array([], pa.binary())
+            return TableChanges(schema, _conformed(rows, schema), none, shaped.bad, columns, None, primary)
+        newest = newest_per_key(rows, names)
+        is_put = pc.equal(newest.column(names.op), int(Op.PUT))
+        if shape.soft_deletes:
+            return self._soft_changes(rows, newest.filter(pc.invert(is_put)), wanted, schema, shaped.bad, columns)
+        puts = newest.filter(is_put).select(wanted.names)
+        deleted = newest.column(names.key).filter(pc.invert(is_put))
+        return TableChanges(schema, _conformed(puts, schema), deleted, shaped.bad, columns, names.key, names.key)
+
+    def _soft_changes(
+        self,
+        rows: pa.Table,
+        deletes: pa.Table,
+        wanted: pa.Schema,
+        schema: pa.Schema,
+        bad: pa.Table,
+        columns: AlteredColumns,
+    ) -> TableChanges:
+        """Rows of the range, deleted ones marked; and marks for the table's own rows of keys that it only deletes."""
+        names = self.shape.names
+        puts = merge_latest(wanted.empty_table(), rows, names, wanted)
+        known = puts.column(names.key).combine_chunks()
+        marked = deletes.filter(pc.invert(pc.is_in(deletes.column(names.key), value_set=known)))
+        purges = rows.filter(pc.equal(rows.column(names.op), int(Op.PURGE))).column(names.key).combine_chunks()
+        marks = pa.table(
+            {
+                "key": marked.column(names.key),
+                "offset": marked.column(names.offset),
+                "timestamp": marked.column(names.timestamp),
+                "purged": pc.is_in(marked.column(names.key), value_set=purges),
+            }
+        )
+        none = pa.chunked_array([], pa.binary())
+        return TableChanges(
+            schema, _conformed(puts, schema), none, bad, columns, names.key, names.key, SoftDeletes(names, marks)
+        )
+
+    def _check_letters(self, bad: pa.Table) -> None:
+        """``BadRecord`` for one that the database cannot even store as a dead letter."""
+        for mask, reason in self.database.unfit(bad.select(["timestamp"]), None):
+            unfit = bad.filter(mask)
+            if unfit.num_rows:
+                raise BadRecord(
+                    f"The record at offset {unfit.column('offset')[0].as_py()} can be neither a row nor a dead letter: "
+                    f"{reason} Nothing was applied; follow into another kind of table."
+                )
+
+    def _schema_of(self, rows: pa.Table) -> pa.Schema:
+        """The columns of a table with these changes: a codec may find more fields than it announced."""
+        raw, shape = self.shape.schema(), self.shape
+        if raw is RAW_LATEST:
+            return raw
+        return table_schema(shape.kind, rows.schema.remove_metadata(), shape.names, soft_deletes=shape.soft_deletes)
+
+    def shaped(self, records: pa.Table) -> ShapedRows:
+        """The rows of records; those that the database cannot store are bad ones."""
+        shaped = self.shape.rows(records)
+        offset = self.shape.names.offset
+        key = self.shape.names.key if self.shape.is_keyed else None
+        bad, dropped = [shaped.bad], [pa.array([], pa.int64())]
+        for mask, reason in self.database.unfit(shaped.rows, key):
+            if not pc.any(mask).as_py():
+                continue
+            if offset not in shaped.rows.column_names:
+                raise BadRecord(f"A row that the transform made cannot be stored: {reason} Nothing was applied.")
+            offsets = pc.unique(shaped.rows.column(offset).filter(mask))
+            dropped.append(offsets)
+            bad.append(_bad_rows(records.filter(pc.is_in(records.column("offset"), value_set=offsets)), reason))
+        if len(dropped) == 1:
+            return ShapedRows(shaped.rows, _once(shaped.bad))
+        is_dropped = pc.is_in(shaped.rows.column(offset), value_set=pa.concat_arrays(dropped))
+        return ShapedRows(shaped.rows.filter(pc.invert(is_dropped)), _once(pa.concat_tables(bad)))
+
+
+def _bad_rows(records: pa.Table, reason: str) -> pa.Table:
+    columns = [*[records.column(name) for name in BAD_SCHEMA.names[:-1]], pa.repeat(reason, records.num_rows)]
+    return pa.table(columns, schema=BAD_SCHEMA)
+
+
+def _once(bad: pa.Table) -> pa.Table:
+    """Each bad record once, in the order of their offsets, with its first reason."""
+    if not bad.num_rows:
+        return bad
+    ordered = bad.append_column("at", pa.array(range(bad.num_rows), pa.int64()))
+    firsts = ordered.group_by("offset").aggregate([("at", "min")]).sort_by("offset").column("at_min")
+    found = taken_rows(bad, firsts)
+    reasons = pc.replace_substring(found.column("reason"), "\0", "\\0")  # PostgreSQL's texts cannot hold it
+    return found.set_column(BAD_SCHEMA.get_field_index("reason"), BAD_SCHEMA.field("reason"), reasons)
+
+
+def _conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    if rows.schema.equals(schema):
+        return rows
+    batches = [conform_columns(batch, schema) for batch in rows.to_batches()]
+    return pa.Table.from_batches(batches, schema)

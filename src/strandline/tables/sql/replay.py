@@ -1,0 +1,84 @@
+"""Replay of dead letters into a table of a SQL database: rows and letters change in one transaction."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.errors import Conflict, NotFound
+from strandline.storage.clock import CHANCE
+from strandline.tables.replay import LetterChanges, OwnLetters
+from strandline.tables.shape import BAD_SCHEMA, ShapedRows
+from strandline.tables.sql.changes import ChangePlanner
+from strandline.tables.sql.database import Database
+from strandline.tables.sql.state import CursorRow, Expected
+
+
+@dataclass(slots=True)
+class ReplayedSql:
+    """See :class:`~strandline.tables.replay.ReplayedTable`. Reads without a lock, and proves the table again to write.
+
+    Cursor and epoch stay: the table's follower goes on.
+    """
+
+    database: Database
+    expected: Expected
+    planner: ChangePlanner
+    row: CursorRow
+
+    @property
+    def held(self) -> range:
+        """The offsets that the table holds."""
+        return range(self.row.start, self.row.cursor.next)
+
+    def columns(self) -> pa.Schema:
+        """The columns of the table."""
+        return self.row.schema
+
+    def letters(self) -> OwnLetters:
+        """All letters: the table has its own place for them."""
+        with self.database.reading() as session:
+            return OwnLetters(session.letters())
+
+    def pairs(self, offset: str, key: str | None, since: int) -> Iterator[pa.Table]:
+        """Offset and key of the rows."""
+        with self.database.reading() as session:
+            found = session.pairs(offset, key, since)
+        yield found
+
+    def apply(self, changes: LetterChanges | None, done: pa.Array) -> None:
+        """Commit the changes without the letters; ``Conflict`` if the table was committed to since it was read."""
+        planned = None
+        if changes is not None:
+            rows = ShapedRows(changes.rows, BAD_SCHEMA.empty_table())
+            planned = self.planner.of_rows(rows, self.row.schema)
+        with self.database.writing() as session:
+            if planned is not None:
+                session.stage(planned)
+            session.lock()
+            found = self.expected.proved(session.look(), self.row.cursor.log_id, None)
+            if found != self.row:
+                raise Conflict(f"The table {self.expected.where} was committed to while its letters were replayed.")
+            if planned is not None:
+                session.alter(planned)
+                session.merge(planned)
+                if planned.schema != self.row.schema:
+                    wider = replace(self.row, schema=planned.schema, commit_id=str(CHANCE.uuid()))
+                    if not session.store(wider, self.row):
+                        raise self.expected.fenced()
+            session.remove_letters(done.to_pylist())
+
+
+@contextlib.contextmanager
+def replayed_sql(
+    database: Database, expected: Expected, planner: ChangePlanner, log_id: UUID
+) -> Iterator[ReplayedSql | None]:
+    """The table and its letters. ``NotFound`` without a table, ``Diverged`` if it is not the one of the log."""
+    row = expected.proved(database.look(), log_id, None)
+    if row is None:
+        raise NotFound(f"There is no table {expected.where}.")
+    yield ReplayedSql(database, expected, planner, row)
