@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from strandline.errors import InvalidInput
 from strandline.log.contract import Log
-from strandline.model.arguments import anything
+from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor
 from strandline.model.sink import TableSink
 from strandline.tables.apply import apply_records
@@ -35,6 +35,7 @@ class FollowedTable(Protocol):
         """The columns of the table now; None if there is none."""
 
 
+@checked
 class FileTableSink:
     """What Delta and Iceberg sinks share. A subclass sets these, and has ``begin`` and ``_replayed``."""
 

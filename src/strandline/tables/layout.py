@@ -22,6 +22,7 @@ _NAME: Final = re.compile(
     r"(?:^|/)(?P<role>keys|closed)-(?P<depth>\d\d)-(?P<prefix>[0-9a-f]{8})-[0-9a-f-]{68,}\.parquet$"
 )
 _APPENDED: Final = re.compile(r"part-[0-9a-f-]{68,}\.parquet")
+_JOB: Final = re.compile(r"-([0-9a-f]{16})-[0-9a-f-]{73}\.parquet$")
 FEW_SHARES: Final = 8
 """Workers of a small keyed table. Each may fetch all records and keep its own keys; more of them would fetch more than
 they merge."""
@@ -87,6 +88,21 @@ def file_name(role: str, covered: HashRange, unique: str) -> str:
     True
     """
     return f"{role}-{covered.depth:02d}-{covered.prefix:08x}-{unique}.parquet"
+
+
+def job_name(version: int, unique: str) -> str:
+    """The name of a job that commits as a version of a table: part of the names of its files.
+
+    >>> version_in(file_name("keys", WHOLE, f"{job_name(7, 'c' * 36)}-{'d' * 36}"))
+    7
+    """
+    return f"{version:016x}-{unique}"
+
+
+def version_in(path: str) -> int | None:
+    """The version as which a file was to be committed, by its name; None for any other file."""
+    found = _JOB.search(path)
+    return None if found is None or not is_data_file(path.rpartition("/")[2]) else int(found[1], 16)
 
 
 def range_of(path: str) -> HashRange:

@@ -82,6 +82,19 @@ class DeltaFiles:
                 f"The data file {path} of the table {self.url} could not be read: {error}"
             ) from error
 
+    def remove(self, path: str) -> None:
+        """Remove a file that no version names; absent is fine."""
+        folder = local_path(self.url)
+        if folder is not None:
+            self.disk.remove(f"{folder}/{path}")
+            return
+        try:
+            self._handler().delete_file(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise TransientStorageError(f"The data file {path} of the table {self.url} stays: {error}") from error
+
     def _handler(self) -> Any:
         from deltalake.fs import DeltaStorageHandler
 

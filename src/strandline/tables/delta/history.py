@@ -53,6 +53,10 @@ class Application:
         return f"{self.cursor}/{table_id}"
 
 
+NOBODY: Final = Application(UUID(int=0), "")
+"""For reading a commit file without looking for a follower's own transactions."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableCommit:
     """One version of a table, as seen by a sink."""

@@ -18,7 +18,8 @@ from strandline.errors import InvalidInput
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
 from strandline.tables.delta.files import added, local_path
-from strandline.tables.delta.table import FollowedDelta, columns_of, log_of
+from strandline.tables.delta.handles import columns_of, log_of
+from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.shape import BAD_SCHEMA
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ from strandline.errors import Diverged, InvalidInput, NotFound
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
 from strandline.tables.delta.files import DeltaFiles, added, removed
+from strandline.tables.delta.handles import columns_of, data_files, id_of, log_of
 from strandline.tables.delta.history import letter_logs
 from strandline.tables.delta.letters import LettersOf, address_in_letters, check_letters
-from strandline.tables.delta.table import FollowedDelta, columns_of, data_files, id_of, log_of
+from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.replayed_files import ReplayedFiles
 from strandline.tables.shape import TableShape
 

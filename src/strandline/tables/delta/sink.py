@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from strandline.errors import Conflict, Diverged, InvalidInput, NotFound
 from strandline.log.contract import Log
 from strandline.model.addresses import Address, as_address, is_text, refuse_credentials
-from strandline.model.arguments import Named, anything, checked
+from strandline.model.arguments import Named, Positive, anything, checked
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Part, Written, check_coverage, is_applied
 from strandline.storage.clock import CHANCE
@@ -24,11 +24,7 @@ from strandline.storage.disk import DISK, Disk
 from strandline.tables.bad_records import BadShare
 from strandline.tables.comparison import RowDifferences, differences, folded
 from strandline.tables.delta.files import added
-from strandline.tables.delta.history import own_commits
-from strandline.tables.delta.letters import LetterBox, LettersOf, address_in_letters
-from strandline.tables.delta.replay import replayed_delta
-from strandline.tables.delta.table import (
-    FollowedDelta,
+from strandline.tables.delta.handles import (
     check_folder,
     columns_of,
     data_files,
@@ -36,10 +32,15 @@ from strandline.tables.delta.table import (
     mode_of,
     refuse_deletion_vectors,
 )
+from strandline.tables.delta.history import own_commits
+from strandline.tables.delta.letters import LetterBox, LettersOf, address_in_letters
+from strandline.tables.delta.orphans import ORPHAN_HOURS, OrphanSweeper
+from strandline.tables.delta.replay import replayed_delta
+from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.delta.transaction import DeltaTransaction
 from strandline.tables.file_sink import FileTableSink
 from strandline.tables.kinds import KINDS, Kind
-from strandline.tables.layout import files_in, shares_of
+from strandline.tables.layout import files_in, job_name, shares_of
 from strandline.tables.logged import LoggedShape, Value, fixed
 from strandline.tables.maintained import RecordedTable, TableSize
 from strandline.tables.part import FILE_ROWS, TablePart, in_schema
@@ -88,11 +89,16 @@ class DeltaSink(FileTableSink):
         soft_deletes: bool = False,
         dead_letters: Address | None = None,
         max_bad_share: Annotated[Any, anything("a share between 0 and 1")] = 1.0,
+        orphan_hours: Positive | None = ORPHAN_HOURS,
         name: Named = "default",
         options: Mapping[str, str] | None = None,
         disk: Disk = DISK,
     ) -> None:
-        """The table at ``url``, which is created by the first apply; ``options`` are its storage options."""
+        """The table at ``url``, which is created by the first apply; ``options`` are its storage options.
+
+        ``orphan_hours``: files of failed jobs that are older are removed now and then while the table is followed;
+        None: they stay.
+        """
         self.url = as_address(url)
         """The address of the table."""
         if not is_text(self.url):
@@ -105,6 +111,7 @@ class DeltaSink(FileTableSink):
         self._logged = LoggedShape(self._shape, value, self.url)
         self._name = name
         self._followed: FollowedDelta = FollowedDelta(self.url, self._shape, name, options or {}, disk)
+        self._orphans = OrphanSweeper(self._followed, orphan_hours)
         self._letters: LettersOf | None = None
         if dead_letters is not None:
             letters = as_address(dead_letters)
@@ -131,7 +138,10 @@ class DeltaSink(FileTableSink):
         if table is not None and at is not None:
             table = self._followed.evolved(table, at)
         letters = self._opened_letters(table, since.log_id)
-        parts = tuple(self._parts(table, max(since.next, 0 if at is None else at.next), letters, tasks))
+        floor = max(since.next, 0 if at is None else at.next)
+        version = 1 if table is None else table.version() + 1  # a new table is created before its first range
+        parts = tuple(self._parts(table, version, floor, letters, tasks))
+        self._orphans.remove_in_time(version)
         return DeltaTransaction(self._followed, table, since, upto, at, parts, letters, self._bad_share)
 
     @property
@@ -210,7 +220,8 @@ class DeltaSink(FileTableSink):
         beginning = Cursor(log_id, self._followed.start(table))
         letters = self._opened_letters(table, log_id)
         schema = self._followed.schema_for(table, is_rebuilt=True)
-        parts = tuple(replace(part, old=()) for part in self._parts(None, 0, letters, tasks, schema))
+        planned = self._parts(None, table.version() + 1, 0, letters, tasks, schema)
+        parts = tuple(replace(part, old=()) for part in planned)
         written = work(parts)
         check_coverage(written, parts, beginning.next, upto.next)
         if letters is not None:
@@ -238,6 +249,7 @@ class DeltaSink(FileTableSink):
     def _parts(
         self,
         table: DeltaTable | None,
+        version: int,
         floor: int,
         letters: LetterBox | None,
         tasks: int,
@@ -249,7 +261,7 @@ class DeltaSink(FileTableSink):
             self._shape,
             schema,
             self._followed.files,
-            str(CHANCE.uuid()),
+            job_name(version, str(CHANCE.uuid())),
             floor,
             dead=None if letters is None else letters.letters_of("").files,
             dead_floor=0 if letters is None else letters.floor,

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import unquote
@@ -21,7 +18,6 @@ from strandline.errors import (
     Diverged,
     Fenced,
     InvalidInput,
-    MissingExtra,
     NotFound,
     TransientStorageError,
 )
@@ -31,9 +27,18 @@ from strandline.model.sink import DataFile
 from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.disk import Disk, make_own_folder
 from strandline.tables.delta.files import DeltaFiles, added, local_path
+from strandline.tables.delta.handles import (
+    LOG_PROPERTY,
+    MODE_PROPERTY,
+    columns_of,
+    data_files,
+    deltalake_library,
+    id_of,
+)
 from strandline.tables.delta.history import (
     COMMIT_KEY,
     CURSOR_KEY,
+    NOBODY,
     REMEDY,
     TABLE_KEY,
     Application,
@@ -43,6 +48,7 @@ from strandline.tables.delta.history import (
     last_commit,
     parse_commit,
 )
+from strandline.tables.delta.newest import NewestVersion
 from strandline.tables.files import write_file
 from strandline.tables.layout import file_name, is_closed, is_data_file, range_of
 from strandline.tables.part import in_schema
@@ -52,59 +58,13 @@ from strandline.values.schema.evolution import Evolution
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-_LOG_PROPERTY: Final = "strandline.log_id"
-_MODE_PROPERTY: Final = "strandline.mode"
 _SHAPE_PROPERTY: Final = "strandline.shape"
 _START_PROPERTY: Final = "strandline.start"
 _APPEND_ONLY: Final = "delta.appendOnly"
 _CHECKPOINTS: Final = {"delta.checkpointInterval": "20"}
 """Opening a table reads all commits since the last checkpoint: with ``deltalake``'s 100 the last one costs four times
 as much as the first."""
-_DELETION_VECTORS: Final = "deletionVectors"
-_CONFUSED: Final = re.compile(r"%[0-9A-Fa-f]{2}|\\|[\x00-\x1f\x7f]")
-"""``deltalake`` decodes paths twice, so that ``a%20b`` is the folder ``a b``, and takes a backslash for a slash."""
-_NOBODY: Final = Application(UUID(int=0), "")
 _LOGGER: Final = logging.getLogger(__name__)
-
-
-def deltalake_library() -> Any:
-    """The library, or ``MissingExtra``."""
-    try:
-        import deltalake
-    except ImportError as error:
-        raise MissingExtra("Delta tables need the extra 'delta': pip install 'strandline[delta]'.") from error
-    return deltalake
-
-
-@dataclass(frozen=True, slots=True)
-class _Newest:
-    """A version of a table that was the newest one, with its commit file."""
-
-    table: DeltaTable
-    version: int
-    commit: bytes
-
-    @classmethod
-    def of(cls, table: DeltaTable, read_commit: Callable[[int], bytes | None]) -> _Newest | None:
-        """None if the commit file cannot be read, or does not say whose commit it is."""
-        version = table.version()
-        with contextlib.suppress(TransientStorageError, CorruptData):
-            commit = read_commit(version)
-            if commit is not None and parse_commit(version, commit, _NOBODY).commit_id is not None:
-                return cls(table, version, commit)
-        return None
-
-    def is_current(self, read_commit: Callable[[int], bytes | None]) -> bool:
-        """Whether the table has the same commit at this version, and no later one.
-
-        A commit of this package has a random id. So the same bytes are the same table, also if it was removed and
-        created again.
-        """
-        if self.table.version() != self.version:
-            return False  # an operation has moved the handle
-        with contextlib.suppress(TransientStorageError):
-            return read_commit(self.version + 1) is None and read_commit(self.version) == self.commit
-        return False
 
 
 class FollowedDelta:
@@ -128,7 +88,7 @@ class FollowedDelta:
         self._options = dict(options)
         self._disk = disk
         self._clock = clock
-        self._newest: _Newest | None = None
+        self._newest: NewestVersion | None = None
 
     def now(self) -> int:
         """Milliseconds since the epoch, for the table's history."""
@@ -140,7 +100,7 @@ class FollowedDelta:
         if newest is not None and newest.is_current(self.read_commit):
             return newest.table
         table = self.open_again()
-        self._newest = None if table is None else _Newest.of(table, self.read_commit)
+        self._newest = None if table is None else NewestVersion.of(table, self.read_commit)
         return table
 
     def open_again(self) -> DeltaTable | None:
@@ -192,7 +152,7 @@ class FollowedDelta:
         offset = table.transaction_version(self.application(log_id).cursor)
         if offset is not None:
             return int(offset)
-        known = table.metadata().configuration.get(_LOG_PROPERTY)
+        known = table.metadata().configuration.get(LOG_PROPERTY)
         raise Diverged(
             f"The table {self.url} does not follow log {log_id} as {self._name!r}, but "
             + (f"log {known}" if known else "no log at all")
@@ -205,9 +165,9 @@ class FollowedDelta:
         ``is_rebuilt``: all rows are written again.
         """
         properties = table.metadata().configuration
-        if _MODE_PROPERTY not in properties or _LOG_PROPERTY not in properties:
+        if MODE_PROPERTY not in properties or LOG_PROPERTY not in properties:
             raise Diverged(f"The table {self.url} was replaced by another one at the same place. {REMEDY}")
-        mode = properties[_MODE_PROPERTY]
+        mode = properties[MODE_PROPERTY]
         if mode != self.shape.kind:
             raise InvalidInput(f"The table {self.url} was made with mode={mode!r}; open it with that mode.")
         if self.shape.is_keyed:
@@ -237,7 +197,7 @@ class FollowedDelta:
         recorded = table.metadata().configuration.get(_START_PROPERTY)
         if recorded is not None and recorded.isdecimal():
             return int(recorded)
-        log_id, first = table.metadata().configuration.get(_LOG_PROPERTY), self.read_commit(0)
+        log_id, first = table.metadata().configuration.get(LOG_PROPERTY), self.read_commit(0)
         if log_id is None or first is None:
             return 0
         cursor = parse_commit(0, first, self.application(UUID(log_id))).cursor
@@ -352,8 +312,8 @@ class FollowedDelta:
                 mode="error",
                 configuration={
                     **_CHECKPOINTS,
-                    _LOG_PROPERTY: str(since.log_id),
-                    _MODE_PROPERTY: self.shape.kind,
+                    LOG_PROPERTY: str(since.log_id),
+                    MODE_PROPERTY: self.shape.kind,
                     _SHAPE_PROPERTY: self.shape.recorded(),
                     _START_PROPERTY: str(since.next),
                 },
@@ -446,7 +406,7 @@ class FollowedDelta:
         """Whether a version is the commit with this number. Not if that cannot be known now."""
         try:
             data = self.read_commit(version)
-            return data is not None and parse_commit(version, data, _NOBODY).commit_id == commit_id
+            return data is not None and parse_commit(version, data, NOBODY).commit_id == commit_id
         except (TransientStorageError, CorruptData):
             return False
 
@@ -467,7 +427,7 @@ class FollowedDelta:
         if root is None:
             return
         commit = PurePath(root, "_delta_log", f"{version:020d}.json")
-        paths = parse_commit(version, self._disk.read(str(commit)), _NOBODY).data_files
+        paths = parse_commit(version, self._disk.read(str(commit)), NOBODY).data_files
         data = [PurePath(root, unquote(path)) for path in paths]
         for file in (*data, commit):
             self._disk.sync_file(str(file))
@@ -526,62 +486,3 @@ class FollowedDelta:
             raise TransientStorageError(
                 f"The commit file of version {version} of the table {self.url} could not be read: {error}"
             ) from error
-
-
-def check_folder(url: str) -> None:
-    """``InvalidInput`` for a folder that ``deltalake`` would confuse with another one."""
-    folder = local_path(url)
-    if folder is None:
-        return
-    found = _CONFUSED.search(os.path.abspath(folder))  # noqa: PTH100 - text, as everywhere
-    if found:
-        raise InvalidInput(
-            f"The path {folder!r} has {found[0]!r} in it, which deltalake takes for another character: name another "
-            "folder."
-        )
-
-
-def mode_of(table: DeltaTable) -> str | None:
-    """What a table keeps, as its follower recorded it; None for a table that follows no log."""
-    mode = table.metadata().configuration.get(_MODE_PROPERTY)
-    return None if mode is None else str(mode)
-
-
-def log_of(table: DeltaTable) -> str | None:
-    """The id of the log for which a table was created; None for a table of another program."""
-    found = table.metadata().configuration.get(_LOG_PROPERTY)
-    return None if found is None else str(found)
-
-
-def data_files(table: DeltaTable) -> dict[str, tuple[str, int]]:
-    """The data files of a version: path to the path as the table's history has it, and size.
-
-    For workers, which read whole files: ``InvalidInput`` if rows of one are deleted by a deletion vector.
-    """
-    refuse_deletion_vectors(table)
-    adds = pa.table(table.get_add_actions(flatten=True))
-    paths, sizes = adds.column("path").to_pylist(), adds.column("size_bytes").to_pylist()
-    return {unquote(path): (path, size) for path, size in zip(paths, sizes, strict=True)}
-
-
-def refuse_deletion_vectors(table: DeltaTable) -> None:
-    """``InvalidInput`` if another writer has deleted rows without writing their file again."""
-    if _DELETION_VECTORS not in (table.protocol().reader_features or ()):
-        return
-    files = pa.table(table.deletion_vectors()).num_rows
-    if files:
-        raise InvalidInput(
-            f"Another writer deleted rows of the table {table.table_uri} with deletion vectors, in "
-            f"{files} of its files, and a follower that writes those again would bring the rows back: remove the "
-            "vectors with REORG TABLE … APPLY (PURGE), or build the table again."
-        )
-
-
-def columns_of(table: DeltaTable) -> pa.Schema:
-    """The columns of a table, as Arrow has them."""
-    return pa.schema(table.schema().to_arrow())
-
-
-def id_of(table: DeltaTable) -> str:
-    """The table's own id."""
-    return str(table.metadata().id)

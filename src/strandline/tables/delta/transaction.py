@@ -11,8 +11,9 @@ from strandline.model.cursor import Cursor
 from strandline.model.sink import Written, check_coverage
 from strandline.tables.bad_records import ANY_SHARE, BadShare
 from strandline.tables.delta.files import added, removed
+from strandline.tables.delta.handles import data_files, id_of
 from strandline.tables.delta.letters import LetterBox
-from strandline.tables.delta.table import FollowedDelta, data_files, id_of
+from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.part import TablePart
 
 if TYPE_CHECKING:
