@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
 from strandline.values.codecs.structs import Form, StructCodec
-
-if TYPE_CHECKING:
-    import msgspec
 
 
 class Json(StructCodec):
@@ -37,8 +31,6 @@ class Json(StructCodec):
     """
 
     name = "json"
+    _MODULE = "json"
     _FORM = Form(text_times=True, any_float=False)
     __slots__ = ()
-
-    def _coders(self, library: Any, row: type[msgspec.Struct]) -> tuple[Callable[[bytes], Any], Callable[[Any], bytes]]:
-        return library.json.Decoder(row).decode, library.json.Encoder().encode

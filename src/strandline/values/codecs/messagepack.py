@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
 from strandline.values.codecs.structs import Form, StructCodec
-
-if TYPE_CHECKING:
-    import msgspec
 
 
 class MessagePack(StructCodec):
@@ -31,8 +25,6 @@ class MessagePack(StructCodec):
     """
 
     name = "messagepack"
+    _MODULE = "msgpack"
     _FORM = Form(text_times=False, any_float=True)
     __slots__ = ()
-
-    def _coders(self, library: Any, row: type[msgspec.Struct]) -> tuple[Callable[[bytes], Any], Callable[[Any], bytes]]:
-        return library.msgpack.Decoder(row).decode, library.msgpack.Encoder().encode

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -20,9 +20,6 @@ from strandline.errors import InvalidInput, MissingExtra, SchemaRefused
 from strandline.values.codecs.columns import Shape
 from strandline.values.codecs.rows import RowCodec, reason_of
 from strandline.values.schema.schemas import as_schema, leaves
-
-if TYPE_CHECKING:
-    import msgspec
 
 MAX_FLOAT32: Final = 3.4028234663852886e38
 _MAX_FLOAT64: Final = 1.7976931348623157e308
@@ -56,6 +53,8 @@ class StructCodec(RowCodec):
     rounds_floats = True
     """See :func:`~strandline.values.contract.rounds_floats`."""
     _FORM: Form
+    _MODULE: str
+    """The module of msgspec that decodes and encodes."""
     __slots__ = ("_checks", "_convert", "_plain")
 
     def __init__(self, schema: Any) -> None:
@@ -64,7 +63,8 @@ class StructCodec(RowCodec):
         try:
             self._make = row = _struct_type(library, "Value", list(self._schema), self._FORM, strict=False)
             given = _struct_type(library, "Value", list(self._schema), self._FORM, strict=True)
-            self._decode, self._encode = self._coders(library, row)
+            module = getattr(library, self._MODULE)
+            self._decode, self._encode = module.Decoder(row).decode, module.Encoder().encode
         except (ValueError, TypeError) as error:
             raise SchemaRefused(f"A {self.name} value cannot have this schema: {error}") from error
         self._shapes = _shapes(list(self._schema), row, self._FORM)
@@ -72,9 +72,6 @@ class StructCodec(RowCodec):
         self._plain = partial(library.to_builtins, builtin_types=_NATIVE, str_keys=True)
         self._convert = partial(library.convert, type=given)
         self._checks = any(_is_checked_by_arrow(leaf) for field in self._schema for leaf in leaves(field.type))
-
-    def _coders(self, library: Any, row: type[msgspec.Struct]) -> tuple[Callable[[bytes], Any], Callable[[Any], bytes]]:
-        raise NotImplementedError
 
     def encode_one(self, value: Any) -> bytes:
         """Encode a mapping, a dataclass or a Struct; an unknown field is refused, a missing one is null."""
