@@ -314,7 +314,7 @@ def believes_a_watermark_before_the_logs_agree(patch):
 
     def learn_too_much(self, topology):
         learn(self, topology)
-        self._committed = max(self._committed, topology.committed)
+        self._watermark.committed = max(self._watermark.committed, topology.committed)
 
     patch.setattr(ReplicaRole, "_update_topology", learn_too_much)
 

@@ -36,6 +36,7 @@ from strandline.node.replicate.acks import AckSender
 from strandline.node.replicate.bootstrap import bootstrap
 from strandline.node.replicate.incoming import IncomingBatches, stepped_back
 from strandline.node.replicate.log_copy import LogCopy
+from strandline.node.replicate.watermark import ReplicaWatermark
 from strandline.node.services import ReplicationFeed, Upstream
 from strandline.storage.retry import Backoff
 from strandline.storage.urls import open_store
@@ -107,14 +108,9 @@ class ReplicaRole:
         self._apply_errors = 0
         self._reported = 0
         """How many of its divergences were reported to a primary since the node was started."""
-        self._primary_committed = self._committed = committed
-        """The primary's highest watermark, and the one up to which the local records are known to match."""
-        self.knows_committed = knows_committed
-        """Whether the watermark covers everything that this node has shown; until then it serves no reads."""
-        self._compared: int | None = None
-        """The offset of the last record until it is compared with the primary's."""
+        self._watermark = ReplicaWatermark(node_folder, committed, is_known=knows_committed)
         self._acks = AckSender(
-            self._caller, self._progress, self._end, self._raise_watermark, self._poll_seconds, self._clock
+            self._caller, self._progress, self._end, self._watermark.raise_to, self._poll_seconds, self._clock
         )
         self._handed_over = 0.0
         """When the primary's slots of consumers were last fetched."""
@@ -233,13 +229,13 @@ class ReplicaRole:
         self._keep_handover(upstream, copy)
         # The last record is requested again, where both retain it: if it differs, the logs have diverged.
         overlap = since.next - 1 if since.next > max(copy.bounds().first, topology.first) else since.next
-        self._compared = None if overlap == since.next else overlap
+        self._watermark.compared = None if overlap == since.next else overlap
         # Not before: a tail that the primary never had is truncated only now.
-        self._raise_watermark(topology.committed)
-        self._learn_committed(topology.committed, topology.term_start)
+        self._watermark.raise_to(topology.committed)
+        self._watermark.learn(topology.committed, topology.term_start)
         # Bootstrap snapshots of this node's own leadership are stale: their replicas may have acknowledged more since.
         self._node_folder.disk.remove_folder(self._node_folder.path(SNAPSHOTS))
-        if self._compared is None:
+        if self._watermark.compared is None:
             self._adopt(topology.term, topology.term_start, copy.bounds().next)
         self._acks.begin(upstream)
         copy.on_durable = self._acks.durable
@@ -254,24 +250,8 @@ class ReplicaRole:
         """Whether the record before a position equals the primary's; until then it is not shown or acknowledged."""
         is_same = self.copy is not None and self.copy.holds(batch, at)
         if is_same:
-            self._compared = None
+            self._watermark.compared = None
         return is_same
-
-    def _raise_watermark(self, upto: int) -> None:
-        """Raise the watermark to the primary's, but not before the last record was compared."""
-        if self._compared is None and upto > self._committed:
-            self._mark_unsettled()
-            self._committed = upto
-
-    def _mark_unsettled(self) -> None:
-        """Store, before readers see more than the stored watermark, that it may be too low."""
-        if self._node_folder.state.settled:
-            self._node_folder.remember(settled=False)
-
-    def _learn_committed(self, committed: int, term_start: int) -> None:
-        """A watermark past the start of its term covers everything ever committed, and so all records shown here."""
-        if committed >= term_start and self._compared is None:
-            self.knows_committed = True
 
     def _agree(self, upstream: Upstream) -> Cursor:
         """Find the position up to which both logs match; truncates the local tail behind it."""
@@ -297,11 +277,11 @@ class ReplicaRole:
     def _rewind(self, to: int) -> None:
         if self.copy is None:
             return
-        if to < self._committed:
+        if to < self._watermark.committed:
             raise Diverged(
                 f"The primary's log diverges from this replica's at offset {to}, but everything below "
-                f"{self._committed} was committed: nothing was discarded. One of the two nodes belongs to another "
-                "log, or lost records."
+                f"{self._watermark.committed} was committed: nothing was discarded. One of the two nodes belongs to "
+                "another log, or lost records."
             )
         end = self.copy.bounds().next
         aside = self.copy.rewind(to)
@@ -318,9 +298,8 @@ class ReplicaRole:
         # at the next bootstrap.
         built = LogCopy(self._node_folder, background=self._background)
         with self._moved:
-            # Every record is the primary's: the highest known watermark applies here from now on.
-            self._mark_unsettled()
-            self.copy, self._committed = built, max(self._committed, self._primary_committed)
+            self.copy = built  # first: the former one may have other records below the raised watermark
+            self._watermark.rebuilt()
             self._moved.notify_all()
         if former is not None:
             former.close()
@@ -350,7 +329,7 @@ class ReplicaRole:
             peers=peers, policy=topology.policy, primary=topology.primary, cold=self._cold_of(topology)
         )
         self._epoch = topology.epoch
-        self._primary_committed = max(self._primary_committed, topology.committed)
+        self._watermark.heard(topology.committed)
 
     def _cold_of(self, topology: Topology) -> str:
         """The store of the log's cold tier, which the log keeps; empty for none."""
@@ -386,8 +365,8 @@ class ReplicaRole:
             self._update_topology(self._upstream.topology(self._caller()))
         applied = self.copy.bounds().next
         with self._moved:
-            self._raise_watermark(heartbeat.committed)
-            self._learn_committed(heartbeat.committed, heartbeat.term_start)
+            self._watermark.raise_to(heartbeat.committed)
+            self._watermark.learn(heartbeat.committed, heartbeat.term_start)
             now = self._clock.monotonic()
             if applied >= heartbeat.durable:
                 self._fresh = now
@@ -410,14 +389,14 @@ class ReplicaRole:
 
     def _checkpoint(self, upstream: Upstream) -> None:
         """Store the watermark, and apply the primary's retention."""
-        self._node_folder.remember(committed=self._committed)
+        self._node_folder.remember(committed=self._watermark.committed)
         if self.copy is not None:
             self.copy.log.trim(min(upstream.topology(self._caller()).first, self.committed))
 
     def _progress(self, durable: int) -> ReplicaProgress:
         """The acknowledgement of a durable end; stores first whether the copy adopts the primary's term."""
         heartbeat = None if self._feed is None else self._feed.heartbeat
-        if self._compared is not None:
+        if self._watermark.compared is not None:
             durable = 0  # not compared yet: if the last record differs, others may too
         elif heartbeat is not None and heartbeat.term == self._term:
             self._adopt(heartbeat.term, heartbeat.term_start, durable)
@@ -429,19 +408,24 @@ class ReplicaRole:
     # --- reading -----------------------------------------------------------------------------------------------
 
     @property
+    def knows_committed(self) -> bool:
+        """Whether the watermark covers everything that this node has shown; until then it serves no reads."""
+        return self._watermark.is_known
+
+    @property
     def committed(self) -> int:
         """The commit watermark here: everything below is in this copy, and satisfies the primary's policy."""
-        return 0 if self.copy is None else min(self._committed, self.copy.bounds().next)
+        return 0 if self.copy is None else min(self._watermark.committed, self.copy.bounds().next)
 
     @property
     def highest_shown(self) -> int:
         """The watermark up to which readers may have been shown records."""
-        return self._committed
+        return self._watermark.committed
 
     @property
     def highest_committed(self) -> int:
         """The highest watermark that it knows of; the copy may be shorter."""
-        return max(self._primary_committed, self._committed)
+        return self._watermark.highest
 
     def readable(
         self, *, after: Cursor | None = None, max_staleness: float | None = None, timeout: float = 1.0
