@@ -16,9 +16,10 @@ from strandline.errors import CursorExpired, Diverged, InvalidInput, TransientSt
 from strandline.log.object import ObjectLog, open_log
 from strandline.model.cursor import Cursor
 from strandline.spark import failures
+from strandline.spark.datasource.opened import _SKIPPED
 from strandline.spark.datasource.planning import decode_offset, encode_offset
 from strandline.spark.datasource.shaping import SPARK_SCHEMA
-from strandline.spark.datasource.source import _SKIPPED, StrandlineDataSource
+from strandline.spark.datasource.source import StrandlineDataSource
 from strandline.storage.local import LocalStore
 from strandline.storage.retry import Backoff
 from strandline.testing.faulty import FaultyStore

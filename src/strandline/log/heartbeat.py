@@ -129,6 +129,11 @@ class SlotHeartbeat:
                 _LOGGER.debug("A slot needs no heartbeats any more: %s", error)
                 return
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the thread has ended: it was stopped, or the slot was lost."""
+        return not self._thread.is_alive()
+
     def start(self) -> Self:
         """Start the thread; the first heartbeat follows after one interval."""
         self._thread.start()

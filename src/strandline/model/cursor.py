@@ -130,6 +130,25 @@ class Limit:
 NO_LIMIT = Limit()
 
 
+@dataclass(frozen=True, slots=True)
+class RecordRange:
+    """What is known of the records of a span without reading them; None: unknown. Both ends are included."""
+
+    oldest: int | None = None
+    newest: int | None = None
+    """Timestamps in microseconds."""
+    lowest_key: bytes | None = None
+    highest_key: bytes | None = None
+
+
+@runtime_checkable
+class DescribedSpan(Protocol):
+    """A span that knows something of its records, so that a reader with bounds can skip it."""
+
+    def record_range(self) -> RecordRange:
+        """The timestamps and keys of its records."""
+
+
 @runtime_checkable
 class Span(Protocol):
     """A picklable, stateless piece of a plan: offsets ``first`` up to and without ``next``.

@@ -6,17 +6,20 @@ import contextlib
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
 from strandline.errors import InvalidInput
+from strandline.log.slots import check_name
 from strandline.model.addresses import as_address
 from strandline.model.arguments import LARGEST_NUMBER, shown
-from strandline.model.cursor import NO_LIMIT, Cursor, Limit
+from strandline.model.cursor import NO_LIMIT, Cursor, Limit, microseconds
 from strandline.model.retention import parse_seconds
+from strandline.spark.record_bounds import EVERYTHING, RecordBounds
 from strandline.values.decoding import BadRows
 
-Position = Literal["earliest", "latest"] | int | Cursor
-"""A position in a log: one of its ends, an offset, or a cursor that also names the log."""
+Position = Literal["earliest", "latest"] | int | Cursor | datetime
+"""A position in a log: one of its ends, an offset, a cursor that also names the log, or the time of listing."""
 
 _NODES: Final = ("grpc:", "grpc+tls:")
 
@@ -26,7 +29,15 @@ STORAGE_PREFIX: Final = "storage."
 _KNOWN: Final = (
     "path",
     "startingOffset",
+    "startingTimestamp",
     "endingOffset",
+    "endingTimestamp",
+    "timestampFrom",
+    "timestampBefore",
+    "keyPrefix",
+    "keyPrefixHex",
+    "slot",
+    "resetSlot",
     "maxRecordsPerTrigger",
     "maxBytesPerTrigger",
     "maxBatchesPerTrigger",
@@ -79,9 +90,9 @@ class ReadOptions:
 
     ``limit`` is per trigger of a stream. ``partitions`` is the target number of tasks, usually the number of cores of
     the cluster; None means those of the driver's machine. ``hold`` is for how many seconds the planned records of a
-    batch read are pinned; None means not at all. ``decode``: values are decoded as the log says; ``bad_rows`` is what
-    happens to those that cannot be. ``queue`` has the paths of a queue of version 1;
-    None means an object log.
+    batch read are pinned; None means not at all. ``where`` bounds the records that are read. ``slot`` is the slot of a
+    stream, which ``resets_slot`` makes valid again. ``decode``: values are decoded as the log says; ``bad_rows`` is
+    what happens to those that cannot be. ``queue`` has the paths of a queue of version 1; None means an object log.
     """
 
     url: str
@@ -91,6 +102,9 @@ class ReadOptions:
     fail_on_data_loss: bool = True
     partitions: int | None = None
     hold: int | None = None
+    where: RecordBounds = EVERYTHING
+    slot: str | None = None
+    resets_slot: bool = False
     decode: bool = False
     bad_rows: BadRows = "fail"
     queue: QueuePaths | None = None
@@ -117,8 +131,8 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
     url = shared_address(given)
     return ReadOptions(
         url=url,
-        start=_position(given, "startingOffset", "earliest"),
-        end=_position(given, "endingOffset", "latest"),
+        start=_start_or_end(given, "starting", "earliest"),
+        end=_start_or_end(given, "ending", "latest"),
         limit=Limit(
             records=count_of(given, "maxRecordsPerTrigger"),
             bytes=count_of(given, "maxBytesPerTrigger"),
@@ -127,6 +141,9 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         fail_on_data_loss=truth_of(given, "failOnDataLoss", default=True),
         partitions=count_of(given, "partitions"),
         hold=_hold(given),
+        where=_bounds(given),
+        slot=None if "slot" not in given else check_name(given["slot"]),
+        resets_slot=truth_of(given, "resetSlot", default=False),
         decode=truth_of(given, "decode", default=False),
         bad_rows=_bad_rows(given),
         queue=_queue(given),
@@ -312,6 +329,50 @@ def _position(given: Mapping[str, str], name: str, default: Position) -> Positio
             f"{name} is 'earliest' (the first retained record), 'beginning' (the very first record), 'latest', an "
             f"offset or a cursor ('log-id/term/offset'), not {shown(text)}."
         ) from error
+
+
+def _start_or_end(given: Mapping[str, str], which: str, default: Position) -> Position:
+    time = time_of(given, f"{which}Timestamp")
+    if time is None:
+        return _position(given, f"{which}Offset", default)
+    if f"{which}offset" in given:
+        raise InvalidInput(f"Give {which}Offset or {which}Timestamp, not both.")
+    return time
+
+
+def _bounds(given: Mapping[str, str]) -> RecordBounds:
+    since, before = (time_of(given, name) for name in ("timestampFrom", "timestampBefore"))
+    if "keyprefix" in given and "keyprefixhex" in given:
+        raise InvalidInput("Give keyPrefix or keyPrefixHex, not both.")
+    prefix: bytes | None = None
+    try:
+        if "keyprefix" in given:
+            prefix = given["keyprefix"].encode()
+        elif "keyprefixhex" in given:
+            prefix = bytes.fromhex(given["keyprefixhex"])
+    except ValueError as error:
+        which, what = ("keyPrefix", "text") if "keyprefix" in given else ("keyPrefixHex", "in hexadecimal")
+        raise InvalidInput(f"{which} is {shown(given[which.lower()])}, and not {what}.") from error
+    return RecordBounds(
+        None if since is None else microseconds(since), None if before is None else microseconds(before), prefix
+    )
+
+
+def time_of(given: Mapping[str, str], name: str) -> datetime | None:
+    """A time: in ISO 8601 with a time zone, or in milliseconds since the epoch; None if it is not given."""
+    text = given.get(name.lower())
+    if text is None:
+        return None
+    with contextlib.suppress(ValueError, OverflowError):
+        if (number := whole_of(text)) is not None:
+            return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=number)
+        found = datetime.fromisoformat(text.strip())
+        if found.tzinfo is not None:
+            return found
+    raise InvalidInput(
+        f"{name} is a time with its zone, such as '2026-11-17T08:00:00Z', or milliseconds since the epoch, not "
+        f"{shown(text)}."
+    )
 
 
 def count_of(given: Mapping[str, str], name: str) -> int | None:

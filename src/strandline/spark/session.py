@@ -66,6 +66,8 @@ def local_session(
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.buffer.size": str(1 << 20),
         "spark.sql.session.timeZone": "UTC",
+        # A second query with the same checkpoint is refused; by default it would silently stop the first one.
+        "spark.sql.streaming.stopActiveRunOnRestart": "false",
         "spark.sql.streaming.forceDeleteTempCheckpointLocation": "true",
         **conf,
     }

@@ -228,6 +228,11 @@ class SegmentTail:
         """The bytes of each stored column of a group."""
         return self._chunks[number]
 
+    def statistics(self, number: int, column: str) -> tuple[Any, Any] | None:
+        """The lowest and highest value of a column in a group; None if they are not stored, or if it has nulls only."""
+        found = self.footer.row_group(number).column(_LEAVES.index(column)).statistics
+        return (found.min, found.max) if found is not None and found.has_min_max else None
+
     def ranges(self, number: int, columns: Sequence[str]) -> list[ByteRange]:
         """The bytes of these columns of a group, in file order."""
         return [chunk for chunk, name in zip(self._chunks[number], _LEAVES, strict=True) if name in columns]

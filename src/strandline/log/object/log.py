@@ -43,7 +43,7 @@ from strandline.log.reading import HeadPoller
 from strandline.log.value_format import named_codec
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Timeout, checked
-from strandline.model.cursor import Cursor
+from strandline.model.cursor import Cursor, RecordRange
 from strandline.model.head import Entry, Head, WriterId
 from strandline.model.records import RecordSource, conform, with_offsets
 from strandline.model.retention import (
@@ -86,6 +86,10 @@ class ObjectSpan:
     def fingerprint(self) -> int:
         """Identifies the batch among all that could be listed there."""
         return self.entry.fingerprint
+
+    def record_range(self) -> RecordRange:
+        """The timestamps of the batch."""
+        return RecordRange(self.entry.oldest, self.entry.newest)
 
     def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
         """Read and check the whole object, and return the span's records with their offsets."""

@@ -29,8 +29,9 @@ def resolve(position: Position, log_id: UUID, bounds: Bounds) -> Cursor:
             if position.log_id != log_id:
                 raise Diverged(f"The cursor {position} belongs to another log than this one ({log_id}).")
             return position
-        case _:
+        case int():
             return Cursor(log_id, position)
+    raise InvalidInput(f"The time {position} is no offset yet: let the log locate it.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from strandline.log.planning import known_columns
 from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor, Start
 from strandline.model.records import READ_SCHEMA
+from strandline.spark.datasource.opened import report_skipped
 from strandline.spark.datasource.planning import TierBoundary, admit, resolve, scans, spark_path
 from strandline.spark.datasource.shaping import SPARK_SCHEMA
-from strandline.spark.datasource.source import report_skipped
 from strandline.spark.failures import retried
 from strandline.spark.opening import SharedLog, access_options, opened
 from strandline.spark.options import ReadOptions, parse_options

@@ -27,7 +27,7 @@ from strandline.formats.segment.file import (
 from strandline.formats.segment.records import decode_group
 from strandline.formats.segment.writer import EncodedSegment
 from strandline.log.planning import clipped, known_columns, plan_entries
-from strandline.model.cursor import NO_LIMIT, Limit
+from strandline.model.cursor import NO_LIMIT, Limit, RecordRange, microseconds
 from strandline.model.records import READ_SCHEMA
 from strandline.model.segments import SegmentId, SegmentMetadata
 from strandline.storage.metrics import fetching
@@ -235,6 +235,16 @@ class ColdSpan:
             count(group.next - group.first, sum(piece.size for piece in ranges))
         numbered = clipped(_numbered(batches, group.first), self.first, self.next)
         return [batch.select(names) for batch in numbered]
+
+    def record_range(self) -> RecordRange:
+        """The timestamps and keys of the row group, by its statistics."""
+        times, keys = self.tail().statistics(self.group, "timestamp"), self.tail().statistics(self.group, "key")
+        return RecordRange(
+            None if times is None else microseconds(times[0]),
+            None if times is None else microseconds(times[1]),
+            None if keys is None else bytes(keys[0]),
+            None if keys is None else bytes(keys[1]),
+        )
 
     def tail(self) -> SegmentTail:
         """The segment's tail."""

@@ -1,0 +1,144 @@
+"""Streaming queries: micro-batches between offsets that only grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxFiles,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from strandline.errors import Diverged, InvalidInput
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit
+from strandline.spark.datasource.decoding import Decoding
+from strandline.spark.datasource.opened import OpenedLog, check_reaches, report_skipped
+from strandline.spark.datasource.planning import decode_offset, encode_offset, narrower, resolve
+from strandline.spark.datasource.stream_slot import StreamSlot
+from strandline.spark.failures import retried
+from strandline.spark.options import ReadOptions
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One streaming query. Its offsets only grow; limits apply at the boundaries of batches, which are never split."""
+
+    def __init__(self, options: ReadOptions, columns: pa.Schema, decoding: Decoding | None = None) -> None:
+        """Nothing is opened yet."""
+        self._at = OpenedLog(options, columns, decoding)
+        self._slot = None if options.slot is None else StreamSlot(options.slot, resets=options.resets_slot)
+        self._target: int | None = None
+        self._seen: Cursor | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """The start of a query without checkpoint."""
+        return encode_offset(retried(self._initial))
+
+    def _initial(self) -> Cursor:
+        bounds = self._at.bounds(self._at.options.start)
+        cursor = resolve(self._at.located(self._at.options.start), self._at.log.log_id, bounds)
+        self._at.admit(cursor, bounds)  # refuses an unavailable offset before anything is read
+        self._hold(cursor)
+        return cursor if isinstance(self._at.options.start, Cursor) else self._at.log.cursor_at(cursor.next)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """One of the limits from the options; Spark passes it back, and the others are applied with it."""
+        match self._at.options.limit:
+            case Limit(bytes=int(size)):
+                return ReadMaxBytes(size)
+            case Limit(records=int(rows)):
+                return ReadMaxRows(rows)
+            case Limit(batches=int(files)):
+                return ReadMaxFiles(files)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Fix the end of this run: later records wait for the next one."""
+        self._target = retried(self._at.log.end).next
+
+    def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """The end of the next batch: never below ``start``."""
+        since = decode_offset(start)
+        return encode_offset(retried(lambda: self._reachable(since, limit)))
+
+    def _reachable(self, since: Cursor, limit: ReadLimit) -> Cursor:
+        at = self._at
+        bounds = at.bounds(since)
+        self._seen = since.at(bounds.next)
+        admitted, _ = at.admit(since, bounds)
+        self._hold(admitted)
+        end = min(self._ceiling(bounds), bounds.next)
+        if isinstance(limit, ReadMinRows) and self._target is None and end - admitted.next < limit.min_rows:
+            return since
+        allowed = _limit_of(limit, at.options.limit)
+        if allowed != NO_LIMIT and end > admitted.next:
+            end = at.log.plan(admitted, narrower(allowed, Limit(upto=end)))[-1].next
+        # Unchanged if there is nothing new: Spark treats a changed text as new data.
+        return since if end <= since.next else at.log.cursor_at(end)
+
+    def _ceiling(self, bounds: Bounds) -> int:
+        ends = [resolve(self._at.located(self._at.options.end), self._at.log.log_id, bounds).next]
+        return min(ends if self._target is None else [*ends, self._target])
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        """The log's end as last read, for the query's progress."""
+        return None if self._seen is None else encode_offset(self._seen)
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
+        """The plan of one micro-batch; the same range always gives the same records."""
+        since, upto = decode_offset(start), decode_offset(end)
+        return retried(lambda: self._plan(since, upto))
+
+    def _plan(self, since: Cursor, upto: Cursor) -> list[InputPartition]:
+        at = self._at
+        bounds = at.bounds(since)
+        if upto.next < since.next or upto.log_id != since.log_id:
+            raise InvalidInput(f"A batch cannot go from {since} back to {upto}: start with a new checkpoint.")
+        if upto.next > bounds.next:
+            raise Diverged(
+                f"The checkpoint is at offset {upto.next}, past the end of {at.options.url} at {bounds.next}: the log "
+                "was restored or replaced. Start with a new checkpoint."
+            )
+        admitted, skipped = at.admit(since, bounds)
+        self._hold(admitted)
+        report_skipped(at.options.url, since, min(skipped, upto.next - since.next))
+        if admitted.next >= upto.next:
+            return []
+        spans = at.log.plan(admitted, Limit(upto=upto.next))
+        check_reaches(spans, upto.next, at.options.url)
+        return at.pack(spans)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task, in an executor."""
+        return self._at.fetch(partition)
+
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """Move the query's slot, if it has one: Spark has written and committed everything up to there."""
+        if self._slot is not None:
+            slot, cursor = self._slot, decode_offset(end)
+            retried(lambda: slot.advance(cursor))
+
+    def _hold(self, since: Cursor) -> None:
+        if self._slot is not None:
+            self._slot.hold(self._at.log, since)
+            self._slot.check()
+
+
+def _limit_of(limit: ReadLimit, options: Limit) -> Limit:
+    match limit:
+        case ReadAllAvailable():  # Spark: "regardless of the given source options"
+            return NO_LIMIT
+        case ReadMaxRows(rows):
+            return narrower(options, Limit(records=rows))
+        case ReadMaxBytes(size):
+            return narrower(options, Limit(bytes=size))
+        case ReadMaxFiles(files):
+            return narrower(options, Limit(batches=files))
+    return options
