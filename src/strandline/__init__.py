@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
+    from strandline import bulk as bulk
     from strandline import compat as compat
     from strandline import errors as errors
     from strandline import followers as followers
@@ -97,6 +98,7 @@ _get, __dir__, __all__ = lazy(
         "Store": "strandline.model.sink",
         "Supervisor": "strandline.followers.watch.api",
         "Watcher": "strandline.kv.contract",
+        "bulk": "strandline.bulk:",
         "compat": "strandline.compat:",
         "errors": "strandline.errors:",
         "follow": "strandline.followers.run",

@@ -12,6 +12,7 @@ from strandline.cli.cold.segments import segments
 from strandline.cli.cold.tier import tier
 from strandline.cli.demo.command import demo
 from strandline.cli.doctor.command import doctor
+from strandline.cli.logs.export import export
 from strandline.cli.logs.gc import gc
 from strandline.cli.logs.ingest import ingest
 from strandline.cli.logs.lag import lag, with_default_interval
@@ -63,7 +64,7 @@ class _Watching(TyperCommand):
 app.command()(produce)
 app.command()(tail)
 app.command(cls=_Watching)(lag)
-for command in (retention, gc, verify, promote, doctor, ingest, upgrade, quickstart, demo):
+for command in (retention, gc, verify, promote, doctor, ingest, export, upgrade, quickstart, demo):
     app.command()(command)
 for name, group in {
     "slots": slots,

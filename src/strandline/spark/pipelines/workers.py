@@ -54,7 +54,7 @@ class SparkWorkers:
     ) -> None:
         """Work with a session, classic or Spark Connect. ``columns`` are those of the transform's rows."""
         self._spark = spark
-        self._labels = _Labels(spark)
+        self._labels = JobLabels(spark)
         self._jobs = RddJobs(spark) if isinstance(spark, SparkSession) else FrameJobs(spark)
         self._place = place
         self._job_bytes = job_bytes
@@ -95,7 +95,8 @@ class SparkWorkers:
 
     def _refetched(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
         package = version("strandline")
-        items = [_pickled((package, part, list(own))) for part, own in assigned(parts, spans)]
+        what = "The sink's transform, or its codec,"
+        items = [pickled((package, part, list(own)), what) for part, own in assigned(parts, spans)]
         answers = dict(self._jobs.run(items, _task))
         if len(answers) != len(items):
             raise JobFailed(f"Only {len(answers)} of {len(items)} tasks of a Spark job answered: {title}. Try again.")
@@ -104,7 +105,7 @@ class SparkWorkers:
     def _shuffled(self, parts: Sequence[Part], spans: Sequence[Span]) -> Sequence[Written]:
         groups = divided_spans(spans, self.tasks(spans))
         job = ShuffleJob(
-            self._spark, cast("Sequence[TablePart]", parts), groups, partial(_check, version("strandline"))
+            self._spark, cast("Sequence[TablePart]", parts), groups, partial(check_version, version("strandline"))
         )
         if self._transform is None or self._columns is None:
             return _reports(job.answers())
@@ -126,7 +127,7 @@ def _reports(frame: Any) -> list[Written]:
 
 
 @dataclass(slots=True)
-class _Labels:
+class JobLabels:
     """Names the jobs of a pipeline for operators, and cancels them. Their errors become Strandline's."""
 
     spark: Any
@@ -168,17 +169,17 @@ class _Labels:
                 self.spark.interruptTag(self._tag)
 
 
-def _pickled(value: object) -> bytes:
-    """Also functions that a user wrote in a notebook."""
+def pickled(value: object, what: str) -> bytes:
+    """The value for executors, also with functions that a user wrote in a notebook; ``what`` names it in an error."""
     from pyspark import cloudpickle
 
     try:
         return bytes(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
     except Exception as error:  # whatever the classes of the user's objects raise
-        raise unpicklable("The sink's transform, or its codec,", error) from error
+        raise unpicklable(what, error) from error
 
 
-def _check(package: str) -> None:
+def check_version(package: str) -> None:
     """``UnsupportedVersion`` unless this process has the driver's version of the package."""
     mine = version("strandline")
     if package != mine:
@@ -191,7 +192,7 @@ def _task(item: bytes) -> bytes:
     """One part, on an executor. Its answer is the report, or the Strandline error that it met."""
     try:
         package, part, spans = pickle.loads(item)  # noqa: S301 - written by our own driver
-        _check(package)
+        check_version(package)
         return pickle.dumps(written(part, spans))
     except StrandlineError as error:
         return pickle.dumps(error)

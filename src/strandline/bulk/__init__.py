@@ -1,0 +1,27 @@
+"""Bulk jobs over a whole log or a range of it: the same tasks in threads of this process, or on Spark's executors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from strandline.lazy_names import lazy
+
+if TYPE_CHECKING:
+    from strandline.bulk.exporting import ExportManifest as ExportManifest
+    from strandline.bulk.exporting import export as export
+    from strandline.bulk.hands import Hands as Hands
+    from strandline.bulk.hands import Threads as Threads
+
+_get, __dir__, __all__ = lazy(
+    __name__,
+    {
+        "ExportManifest": "strandline.bulk.exporting",
+        "Hands": "strandline.bulk.hands",
+        "Threads": "strandline.bulk.hands",
+        "export": "strandline.bulk.exporting",
+    },
+)
+
+
+def __getattr__(name: str) -> Any:
+    return _get(name)

@@ -1,0 +1,277 @@
+"""Export: a range of a log as Parquet or JSON lines, with a manifest. Restartable at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from strandline.bulk.hands import Hands, Threads
+from strandline.errors import AlreadyExists, CorruptData, InvalidInput, NotFound, NotReady
+from strandline.log.contract import READING, LogReading, require
+from strandline.log.planning import divided
+from strandline.log.reading import fetch_in_order
+from strandline.model.addresses import Address
+from strandline.model.arguments import checked
+from strandline.model.cursor import Cursor, Limit, Span, Start
+from strandline.model.records import READ_SCHEMA
+from strandline.storage.store import ABSENT, ObjectStore
+from strandline.storage.urls import open_store
+
+ExportFormat: TypeAlias = Literal["parquet", "jsonl"]
+"""Parquet with the columns of records, or one JSON document per record."""
+
+PLAN: Final = "plan.json"
+MANIFEST: Final = "manifest.json"
+PART_BYTES: Final = 64 << 20
+"""About how many stored bytes of the log go into one part."""
+
+T = TypeVar("T")
+
+_AHEAD: Final = 32 << 20
+_SUFFIX: Final = {"parquet": "parquet", "jsonl": "jsonl"}
+
+
+class ExportedPart(msgspec.Struct, frozen=True):
+    """One file of an export, with offsets ``first`` up to and without ``next``."""
+
+    path: str
+    first: int
+    next: int
+    bytes: int
+
+
+class ExportPlan(msgspec.Struct, frozen=True):
+    """What an export holds, and how it is cut into parts: fixed when it begins, so that it can be continued."""
+
+    log_id: UUID
+    since: int
+    upto: int
+    format: ExportFormat
+    cuts: tuple[int, ...]
+    """The first offsets of the parts."""
+    kind: str = "strandline-export-plan"
+    version: int = 1
+
+
+class ExportManifest(msgspec.Struct, frozen=True):
+    """A whole export: written last, so that an export with a manifest is complete."""
+
+    log_id: UUID
+    since: int
+    upto: int
+    format: ExportFormat
+    records: int
+    parts: tuple[ExportedPart, ...]
+    kind: str = "strandline-export"
+    version: int = 1
+
+
+@checked
+def export(
+    log: LogReading,
+    target: Address,
+    *,
+    since: Start = "retained",
+    upto: int | None = None,
+    format: Literal["parquet", "jsonl"] = "parquet",  # noqa: A002 - the field's own word
+    hands: Hands | None = None,
+    options: dict[str, str] | None = None,
+    part_bytes: int = PART_BYTES,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> ExportManifest:
+    """Write the records of a range, each once and in order, as files ``part-<first>-<next>``; returns the manifest.
+
+    The first call fixes the range and its parts in ``plan.json``: from ``since`` up to ``upto``, or the end of the log
+    at that moment. Killed at any moment and called again, it writes the parts that are missing. ``manifest.json`` is
+    written last. ``hands`` do the work: threads of this process, or ``sl.spark.hands(spark)``. ``on_progress`` gets the
+    records written so far, and all.
+
+    ``InvalidInput`` if there is an export of another range or log at the target; ``CursorExpired`` if records were
+    deleted before they were exported.
+    """
+    require(log, "exported", *READING)
+    store = open_store(target, options)
+    with contextlib.suppress(NotFound):
+        whole = _decoded(store, MANIFEST, ExportManifest)
+        _check_same(whole, log, store, since, upto, format)
+        return whole
+    plan = _planned(log, store, since, upto, format, part_bytes)
+    ends = [*plan.cuts[1:], plan.upto][: len(plan.cuts)]
+    names = [f"part-{first:020d}-{end:020d}.{_SUFFIX[format]}" for first, end in zip(plan.cuts, ends, strict=True)]
+    sizes = {item.path: item.size for item in store.list("part-")}
+    total, done = plan.upto - plan.since, 0
+    missing: list[PartTask] = []
+    for name, first, end in zip(names, plan.cuts, ends, strict=True):
+        if name in sizes:
+            done += end - first
+        else:
+            missing.append(PartTask(store, name, format, first, end, tuple(_spans(log, first, end))))
+    on_progress(done, total)
+    for number, size in (hands or Threads()).run(missing, f"export to {store.url}"):
+        task = missing[number]
+        sizes[task.name] = size
+        done += task.next - task.first
+        on_progress(done, total)
+    parts = [
+        ExportedPart(name, first, end, sizes[name]) for name, first, end in zip(names, plan.cuts, ends, strict=True)
+    ]
+    manifest = ExportManifest(plan.log_id, plan.since, plan.upto, format, total, tuple(parts))
+    store.put(MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
+    return manifest
+
+
+def _planned(
+    log: LogReading,
+    store: ObjectStore,
+    since: Start,
+    upto: int | None,
+    kind: ExportFormat,
+    part_bytes: int,
+) -> ExportPlan:
+    """The stored plan; a new one if there is none."""
+    try:
+        plan = _decoded(store, PLAN, ExportPlan)
+    except NotFound:
+        plan = _new_plan(log, since, upto, kind, part_bytes)
+        try:
+            store.put_if(PLAN, msgspec.json.encode(plan), ABSENT)
+        except AlreadyExists:  # another process was first, or the answer was lost
+            plan = _decoded(store, PLAN, ExportPlan)
+    _check_same(plan, log, store, since, upto, kind)
+    return plan
+
+
+def _new_plan(
+    log: LogReading,
+    since: Start,
+    upto: int | None,
+    kind: ExportFormat,
+    part_bytes: int,
+) -> ExportPlan:
+    first, end = log.position_of(since), log.bounds().next
+    if upto is not None and upto > end:
+        raise InvalidInput(f"upto is {upto:,}, and the log ends at {end:,}: export less, or later.")
+    end = end if upto is None else upto
+    if end < first:
+        raise InvalidInput(f"The range from {first:,} to {end:,} is none: upto is behind since.")
+    spans = _spans(log, first, end)
+    wanted = max(1, -(-sum(span.size for span in spans) // max(1, part_bytes)))
+    cuts = tuple(group[0].first for group in divided(spans, wanted) if group)
+    return ExportPlan(log.log_id, first, end, kind, cuts)
+
+
+def _spans(log: LogReading, first: int, end: int) -> Sequence[Span]:
+    if first == end:
+        return []
+    spans = log.plan(Cursor(log.log_id, first), Limit(upto=end))
+    if not spans or spans[-1].next != end:
+        raise NotReady(f"{log!r} gave offsets up to {spans[-1].next if spans else first}, and not to {end}: try again.")
+    return spans
+
+
+def _check_same(
+    stored: ExportPlan | ExportManifest,
+    log: LogReading,
+    store: ObjectStore,
+    since: Start,
+    upto: int | None,
+    kind: ExportFormat,
+) -> None:
+    """``InvalidInput`` if the export at the target is another one than the one that is asked for."""
+    if stored.log_id != log.log_id:
+        raise InvalidInput(f"{store.url} has an export of another log ({stored.log_id}): export into another folder.")
+    if stored.format != kind:
+        raise InvalidInput(f"{store.url} has an export as {stored.format}: export as {kind} into another folder.")
+    is_elsewhere = since != "retained" and log.position_of(since) != stored.since
+    if is_elsewhere or (upto is not None and upto != stored.upto):
+        raise InvalidInput(
+            f"{store.url} has an export from offset {stored.since:,} up to {stored.upto:,}: ask for the same range, or "
+            "export into another folder."
+        )
+
+
+def _decoded(store: ObjectStore, path: str, kind: type[T]) -> T:
+    data = store.get(path).data
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise CorruptData(f"{store.url}/{path} is damaged: {error}. Delete it to export again.") from error
+
+
+@dataclass(frozen=True)
+class PartTask:
+    """Writes one part, whole or not at all; returns its size. Writing it again gives the same records."""
+
+    store: ObjectStore
+    name: str
+    format: ExportFormat
+    first: int
+    next: int
+    spans: tuple[Span, ...]
+
+    def __call__(self) -> int:
+        """Fetch the records, check that they are all of the part, and store the file."""
+        data = (_parquet if self.format == "parquet" else _json_lines)(self._batches())
+        self.store.put(self.name, data)
+        return len(data)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        at = self.first
+        for _, batches in fetch_in_order(self.spans, columns=READ_SCHEMA.names, ahead=_AHEAD):
+            for batch in batches:
+                if batch.num_rows and batch.column(0)[0].as_py() != at:
+                    raise CorruptData(f"The log gave offset {batch.column(0)[0]} where {at} was expected.")
+                at += batch.num_rows
+                yield batch
+        if at != self.next:
+            raise CorruptData(
+                f"The log gave offsets {self.first} to {at - 1} instead of {self.first} to {self.next - 1}."
+            )
+
+
+def _parquet(batches: Iterator[pa.RecordBatch]) -> memoryview:
+    out = pa.BufferOutputStream()
+    with pq.ParquetWriter(out, READ_SCHEMA, compression="zstd") as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return memoryview(out.getvalue())
+
+
+def _json_lines(batches: Iterator[pa.RecordBatch]) -> bytes:
+    encoder, out = msgspec.json.Encoder(), io.BytesIO()
+    for batch in batches:
+        out.write(encoder.encode_lines([_document(row) for row in batch.to_pylist()]))
+    return out.getvalue()
+
+
+def _document(row: dict[str, Any]) -> dict[str, Any]:
+    headers = row["headers"]
+    return {
+        **row,
+        "key": _text(row["key"]),
+        "value": _text(row["value"]),
+        "headers": None if headers is None else {name: _text(value) for name, value in headers},
+    }
+
+
+def _text(value: bytes | None) -> str | dict[str, str] | None:
+    r"""Bytes as text; what is no text as ``{"base64": ...}``.
+
+    >>> _text(b"text"), _text(b"\xff"), _text(None)
+    ('text', {'base64': '/w=='}, None)
+    """
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": b64encode(value).decode()}

@@ -1,0 +1,59 @@
+"""Who does the tasks of a bulk job: threads of this process, or the executors of :mod:`strandline.spark.executors`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Protocol, TypeVar, final
+
+from strandline.model.arguments import Positive, checked
+
+R = TypeVar("R")
+
+
+class Hands(Protocol):
+    """Runs independent tasks side by side. A task is a picklable function without arguments; its result is small."""
+
+    @property
+    def count(self) -> int:
+        """How many tasks run at once."""
+
+    def run(self, tasks: Sequence[Callable[[], R]], title: str) -> Iterator[tuple[int, R]]:
+        """The results as they arrive, each with the number of its task; raises the first error of a task.
+
+        A task may run more than once, also at the same time: it must not matter. ``title`` describes the job to
+        operators.
+        """
+
+
+@final
+@checked
+class Threads:
+    """Runs tasks in threads of this process. Reading, decoding and compressing run outside of Python's lock.
+
+    >>> sorted(Threads(2).run([lambda: "a", lambda: "b"], "letters"))
+    [(0, 'a'), (1, 'b')]
+    """
+
+    def __init__(self, count: Positive | None = None) -> None:
+        """So many threads; None: one for each core that this process may use."""
+        self._count = count or len(os.sched_getaffinity(0))
+
+    @property
+    def count(self) -> int:
+        """How many tasks run at once."""
+        return self._count
+
+    def run(self, tasks: Sequence[Callable[[], R]], title: str) -> Iterator[tuple[int, R]]:
+        """The results as they arrive; when it is interrupted, tasks that have begun are finished."""
+        pool = ThreadPoolExecutor(self._count, f"strandline {title}")
+        try:
+            numbers: dict[Future[R], int] = {pool.submit(task): number for number, task in enumerate(tasks)}
+            rest = set(numbers)
+            while rest:
+                done, rest = wait(rest, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield numbers[future], future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)

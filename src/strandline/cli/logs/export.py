@@ -1,0 +1,92 @@
+"""``strandline export``: a range of a log as Parquet or JSON lines."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from typing import Annotated, Any, cast
+
+import typer
+
+from strandline.bulk.exporting import ExportManifest
+from strandline.bulk.exporting import export as export_range
+from strandline.bulk.hands import Threads
+from strandline.cli.shared import output as show
+from strandline.cli.shared.any_log import LogPlace, on_any_log
+from strandline.cli.shared.common import Json
+from strandline.cli.shared.common import start as known_start
+from strandline.model.cursor import Start
+
+_START: Any = "retained"  # given to the parser
+
+
+class Format(StrEnum):
+    """How records are written."""
+
+    PARQUET = "parquet"
+    JSONL = "jsonl"
+
+
+@on_any_log
+def export(
+    place: LogPlace,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A folder, file://, s3://, gs:// or az://.")],
+    *,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            parser=known_start,
+            help="Where it begins: retained, beginning, an offset, a time.",
+        ),
+    ] = _START,
+    upto: Annotated[
+        int | None,
+        typer.Option("--to", metavar="OFFSET", help="Where it ends, without it; by default the log's end."),
+    ] = None,
+    format: Annotated[Format, typer.Option(help="Parquet, or a JSON document per line.")] = Format.PARQUET,  # noqa: A002
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Parts that are written at once; by default one per core."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write the records of a range into files, each once and in order, with a manifest.
+
+    Killed at any moment and started again it writes what is missing. On a cluster: sl.bulk.export with
+    hands=sl.spark.hands(spark).
+    """
+    began = time.monotonic()
+    with place.reading() as log, show.meter("exporting", total=None, quiet=json) as advance:
+        tell = show.so_far(advance)
+        done = export_range(
+            log,
+            target,
+            since=cast("Start", start),
+            upto=upto,
+            format=format.value,
+            hands=Threads(workers),
+            on_progress=lambda records, _: tell(records),
+        )
+    seconds = time.monotonic() - began
+    fields = {
+        "first": done.since,
+        "next": done.upto,
+        "records": done.records,
+        "parts": len(done.parts),
+        "bytes": sum(part.bytes for part in done.parts),
+        "seconds": round(seconds, 3),
+    }
+    show.answer(fields, sentence(done, target, seconds), as_json=json)
+
+
+def sentence(done: ExportManifest, target: str, seconds: float) -> str:
+    """One sentence about the export."""
+    if not done.records:
+        return f"There was nothing to export: {target} has a manifest without parts."
+    size = show.size(sum(part.bytes for part in done.parts))
+    return (
+        f"{show.counted(done.records, 'record')} exported in {show.seconds(seconds)}: offsets {done.since:,} to "
+        f"{done.upto - 1:,} in {show.counted(len(done.parts), 'file')} ({size}), listed in {target}/manifest.json."
+    )

@@ -1,0 +1,63 @@
+"""Spark's executors as the hands of a bulk job."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+from pyspark.sql import SparkSession
+
+from strandline.errors import JobFailed, StrandlineError
+from strandline.spark.pipelines.workers import FrameJobs, JobLabels, RddJobs, check_version, pickled
+
+R = TypeVar("R")
+
+
+class SparkHands:
+    """Runs the tasks of a bulk job on executors, of a classic session or over Spark Connect.
+
+    Results come when all tasks are done. A failed task is repeated by Spark; an error of this package is raised as it
+    is, whatever else ends the job is ``JobFailed``.
+    """
+
+    def __init__(self, spark: Any) -> None:
+        """Work with a session."""
+        self._jobs = RddJobs(spark) if isinstance(spark, SparkSession) else FrameJobs(spark)
+        self._labels = JobLabels(spark)
+
+    @property
+    def count(self) -> int:
+        """How many tasks run at once."""
+        return self._jobs.cores
+
+    def run(self, tasks: Sequence[Callable[[], R]], title: str) -> Iterator[tuple[int, R]]:
+        """The results; see :class:`~strandline.bulk.hands.Hands`."""
+        if not tasks:
+            return
+        items = [pickled((version("strandline"), task), "A task of the job") for task in tasks]
+        with self._labels.shown(title):
+            answers = list(self._jobs.run(items, _done))
+        if len(answers) != len(items):
+            raise JobFailed(f"Only {len(answers)} of {len(items)} tasks of a Spark job answered: {title}. Try again.")
+        for number, answer in answers:
+            found = pickle.loads(answer)  # noqa: S301 - written by our own task
+            if isinstance(found, StrandlineError):
+                raise found
+            yield number, found
+
+
+def hands(spark: Any) -> SparkHands:
+    """The executors of a session, for bulk jobs: ``sl.bulk.export(..., hands=sl.spark.hands(spark))``."""
+    return SparkHands(spark)
+
+
+def _done(item: bytes) -> bytes:
+    """One task, on an executor. Its answer is the result, or the Strandline error that it met."""
+    try:
+        package, task = pickle.loads(item)  # noqa: S301 - written by our own driver
+        check_version(package)
+        return pickle.dumps(task())
+    except StrandlineError as error:
+        return pickle.dumps(error)
