@@ -22,7 +22,7 @@ def test_a_range_is_exported_and_said(run: Run, log: str, tmp_path: Path) -> Non
     assert done.stdout.endswith(f"listed in {tmp_path}/out/manifest.json.\n")
     (part,) = json.loads((tmp_path / "out" / "manifest.json").read_text())["parts"]
     found = pq.read_table(tmp_path / "out" / part["path"])
-    assert found.equals(content(source).select(found.column_names))
+    assert found.drop_columns("offset").equals(content(source))
     some = json.loads(run("export", log, tmp_path / "some", "--from", "10", "--to", "12", "--json").stdout)
     assert (some["first"], some["next"], some["records"], some["parts"]) == (10, 12, 2, 1)
     assert run("export", log, tmp_path / "none", "--from", "100").stdout.startswith("There was nothing to export")
