@@ -138,6 +138,18 @@ class Process(ABC):
             self._log.close()
             self._log = None
 
+    def kill(self) -> None:
+        """Kill the process, as a crash of its machine does; what it has stored stays."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._end()
+
+    def restart(self) -> None:
+        """Start a killed server again, on its port and with what it had stored."""
+        if not self._start(self.program(), self.port):
+            raise RuntimeError(f"{self.name} did not start again; its last words: {self.last_words()}")
+
     def stop(self) -> None:
         """End the process and remove its folder; a stopped one is left as it is."""
         self._end()

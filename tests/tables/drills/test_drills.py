@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 import strandline as sl
 from strandline.errors import Diverged
 from tests.proxy import FaultyProxy, Weather, answer, reset
-from tests.servers import S3Server
+from tests.servers import BUCKET, NoServer, S3Server
 from tests.tables.drills.follower import Orders, sink_of
 
 FORMATS = ["delta", "iceberg", "sqlite", "postgres"]
@@ -279,6 +280,52 @@ def test_a_bucket_that_loses_answers_and_goes_down_makes_no_row_twice(
     s3_proxy.weather = None
     assert world.run(**table) == f"ok {len(world.rows)}\n"
     world.check(len(world.rows))
+
+
+def _until_somebody_calls(port: int) -> None:
+    """Return when a client has tried to connect to a port on which no server listens; its connection is closed."""
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        listener.settimeout(120)
+        listener.accept()[0].close()
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("mode", ["append", "latest"])
+@pytest.mark.parametrize("is_back", [True, False], ids=["back-before-the-next-call", "down-at-the-next-call"])
+def test_a_bucket_whose_server_is_killed_and_started_again_between_two_steps_loses_and_doubles_nothing(
+    tmp_path, mode, is_back
+):
+    try:
+        server = S3Server()
+        server.start()
+    except NoServer as missing:
+        pytest.skip(str(missing))
+    with server:
+        server.create_bucket(BUCKET)
+        world = World(tmp_path, "delta", mode)
+        world.orders = replace(world.orders, place=server.url(BUCKET, "table"), options=server.options)
+        world.extend(4)
+        assert world.run() == "ok 4\n"
+        for step in STEPS["delta"]:
+            world.extend(3)
+            with world.follower(step=step, how="stop") as process:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "here\n", step
+                os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+                server.kill()
+                if is_back:
+                    server.restart()
+                os.kill(process.pid, signal.SIGCONT)
+                if not is_back and step != SLOT:  # the slot is in the log, which has another store
+                    _until_somebody_calls(server.port)
+                if not is_back:
+                    server.restart()
+                out, errors = process.communicate(timeout=300)
+            assert out.split()[0] in {"ok", "TransientStorageError", "Contended"}, (step, out, errors)
+            assert not is_back or out.split()[0] == "ok", (step, errors)
+            world.check()
+        assert world.run() == f"ok {len(world.rows)}\n"
+        world.check(len(world.rows))
 
 
 @pytest.mark.matrix
