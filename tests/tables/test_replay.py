@@ -449,3 +449,16 @@ def test_the_command_replays_by_a_schema_and_as_the_log_says(run: Run, tmp_path:
     assert "1 still cannot become rows (first: offset 1: " in done.stdout
     assert json.loads(run(*arguments, "--json").stdout)["applied"] == 0
     place.check()
+
+
+def test_the_command_finds_the_letters_of_a_table_in_a_database_by_itself(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    place = Place(tmp_path)
+    place.append((b"a", BIG), (b"b", b"never"))
+    database = f"{tmp_path}/shop.db"
+    sl.follow(place.log, sl.SqliteSink(database, table="orders", value=NARROW, dead_letters=True), until="end")
+    place.log.evolve_value(WIDE)
+    done = run("table", "replay", f"sqlite:{database}#orders", place.log.url)
+    assert done.exit_code == 0, done.output
+    assert "1 dead letter applied" in done.stdout
+    sink = sl.SqliteSink(database, table="orders", value=WIDE, dead_letters=True)
+    assert sl.tables.verify(sink, place.log).is_right
