@@ -31,7 +31,6 @@ from strandline.node.replicate.log_copy import LogCopy, behind
 from strandline.node.replicate.replica import ReplicaRole
 from strandline.testing.simdisk import CrashMode
 from strandline.tier.claim import ClaimCell
-from strandline.tier.copy import truncation
 from strandline.tier.copy.expiry import Expiry
 from tests.cases import sampled
 from tests.cluster import Broken, Climate, World, check, play
@@ -506,16 +505,10 @@ def expires_after_it_was_replaced(patch):
     patch.setattr(Expiry, "run", lambda self, _: run(self, SimpleNamespace(touch=lambda: None)))
 
 
-def cuts_the_lowest_segment_first(patch):
-    """Broken: a truncation that is interrupted leaves a hole, which the next tierer does not fill."""
-    patch.setattr(truncation, "sorted", lambda found, **_: list(found), raising=False)
-
-
 OPERATED_TWINS = [
     (is_not_fenced_in_the_store, None),
     (checks_its_claim_before_it_deletes, None),
     (keeps_the_position_of_its_tierer, None),
-    (cuts_the_lowest_segment_first, "forever"),
     pytest.param(expires_after_it_was_replaced, "consumed", marks=pytest.mark.slow),
 ]
 
