@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 import strandline as sl
-from strandline.errors import CursorExpired, UnsupportedVersion
+from strandline.errors import CursorExpired, Unsupported, UnsupportedVersion
 from strandline.spark.executors import SparkHands
 from tests.bulk.test_export import exported
 from tests.spark.helpers import append, new_log, numbered
@@ -29,6 +31,33 @@ def test_an_export_by_executors_has_the_same_records(
     here = sl.bulk.export(log, tmp_path / "here", part_bytes=1)
     assert there == here
     assert exported(tmp_path / "there").equals(exported(tmp_path / "here"))
+
+
+@pytest.mark.parametrize("mode", ["latest", "append", "history"])
+def test_a_table_is_rebuilt_by_executors_and_followed_from_there(
+    spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path, mode: Any
+) -> None:
+    place = tmp_path / "table"
+    sl.follow(log, sl.DeltaSink(place, mode=mode), until="end")
+    DeltaTable(place).delete()  # damaged by another writer
+    append(log, numbered(100, 10))
+    cursor = sl.spark.rebuild(spark, log, sl.DeltaSink(place, mode=mode), place="executors")
+    assert cursor.next == 110
+    assert sl.tables.verify(sl.DeltaSink(place, mode=mode), log).is_right
+    append(log, numbered(110, 10))
+    following = sl.spark.follow(spark, log, sl.DeltaSink(place, mode=mode), trigger={"availableNow": True})
+    following.await_termination(600)
+    done = sl.tables.verify(sl.DeltaSink(place, mode=mode), log)
+    assert (done.is_right, sl.DeltaSink(place, mode=mode).cursor(log.log_id)) == (True, log.end())
+
+
+def test_a_table_in_a_database_is_not_rebuilt_by_executors(
+    spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path
+) -> None:
+    sink = sl.SqliteSink(tmp_path / "tables.db", table="orders")
+    sl.follow(log, sink, until="end")
+    with pytest.raises(Unsupported, match="build it again without Spark"):
+        sl.spark.rebuild(spark, log, sink)
 
 
 def _raises() -> None:

@@ -18,7 +18,7 @@ from strandline.followers import events
 from strandline.followers.committer import SinkCommitter, begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching, Signal
-from strandline.followers.workers import IN_PROCESS, Workers, title
+from strandline.followers.titles import title
 from strandline.log.contract import Log
 from strandline.log.heartbeat import Beating, SlotHeartbeat
 from strandline.log.planning import behind, joined
@@ -30,6 +30,7 @@ from strandline.model.records import READ_SCHEMA
 from strandline.model.sink import BatchSink, Part, Sink, TableSink, Written
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.tables.apply import apply_with
+from strandline.tables.work import IN_PROCESS, Workers
 
 __all__ = ["Batching", "Start", "begin", "follow"]
 

@@ -17,6 +17,7 @@ from strandline.tables.comparison import RowDifferences
 from strandline.tables.kinds import RAW, TYPED, Kind
 from strandline.tables.logged import Value, is_raw
 from strandline.tables.replay import Replayed
+from strandline.tables.work import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,11 @@ class MaintainedTable(Protocol):
     def compared(self, records: pa.Table) -> RowDifferences:
         """Compare the rows with what these records, from the table's start to its cursor, amount to."""
 
-    def rebuilt(self, log: Log, upto: int) -> Cursor:
-        """Replace all rows by those of the log, from the table's start, in one commit; returns its cursor."""
+    def rebuilt(self, log: Log, upto: int, workers: Workers | None = None) -> Cursor:
+        """Replace all rows by those of the log, from the table's start, in one commit; returns its cursor.
+
+        ``workers`` write the rows: None is this process.
+        """
 
     def compacted(self) -> int:
         """Join small files; returns by how many the table has fewer. ``InvalidInput`` if the format needs none."""

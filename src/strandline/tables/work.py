@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
 
 import pyarrow as pa
 
@@ -37,15 +38,47 @@ def records_of(spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
         batches.clear()  # not kept longer than needed
 
 
+class Workers(Protocol):
+    """Where the parts of a range are written."""
+
+    def tasks(self, spans: Sequence[Span]) -> int:
+        """How many workers a range is worth."""
+
+    def run(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
+        """Write all parts of the range of these spans; their reports in the order of the parts.
+
+        Raises the error of the first part that failed. ``title`` describes the range to operators.
+        """
+
+
+class InProcess:
+    """Writes the parts one after the other in this process."""
+
+    def tasks(self, spans: Sequence[Span]) -> int:
+        """One: a second one would wait for the first."""
+        return 1
+
+    def run(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
+        """Write all parts here."""
+        return [written(part, own) for part, own in assigned(parts, spans)]
+
+
+IN_PROCESS: Final = InProcess()
+
+
 def rebuilt_by(
     log: Log,
     start: int,
     upto: int,
-    rebuild: Callable[[Cursor, Callable[[Sequence[Part]], Sequence[Written]]], None],
+    rebuild: Callable[[Cursor, Callable[[Sequence[Part]], Sequence[Written]], int], None],
+    workers: Workers | None = None,
 ) -> Cursor:
-    """Plan the log from a table's start on, and let ``rebuild`` write it in this process; returns the cursor."""
+    """Plan the log from a table's start on, and let ``rebuild`` write it by the workers; returns the cursor."""
     beginning = log.cursor_at(start)
     spans = log.plan(beginning, Limit(upto=upto))
     end = behind(beginning, spans[-1]) if spans else beginning
-    rebuild(end, lambda parts: [written(part, own) for part, own in assigned(parts, spans)])
+    hands = workers or IN_PROCESS
+    rebuild(
+        end, lambda parts: hands.run(parts, spans, f"rebuild of offsets {start:,} to {end.next:,}"), hands.tasks(spans)
+    )
     return end

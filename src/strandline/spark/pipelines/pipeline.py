@@ -16,7 +16,7 @@ from strandline.followers.committer import SinkCommitter, begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching
 from strandline.followers.run import Arriving, Follower
-from strandline.followers.workers import pipeline_name
+from strandline.followers.titles import pipeline_name
 from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.lag import lag_of
 from strandline.model.arguments import Positive, anything, checked

@@ -22,7 +22,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from strandline.errors import JobFailed, StrandlineError, UnsupportedVersion
-from strandline.followers.workers import InProcess
 from strandline.log.planning import pack
 from strandline.model.cursor import Span
 from strandline.model.sink import Part, Written
@@ -30,7 +29,7 @@ from strandline.spark.failures import UserFailures, unpicklable, unwrapped
 from strandline.spark.pipelines.shuffle import ShuffleJob, divided_spans, observed_reports
 from strandline.spark.pipelines.transform import FrameTransform
 from strandline.tables.part import TablePart
-from strandline.tables.work import assigned, is_shuffled, written
+from strandline.tables.work import InProcess, assigned, is_shuffled, written
 
 Place: TypeAlias = Literal["auto", "driver", "executors"]
 """Where a range is written: by its size, or always in the driver's process, or always by executors."""
@@ -78,7 +77,7 @@ class SparkWorkers:
         return len(pack(spans, self._jobs.cores)) if self._uses_executors(spans) else 1
 
     def run(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
-        """Write the parts; see :class:`~strandline.followers.workers.Workers`."""
+        """Write the parts; see :class:`~strandline.tables.work.Workers`."""
         if not self._uses_executors(spans):
             return self._here.run(parts, spans, title)
         if self._is_cancelled:

@@ -46,7 +46,7 @@ from strandline.tables.maintained import RecordedTable, TableSize
 from strandline.tables.part import FILE_ROWS, TablePart, in_schema
 from strandline.tables.replay import ReplayedTable
 from strandline.tables.shape import DeadLetters, TableShape, as_key
-from strandline.tables.work import rebuilt_by
+from strandline.tables.work import Workers, rebuilt_by
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -179,9 +179,13 @@ class DeltaSink(FileTableSink):
         changes = self._shape.rows(records).rows
         return differences(folded(self._shape, changes, columns_of(self._existing())), self.rows())
 
-    def rebuilt(self, log: Log, upto: int) -> Cursor:
+    def rebuilt(self, log: Log, upto: int, workers: Workers | None = None) -> Cursor:
         """Build all rows again; see :func:`~strandline.tables.maintenance.rebuild`."""
-        return rebuilt_by(log, self.start(), upto, lambda end, work: self.rebuild(log.log_id, end, work))
+
+        def rebuild(end: Cursor, work: Callable[[Sequence[Part]], Sequence[Written]], tasks: int) -> None:
+            self.rebuild(log.log_id, end, work, tasks=tasks)
+
+        return rebuilt_by(log, self.start(), upto, rebuild, workers)
 
     def compacted(self) -> int:
         """Join small files; see :func:`~strandline.tables.maintenance.optimize`."""

@@ -35,7 +35,7 @@ from strandline.tables.maintained import RecordedTable, TableSize
 from strandline.tables.part import TablePart, in_schema
 from strandline.tables.replay import ReplayedTable
 from strandline.tables.shape import DeadLetters, TableShape, as_key
-from strandline.tables.work import rebuilt_by
+from strandline.tables.work import Workers, rebuilt_by
 
 SMALL_FILE: Final = 64 << 20
 """Files with fewer bytes are joined by a compaction."""
@@ -175,11 +175,13 @@ class IcebergSink(FileTableSink):
         columns = arrow_schema(self._existing().schema())
         return differences(folded(self._shape, self._shape.rows(records).rows, columns), self.rows())
 
-    def rebuilt(self, log: Log, upto: int) -> Cursor:
+    def rebuilt(self, log: Log, upto: int, workers: Workers | None = None) -> Cursor:
         """Build all rows again, as one snapshot; see :func:`~strandline.tables.maintenance.rebuild`."""
-        return rebuilt_by(log, self.start(), upto, lambda end, work: self._rebuild(log.log_id, end, work))
+        return rebuilt_by(log, self.start(), upto, partial(self._rebuild, log.log_id), workers)
 
-    def _rebuild(self, log_id: UUID, upto: Cursor, work: Callable[[Sequence[Part]], Sequence[Written]]) -> None:
+    def _rebuild(
+        self, log_id: UUID, upto: Cursor, work: Callable[[Sequence[Part]], Sequence[Written]], tasks: int
+    ) -> None:
         table = self._existing()
         self._followed.check_followed(table, log_id)
         self._followed.known.pop(log_id, None)
@@ -188,7 +190,7 @@ class IcebergSink(FileTableSink):
         letters = None
         if self._letters is not None:
             letters = IcebergLetters(self._letters, self._letters.begin(upto.at(start)))
-        parts = tuple(replace(part, old=()) for part in self._parts(begun, 0, letters, 1))
+        parts = tuple(replace(part, old=()) for part in self._parts(begun, 0, letters, tasks))
         written = work(parts)
         check_coverage(written, parts, start, upto.next)
         if letters is not None:

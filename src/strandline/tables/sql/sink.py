@@ -19,6 +19,7 @@ from strandline.errors import (
     NotFound,
     StorageError,
     TransientStorageError,
+    Unsupported,
 )
 from strandline.log.contract import Log
 from strandline.log.planning import behind, joined
@@ -39,6 +40,7 @@ from strandline.tables.sql.changes import ChangePlanner, TableChanges
 from strandline.tables.sql.database import Database
 from strandline.tables.sql.replay import replayed_sql
 from strandline.tables.sql.state import CursorRow, Expected, Held, SeenTable
+from strandline.tables.work import Workers
 
 
 @checked
@@ -211,12 +213,15 @@ class SqlSink:
         with self._database.reading() as session:
             return session.compared(folded(self._shape, changes, row.schema))
 
-    def rebuilt(self, log: Log, upto: int) -> Cursor:
+    def rebuilt(self, log: Log, upto: int, workers: Workers | None = None) -> Cursor:
         """Replace all rows in one transaction; see :func:`~strandline.tables.maintenance.rebuild`.
 
         Rows are deleted and inserted, not the table: its indexes, rights and views stay. Other followers wait, and the
-        one that followed the table so far is ``Fenced``.
+        one that followed the table so far is ``Fenced``. ``Unsupported`` with ``workers``: a transaction is in one
+        process.
         """
+        if workers is not None:
+            raise Unsupported(f"The table {self.where} is written in one transaction: build it again without Spark.")
         with self._lock:
             self._refresh()
             beginning = log.cursor_at(self.start())
