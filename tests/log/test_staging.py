@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
@@ -305,3 +306,25 @@ def test_a_store_that_copies_by_itself_is_used(tmp_path: object) -> None:
     store: ObjectStore = log.store
     with pytest.raises(NotFound):
         store.copy("nothing", "else")  # type: ignore[attr-defined]
+
+
+def test_a_source_may_begin_with_a_large_number(place: Place) -> None:
+    microseconds = 1_794_900_000_000_000  # more than one append can advance
+    assert place.put(b"a", upto=microseconds) == Receipt(0, 1)
+    assert place.put(b"a", upto=microseconds) == Receipt(0, 1)
+    assert place.put(b"b", upto=microseconds + 1_000_000) == Receipt(1, 1)
+    place.check()
+
+
+def test_a_commit_of_another_run_is_told_from_a_repeated_one_while_the_log_has_it(place: Place) -> None:
+    ours, others = replace(place.append(), run="ours"), replace(place.append(), run="others")
+    receipt = ours.commit(ours.write([rows(b"a")]), upto=1)
+    for number in range(200):  # the entry moves into a chunk
+        place.put(b"more", upto=1, writer=WriterId(UUID(int=1000 + number)))
+    repeated = others.commit(others.write([rows(b"b")]), upto=1)
+    assert repeated == receipt
+    assert ours.listed_by_this_run(receipt)
+    assert not others.listed_by_this_run(repeated)
+    place.log.set_retention("bytes:1")
+    place.log.trim(grace=0)
+    assert others.listed_by_this_run(repeated)  # unknown by now

@@ -117,6 +117,14 @@ def test_the_numbers_of_a_series_of_jobs_grow(spark: SparkSession, log: ObjectLo
     assert values(log) == text(0, 9)
 
 
+def test_the_number_of_a_job_may_be_a_time(spark: SparkSession, log: ObjectLog) -> None:
+    for number in (1_794_900_000_000_000, 1_794_900_000_000_001, 1_794_900_000_000_001):
+        save(numbers(spark, 0, 2), log, job="nightly", number=number)
+    assert values(log) == [*text(0, 2), *text(0, 2)]
+    error = refused(lambda: save(numbers(spark, 0, 2), log, job="other", number=(1 << 63) - 1))
+    assert "number is at most" in str(error)
+
+
 def test_a_conditional_job_is_written_only_at_the_expected_end(spark: SparkSession, log: ObjectLog) -> None:
     save(numbers(spark, 0, 4), log, expectedOffset=0)
     error = refused(lambda: save(numbers(spark, 4, 6), log, expectedOffset=3))
@@ -236,6 +244,20 @@ def test_a_checkpoint_that_is_older_than_the_log_ends_the_stream_and_loses_nothi
     assert isinstance(error, sl.errors.OutOfOrder)
     assert "older than the log" in str(error)
     same(source, log)
+
+
+def test_two_streams_with_one_name_lose_nothing_silently(spark: SparkSession, log: ObjectLog, tmp_path: Path) -> None:
+    """Both are at the same micro-batch, with the same number of rows."""
+    other = new_log(tmp_path, "other")
+    append(other, numbered(200, 50))
+    small = new_log(tmp_path, "small")
+    append(small, numbered(100, 50))
+    stream(spark, small, log, tmp_path / "one", writer="copy")
+    error = refused(lambda: stream(spark, other, log, tmp_path / "two", writer="copy"))
+    assert isinstance(error, sl.errors.Diverged)
+    assert "each query needs a writer of its own" in str(error)
+    stream(spark, small, log, tmp_path / "one", writer="copy")
+    same(small, log)
 
 
 def test_two_streams_write_into_one_log(spark: SparkSession, source: ObjectLog, log: ObjectLog, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ Layout of such a UUID (version 8): the mark ``src`` (24 bits), a hash of the sou
 advance (48 bits), which is 0 in the id under which the log remembers the source.
 
 Batches of several processes that are listed together, with one position for all of them, have the mark ``grp`` instead,
-the same hash, and a random number (48 bits) for each process: their own numbers only tell them apart.
+the same hash, a hash of the run that has written them (24 bits), and a random number (24 bits) for each process: their
+own numbers only tell them apart.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _MARK_NUMBER: Final = int.from_bytes(_MARK, "big")
 _MEMBER_NUMBER: Final = int.from_bytes(_MEMBER_MARK, "big")
 _ADVANCE: Final = 48
 _MOST: Final = (1 << _ADVANCE) - 1
+_PROCESS: Final = (1 << 24) - 1
 _VERSION: Final = 0x80
 _VERSION_AT: Final = 76
 _VARIANT: Final = 0x80
@@ -58,17 +60,30 @@ def _has_mark(writer: WriterId, mark: int) -> bool:
     return number >> _MARK_AT == mark and number >> _VERSION_AT & 0x0F == _VERSION >> 4
 
 
-def member_of(source: WriterId, process: int) -> WriterId:
+def member_of(source: WriterId, process: int, run: str = "") -> WriterId:
     """The writer id in batches of one process, which are listed together with those of others, as from ``source``.
 
+    ``run`` identifies who repeats the group if it fails, such as a streaming query.
+
     >>> source = source_writer("orders")
-    >>> member = member_of(source, 7)
+    >>> member = member_of(source, 7, "a query")
     >>> is_member(member), is_source(member), group_of(member) == source
     (True, False, True)
+    >>> is_of_run(member, "a query"), is_of_run(member, "another")
+    (True, False)
     """
-    data = bytearray(_MEMBER_MARK + source.bytes[3:10] + (process & _MOST).to_bytes(6, "big"))
+    data = bytearray(_MEMBER_MARK + source.bytes[3:10] + _run_hash(run) + (process & _PROCESS).to_bytes(3, "big"))
     data[6] = _VERSION | data[6] & 0x0F  # the id of a job is of another version
     return WriterId(UUID(bytes=bytes(data)))
+
+
+def is_of_run(member: WriterId, run: str) -> bool:
+    """Whether a run has written the batches of this writer id."""
+    return member.bytes[10:13] == _run_hash(run)
+
+
+def _run_hash(run: str) -> bytes:
+    return blake2b(run.encode(), digest_size=3).digest()
 
 
 def is_member(writer: WriterId) -> bool:

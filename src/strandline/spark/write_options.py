@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from strandline.errors import InvalidInput
-from strandline.model.arguments import shown
+from strandline.model.arguments import LARGEST_NUMBER, shown
 from strandline.spark.options import (
     given_options,
     shared_address,
@@ -72,6 +72,8 @@ def parse_write_options(options: Mapping[str, str], kind: Literal["job", "stream
                 f"{name} is an option of {other}, and this is a {'batch job' if kind == 'job' else kind}."
             )
     job, number = _name(given, "job"), _number(given, "number")
+    if number == LARGEST_NUMBER:
+        raise InvalidInput(f"number is at most {LARGEST_NUMBER - 1}: the log remembers the one behind it.")
     if number is not None and job is None:
         raise InvalidInput("number is the number of a job in its series: name the series with the option job.")
     return WriteOptions(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 from uuid import UUID
@@ -20,8 +21,9 @@ from strandline.errors import Contended, InvalidInput, NotFound, OutcomeUnknown,
 from strandline.formats.arrow.block import Compression
 from strandline.log.contract import Receipt
 from strandline.log.object.head.edits import BatchListing, Group, StaleUpload
+from strandline.log.object.head.index import MissingChunk, StoredChunks, entries_from
 from strandline.log.object.upload import RESOLVES, Lister, ObjectDraft
-from strandline.log.source_writers import advancing, is_source, member_of
+from strandline.log.source_writers import advancing, is_of_run, is_source, member_of
 from strandline.model.head import Head, WriterId
 from strandline.model.records import MAX_BATCH_RECORDS
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
@@ -63,12 +65,14 @@ class StagedAppend:
     job: str
     """Name of this attempt, unique; its folder."""
     compression: Compression = Compression.LZ4
+    run: str = ""
+    """Who repeats a commit that has failed: :meth:`listed_by_this_run` tells it from others with the same writer."""
     clock: Clock = CLOCK
     chance: Chance = CHANCE
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[BatchListing]:
         """Store records in the stored schema as batch objects that nothing lists yet; durable when it returns."""
-        member = member_of(self.writer, self.chance.uuid().int)
+        member = member_of(self.writer, self.chance.uuid().int, self.run)
         pending: deque[Future[BatchListing]] = deque()
         stored: list[BatchListing] = []
         with ThreadPoolExecutor(_UPLOADS, "strandline-stage") as pool:
@@ -121,7 +125,7 @@ class StagedAppend:
             done = self._receipt(head, batches, since, upto)
             if done is not None:
                 return done
-            number = self._position(head, since)
+            number = self._position(head, since, upto)
             copies = self._copied(batches, head.generation)
             writer = advancing(self.writer, upto - number) if is_source(self.writer) else self.writer
             group = Group(writer, number, copies, expect)
@@ -137,10 +141,11 @@ class StagedAppend:
                 return done
         raise Contended(f"{self.store.url} was collected at each of {RESOLVES} tries; nothing was listed. Try again.")
 
-    def _position(self, head: Head, since: int | None) -> int:
+    def _position(self, head: Head, since: int | None, upto: int) -> int:
         last = head.writers.get(self.writer)
         if last is None:
-            return 0 if since is None else since
+            # A source begins anywhere; near the first number, so that this may be a large one.
+            return (upto - 1 if is_source(self.writer) else 0) if since is None else since
         if since is not None and since != last.number:
             raise OutOfOrder(
                 f"{self.store.url} has this source up to position {last.number}, and the append begins at {since}: "
@@ -155,9 +160,19 @@ class StagedAppend:
         if last is not None and reached >= upto:
             return Receipt(last.first if reached == upto else None, last.count if reached == upto else 0)
         if not batches:
-            self._position(head, since)
+            self._position(head, since, upto)
             return Receipt(None, 0)
         return None
+
+    def listed_by_this_run(self, receipt: Receipt) -> bool:
+        """Whether the batches of a receipt are of this run; True if the log no longer has them."""
+        head = Lister(self.store, self.log_id, clock=self.clock, chance=self.chance).cell.read().value
+        if receipt.first is None or receipt.first < head.floor:
+            return True
+        with suppress(MissingChunk):  # trimmed since
+            entry = next(entries_from(head, receipt.first, StoredChunks(self.store)))
+            return is_of_run(entry.writer, self.run)
+        return True
 
     def _copied(self, batches: Sequence[BatchListing], generation: int) -> list[BatchListing]:
         """The batches, copied to where those of this generation belong."""

@@ -66,9 +66,9 @@ class Target:
         codec = named_codec(log)
         return cls(log, codec, _written(schema, codec), Compression.named(options.compression))
 
-    def staged(self, writer: WriterId, job: str) -> StagedAppend:
+    def staged(self, writer: WriterId, job: str, query: str = "") -> StagedAppend:
         """An append of this write."""
-        return StagedAppend(self.log.store, self.log.log_id, writer, job, self.compression)
+        return StagedAppend(self.log.store, self.log.log_id, writer, job, self.compression, query)
 
     def stage(self, append: StagedAppend, rows: Iterator[pa.RecordBatch], query: str) -> StagedTask:
         """Store the rows of one task."""
@@ -165,7 +165,7 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
 
     def _append(self, query: str, batch: int) -> StagedAppend:
         writer = source_writer(f"spark-stream:{self._options.writer or query}")
-        return self._target.staged(writer, f"{query}-{batch}")
+        return self._target.staged(writer, f"{query}-{batch}", query)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
         """Stage the rows of one task, in an executor."""
@@ -215,6 +215,8 @@ def _committed(append: StagedAppend, tasks: Sequence[StagedTask], upto: int, opt
     _discarded(append, batches)
     if not options.accept:
         _check_same(receipt, sum(task.rows for task in tasks), upto, options)
+        if options.writer is not None:
+            _check_query(append, receipt, upto, options)
 
 
 def _check_same(receipt: Receipt, rows: int, upto: int, options: WriteOptions) -> None:
@@ -231,6 +233,16 @@ def _check_same(receipt: Receipt, rows: int, upto: int, options: WriteOptions) -
             f"{options.url} has {what.lower()} with {receipt.count:,} rows, and now it has {rows:,}: nothing was "
             "written. Either its name is used twice or its checkpoint is older than the log (then write under another "
             f"name), or the query gives other rows each time. {accept}"
+        )
+
+
+def _check_query(append: StagedAppend, receipt: Receipt, upto: int, options: WriteOptions) -> None:
+    """Refuse the micro-batch of a query whose writer another query has: the rows would be lost."""
+    if not retried(lambda: append.listed_by_this_run(receipt)):
+        raise Diverged(
+            f"{options.url} has a micro-batch {upto - 1} of writer {options.writer!r} from another query, and nothing "
+            "was written: each query needs a writer of its own, and one with a new checkpoint is another query. Write "
+            "under another name. If the log is right, continue with the option repeated=accept."
         )
 
 
