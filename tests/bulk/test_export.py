@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,11 +16,13 @@ import pytest
 
 import strandline as sl
 from strandline.bulk.exporting import PartTask
-from strandline.errors import CorruptData, CursorExpired, InvalidInput
+from strandline.errors import CorruptData, CursorExpired, Diverged, InvalidInput, NotFound
 from strandline.log.object import ObjectLog
 from strandline.model.records import READ_SCHEMA
 from strandline.testing.faulty import Crash, FaultyStore
 from strandline.testing.plain import PlainStore
+
+R = TypeVar("R")
 
 
 @pytest.fixture
@@ -155,4 +160,129 @@ def test_damaged_notes_of_an_export_are_named(log: ObjectLog, tmp_path: Path) ->
     sl.bulk.export(log, tmp_path / "out")
     (tmp_path / "out" / "manifest.json").write_bytes(b"{}")
     with pytest.raises(CorruptData, match=r"manifest\.json is damaged"):
+        sl.bulk.export(log, tmp_path / "out")
+
+
+def test_parts_without_a_plan_are_not_taken_for_those_of_another_log(log: ObjectLog, tmp_path: Path) -> None:
+    sl.bulk.export(log, tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").unlink()
+    (tmp_path / "out" / "plan.json").unlink()
+    other = sl.open(f"file://{tmp_path}/other", create=True)
+    with other.producer() as producer:
+        producer.append_batch(pa.table({"value": pa.array([b"other"] * 60, pa.binary())}))
+    for one in (log, other):
+        with pytest.raises(InvalidInput, match=r"no plan\.json that says of which export it is"):
+            sl.bulk.export(one, tmp_path / "out")
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_an_export_does_not_continue_on_a_restored_log_with_other_records(tmp_path: Path, is_whole: bool) -> None:
+    def grown(tag: bytes) -> ObjectLog:
+        log = sl.open(f"file://{tmp_path}/log", create=True)
+        assert isinstance(log, ObjectLog)
+        with log.producer(linger=0) as producer:
+            for number in range(3):
+                producer.append(value=b"%s%d" % (tag, number))
+                producer.flush()
+        return log
+
+    grown(b"kept")
+    shutil.copytree(tmp_path / "log", tmp_path / "copy")
+    done = sl.bulk.export(grown(b"lost"), tmp_path / "out", part_bytes=1)
+    if not is_whole:
+        (tmp_path / "out" / "manifest.json").unlink()
+        (tmp_path / "out" / done.parts[0].path).unlink()
+    shutil.rmtree(tmp_path / "log")
+    shutil.copytree(tmp_path / "copy", tmp_path / "log")
+    with pytest.raises(Diverged, match="restored from a copy"):
+        sl.bulk.export(sl.open(f"file://{tmp_path}/log"), tmp_path / "out")
+    with pytest.raises(Diverged, match="restored from a copy"):
+        sl.bulk.export(grown(b"new"), tmp_path / "out")
+
+
+class Interrupted:
+    """Hands that do something between two tasks."""
+
+    count = 1
+
+    def __init__(self, at: int, action: Callable[[], object]) -> None:
+        self.at, self.action = at, action
+
+    def run(self, tasks: Sequence[Callable[[], R]], title: str) -> Iterator[tuple[int, R]]:
+        for number, task in enumerate(tasks):
+            if number == self.at:
+                self.action()
+            yield number, task()
+
+
+def test_records_that_are_trimmed_during_an_export_end_it(log: ObjectLog, tmp_path: Path) -> None:
+    def trim() -> None:
+        log.set_retention("bytes:1")
+        log.trim(grace=0)
+
+    with pytest.raises(CursorExpired):
+        sl.bulk.export(log, tmp_path / "out", hands=Interrupted(2, trim), part_bytes=1)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_batch_that_is_lost_ends_an_export(log: ObjectLog, tmp_path: Path) -> None:
+    def lose() -> None:
+        log.store.delete(log.head().tail[3].location)
+
+    with pytest.raises(NotFound, match="offsets 30 to 39"):
+        sl.bulk.export(log, tmp_path / "out", hands=Interrupted(2, lose), part_bytes=1)
+
+
+def test_a_log_that_is_restored_during_an_export_ends_it(log: ObjectLog, tmp_path: Path) -> None:
+    place = tmp_path / "log"
+    shutil.copytree(place, tmp_path / "copy")
+    with log.producer() as producer:
+        producer.append(value=b"lost")
+
+    def restore() -> None:
+        shutil.rmtree(place)
+        shutil.copytree(tmp_path / "copy", place)
+        with sl.open(f"file://{place}").producer() as producer:
+            producer.append(value=b"new")
+
+    with pytest.raises(Diverged):
+        sl.bulk.export(log, tmp_path / "out", upto=61, hands=Interrupted(2, restore), part_bytes=1)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_an_export_from_a_time_continues_when_its_first_records_were_trimmed(log: ObjectLog, tmp_path: Path) -> None:
+    since = datetime(2020, 1, 1, tzinfo=UTC)
+    done = sl.bulk.export(log, tmp_path / "out", since=since, part_bytes=1)
+    (tmp_path / "out" / "manifest.json").unlink()
+    log.set_retention("bytes:1")
+    log.trim(grace=0)
+    assert sl.bulk.export(log, tmp_path / "out", since=since) == done
+
+
+def test_json_lines_have_every_header_and_any_time(tmp_path: Path) -> None:
+    log = sl.open(f"file://{tmp_path}/log", create=True)
+    rows = pa.table(
+        {
+            "timestamp": pa.array([0, 2**62, -(2**62)]).view(pa.timestamp("us", tz="UTC")),
+            "headers": pa.array([[("h", b"1"), ("h", None), ("g", b"2")], [], None], pa.map_(pa.string(), pa.binary())),
+        }
+    )
+    with log.producer() as producer:
+        producer.append_batch(rows)
+    (part,) = sl.bulk.export(log, tmp_path / "out", format="jsonl").parts
+    found = [json.loads(line) for line in (tmp_path / "out" / part.path).read_text().splitlines()]
+    assert [row["timestamp"] for row in found] == ["1970-01-01T00:00:00Z", 2**62, -(2**62)]
+    assert [row["headers"] for row in found] == [{"h": ["1", None], "g": "2"}, {}, None]
+
+
+@pytest.mark.parametrize("cuts", [[10, 20], [0, 20, 10], [0, 60], []])
+def test_a_plan_whose_parts_are_not_its_range_is_refused(log: ObjectLog, tmp_path: Path, cuts: list[int]) -> None:
+    sl.bulk.export(log, tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").unlink()
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    (tmp_path / "out" / "plan.json").write_text(json.dumps({**plan, "cuts": cuts}))
+    with pytest.raises(CorruptData, match=r"plan\.json is damaged"):
+        sl.bulk.export(log, tmp_path / "out")
+    (tmp_path / "out" / "plan.json").write_text(json.dumps({**plan, "version": 2}))
+    with pytest.raises(CorruptData, match=r"plan\.json is damaged"):
         sl.bulk.export(log, tmp_path / "out")

@@ -6,7 +6,9 @@ import contextlib
 import io
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -15,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.bulk.hands import Hands, Threads
-from strandline.errors import AlreadyExists, CorruptData, InvalidInput, NotFound, NotReady
+from strandline.errors import AlreadyExists, CorruptData, CursorExpired, Diverged, InvalidInput, NotFound, NotReady
 from strandline.log.contract import READING, LogReading, require
 from strandline.log.planning import divided
 from strandline.log.reading import fetch_in_order
@@ -37,6 +39,9 @@ PART_BYTES: Final = 64 << 20
 T = TypeVar("T")
 
 _AHEAD: Final = 32 << 20
+_MOVES: Final = 4
+"""How often parts are located again without progress."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SUFFIX: Final = {"parquet": "parquet", "jsonl": "jsonl"}
 
 
@@ -58,8 +63,10 @@ class ExportPlan(msgspec.Struct, frozen=True):
     format: ExportFormat
     cuts: tuple[int, ...]
     """The first offsets of the parts."""
-    kind: str = "strandline-export-plan"
-    version: int = 1
+    cursor: str
+    """The log's cursor at ``upto``: a log that was restored and grew differently has another one."""
+    kind: Literal["strandline-export-plan"] = "strandline-export-plan"
+    version: Literal[1] = 1
 
 
 class ExportManifest(msgspec.Struct, frozen=True):
@@ -71,8 +78,10 @@ class ExportManifest(msgspec.Struct, frozen=True):
     format: ExportFormat
     records: int
     parts: tuple[ExportedPart, ...]
-    kind: str = "strandline-export"
-    version: int = 1
+    cursor: str
+    """The log's cursor at ``upto``: where a consumer that has loaded the export continues."""
+    kind: Literal["strandline-export"] = "strandline-export"
+    version: Literal[1] = 1
 
 
 @checked
@@ -95,8 +104,8 @@ def export(
     written last. ``hands`` do the work: threads of this process, or ``sl.spark.hands(spark)``. ``on_progress`` gets the
     records written so far, and all.
 
-    ``InvalidInput`` if there is an export of another range or log at the target; ``CursorExpired`` if records were
-    deleted before they were exported.
+    ``InvalidInput`` if there is an export of another range or log at the target; ``Diverged`` if the log was restored
+    since, and has other records there; ``CursorExpired`` if records were deleted before they were exported.
     """
     require(log, "exported", *READING)
     store = open_store(target, options)
@@ -105,7 +114,7 @@ def export(
         _check_same(whole, log, store, since, upto, format)
         return whole
     plan = _planned(log, store, since, upto, format, part_bytes)
-    ends = [*plan.cuts[1:], plan.upto][: len(plan.cuts)]
+    ends = [*plan.cuts, plan.upto][1:]
     names = [f"part-{first:020d}-{end:020d}.{_SUFFIX[format]}" for first, end in zip(plan.cuts, ends, strict=True)]
     sizes = {item.path: item.size for item in store.list("part-")}
     total, done = plan.upto - plan.since, 0
@@ -116,15 +125,15 @@ def export(
         else:
             missing.append(PartTask(store, name, format, first, end, tuple(_spans(log, first, end))))
     on_progress(done, total)
-    for number, size in (hands or Threads()).run(missing, f"export to {store.url}"):
-        task = missing[number]
+    for task, size in _stored(log, missing, hands or Threads(), f"export to {store.url}"):
         sizes[task.name] = size
         done += task.next - task.first
         on_progress(done, total)
     parts = [
         ExportedPart(name, first, end, sizes[name]) for name, first, end in zip(names, plan.cuts, ends, strict=True)
     ]
-    manifest = ExportManifest(plan.log_id, plan.since, plan.upto, format, total, tuple(parts))
+    _check_history(plan, log, store)  # the log may have been restored meanwhile
+    manifest = ExportManifest(plan.log_id, plan.since, plan.upto, format, total, tuple(parts), plan.cursor)
     store.put(MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
     return manifest
 
@@ -138,16 +147,43 @@ def _planned(
     part_bytes: int,
 ) -> ExportPlan:
     """The stored plan; a new one if there is none."""
+    found = next(iter(store.list("part-")), None)  # first: the plan of any part is stored before it
     try:
         plan = _decoded(store, PLAN, ExportPlan)
     except NotFound:
+        if found is not None:
+            raise InvalidInput(
+                f"{store.url} has {found.path}, and no {PLAN} that says of which export it is: export into another "
+                "folder, or delete the parts."
+            ) from None
         plan = _new_plan(log, since, upto, kind, part_bytes)
         try:
             store.put_if(PLAN, msgspec.json.encode(plan), ABSENT)
         except AlreadyExists:  # another process was first, or the answer was lost
             plan = _decoded(store, PLAN, ExportPlan)
     _check_same(plan, log, store, since, upto, kind)
+    ends = [*plan.cuts, plan.upto]
+    if ends[0] != plan.since or any(first >= end for first, end in pairwise(ends)):
+        raise CorruptData(f"{store.url}/{PLAN} is damaged: its parts are not its range. Export into another folder.")
     return plan
+
+
+def _stored(log: LogReading, tasks: list[PartTask], hands: Hands, title: str) -> Iterator[tuple[PartTask, int]]:
+    """The parts and their sizes, as they are stored.
+
+    What moved to the cold tier since it was planned is located again; ``CursorExpired`` if it was trimmed.
+    """
+    moves = 0
+    while tasks:
+        rest = dict(enumerate(tasks))
+        try:
+            for number, size in hands.run(tasks, title):
+                yield rest.pop(number), size
+        except NotFound:
+            moves = moves + 1 if len(rest) == len(tasks) else 1
+            if moves >= _MOVES:
+                raise
+        tasks = [replace(task, spans=tuple(_spans(log, task.first, task.next))) for task in rest.values()]
 
 
 def _new_plan(
@@ -163,10 +199,11 @@ def _new_plan(
     end = end if upto is None else upto
     if end < first:
         raise InvalidInput(f"The range from {first:,} to {end:,} is none: upto is behind since.")
+    cursor = log.cursor_at(end)  # before the spans: a restored log then differs from one of both
     spans = _spans(log, first, end)
     wanted = max(1, -(-sum(span.size for span in spans) // max(1, part_bytes)))
     cuts = tuple(group[0].first for group in divided(spans, wanted) if group)
-    return ExportPlan(log.log_id, first, end, kind, cuts)
+    return ExportPlan(log.log_id, first, end, kind, cuts, str(cursor))
 
 
 def _spans(log: LogReading, first: int, end: int) -> Sequence[Span]:
@@ -192,11 +229,27 @@ def _check_same(
     if stored.format != kind:
         raise InvalidInput(f"{store.url} has an export as {stored.format}: export as {kind} into another folder.")
     is_elsewhere = since != "retained" and log.position_of(since) != stored.since
+    if isinstance(since, datetime) and stored.since < log.bounds().first:
+        is_elsewhere = False  # the records of that time are no longer in the log
     if is_elsewhere or (upto is not None and upto != stored.upto):
         raise InvalidInput(
             f"{store.url} has an export from offset {stored.since:,} up to {stored.upto:,}: ask for the same range, or "
             "export into another folder."
         )
+    _check_history(stored, log, store)
+
+
+def _check_history(stored: ExportPlan | ExportManifest, log: LogReading, store: ObjectStore) -> None:
+    """``Diverged`` if the log has other records in the range now."""
+    try:
+        log.plan(Cursor.parse(stored.cursor), Limit(batches=1))
+    except CursorExpired:
+        return  # there is nothing to compare with; a part that is missing cannot be read either
+    except Diverged as error:
+        raise Diverged(
+            f"{store.url} has an export of records that {log!r} does not have now: the log was restored from a copy, "
+            "and has grown differently since. Export into another folder."
+        ) from error
 
 
 def _decoded(store: ObjectStore, path: str, kind: type[T]) -> T:
@@ -204,7 +257,9 @@ def _decoded(store: ObjectStore, path: str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
-        raise CorruptData(f"{store.url}/{path} is damaged: {error}. Delete it to export again.") from error
+        raise CorruptData(
+            f"{store.url}/{path} is damaged, or not of an export: {error}. Export into another folder."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -249,7 +304,9 @@ def _parquet(batches: Iterator[pa.RecordBatch]) -> memoryview:
 def _json_lines(batches: Iterator[pa.RecordBatch]) -> bytes:
     encoder, out = msgspec.json.Encoder(), io.BytesIO()
     for batch in batches:
-        out.write(encoder.encode_lines([_document(row) for row in batch.to_pylist()]))
+        times = batch.column("timestamp").view(pa.int64())  # Python has no year 10,000, and a log may have it
+        rows = batch.set_column(batch.schema.get_field_index("timestamp"), "timestamp", times).to_pylist()
+        out.write(encoder.encode_lines(map(_document, rows)))
     return out.getvalue()
 
 
@@ -257,10 +314,31 @@ def _document(row: dict[str, Any]) -> dict[str, Any]:
     headers = row["headers"]
     return {
         **row,
+        "timestamp": _time(row["timestamp"]),
         "key": _text(row["key"]),
         "value": _text(row["value"]),
-        "headers": None if headers is None else {name: _text(value) for name, value in headers},
+        "headers": None if headers is None else _headers(headers),
     }
+
+
+def _time(microseconds: int) -> datetime | int:
+    """A time; one outside the calendar stays a number of microseconds."""
+    try:
+        return _EPOCH + timedelta(microseconds=microseconds)
+    except OverflowError:
+        return microseconds
+
+
+def _headers(pairs: Sequence[tuple[str, bytes | None]]) -> dict[str, Any]:
+    """Headers by name; the values of a name that is used more than once are a list.
+
+    >>> _headers([("a", b"1"), ("b", b"2"), ("a", b"3")])
+    {'a': ['1', '3'], 'b': '2'}
+    """
+    found: dict[str, list[Any]] = {}
+    for name, value in pairs:
+        found.setdefault(name, []).append(_text(value))
+    return {name: values if len(values) > 1 else values[0] for name, values in found.items()}
 
 
 def _text(value: bytes | None) -> str | dict[str, str] | None:
