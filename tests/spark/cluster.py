@@ -105,7 +105,9 @@ class Cluster:
         more = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port)}
         conf = {**self.settings(), **more, "spark.ui.port": str(ui)}
         given = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
-        self.started("connect", ["sbin/start-connect-server.sh", "--wait", *given], "Spark Connect server started at")
+        # Not by sbin/start-connect-server.sh, which the package of Spark 4.2 lacks.
+        server = "org.apache.spark.sql.connect.service.SparkConnectServer"
+        self.started("connect", ["bin/spark-submit", "--class", server, *given], "Spark Connect server started at")
         return f"sc://127.0.0.1:{port}"
 
 

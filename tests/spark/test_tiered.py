@@ -42,11 +42,9 @@ from tests.spark.helpers import (
     append,
     appended_rows,
     expected_rows,
-    latest_rows,
     move_floor,
     numbered,
     put,
-    truth,
 )
 from tests.spark.test_batch import load, reason
 from tests.spark.test_follow import NOW
@@ -325,18 +323,6 @@ def test_a_table_is_built_from_the_beginning_exactly_once_though_drivers_die_and
     assert appended_rows(table) == expected_rows(MANY_CHANGES)
     assert log.slots.get("s").position == END
     both.close()
-
-
-@pytest.mark.slow
-def test_a_kept_checkpoint_goes_on_within_the_cold_tier(spark, log, tmp_path, caplog):
-    sink = sl.DeltaSink(str(tmp_path / "table"))
-    options = {"trigger": NOW, "checkpoint": str(tmp_path / "point")}
-    short = {"endingOffset": "35"}
-    sl.spark.follow(spark, log, sink, options=short, **options).await_termination(600)
-    assert sink.cursor(log.log_id).next == 35
-    sl.spark.follow(spark, log, sink, **options).await_termination(600)
-    assert latest_rows(tmp_path / "table") == truth(MANY_CHANGES)
-    assert "set aside" not in caplog.text
 
 
 def test_a_slot_may_begin_where_only_segments_are_and_pins_them(spark, log):
