@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -68,6 +69,20 @@ def test_only_keys_with_a_prefix_are_given(spark: SparkSession, log: ObjectLog) 
     assert keys(spark, log, keyPrefix="c", timestampFrom=iso(2 * 3600 + 30)) == ["c1"]
     offsets = spark.read.format("strandline").option("keyPrefix", "c").schema("offset LONG").load(log.url)
     assert sorted(row.offset for row in offsets.collect()) == [4, 5]
+
+
+def test_times_outside_the_calendar_do_not_end_a_query_of_the_cold_tier(tmp_path: Path) -> None:
+    log = new_tiered(tmp_path)
+    with log.producer(linger=0) as producer:
+        times = pa.array([2**62, -(2**62), NOW]).view(pa.timestamp("us", tz="UTC"))
+        producer.append_batch(pa.table({"key": pa.array([b"far", b"old", b"now"], pa.binary()), "timestamp": times}))
+    copy(log)
+    forget(log)
+    for options in ({"timestampFrom": iso(0)}, {"keyPrefix": "n"}):
+        source = StrandlineDataSource({"path": log.url, **options})
+        reader = source.reader(source.schema())
+        found = [key for part in reader.partitions() for batch in reader.read(part) for key in batch["key"].to_pylist()]
+        assert found == ([b"far", b"now"] if "timestampFrom" in options else [b"now"])
 
 
 def test_row_groups_of_the_cold_tier_are_skipped_by_their_statistics(spark: SparkSession, tmp_path: Path) -> None:

@@ -229,9 +229,12 @@ class SegmentTail:
         return self._chunks[number]
 
     def statistics(self, number: int, column: str) -> tuple[Any, Any] | None:
-        """The lowest and highest value of a column in a group; None if they are not stored, or if it has nulls only."""
+        """The lowest and highest value of a column in a group; None if they are not stored, or if it has nulls only.
+
+        As stored: times are microseconds, because Python lacks those outside of its calendar.
+        """
         found = self.footer.row_group(number).column(_LEAVES.index(column)).statistics
-        return (found.min, found.max) if found is not None and found.has_min_max else None
+        return (found.min_raw, found.max_raw) if found is not None and found.has_min_max else None
 
     def ranges(self, number: int, columns: Sequence[str]) -> list[ByteRange]:
         """The bytes of these columns of a group, in file order."""

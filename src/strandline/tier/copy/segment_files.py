@@ -27,7 +27,7 @@ from strandline.formats.segment.file import (
 from strandline.formats.segment.records import decode_group
 from strandline.formats.segment.writer import EncodedSegment
 from strandline.log.planning import clipped, known_columns, plan_entries
-from strandline.model.cursor import NO_LIMIT, Limit, RecordRange, microseconds
+from strandline.model.cursor import NO_LIMIT, Limit, RecordRange
 from strandline.model.records import READ_SCHEMA
 from strandline.model.segments import SegmentId, SegmentMetadata
 from strandline.storage.metrics import fetching
@@ -240,8 +240,8 @@ class ColdSpan:
         """The timestamps and keys of the row group, by its statistics."""
         times, keys = self.tail().statistics(self.group, "timestamp"), self.tail().statistics(self.group, "key")
         return RecordRange(
-            None if times is None else microseconds(times[0]),
-            None if times is None else microseconds(times[1]),
+            None if times is None else times[0],
+            None if times is None else times[1],
             None if keys is None else bytes(keys[0]),
             None if keys is None else bytes(keys[1]),
         )
