@@ -251,7 +251,9 @@ def test_a_log_remembers_so_many_sources_and_refuses_another_one():
         target.append(changes(1), writer=writer, number=5).result()
     source = MemoryLog()
     fill(source, batches=1)
-    with pytest.raises(InvalidInput, match=f"remembers the positions of {MAX_SOURCES} sources"):
+    with pytest.raises(
+        InvalidInput, match=f"remembers the positions of {MAX_SOURCES} sources.*under a name that it knows"
+    ):
         LogSink(target).apply(table(source, 0, 5), since=source.start(), upto=source.start().at(5))
 
 

@@ -89,7 +89,8 @@ def _check_position(writer: WriterId, number: int, last: WriterState | None, kno
         if sum(map(is_source, known)) >= MAX_SOURCES:
             raise InvalidInput(
                 f"The log remembers the positions of {MAX_SOURCES} sources, and cannot take records of another one: "
-                "ingest it into another log."
+                "append under a name that it knows (an ingested source, the writer of a Spark stream, a series of "
+                "jobs), or to another log."
             )
     elif number != last.number:
         raise OutOfOrder(
