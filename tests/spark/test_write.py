@@ -177,6 +177,19 @@ def test_what_cannot_be_written_is_refused_with_one_sentence(
     assert values(log) == []
 
 
+@pytest.mark.parametrize("time", ["1763392000123L", "timestamp_ntz '2026-01-02 03:04:05'", "date '2026-01-02'"])
+def test_times_of_an_unknown_unit_or_zone_are_refused(spark: SparkSession, tmp_path: Path, time: str) -> None:
+    plain = new_log(tmp_path, "plain")
+    typed = sl.open(f"file://{tmp_path}/typed", create=True, value=sl.Json(pa.schema({"timestamp": pa.int64()})))
+    assert isinstance(typed, ObjectLog)
+    for log, name in ((plain, "timestamp"), (typed, "_timestamp")):
+        error = refused(lambda log=log, name=name: save(spark.sql(f"select 'k' key, {time} {name}"), log))
+        assert f"The column {name} is of type" in str(error)
+        assert values(log) == []
+    save(spark.sql("select 1763392000123L timestamp"), typed)  # a field of its values
+    assert len(values(typed)) == 1
+
+
 def test_a_log_is_created_if_that_is_asked_for(spark: SparkSession, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/new"
     numbers(spark, 0, 3).write.format("strandline").mode("append").option("create", "true").save(url)

@@ -11,7 +11,7 @@ from uuid import UUID, uuid5
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DateType, IntegralType, StructType, TimestampNTZType
 
 from strandline.errors import Diverged, InvalidInput, OutOfOrder, StrandlineError, Unsupported
 from strandline.formats.arrow.block import Compression
@@ -120,7 +120,20 @@ def _written(schema: StructType, codec: Codec | None) -> tuple[str, ...]:
             )
     if not names:
         raise InvalidInput("The DataFrame has no column that could be written: it needs at least key or value.")
+    _check_time(schema, "timestamp" if codec is None else "_timestamp", fields)
     return tuple(names)
+
+
+def _check_time(schema: StructType, name: str, fields: Sequence[str]) -> None:
+    """Refuse a time that Spark and the log would take for different ones: of an unknown unit, or of an unknown zone."""
+    if name not in schema.names or name in fields:
+        return
+    kind = schema[name].dataType
+    if isinstance(kind, IntegralType | DateType | TimestampNTZType):
+        raise InvalidInput(
+            f"The column {name} is of type {kind.simpleString()}, which does not say what time it is: make it a "
+            "TIMESTAMP (timestamp_millis, timestamp_micros, or cast, which takes the session's time zone)."
+        )
 
 
 class LogWriter(DataSourceArrowWriter):
