@@ -124,6 +124,7 @@ def test_a_query_begins_and_ends_at_times_of_listing(spark: SparkSession, log: O
         ({"startingTimestamp": "2026-01-01T00:00:00Z", "startingOffset": "1"}, "not both"),
         ({"keyPrefix": "a", "keyPrefixHex": "61"}, "not both"),
         ({"keyPrefixHex": "6"}, "not in hexadecimal"),
+        ({"resetSlot": "true"}, "name that with the option slot"),
     ],
 )
 def test_bounds_that_mean_nothing_are_refused(options: dict[str, str], says: str) -> None:

@@ -129,6 +129,8 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
     """
     given = given_options(options, _KNOWN, "source")
     url = shared_address(given)
+    if "resetslot" in given and "slot" not in given:
+        raise InvalidInput("resetSlot is for the slot of a stream: name that with the option slot.")
     return ReadOptions(
         url=url,
         start=_start_or_end(given, "starting", "earliest"),
