@@ -147,6 +147,12 @@ def test_a_range_that_the_log_does_not_have_is_refused(log: ObjectLog, tmp_path:
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
+def test_an_export_into_the_folder_of_a_log_is_refused(log: ObjectLog) -> None:
+    with pytest.raises(InvalidInput, match="is a log"):
+        sl.bulk.export(log, log.url)
+    assert not list(log.store.list("plan"))
+
+
 def test_a_task_that_gets_other_records_than_planned_stores_nothing(log: ObjectLog) -> None:
     store = PlainStore()
     spans = tuple(log.plan(log.cursor_at(0)))

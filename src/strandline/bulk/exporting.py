@@ -42,6 +42,7 @@ _AHEAD: Final = 32 << 20
 _MOVES: Final = 4
 """How often parts are located again without progress."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LOG: Final = "log.json"
 _SUFFIX: Final = {"parquet": "parquet", "jsonl": "jsonl"}
 
 
@@ -147,6 +148,10 @@ def _planned(
     part_bytes: int,
 ) -> ExportPlan:
     """The stored plan; a new one if there is none."""
+    if any(item.path == _LOG for item in store.list(_LOG)):
+        raise InvalidInput(
+            f"{store.url} is a log, and an export beside its objects would be in its way: name a folder."
+        )
     found = next(iter(store.list("part-")), None)  # first: the plan of any part is stored before it
     try:
         plan = _decoded(store, PLAN, ExportPlan)
