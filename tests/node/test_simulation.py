@@ -530,7 +530,7 @@ class TestBrokenTwins:
     def test_is_caught(self, twin, climate, finding, monkeypatch):
         twin(monkeypatch)
         with pytest.raises(Broken, match=finding):
-            play_many(range(400), climate=climate)
+            play_many(range(600), climate=climate)
 
     @pytest.mark.matrix
     @pytest.mark.parametrize(("twin", "climate", "finding"), SLOT_TWINS)
