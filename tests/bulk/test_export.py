@@ -1,4 +1,4 @@
-"""Export: every record of a range once, in order, on any hands, killed and continued at any request."""
+"""Export: every record of a range once, in order, in any pool, killed and continued at any request."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def test_an_export_that_is_killed_at_any_request_continues(
         store = FaultyStore(inner)
         monkeypatch.setattr("strandline.bulk.exporting.open_store", lambda *_, store=store: store)
         store.crash_at(number, after=after)
-        hands = sl.bulk.Threads(1)
+        pool = sl.bulk.ThreadPool(1)
         with contextlib.suppress(Crash):
-            sl.bulk.export(log, "plain", hands=hands, part_bytes=1)
+            sl.bulk.export(log, "plain", pool=pool, part_bytes=1)
         requests = len(store.log)
         store.unhook()
         end = log.bounds().next
@@ -103,7 +103,7 @@ def test_an_export_that_is_killed_at_any_request_continues(
                 producer.append(value=b"later")
             begun = any(item.path == "plan.json" for item in inner.list(""))
             end += not begun  # the range is fixed by then
-        done = sl.bulk.export(log, "plain", hands=hands, part_bytes=1)
+        done = sl.bulk.export(log, "plain", pool=pool, part_bytes=1)
         assert (done.since, done.upto) == (0, end)
         parts = [pq.read_table(pa.BufferReader(bytes(inner.get(part.path).data))) for part in done.parts]
         assert pa.concat_tables(parts).equals(whole(log, 0, end))
@@ -207,7 +207,7 @@ def test_an_export_does_not_continue_on_a_restored_log_with_other_records(tmp_pa
 
 
 class Interrupted:
-    """Hands that do something between two tasks."""
+    """A pool that does something between two tasks."""
 
     count = 1
 
@@ -227,7 +227,7 @@ def test_records_that_are_trimmed_during_an_export_end_it(log: ObjectLog, tmp_pa
         log.trim(grace=0)
 
     with pytest.raises(CursorExpired):
-        sl.bulk.export(log, tmp_path / "out", hands=Interrupted(2, trim), part_bytes=1)
+        sl.bulk.export(log, tmp_path / "out", pool=Interrupted(2, trim), part_bytes=1)
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
@@ -236,7 +236,7 @@ def test_a_batch_that_is_lost_ends_an_export(log: ObjectLog, tmp_path: Path) -> 
         log.store.delete(log.head().tail[3].location)
 
     with pytest.raises(NotFound, match="offsets 30 to 39"):
-        sl.bulk.export(log, tmp_path / "out", hands=Interrupted(2, lose), part_bytes=1)
+        sl.bulk.export(log, tmp_path / "out", pool=Interrupted(2, lose), part_bytes=1)
 
 
 def test_a_log_that_is_restored_during_an_export_ends_it(log: ObjectLog, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_log_that_is_restored_during_an_export_ends_it(log: ObjectLog, tmp_pat
             producer.append(value=b"new")
 
     with pytest.raises(Diverged):
-        sl.bulk.export(log, tmp_path / "out", upto=61, hands=Interrupted(2, restore), part_bytes=1)
+        sl.bulk.export(log, tmp_path / "out", upto=61, pool=Interrupted(2, restore), part_bytes=1)
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 

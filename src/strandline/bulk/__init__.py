@@ -9,15 +9,15 @@ from strandline.lazy_names import lazy
 if TYPE_CHECKING:
     from strandline.bulk.exporting import ExportManifest as ExportManifest
     from strandline.bulk.exporting import export as export
-    from strandline.bulk.hands import Hands as Hands
-    from strandline.bulk.hands import Threads as Threads
+    from strandline.storage.task_pool import TaskPool as TaskPool
+    from strandline.storage.task_pool import ThreadPool as ThreadPool
 
 _get, __dir__, __all__ = lazy(
     __name__,
     {
         "ExportManifest": "strandline.bulk.exporting",
-        "Hands": "strandline.bulk.hands",
-        "Threads": "strandline.bulk.hands",
+        "TaskPool": "strandline.storage.task_pool",
+        "ThreadPool": "strandline.storage.task_pool",
         "export": "strandline.bulk.exporting",
     },
 )

@@ -16,7 +16,6 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.bulk.hands import Hands, Threads
 from strandline.errors import AlreadyExists, CorruptData, CursorExpired, Diverged, InvalidInput, NotFound, NotReady
 from strandline.log.contract import READING, LogReading, require
 from strandline.log.planning import divided
@@ -26,6 +25,7 @@ from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.store import ABSENT, ObjectStore
+from strandline.storage.task_pool import TaskPool, ThreadPool
 from strandline.storage.urls import open_store
 
 ExportFormat: TypeAlias = Literal["parquet", "jsonl"]
@@ -93,7 +93,7 @@ def export(
     since: Start = "retained",
     upto: int | None = None,
     format: Literal["parquet", "jsonl"] = "parquet",  # noqa: A002 - the field's own word
-    hands: Hands | None = None,
+    pool: TaskPool | None = None,
     options: dict[str, str] | None = None,
     part_bytes: int = PART_BYTES,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
@@ -102,8 +102,8 @@ def export(
 
     The first call fixes the range and its parts in ``plan.json``: from ``since`` up to ``upto``, or the end of the log
     at that moment. Killed at any moment and called again, it writes the parts that are missing. ``manifest.json`` is
-    written last. ``hands`` do the work: threads of this process, or ``sl.spark.hands(spark)``. ``on_progress`` gets the
-    records written so far, and all.
+    written last. ``pool`` runs the tasks: threads of this process, or ``sl.spark.executors(spark)``. ``on_progress``
+    gets the records written so far, and all.
 
     ``InvalidInput`` if there is an export of another range or log at the target; ``Diverged`` if the log was restored
     since, and has other records there; ``CursorExpired`` if records were deleted before they were exported.
@@ -126,7 +126,7 @@ def export(
         else:
             missing.append(PartTask(store, name, format, first, end, tuple(_spans(log, first, end))))
     on_progress(done, total)
-    for task, size in _stored(log, missing, hands or Threads(), f"export to {store.url}"):
+    for task, size in _stored(log, missing, pool or ThreadPool(), f"export to {store.url}"):
         sizes[task.name] = size
         done += task.next - task.first
         on_progress(done, total)
@@ -173,7 +173,7 @@ def _planned(
     return plan
 
 
-def _stored(log: LogReading, tasks: list[PartTask], hands: Hands, title: str) -> Iterator[tuple[PartTask, int]]:
+def _stored(log: LogReading, tasks: list[PartTask], pool: TaskPool, title: str) -> Iterator[tuple[PartTask, int]]:
     """The parts and their sizes, as they are stored.
 
     What moved to the cold tier since it was planned is located again; ``CursorExpired`` if it was trimmed.
@@ -182,7 +182,7 @@ def _stored(log: LogReading, tasks: list[PartTask], hands: Hands, title: str) ->
     while tasks:
         rest = dict(enumerate(tasks))
         try:
-            for number, size in hands.run(tasks, title):
+            for number, size in pool.run(tasks, title):
                 yield rest.pop(number), size
         except NotFound:
             moves = moves + 1 if len(rest) == len(tasks) else 1

@@ -16,7 +16,7 @@ from strandline.lazy_names import lazy
 if TYPE_CHECKING:
     from strandline.spark.datasource.reading import read as read
     from strandline.spark.datasource.source import StrandlineDataSource as StrandlineDataSource
-    from strandline.spark.executors import hands as hands
+    from strandline.spark.executor_pool import executors as executors
     from strandline.spark.listener import listen as listen
     from strandline.spark.pipelines.pipeline import Following as Following
     from strandline.spark.pipelines.pipeline import follow as follow
@@ -32,7 +32,7 @@ _get, __dir__, __all__ = lazy(
         "StrandlineDataSource": "strandline.spark.datasource.source",
         "PipelineProgress": "strandline.spark.pipelines.progress",
         "follow": "strandline.spark.pipelines.pipeline",
-        "hands": "strandline.spark.executors",
+        "executors": "strandline.spark.executor_pool",
         "listen": "strandline.spark.listener",
         "local_session": "strandline.spark.session",
         "read": "strandline.spark.datasource.reading",

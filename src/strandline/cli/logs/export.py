@@ -10,12 +10,12 @@ import typer
 
 from strandline.bulk.exporting import ExportManifest
 from strandline.bulk.exporting import export as export_range
-from strandline.bulk.hands import Threads
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import LogPlace, on_any_log
 from strandline.cli.shared.common import Json
 from strandline.cli.shared.common import start as known_start
 from strandline.model.cursor import Start
+from strandline.storage.task_pool import ThreadPool
 
 _START: Any = "retained"  # given to the parser
 
@@ -55,7 +55,7 @@ def export(
     """Write the records of a range into files, each once and in order, with a manifest.
 
     Killed at any moment and started again it writes what is missing. On a cluster: sl.bulk.export with
-    hands=sl.spark.hands(spark).
+    pool=sl.spark.executors(spark).
     """
     began = time.monotonic()
     with place.reading() as log, show.meter("exporting", total=None, quiet=json) as advance:
@@ -66,7 +66,7 @@ def export(
             since=cast("Start", start),
             upto=upto,
             format=format.value,
-            hands=Threads(workers),
+            pool=ThreadPool(workers),
             on_progress=lambda records, _: tell(records),
         )
     seconds = time.monotonic() - began

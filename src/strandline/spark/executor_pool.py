@@ -1,4 +1,4 @@
-"""Spark's executors as the hands of a bulk job."""
+"""Spark's executors as the pool that runs the tasks of a bulk job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strandline.spark.pipelines.workers import FrameJobs, JobLabels, RddJobs, ch
 R = TypeVar("R")
 
 
-class SparkHands:
+class ExecutorPool:
     """Runs the tasks of a bulk job on executors, of a classic session or over Spark Connect.
 
     Results come when all tasks are done. A failed task is repeated by Spark; an error of this package is raised as it
@@ -33,7 +33,7 @@ class SparkHands:
         return self._jobs.cores
 
     def run(self, tasks: Sequence[Callable[[], R]], title: str) -> Iterator[tuple[int, R]]:
-        """The results; see :class:`~strandline.bulk.hands.Hands`."""
+        """The results; see :class:`~strandline.storage.task_pool.TaskPool`."""
         if not tasks:
             return
         items = [pickled((version("strandline"), task), "A task of the job") for task in tasks]
@@ -48,9 +48,9 @@ class SparkHands:
             yield number, found
 
 
-def hands(spark: Any) -> SparkHands:
-    """The executors of a session, for bulk jobs: ``sl.bulk.export(..., hands=sl.spark.hands(spark))``."""
-    return SparkHands(spark)
+def executors(spark: Any) -> ExecutorPool:
+    """The executors of a session, for bulk jobs: ``sl.bulk.export(..., pool=sl.spark.executors(spark))``."""
+    return ExecutorPool(spark)
 
 
 def _done(item: bytes) -> bytes:

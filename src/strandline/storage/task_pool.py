@@ -1,4 +1,4 @@
-"""Who does the tasks of a bulk job: threads of this process, or the executors of :mod:`strandline.spark.executors`."""
+"""A pool that runs the independent tasks of a bulk job: threads of this process, or Spark's executors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strandline.model.arguments import Positive, checked
 R = TypeVar("R")
 
 
-class Hands(Protocol):
+class TaskPool(Protocol):
     """Runs independent tasks side by side. A task is a picklable function without arguments; its result is small."""
 
     @property
@@ -29,10 +29,10 @@ class Hands(Protocol):
 
 @final
 @checked
-class Threads:
+class ThreadPool:
     """Runs tasks in threads of this process. Reading, decoding and compressing run outside of Python's lock.
 
-    >>> sorted(Threads(2).run([lambda: "a", lambda: "b"], "letters"))
+    >>> sorted(ThreadPool(2).run([lambda: "a", lambda: "b"], "letters"))
     [(0, 'a'), (1, 'b')]
     """
 
