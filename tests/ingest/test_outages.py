@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.errors import OutOfOrder, StrandlineError, TransientStorageError
+from strandline.errors import Diverged, OutOfOrder, StrandlineError, TransientStorageError
 from strandline.ingestion import run as ingestion
 from strandline.log.memory import MemoryLog
 from strandline.storage.retry import Backoff
@@ -119,6 +120,44 @@ def test_an_error_that_trying_again_cannot_mend_ends_the_ingest_at_once(monkeypa
     with pytest.raises(StrandlineError, match="was faster"):
         sl.ingest(source, target, follow=True)
     assert target.failures == 1
+
+
+class _AwaySometimes:
+    """A log that cannot be read while ``away`` is set."""
+
+    def __init__(self, log: Any) -> None:
+        self.log = log
+        self.away = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        if self.away.is_set() and name in ("plan", "wait", "bounds", "end"):
+            raise TransientStorageError("The source is away.")
+        return getattr(self.log, name)
+
+
+@pytest.mark.parametrize("ends_alike", [False, True])
+def test_a_source_that_returns_with_another_history_is_not_continued(tmp_path, caplog, ends_alike):
+    place, backup = tmp_path / "source", tmp_path / "backup"
+    source = sl.open(place, create=True)
+    append(source, changes(25), number=0)
+    shutil.copytree(place, backup)
+    append(source, changes(25, 25), number=1)
+    seen, target = _AwaySometimes(source), MemoryLog()
+    with pytest.raises(Diverged), following(seen, target) as stop:
+        eventually(lambda: target.bounds().next == 50 or stop.is_set())
+        seen.away.set()
+        eventually(interrupted(caplog))
+        shutil.rmtree(place)
+        shutil.copytree(backup, place)
+        restored = sl.open(place)
+        # With the same record at the end, only the cursor that the ingest remembers tells them apart.
+        append(restored, changes(24, 100), writer=8, number=0)
+        append(restored, changes(1, 49 if ends_alike else 124), writer=8, number=1)
+        append(restored, changes(10, 125), writer=8, number=2)
+        seen.log = restored
+        seen.away.clear()
+        eventually(lambda: stop.is_set() or target.bounds().next > 50)
+    assert target.bounds().next == 50
 
 
 @pytest.fixture

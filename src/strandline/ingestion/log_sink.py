@@ -108,6 +108,8 @@ class LogSink:
         """The position that the target remembers: the next append begins there. None before the first one."""
         self._shown: Cursor | None = None
         """The cursor to resume from."""
+        self._former: Cursor | None = None
+        """The cursor to resume from as it was before a failure."""
         self._at: Cursor | None = None
         """Everything below is stored, or holds no records."""
         self.records = 0
@@ -139,14 +141,19 @@ class LogSink:
         if not self._has_looked:
             found = self.last_append(log_id)
             if found is not None:
-                self._number, self._shown = found.number, Cursor(log_id, found.number)
-                self._at = self._shown
+                former, self._number = self._former, found.number
+                is_there = former is not None and former.next == found.number
+                self._shown = self._at = former if is_there else Cursor(log_id, found.number)
             self._has_looked = True
         return self._shown
 
     def look_again(self) -> None:
-        """Ask the target for the position next time: after a failure only the target knows what it holds."""
+        """Ask the target for the position next time: after a failure only the target knows what it holds.
+
+        If it is the same as before, the cursor keeps its term and fingerprint, by which another history is found.
+        """
         self._has_looked = False
+        self._former = self._shown or self._former
         self._number = self._shown = self._at = None
 
     def give_up(self) -> None:

@@ -221,6 +221,7 @@ def ingest_log(
             batching=limits,
             clock=clock,
             chance=chance,
+            resume=lambda: _resume(source, target, sink, skip_trimmed=skip_trimmed),
         )
         behind.flush()
     last = sink.last_append(source.log_id)
@@ -266,12 +267,19 @@ def _follow(
     stop: StopEvent | None,
     clock: Clock,
     chance: Chance,
+    resume: Callable[[], None],
     **options: Any,
 ) -> Cursor:
-    """Follow the source; ``is_patient``: also over outages of source and target, from the position in the target."""
-    failures, stored = 0, sink.records
+    """Follow the source; ``is_patient``: also over outages of source and target, from the position in the target.
+
+    ``resume`` finds that position after an outage, and refuses a source that has another history since.
+    """
+    failures, stored, is_interrupted = 0, sink.records, False
     while True:
         try:
+            if is_interrupted:
+                resume()
+                is_interrupted = False
             return follow(cast("Log", source), sink, slot, stop=stop, clock=clock, chance=chance, **options)
         except NotFound:
             if slot is None or not _lost_with_its_primary(source, slot):
@@ -285,6 +293,7 @@ def _follow(
                 raise
             _LOGGER.warning("The ingest of %r was interrupted, and is tried again: %s", source, error)
             sink.begin_again()
+            is_interrupted = True
             _pause(PATIENCE.pause(failures - 1, chance.jitter()), stop, clock)
 
 
