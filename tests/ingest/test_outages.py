@@ -143,7 +143,8 @@ def test_a_source_that_returns_with_another_history_is_not_continued(tmp_path, c
     shutil.copytree(place, backup)
     append(source, changes(25, 25), number=1)
     seen, target = _AwaySometimes(source), MemoryLog()
-    with pytest.raises(Diverged), following(seen, target) as stop:
+
+    def outage(stop: threading.Event) -> None:
         eventually(lambda: target.bounds().next == 50 or stop.is_set())
         seen.away.set()
         eventually(interrupted(caplog))
@@ -157,6 +158,9 @@ def test_a_source_that_returns_with_another_history_is_not_continued(tmp_path, c
         seen.log = restored
         seen.away.clear()
         eventually(lambda: stop.is_set() or target.bounds().next > 50)
+
+    with pytest.raises(Diverged), following(seen, target) as stop:
+        outage(stop)
     assert target.bounds().next == 50
 
 
