@@ -27,9 +27,9 @@ from strandline.tier.opening import tiered
 from strandline.tier.read.tiered_log import TieredLog
 from strandline.values.contract import Codec
 
-__all__ = ["Consumer", "OpenedLog", "open_url"]
+__all__ = ["AddressedLog", "Consumer", "open_url"]
 
-OpenedLog: TypeAlias = ObjectLog | TieredLog | WalLog | WalReader | RemoteLog | QueueLog
+AddressedLog: TypeAlias = ObjectLog | TieredLog | WalLog | WalReader | RemoteLog | QueueLog
 """What ``open`` gives, by the scheme of the address."""
 
 _STORES: Final = ("s3", "gs", "az", "file", "memory")
@@ -89,7 +89,7 @@ def open_url(
     clock: Clock = CLOCK,
     chance: Chance = CHANCE,
     **queue: Any,
-) -> OpenedLog:
+) -> AddressedLog:
     """Open the log at an address. With a cold tier attached, it is read across both tiers.
 
     ===================================================  ============================================================

@@ -26,7 +26,7 @@ from strandline.cli.demo.changes import (
     Change,
     ChangesDifference,
     Comparison,
-    Shape,
+    DemoWorkload,
     StateDifference,
     Truth,
     VersionsDifference,
@@ -49,18 +49,18 @@ from strandline.errors import NotReady, StrandlineError
 from strandline.storage.retry import Backoff
 from tests.cli.conftest import Run
 
-SMALL = Shape(records=6000, keys=400, producers=3, seed=7)
+SMALL = DemoWorkload(records=6000, keys=400, producers=3, seed=7)
 
 
-def streams(shape: Shape) -> list[list[Change]]:
-    return [list(changes(shape, producer)) for producer in range(shape.producers)]
+def streams(workload: DemoWorkload) -> list[list[Change]]:
+    return [list(changes(workload, producer)) for producer in range(workload.producers)]
 
 
-def interleaved(shape: Shape, seed: int) -> list[Change]:
+def interleaved(workload: DemoWorkload, seed: int) -> list[Change]:
     """All producers' changes in some order that keeps each producer's own."""
     chance = random.Random(seed)
-    waiting = [iter(stream) for stream in streams(shape)]
-    turns = [index for index in range(shape.producers) for _ in range(shape.share(index))]
+    waiting = [iter(stream) for stream in streams(workload)]
+    turns = [index for index in range(workload.producers) for _ in range(workload.share(index))]
     chance.shuffle(turns)
     return [next(waiting[turn]) for turn in turns]
 
@@ -89,12 +89,12 @@ def test_another_seed_makes_other_changes() -> None:
 
 @pytest.mark.parametrize("producers", [1, 3, 7])
 def test_each_key_belongs_to_one_producer_and_the_shares_add_up(producers: int) -> None:
-    shape = replace(SMALL, producers=producers)
-    made = streams(shape)
-    assert sum(map(len, made)) == shape.records
+    workload = replace(SMALL, producers=producers)
+    made = streams(workload)
+    assert sum(map(len, made)) == workload.records
     for producer, stream in enumerate(made):
         assert {producer_of(key, producers) for key, _ in stream} == {producer}
-    assert len({key for stream in made for key, _ in stream}) == shape.keys
+    assert len({key for stream in made for key, _ in stream}) == workload.keys
 
 
 def test_an_order_is_created_updated_shipped_and_deleted_in_that_order() -> None:
@@ -232,7 +232,7 @@ def finished() -> DemoResult:
     state = StateDifference(rows=90, missing=0, extra=0, different=0, doubled=0)
     history = VersionsDifference(rows=950, missing=0, extra=0)
     made = ChangesDifference(rows=1000, lost=0, doubled=0, disordered=0)
-    result = DemoResult(Shape(1000, 100, 3, 7), seconds=12.5, exposed=0.0451)
+    result = DemoResult(DemoWorkload(1000, 100, 3, 7), seconds=12.5, exposed=0.0451)
     result.samples = [
         Sample(float(t), min(1000, 100 * t), 80 * t, 70 * t, 90 * t, 0 if t < 6 else 1000, 0 if t in {4, 5} else 1)
         for t in range(12)
@@ -418,7 +418,7 @@ def flaky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
         def make(failures: int, said: str) -> Demo:
             (tmp_path / "flaky.py").write_text(FLAKY.format(failures=failures, said=said))
-            return Demo(Shape(1000, 10, 1, 7), DemoFolder(tmp_path / "demo"), processes, lambda _: None)
+            return Demo(DemoWorkload(1000, 10, 1, 7), DemoFolder(tmp_path / "demo"), processes, lambda _: None)
 
         yield make
 

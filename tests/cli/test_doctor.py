@@ -14,7 +14,7 @@ import strandline as sl
 from strandline.cli.doctor import command, machine, place
 from strandline.cli.doctor.lines import CheckStatus, Line
 from strandline.cli.doctor.machine import Requirement
-from strandline.cli.doctor.place import RACERS, Place, disk_line, log_lines
+from strandline.cli.doctor.place import RACERS, StoreChecks, disk_line, log_lines
 from strandline.errors import StorageError, TransientStorageError
 from strandline.log.object import open_log
 from strandline.model.retention import SlotLimits
@@ -30,7 +30,7 @@ from tests.cli.conftest import Run
 
 
 def said(store: PlainStore | FaultyStore, **options) -> dict[str, Line]:
-    return {line.what: line for line in Place(store, **options).lines()}
+    return {line.what: line for line in StoreChecks(store, **options).lines()}
 
 
 def statuses(lines: dict[str, Line]) -> dict[str, CheckStatus]:
@@ -58,7 +58,7 @@ def test_a_good_store_is_well_and_is_left_as_it_was():
 
 def test_everything_is_written_below_one_folder():
     store = FaultyStore(PlainStore())
-    looking = Place(store)
+    looking = StoreChecks(store)
     list(looking.lines())
     assert {row.path.split("/")[0] for row in store.log} == {looking.folder}
     assert looking.folder.startswith("doctor-")

@@ -18,11 +18,11 @@ from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import (
     Acknowledgement,
     Caller,
-    Chunk,
     ElectionReport,
     Handover,
     Registration,
     Resume,
+    SnapshotChunk,
     SnapshotOffer,
     Topology,
 )
@@ -197,7 +197,7 @@ class SimulatedLink:
         """Over the network."""
         return self._call("begin_snapshot", lambda node: node.primary.begin_snapshot(caller, kind))
 
-    def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[Chunk]:
+    def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[SnapshotChunk]:
         """Over the network; may be cut short, and a piece may be spoiled on its way."""
         network = self._network
         pieces = self._call("chunks", lambda node: list(node.primary.chunks(caller, snapshot, path, offset)))
@@ -207,7 +207,7 @@ class SimulatedLink:
                     yield replace(piece, data=bytes([piece.data[0] ^ 1]) + piece.data[1:])
                 half = piece.data[: len(piece.data) // 2]
                 if half:
-                    yield Chunk(piece.offset, half, crc32c(half))
+                    yield SnapshotChunk(piece.offset, half, crc32c(half))
                 raise lost(f"The connection to {self._target} broke.")
             yield piece
 

@@ -263,7 +263,7 @@ def examples(place: Place) -> dict[str, Callable[[], Any]]:
         "pa.Table": lambda: place.table,
         "Tierable": lambda: place.log,
         "H": lambda: place.log,
-        "Place": lambda: place.log,
+        "ConsumerSource": lambda: place.log,
         "StoreKind": lambda: sl.AppendLogStore,
         "Artifacts": lambda: snapshots.Artifacts("memory://"),
         "Descriptor": lambda: sl.Consumer(place.log, slot="seen", trim_every=None).next_descriptors(1)[0],
@@ -301,7 +301,19 @@ def admits(annotation: str, value: Any) -> bool:  # noqa: PLR0911 - one answer f
     """Whether a signature says that such a value may be given, going by its text alone."""
     words = re.findall(r"[A-Za-z_.]+", annotation)
     names = {*words, *(word.rpartition(".")[2] for word in words)}
-    texts = {"str", "Address", "AddressText", "Place", "Start", "Named", "Prose", "Secret", "Key", "Resume", "Literal"}
+    texts = {
+        "str",
+        "Address",
+        "AddressText",
+        "ConsumerSource",
+        "Start",
+        "Named",
+        "Prose",
+        "Secret",
+        "Key",
+        "Resume",
+        "Literal",
+    }
     times = {"float", "Timeout", "Duration", "HoldSeconds"}
     numbers = {*times, "int", "Start", "Positive", "Signed", "KeyVersion", "Port"}
     if names & {"Any", "object"} and "Mapping" not in names and "Callable" not in names:

@@ -16,7 +16,7 @@ from strandline.formats.object.head import decode_head, encode_head
 from strandline.log.findings import Finding, FindingKind, Severity
 from strandline.log.object import ObjectLog, open_log
 from strandline.log.object.head.index import chunk_path
-from strandline.log.object.maintain.checks import Names, Writers, compare
+from strandline.log.object.maintain.checks import GenerationObjects, Writers, compare
 from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.model.cursor import Cursor
 from strandline.model.head import ChunkRef, Entry, Head, MetadataRange, Pin, WriterId
@@ -563,7 +563,7 @@ def test_a_writer_that_the_head_has_forgotten_may_begin_again_and_others_may_not
 
 
 def test_listed_and_stored_objects_are_compared_by_name_size_and_place():
-    listed, stored = Names(3), Names(3)
+    listed, stored = GenerationObjects(3), GenerationObjects(3)
     one, two, three, four, five = (bytes([number]) * 16 for number in range(5))
     for name, size, sequence in [(one, 10, 7), (two, 10, 8), (three, 10, 9), (two, 10, 10), (four, 0, -1)]:
         listed.add(name, size, sequence)
@@ -578,7 +578,7 @@ def test_listed_and_stored_objects_are_compared_by_name_size_and_place():
 
 @pytest.mark.matrix
 def test_one_that_is_missing_among_many_is_found():
-    listed, stored = Names(0), Names(0)
+    listed, stored = GenerationObjects(0), GenerationObjects(0)
     for number in range(100_000):
         name = UUID(int=number).bytes
         listed.add(name, number, number)

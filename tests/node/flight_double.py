@@ -14,7 +14,6 @@ from strandline.model.node import Heartbeat
 from strandline.model.records import record_batch
 from strandline.node.messages import (
     Acknowledgement,
-    Chunk,
     Commit,
     ElectionReport,
     Handover,
@@ -24,6 +23,7 @@ from strandline.node.messages import (
     Reached,
     Registration,
     Rewind,
+    SnapshotChunk,
     SnapshotOffer,
     TimedOut,
     Topology,
@@ -174,7 +174,7 @@ class Node:
         data = self.files[path]
         for at in range(offset, len(data), CHUNK):
             piece = data[at : at + CHUNK]
-            yield Chunk(at, piece, crc32c(piece))
+            yield SnapshotChunk(at, piece, crc32c(piece))
 
     def end_snapshot(self, caller, cursor):
         self.note("end_snapshot", caller, cursor)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from strandline.cli.app import app
 from strandline.errors import Fenced, InvalidInput
 from strandline.formats.node.wire import Advance, encode_advance
-from strandline.node.flight.security import Grant, Role, ServerSecurity, Session, parse_identities
+from strandline.node.flight.security import CallerRights, Grant, Role, ServerSecurity, parse_identities
 from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import Caller
 from strandline.node.node_folder import HIGHEST_TERM, TERM_STEP, NodeFolder, check_rise, plausible_term
@@ -157,14 +157,14 @@ def test_a_certificate_that_nobody_has_named_is_a_clients() -> None:
     security = ServerSecurity(b"pem", b"key", b"roots", identities=parse_identities(["b=replica", "ops=client,admin"]))
     for name, roles in {"b": {Role.REPLICA}, "ops": {Role.CLIENT, Role.ADMIN}, "stranger": {Role.CLIENT}}.items():
         assert security.grant_of(name) == Grant(name, frozenset(roles))
-    session = Session(security.grant_of("stranger"))
+    session = CallerRights(security.grant_of("stranger"))
     with pytest.raises(Fenced, match="role replica"):
         session.replica("stranger", 9)
 
 
 def test_no_term_is_accepted_from_an_administrator() -> None:
-    ops = Session(Grant("ops", frozenset({Role.ADMIN})))
-    both = Session(Grant("ops", frozenset({Role.ADMIN, Role.REPLICA})))
+    ops = CallerRights(Grant("ops", frozenset({Role.ADMIN})))
+    both = CallerRights(Grant("ops", frozenset({Role.ADMIN, Role.REPLICA})))
     assert ops.leaving_replica("b", 9) == both.leaving_replica("b", 9) == Caller("b", 0)
     assert both.leaving_replica("ops", 9) == Caller("ops", 9)
 

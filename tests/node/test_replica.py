@@ -16,7 +16,7 @@ from strandline.model.retention import InvalidReason
 from strandline.node.lead import bootstrap_snapshots as offers
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.replicas import bootstrapping
-from strandline.node.messages import Caller, Chunk
+from strandline.node.messages import Caller, SnapshotChunk
 from strandline.node.replicate import bootstrap
 from strandline.node.replicate.incoming import Verdict, judge
 from tests.cases import some
@@ -484,7 +484,7 @@ class TestBootstrap:
             for number, piece in enumerate(pieces):
                 if number == 2 and len(altered) < 3:
                     altered.append(piece)
-                    yield Chunk(piece.offset, piece.data[:-1] + b"?", piece.checksum)
+                    yield SnapshotChunk(piece.offset, piece.data[:-1] + b"?", piece.checksum)
                 else:
                     yield piece
 
@@ -502,7 +502,7 @@ class TestBootstrap:
                 if not altered and len(piece.data) == 100:
                     altered.append(piece)
                     data = piece.data[:-1] + b"?"
-                    yield Chunk(piece.offset, data, bootstrap.crc32c(data))
+                    yield SnapshotChunk(piece.offset, data, bootstrap.crc32c(data))
                 else:
                     yield piece
 

@@ -22,8 +22,8 @@ from strandline.errors import Diverged, InvalidInput, NotFound
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.iceberg.table import FollowedIceberg
 from strandline.tables.replay import LetterReplay
-from strandline.tables.sql.postgres_session import PostgresSession
-from strandline.tables.sql.sqlite_session import SqliteSession
+from strandline.tables.sql.postgres_transaction import PostgresTransaction
+from strandline.tables.sql.sqlite_transaction import SqliteTransaction
 
 NARROW = sl.Json(pa.schema({"id": pa.int8()}))
 WIDE = sl.Json(pa.schema({"id": pa.int64(), "note": pa.string()}))
@@ -112,7 +112,7 @@ class Iceberg(Place):
 
 
 class Sqlite(Place):
-    steps = tuple((SqliteSession, name) for name in ("lock", "alter", "merge", "remove_letters"))
+    steps = tuple((SqliteTransaction, name) for name in ("lock", "alter", "merge", "remove_letters"))
 
     def sink(self, codec: Any, **options: Any) -> Any:
         place = {"dead_letters": True, **self.options, **options}
@@ -125,7 +125,7 @@ class Sqlite(Place):
 
 
 class Postgres(Place):
-    steps = tuple((PostgresSession, name) for name in ("stage", "lock", "alter", "merge", "remove_letters"))
+    steps = tuple((PostgresTransaction, name) for name in ("stage", "lock", "alter", "merge", "remove_letters"))
 
     def __init__(self, folder: Path, dsn: str) -> None:
         self.dsn = dsn

@@ -37,7 +37,7 @@ from strandline.tables.kinds import RAW, merge_latest
 from strandline.tables.shape import TableShape
 from strandline.tables.sql import postgres as postgres_tables
 from strandline.tables.sql.sink import SqlSink
-from strandline.tables.sql.sqlite_session import SqliteSession
+from strandline.tables.sql.sqlite_transaction import SqliteTransaction
 from strandline.testing.sinks import DELETE, LOG, changes
 from strandline.testing.tables import TableContract
 from tests.cases import some
@@ -130,7 +130,7 @@ class _Contract(TableContract):
 
     @pytest.fixture
     def sink(self, database, monkeypatch):
-        session = SqliteSession if isinstance(database, Sqlite) else postgres_tables.PostgresSession
+        session = SqliteTransaction if isinstance(database, Sqlite) else postgres_tables.PostgresTransaction
         monkeypatch.setattr(type(self), "steps", [(session, name) for name in self.names])
         return self.opened(database)
 
@@ -319,7 +319,7 @@ def test_a_failure_after_the_dead_letters_leaves_neither_rows_nor_letters(databa
     sink = typed(database, dead_letters=True)
     at = apply(sink, 0, (b"a", b'{"id": 7}'))
     session = type(database).__name__
-    kind = postgres_tables.PostgresSession if session == "Postgres" else SqliteSession
+    kind = postgres_tables.PostgresTransaction if session == "Postgres" else SqliteTransaction
     monkeypatch.setattr(kind, "store", lambda *_: False)
     with pytest.raises(Fenced):
         apply(sink, 1, (b"b", b'{"id": 8}'), (b"c", b"{"))
@@ -635,13 +635,13 @@ def test_a_sqlite_file_that_is_replaced_during_a_commit_is_not_taken_for_stored(
     apply(sink, 0, (b"a", b"1"))
     with closing(sqlite3.connect(database.path)) as old, closing(sqlite3.connect(tmp_path / "backup.db")) as backup:
         old.backup(backup)
-    store = SqliteSession.store
+    store = SqliteTransaction.store
 
     def replaced(self, *arguments):
         os.replace(tmp_path / "backup.db", database.path)
         return store(self, *arguments)
 
-    monkeypatch.setattr(SqliteSession, "store", replaced)
+    monkeypatch.setattr(SqliteTransaction, "store", replaced)
     with pytest.raises(Diverged, match="replaced while it was committed to"):
         apply(sink, 1, (b"b", b"2"))
 
@@ -712,14 +712,14 @@ from strandline.log.memory import MemoryLog
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.testing.sinks import LOG, changes
-from strandline.tables.sql.postgres_session import PostgresSession
-from strandline.tables.sql.sqlite_session import SqliteSession
+from strandline.tables.sql.postgres_transaction import PostgresTransaction
+from strandline.tables.sql.sqlite_transaction import SqliteTransaction
 
 kind, place, step, how = sys.argv[1:]
 if kind == "sqlite":
-    session, sink = SqliteSession, sl.SqliteSink(place, table="orders", dead_letters=True)
+    session, sink = SqliteTransaction, sl.SqliteSink(place, table="orders", dead_letters=True)
 else:
-    session, sink = PostgresSession, sl.PostgresSink(place, table="orders", dead_letters=True)
+    session, sink = PostgresTransaction, sl.PostgresSink(place, table="orders", dead_letters=True)
 done = getattr(session, step)
 
 def ended(self, *arguments, **options):

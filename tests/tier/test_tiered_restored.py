@@ -141,7 +141,7 @@ def test_a_tierer_s_slot_proves_only_what_is_behind_the_batch_that_it_was_advanc
     def floor(slot: SlotState | None, *, own: int | None = 5, attached: bool = True, end: int = 9) -> int | None:
         slots = [SlotState("consumer", 3, None, 0, 0)] + ([] if slot is None else [slot])
         return trimming.trim_floor(
-            trimming.proven(slots, trimming.Copied(Bounds(2, end), lambda: attached, lambda _: own))
+            trimming.proven(slots, trimming.ColdTierProof(Bounds(2, end), lambda: attached, lambda _: own))
         )
 
     copied = SlotState(TIER_SLOT, 7, None, 0, 0, fingerprint=5)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.values.codecs import columns
-from strandline.values.codecs.columns import Shape, convert
+from strandline.values.codecs.columns import ColumnShape, convert
 from strandline.values.codecs.misfits import misfit_of
 from tests.cases import some
 
@@ -60,7 +60,7 @@ CASES: list[tuple[pa.DataType, pa.DataType | None, st.SearchStrategy[Any]]] = [
 def test_what_is_refused_at_once_arrow_refuses_too(
     kind: pa.DataType, via: pa.DataType | None, values: st.SearchStrategy[Any]
 ) -> None:
-    shape = Shape(pa.field("x", kind), lambda row: row, via=via)
+    shape = ColumnShape(pa.field("x", kind), lambda row: row, via=via)
     misfit = misfit_of(kind, via, None)
     assert misfit is not None
 
@@ -77,7 +77,7 @@ def test_what_is_refused_at_once_arrow_refuses_too(
 
 @pytest.mark.parametrize("kind", some([pa.decimal128(5, 2), pa.decimal128(38, 10), pa.decimal256(40, 3)], 1), ids=str)
 def test_a_decimal_is_stored_exactly_or_not_at_all(kind: pa.DataType) -> None:
-    shape = Shape(pa.field("x", kind), lambda row: row)
+    shape = ColumnShape(pa.field("x", kind), lambda row: row)
     many = st.builds(
         lambda whole, exponent: Decimal(f"{whole}e{exponent}"), st.integers(-(10**50), 10**50), st.integers(-90, 6)
     )
@@ -112,7 +112,7 @@ def test_a_column_of_misfits_is_converted_twice_however_many_there_are(
 ) -> None:
     calls = []
 
-    def counted(shape: Shape, values: list[Any]) -> pa.Array:
+    def counted(shape: ColumnShape, values: list[Any]) -> pa.Array:
         calls.append(len(values))
         return convert(shape, values)
 

@@ -55,7 +55,7 @@ class Engine:
     """Everything below has been applied, and written to the store."""
     _read: Cursor | None = None
     _due: float | None = None
-    _pending: list[events.Chunk] = field(default_factory=list)
+    _pending: list[events.SourceDelivery] = field(default_factory=list)
     _records: int = 0
     _bytes: int = 0
     _batches: int = 0
@@ -64,7 +64,7 @@ class Engine:
     _behind: int = 0
     _failures: int = 0
     _retry: float | None = None
-    _removals: deque[events.Chunk] = field(default_factory=deque)
+    _removals: deque[events.SourceDelivery] = field(default_factory=deque)
     _compared: bool = False
     _marks: set[bytes] = field(default_factory=set)
     _listed: Cursor | None = None

@@ -11,7 +11,7 @@ from strandline.kv.contract import Ended, Listed
 from strandline.model.arguments import Positive, checked
 from strandline.model.cursor import Cursor
 
-Chunk: TypeAlias = Any
+SourceDelivery: TypeAlias = Any
 """A delivery of a source; opaque to the engine. During a resync it must have ``keys``."""
 
 
@@ -76,7 +76,7 @@ class Expired:
 class Received:
     """A chunk of the stream, from ``since`` (if known) up to ``upto``."""
 
-    chunk: Chunk
+    chunk: SourceDelivery
     count: int
     upto: Cursor
     since: Cursor | None = None
@@ -88,7 +88,7 @@ class Received:
 class Ghosts:
     """Deletes of the keys that are in the store but not in the stream, in chunks."""
 
-    chunks: Sequence[Chunk]
+    chunks: Sequence[SourceDelivery]
 
 
 Event = Signal | Began | Expired | Received | Listed | Ended | Ghosts
@@ -98,7 +98,7 @@ Event = Signal | Began | Expired | Received | Listed | Ended | Ghosts
 class AppliedRange:
     """Chunks and the cursor after them, in one atomic write."""
 
-    chunks: Sequence[Chunk]
+    chunks: Sequence[SourceDelivery]
     since: Cursor | None
     upto: Cursor
 
@@ -112,7 +112,7 @@ class BeginResync:
 class Loose:
     """Chunks of a resync; the cursor stays."""
 
-    chunks: Sequence[Chunk]
+    chunks: Sequence[SourceDelivery]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Receive:
 class Apply:
     """Apply these chunks."""
 
-    chunks: Sequence[Chunk]
+    chunks: Sequence[SourceDelivery]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from strandline.followers import events
 from strandline.followers.committer import SinkCommitter, begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching, Signal
-from strandline.followers.titles import title
+from strandline.followers.job_descriptions import job_description
 from strandline.log.contract import Log
 from strandline.log.heartbeat import Beating, SlotHeartbeat
 from strandline.log.planning import behind, joined
@@ -134,7 +134,7 @@ class _IntoTable:
             else:
                 return chunk, upto
 
-    def store(self, chunks: Sequence[events.Chunk], since: Cursor, upto: Cursor) -> None:
+    def store(self, chunks: Sequence[events.SourceDelivery], since: Cursor, upto: Cursor) -> None:
         pieces = [piece for chunk in chunks for piece in chunk]
         self.sink.apply(pa.Table.from_batches(pieces, READ_SCHEMA), since=since, upto=upto)
 
@@ -187,7 +187,7 @@ class _IntoTableByWorkers:
         begins = since.at(spans[0].first)
         return events.Received(spans, upto.next - since.next, upto, since=begins, size=size, batches=len(spans))
 
-    def store(self, chunks: Sequence[events.Chunk], since: Cursor, upto: Cursor) -> None:
+    def store(self, chunks: Sequence[events.SourceDelivery], since: Cursor, upto: Cursor) -> None:
         spans = [span for chunk in chunks for span in chunk]
         self.observer.step("planned")
         began = self.clock.monotonic()
@@ -215,7 +215,7 @@ class _IntoTableByWorkers:
                 spans = again
 
     def _worked(self, parts: Sequence[Part], spans: Sequence[Span], since: Cursor, upto: Cursor) -> Sequence[Written]:
-        found = self.workers.run(parts, spans, title(self.log, self.table, since.next, upto.next))
+        found = self.workers.run(parts, spans, job_description(self.log, self.table, since.next, upto.next))
         self.observer.step("written")
         self.committer.check_holder()  # a replaced follower does not commit
         return found
@@ -236,7 +236,7 @@ class _IntoCopy:
         last, size = batches[-1], sum([batch.size for batch in batches])
         return events.Received(batches, last.next - since.next, Cursor(since.log_id, last.next, last.term), since, size)
 
-    def store(self, chunks: Sequence[events.Chunk], since: Cursor, upto: Cursor) -> None:
+    def store(self, chunks: Sequence[events.SourceDelivery], since: Cursor, upto: Cursor) -> None:
         self.sink.take([batch for chunk in chunks for batch in chunk], since=since, upto=upto)
 
 
@@ -329,7 +329,7 @@ class Follower:
                 raise self._failure
         raise AssertionError(f"a log's follower has no action {action}")
 
-    def _stored(self, chunks: Sequence[events.Chunk], since: Cursor, upto: Cursor) -> events.Event:
+    def _stored(self, chunks: Sequence[events.SourceDelivery], since: Cursor, upto: Cursor) -> events.Event:
         try:
             self._route.store(chunks, since, upto)
         except StrandlineError as error:

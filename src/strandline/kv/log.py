@@ -25,7 +25,7 @@ from strandline.errors import (
     StrandlineError,
 )
 from strandline.kv.contract import KeyListing
-from strandline.kv.log_watch import Held, LogFold, LogKeyValueSubscription
+from strandline.kv.log_watch import LogFold, LogKeyValueSubscription, VersionedValue
 from strandline.log.contract import READING, Log, Receipt, require
 from strandline.log.writers import InDoubt, NumberedWriter, Refused
 from strandline.model.arguments import checked, shown
@@ -54,7 +54,7 @@ _AMONG_OTHERS: Final = Backoff(attempts=64, base=0.005, ceiling=0.1)
 _GROUP: Final = 1000
 _GROUP_BYTES: Final = 64 << 20
 
-Rule: TypeAlias = Callable[[Held | None], None]
+Rule: TypeAlias = Callable[[VersionedValue | None], None]
 """Checks the current value of a key; raises if the change must not be made."""
 
 
@@ -88,7 +88,7 @@ class LogKeyValue:
         self._chance = chance
         self._fold = LogFold(log, base)
         self._writer = NumberedWriter(log, clock=clock, chance=chance)
-        self._waiting: deque[_Change] = deque()
+        self._waiting: deque[_PendingChange] = deque()
         self._turn = threading.Condition()
         self._busy = False  # whether a thread is writing
         self._origin = Origin(f"The key-value store in {log!r}", self)
@@ -157,7 +157,7 @@ class LogKeyValue:
         """Set the value of an absent key, else ``AlreadyExists``; of concurrent calls, one succeeds."""
         name = as_key(key)
 
-        def rule(found: Held | None) -> None:
+        def rule(found: VersionedValue | None) -> None:
             if found is not None:
                 raise AlreadyExists(f"The key {shown(name)} is present; use update, or put to replace it.")
 
@@ -173,7 +173,7 @@ class LogKeyValue:
 
     def _change(self, op: Op, key: Key, value: bytes | None, rule: Rule | None = None) -> int:
         require(self._log, "written to", "append")
-        change = _Change(op, _plain(as_key(key)), None if op is not Op.PUT else _plain(value), rule)
+        change = _PendingChange(op, _plain(as_key(key)), None if op is not Op.PUT else _plain(value), rule)
         with self._turn:
             self._waiting.append(change)
         try:
@@ -185,9 +185,9 @@ class LogKeyValue:
                     self._waiting.remove(change)
         return change.result()
 
-    def _served(self, change: _Change) -> bool:
+    def _served(self, change: _PendingChange) -> bool:
         """Wait until the change is done (True), or become the leader and write for all waiting threads."""
-        group: list[_Change] = []
+        group: list[_PendingChange] = []
         leading = False
         try:
             with self._turn:
@@ -205,7 +205,7 @@ class LogKeyValue:
                     self._busy = False
                     self._turn.notify_all()
 
-    def _write(self, group: list[_Change]) -> None:
+    def _write(self, group: list[_PendingChange]) -> None:
         """Make changes, either all conditional or all unconditional, with one append; each gets its result."""
         try:
             if group[0].rule is None:
@@ -215,7 +215,7 @@ class LogKeyValue:
         except StrandlineError as error:
             _answer(group, error)
 
-    def _decide(self, group: list[_Change]) -> None:
+    def _decide(self, group: list[_PendingChange]) -> None:
         """Conditional changes: decide at the end of the log, and append only if that is still its end."""
         for attempt in range(_AMONG_OTHERS.attempts):
             end, found = self._fold.look([change.key for change in group])
@@ -234,7 +234,7 @@ class LogKeyValue:
             "a condition; nothing was changed. Try again."
         )
 
-    def _land(self, group: list[_Change], expect: int | None) -> None:
+    def _land(self, group: list[_PendingChange], expect: int | None) -> None:
         batch = record_batch(
             timestamps=[self._clock.now()] * len(group),
             ops=[change.op for change in group],
@@ -262,7 +262,7 @@ class LogKeyValue:
 
 
 @dataclass(slots=True, eq=False)
-class _Change:
+class _PendingChange:
     """A pending change."""
 
     op: Op
@@ -284,12 +284,12 @@ class _Change:
 
 
 def decide(
-    group: list[_Change], end: int, found: dict[bytes, Held]
-) -> tuple[list[_Change], list[tuple[_Change, StrandlineError]]]:
+    group: list[_PendingChange], end: int, found: dict[bytes, VersionedValue]
+) -> tuple[list[_PendingChange], list[tuple[_PendingChange, StrandlineError]]]:
     """The conditional changes to make, in order from offset ``end`` on, and the errors of the others."""
     held = dict(found)
-    accepted: list[_Change] = []
-    refused: list[tuple[_Change, StrandlineError]] = []
+    accepted: list[_PendingChange] = []
+    refused: list[tuple[_PendingChange, StrandlineError]] = []
     for change in group:
         try:
             if change.rule is not None:
@@ -306,7 +306,7 @@ def decide(
 
 
 def _at_version(key: bytes, expected: KeyVersion) -> Rule:
-    def rule(found: Held | None) -> None:
+    def rule(found: VersionedValue | None) -> None:
         if found is None:
             now = "absent"
         elif found[1] == UNKNOWN:
@@ -320,7 +320,7 @@ def _at_version(key: bytes, expected: KeyVersion) -> Rule:
     return rule
 
 
-def _group(waiting: deque[_Change]) -> list[_Change]:
+def _group(waiting: deque[_PendingChange]) -> list[_PendingChange]:
     """Take the next group: conditional and unconditional changes never share an append."""
     group = [waiting.popleft()]
     size = len(group[0].value or b"")
@@ -332,7 +332,7 @@ def _group(waiting: deque[_Change]) -> list[_Change]:
     return group
 
 
-def _answer(group: list[_Change], error: StrandlineError) -> None:
+def _answer(group: list[_PendingChange], error: StrandlineError) -> None:
     for change in group:
         if not change.answered:
             change.error = copy(error)  # each is raised in a thread of its own
@@ -347,7 +347,7 @@ def _plain(value: bytes | None) -> bytes:
     return data
 
 
-def _entry(key: bytes, held: Held) -> KeyValueEntry:
+def _entry(key: bytes, held: VersionedValue) -> KeyValueEntry:
     return KeyValueEntry(key, held[0], _known(held[1]))
 
 

@@ -25,7 +25,7 @@ from strandline.model.sink import Store
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 
-Held: TypeAlias = tuple[bytes, int]
+VersionedValue: TypeAlias = tuple[bytes, int]
 """A value and its version; :data:`UNKNOWN` for values from the base."""
 
 _COLUMNS: Final = ("offset", "op", "key", "value")
@@ -43,7 +43,7 @@ class LogFold:
         """Fold ``log`` on top of ``base``, which has a cursor of that log."""
         self._log = log
         self._base = base
-        self._held: dict[bytes, Held] = {}
+        self._held: dict[bytes, VersionedValue] = {}
         self._at: Cursor | None = None
         self._lock = threading.RLock()
 
@@ -55,13 +55,13 @@ class LogFold:
             self._at = at = self._read(at, bounds)
             return at.next
 
-    def get(self, key: bytes) -> Held | None:
+    def get(self, key: bytes) -> VersionedValue | None:
         """The value and version of a key at the end of the log; None if absent."""
         with self._lock:
             self.catch_up()
             return self._held.get(key)
 
-    def within(self, scope: Scope) -> tuple[int, list[tuple[bytes, Held]]]:
+    def within(self, scope: Scope) -> tuple[int, list[tuple[bytes, VersionedValue]]]:
         """The end of the log, and all keys in scope there, unordered."""
         with self._lock:
             end = self.catch_up()
@@ -69,7 +69,7 @@ class LogFold:
                 return end, list(self._held.items())
             return end, [item for item in self._held.items() if item[0] in scope]
 
-    def look(self, keys: list[bytes]) -> tuple[int, dict[bytes, Held]]:
+    def look(self, keys: list[bytes]) -> tuple[int, dict[bytes, VersionedValue]]:
         """The end of the log, and the given keys that are present there."""
         with self._lock:
             end = self.catch_up()
@@ -150,7 +150,7 @@ def refuse_null_keys(offsets: pa.Array, keys: pa.Array) -> None:
         )
 
 
-def _loaded(base: Store, log: Log) -> tuple[Cursor, dict[bytes, Held]]:
+def _loaded(base: Store, log: Log) -> tuple[Cursor, dict[bytes, VersionedValue]]:
     for _ in range(_LOOKS):
         before = base.cursor(log.log_id)
         if before is None:
@@ -169,7 +169,7 @@ _AHEAD: Final = 32 << 20
 """Bytes to prefetch."""
 
 
-class _Piece(NamedTuple):
+class _WatchedChanges(NamedTuple):
     """The changes in scope of one span, and the cursor after the span."""
 
     table: pa.Table
@@ -191,7 +191,7 @@ class LogKeyValueSubscription(Closing):
         self._cursor = cursor
         self._current = None if current is None else deque(current)
         self._listed = Cursor(log.log_id, 0)
-        self._rest: _Piece | None = None
+        self._rest: _WatchedChanges | None = None
         self._fetching: Generator[tuple[Span, list[pa.RecordBatch]], Any, None] | None = None
         self._dry = False
         self._closed = False
@@ -243,9 +243,9 @@ class LogKeyValueSubscription(Closing):
                 break
             room = most - count
             if piece.table.num_rows > room:
-                self._rest = _Piece(piece.table.slice(room), piece.upto)
+                self._rest = _WatchedChanges(piece.table.slice(room), piece.upto)
                 last = piece.table.column("offset")[room - 1].as_py()
-                piece = _Piece(piece.table.slice(0, room), piece.upto.within_batch(last + 1))
+                piece = _WatchedChanges(piece.table.slice(0, room), piece.upto.within_batch(last + 1))
             tables.append(piece.table)
             count += piece.table.num_rows
             self._cursor = piece.upto
@@ -253,7 +253,7 @@ class LogKeyValueSubscription(Closing):
             return None
         return Updates.of_table(tables[0] if len(tables) == 1 else pa.concat_tables(tables), self._cursor)
 
-    def _next_piece(self, *, fresh: bool) -> _Piece | None:
+    def _next_piece(self, *, fresh: bool) -> _WatchedChanges | None:
         """The next piece; None at the end of the log, or at the end of the plan if not ``fresh``."""
         if self._rest is not None:
             piece, self._rest = self._rest, None
@@ -280,7 +280,7 @@ class LogKeyValueSubscription(Closing):
             self._drop_plan()
             return self._next_piece(fresh=fresh)
         span, batches = found
-        return _Piece(self._in_scope(batches), behind(self._cursor, span))
+        return _WatchedChanges(self._in_scope(batches), behind(self._cursor, span))
 
     def _in_scope(self, batches: list[pa.RecordBatch]) -> pa.Table:
         table = pa.Table.from_batches(batches, READ_SCHEMA)

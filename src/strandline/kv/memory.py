@@ -21,7 +21,7 @@ _LOOKED_THROUGH: Final = 4096
 """How many changes one take filters by scope, at most."""
 
 
-class _Changes(NamedTuple):
+class _RetainedChanges(NamedTuple):
     """The retained changes as columns, from version ``first`` on."""
 
     first: int
@@ -52,7 +52,7 @@ class MemoryKeyValue:
         self._stream = chance.uuid()
         # Watchers read retained changes without the lock: the lists only grow, and a change is visible once `_next`,
         # which is set last, is past it. Every other edit replaces the lists by copies.
-        self._kept = _Changes(0, [], [], [])
+        self._kept = _RetainedChanges(0, [], [], [])
         self._next = 0
         self._state: dict[bytes, tuple[bytes, int]] = {}
         self._gone: set[bytes] = set()
@@ -89,7 +89,7 @@ class MemoryKeyValue:
                 ops, values = list(ops), list(values)
                 for index in gone:
                     ops[index], values[index] = Op.PURGE, None
-                self._kept = _Changes(first, ops, keys, values)
+                self._kept = _RetainedChanges(first, ops, keys, values)
             self._write(Op.PURGE, name, None)
 
     def create(self, key: Key, value: bytes) -> KeyVersion:
@@ -163,7 +163,7 @@ class MemoryKeyValue:
     def _forget(self, below: int) -> None:
         first, ops, keys, values = self._kept
         count = max(0, below - first)
-        self._kept = _Changes(first + count, ops[count:], keys[count:], values[count:])
+        self._kept = _RetainedChanges(first + count, ops[count:], keys[count:], values[count:])
 
     def get(self, key: Key) -> bytes | None:
         """The value, None if the key is absent."""

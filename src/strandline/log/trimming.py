@@ -30,7 +30,7 @@ def trim_floor(states: Iterable[SlotState], pending: Iterable[int] = ()) -> int 
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class ColdTierProof:
     """What a log must know of its cold tier before a trim, besides the tierer's slot.
 
     ``attached()``: whether the log has a cold tier that was not given up. ``fingerprint_at(offset)``: the
@@ -42,7 +42,7 @@ class Copied:
     fingerprint_at: Callable[[int], int | None]
 
 
-def proven(states: Iterable[SlotState], copied: Copied) -> list[SlotState]:
+def proven(states: Iterable[SlotState], copied: ColdTierProof) -> list[SlotState]:
     """The slots, with the tierer's moved back to the log's beginning unless it proves what was copied of this history.
 
     A log that was restored from a copy may lack the slot although it has a cold tier, or have one from its former
@@ -60,7 +60,7 @@ def proven(states: Iterable[SlotState], copied: Copied) -> list[SlotState]:
     return [put_at(state, first) if state is tier else state for state in known]
 
 
-def _is_of(slot: SlotState, copied: Copied) -> bool:
+def _is_of(slot: SlotState, copied: ColdTierProof) -> bool:
     """Whether a slot's position is in the log, and in the same history as when the slot moved there."""
     if slot.position > copied.bounds.next:
         return False

@@ -133,7 +133,7 @@ class InDoubt:
     error: StrandlineError
 
 
-Outcome: TypeAlias = Receipt | Refused | InDoubt
+AppendOutcome: TypeAlias = Receipt | Refused | InDoubt
 
 
 @dataclass(slots=True)
@@ -147,7 +147,7 @@ class NumberedWriter:
     _next: tuple[WriterId, int] | None = None
     """The id and number of the next append. The first append takes an id."""
 
-    def append(self, batch: pa.RecordBatch, expect: int | None = None) -> Outcome:
+    def append(self, batch: pa.RecordBatch, expect: int | None = None) -> AppendOutcome:
         """Append a batch, whole or not at all; durable if the outcome is a receipt. Retries where that is safe.
 
         ``ExpectationFailed`` is always a refusal: the log only grows, so that not even a try with a lost answer can

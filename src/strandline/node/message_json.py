@@ -10,7 +10,7 @@ from strandline.formats.node.ticket import keys_of
 from strandline.formats.wal.slots import slot_fields, slot_of
 from strandline.log.contract import Receipt
 from strandline.log.resume import Cause, FullRebootstrap, PartialResync
-from strandline.node.messages import Commit, Handover, NotRequired, Outcome, Reached, Resume, Rewind, TimedOut
+from strandline.node.messages import Commit, CommitOutcome, Handover, NotRequired, Reached, Resume, Rewind, TimedOut
 
 _LARGEST_ANSWER: Final = 16 << 20
 
@@ -75,7 +75,7 @@ def write_commit(commit: Commit) -> bytes:
 
 def read_commit(fields: Fields) -> Commit:
     """And back."""
-    outcome: Outcome
+    outcome: CommitOutcome
     match fields.text("outcome"):
         case "not-required":
             outcome = NotRequired()

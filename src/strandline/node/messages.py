@@ -117,7 +117,7 @@ class SnapshotOffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class SnapshotChunk:
     """A chunk of a snapshot's file, with its CRC32C."""
 
     offset: int
@@ -212,7 +212,7 @@ class TimedOut:
     seconds: float
 
 
-Outcome: TypeAlias = NotRequired | Reached | TimedOut
+CommitOutcome: TypeAlias = NotRequired | Reached | TimedOut
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class Commit:
     """
 
     receipt: Receipt
-    outcome: Outcome
+    outcome: CommitOutcome
     bookmark: Cursor
     """The cursor behind the records: a read after it, on any node, sees them."""
     repeated: bool = False

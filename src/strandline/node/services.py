@@ -16,13 +16,13 @@ from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import (
     Acknowledgement,
     Caller,
-    Chunk,
     Commit,
     ElectionReport,
     Handover,
     NodeStatus,
     Registration,
     Resume,
+    SnapshotChunk,
     SnapshotOffer,
     Topology,
 )
@@ -83,7 +83,7 @@ class PrimaryApi(Protocol):
     def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
         """Pin the log at its end, and seal a snapshot behind that; repeating it returns the same while it is kept."""
 
-    def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[Chunk]:
+    def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[SnapshotChunk]:
         """A file of a snapshot from a byte on. ``NotFound`` if the snapshot has expired: begin another."""
 
     def end_snapshot(self, caller: Caller, cursor: Cursor) -> None:

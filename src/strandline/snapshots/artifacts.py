@@ -58,7 +58,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class _Trimmed(StorageError):
+class _ObjectMissing(StorageError):
     """An object of a payload is missing. Handled by reading the pointer again."""
 
 
@@ -249,7 +249,7 @@ class Artifacts:
                 raise NotFound(f"Nothing is published at {self._cell.where}: publish a snapshot first.")
             try:
                 return self._fetch(artifact, dest)
-            except _Trimmed as error:
+            except _ObjectMissing as error:
                 now = self.newest()
                 if now is not None and now.location == artifact.location:
                     raise CorruptData(
@@ -283,7 +283,7 @@ class Artifacts:
         try:
             return self._store.get(path).data
         except NotFound as error:
-            raise _Trimmed(str(error)) from error
+            raise _ObjectMissing(str(error)) from error
 
     def _write(self, path: str, file: SnapshotFile, parts: Iterator[bytes | memoryview], place: str) -> None:
         """Write one file from the next parts; the written bytes are hashed."""

@@ -1,8 +1,9 @@
-"""The common part of sinks of tables of files: the log's codec, the cursor, transformed rows, replays of letters."""
+"""Base class of the Delta and Iceberg sinks: the log's codec, the cursor, transformed rows, replay of dead letters."""
 
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Annotated, Any, Protocol, Self
@@ -36,17 +37,17 @@ class FollowedTable(Protocol):
 
 
 @checked
-class FileTableSink:
-    """What Delta and Iceberg sinks share. A subclass sets these, and has ``begin`` and ``_replayed``."""
+class FileTableSink(ABC):
+    """A sink whose table is made of data files. A subclass sets these fields, and has ``begin``."""
 
     _shape: TableShape
     _logged: LoggedShape
     _followed: FollowedTable
 
     @property
+    @abstractmethod
     def where(self) -> str:
         """The table, in messages."""
-        raise NotImplementedError
 
     def meet(self, log: Annotated[Any, anything("a log")]) -> None:
         """Name the log that the table follows, whose codec decodes the values with ``value="log"``.
@@ -113,6 +114,6 @@ class FileTableSink:
         source = log_of_letters(log, self._shape)
         return LetterReplay(self.where, opened, self._shape, self._shape.rows, *source).run()
 
+    @abstractmethod
     def _replayed(self, log_id: UUID) -> Callable[[], AbstractContextManager[ReplayedTable | None]] | None:
         """The table and its letters, for a replay; None if the sink has no place for letters."""
-        raise NotImplementedError

@@ -36,7 +36,7 @@ _LARGE_ROW: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class ColumnNames:
     """Names of the columns that describe a change; typed tables put an underscore before each."""
 
     prefix: str = ""
@@ -78,11 +78,11 @@ class Names:
         return self.key, self.offset, self.timestamp, self.op
 
 
-RAW: Final = Names()
-TYPED: Final = Names("_")
+RAW: Final = ColumnNames()
+TYPED: Final = ColumnNames("_")
 
 
-def table_schema(kind: Kind, changes: pa.Schema, names: Names, *, soft_deletes: bool = False) -> pa.Schema:
+def table_schema(kind: Kind, changes: pa.Schema, names: ColumnNames, *, soft_deletes: bool = False) -> pa.Schema:
     """The columns of a table of that kind, given those of its changes (payload, key, offset, timestamp, operation)."""
     if kind == "append":
         return changes
@@ -108,13 +108,13 @@ RAW_LATEST: Final = pa.schema([READ_SCHEMA.field(name) for name in ("key", "valu
 """The columns of a table of the latest values without a codec."""
 
 
-def newest_per_key(changes: pa.Table, names: Names = RAW) -> pa.Table:
+def newest_per_key(changes: pa.Table, names: ColumnNames = RAW) -> pa.Table:
     """The newest change of each key, by offset; deletes are among them. Of several rows of one offset, the last."""
     is_last = _are_last(changes, names)
     return kept_rows(changes, pa.chunked_array([pa.array(is_last)]))  # take() fails beyond 2 GiB of values
 
 
-def merge_latest(old: pa.Table, changes: pa.Table, names: Names, schema: pa.Schema) -> pa.Table:
+def merge_latest(old: pa.Table, changes: pa.Table, names: ColumnNames, schema: pa.Schema) -> pa.Table:
     """The rows of a table of the latest values after some changes, in the order of their offsets."""
     newest = newest_per_key(changes, names)
     kept = kept_rows(old, pc.invert(_is_among(old.column(names.key), newest.column(names.key))))
@@ -127,7 +127,7 @@ def merge_latest(old: pa.Table, changes: pa.Table, names: Names, schema: pa.Sche
     return pa.concat_tables([kept, puts.select(schema.names).cast(schema)])
 
 
-def _marked(old: pa.Table, changes: pa.Table, newest: pa.Table, names: Names, schema: pa.Schema) -> pa.Table:
+def _marked(old: pa.Table, changes: pa.Table, newest: pa.Table, names: ColumnNames, schema: pa.Schema) -> pa.Table:
     """The rows of deleted keys: their last values, with offset and time of the delete. A purge removes the values.
 
     A delete of a key that has no row leaves none.
@@ -161,7 +161,7 @@ def _marked(old: pa.Table, changes: pa.Table, newest: pa.Table, names: Names, sc
     return pa.table(columns, schema=schema)
 
 
-def _purged_since(rows: pa.Table, changes: pa.Table, names: Names) -> pa.ChunkedArray:
+def _purged_since(rows: pa.Table, changes: pa.Table, names: ColumnNames) -> pa.ChunkedArray:
     """For each row, whether its key was purged after it."""
     purges = newest_per_key(changes.filter(pc.equal(changes.column(names.op), _PURGE)), names)
     at = _places(rows.column(names.key), purges.column(names.key))
@@ -174,13 +174,13 @@ def distinct(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewind:
-    """The state of some keys as it was before an offset."""
+class KeyRewind:
+    """Takes some keys back to their state before an offset."""
 
     offset: int
     keys: pa.Array
 
-    def history(self, old: pa.Table, names: Names, schema: pa.Schema) -> pa.Table:
+    def history(self, old: pa.Table, names: ColumnNames, schema: pa.Schema) -> pa.Table:
         """The versions of a history without what happened to the keys from the offset on.
 
         Versions that began there are gone, and those that ended there are current again.
@@ -206,7 +206,7 @@ class MergedHistory:
     closed: pa.Table
 
 
-def merge_history(old: pa.Table, changes: pa.Table, names: Names, schema: pa.Schema) -> MergedHistory:
+def merge_history(old: pa.Table, changes: pa.Table, names: ColumnNames, schema: pa.Schema) -> MergedHistory:
     """The versions of a history after some changes, in the order of their offsets.
 
     Each put begins a version and ends the one before; a delete ends it. A purge ends it, too: versions that ended
@@ -241,7 +241,7 @@ def merge_history(old: pa.Table, changes: pa.Table, names: Names, schema: pa.Sch
     )
 
 
-def _version_column(name: str, names: Names, changes: pa.Table, following: pa.Array) -> pa.ChunkedArray:
+def _version_column(name: str, names: ColumnNames, changes: pa.Table, following: pa.Array) -> pa.ChunkedArray:
     since, began, until, ended = names.valid
     if name == since:
         return changes.column(names.offset)
@@ -259,7 +259,7 @@ def _codes(keys: pa.ChunkedArray) -> Any:
     return _flat(keys).dictionary_encode().indices.to_numpy(zero_copy_only=False)
 
 
-def _are_last(changes: pa.Table, names: Names) -> Any:
+def _are_last(changes: pa.Table, names: ColumnNames) -> Any:
     """Which rows are the last of their key, among rows in the order of their offsets."""
     import numpy as np
 
@@ -317,7 +317,7 @@ def taken_rows(rows: pa.Table, places: pa.Array) -> pa.Table:
     return pa.concat_tables([*pieces, *few]) if pieces or few else rows.slice(0, 0)
 
 
-def in_offset_order(tables: Sequence[pa.Table], names: Names) -> pa.Table:
+def in_offset_order(tables: Sequence[pa.Table], names: ColumnNames) -> pa.Table:
     """The rows of some tables in the order of their offsets; ties stay in order."""
     whole = pa.concat_tables(tables)
     offsets = whole.column(names.offset)

@@ -16,10 +16,10 @@ from strandline.storage.clock import CHANCE
 from strandline.tables.bad_records import first_bad, refused
 from strandline.tables.files import TableFiles, write_file
 from strandline.tables.hashing import HASH_BITS, key_hashes
-from strandline.tables.kinds import Names, Rewind, in_offset_order, merge_history, merge_latest
+from strandline.tables.input_count import InputCount
+from strandline.tables.kinds import ColumnNames, KeyRewind, in_offset_order, merge_history, merge_latest
 from strandline.tables.layout import FEW_SHARES, MAX_DEPTH, WHOLE, HashRange, KeptFile, file_name, range_of
 from strandline.tables.shape import BAD_SCHEMA, LETTER_SCHEMA, ShapedRows, TableShape, TransformedElsewhere
-from strandline.tables.tally import Tally
 from strandline.values.schema.evolution import conform_columns
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class TablePart:
     address: str = ""
     """The table, as its dead letters name it."""
     file_rows: int = FILE_ROWS
-    rewind: Rewind | None = None
+    rewind: KeyRewind | None = None
     """For a replay: the changes are all that happened to these keys since, and replace what a history has of it."""
 
     @property
@@ -86,7 +86,7 @@ class TablePart:
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
         """Write data files of these records."""
-        tally = Tally()
+        tally = InputCount()
         added: list[DataFile] = []
         removed: list[str] = []
         bad: list[pa.Table] = []
@@ -261,7 +261,7 @@ class PartReader:
     """Reads records for a shuffle; see :class:`~strandline.model.sink.RowReader`."""
 
     part: TablePart
-    _tally: Tally = field(default_factory=Tally)
+    _tally: InputCount = field(default_factory=InputCount)
     _bad: list[pa.Table] = field(default_factory=list)
     _given: int = 0
 
@@ -294,7 +294,7 @@ class PartReader:
         )
 
 
-def _refuse_ambiguous(changes: pa.Table, names: Names) -> None:
+def _refuse_ambiguous(changes: pa.Table, names: ColumnNames) -> None:
     """``InvalidInput`` for two rows of one key at one offset: rows of a transform have no order among them."""
     pairs = changes.select([names.key, names.offset])
     counts = pairs.group_by([names.key, names.offset], use_threads=False).aggregate([([], "count_all")])
@@ -342,7 +342,7 @@ def in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches([conform_columns(batch, schema) for batch in known.to_batches()], schema)
 
 
-def changes_schema(table: pa.Schema, found: pa.Schema, names: Names) -> pa.Schema:
+def changes_schema(table: pa.Schema, found: pa.Schema, names: ColumnNames) -> pa.Schema:
     """The columns of changes with those that only the table has, and as wide as the table's."""
     made = {*names.valid, names.deleted, names.offset, names.timestamp}
     kept = [one for one in table if one.name not in made]

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from strandline.model.sink import DataFile
 from strandline.storage.clock import CHANCE
 from strandline.tables.files import TableFiles, write_file
-from strandline.tables.kinds import Rewind
+from strandline.tables.kinds import KeyRewind
 from strandline.tables.layout import WHOLE, KeptFile
 from strandline.tables.part import TablePart, in_schema
 from strandline.tables.replay import LetterChanges, OwnLetters, pairs_of
@@ -88,7 +88,7 @@ class ReplayedFiles:
             added, removed = part.appended(changes.rows), list[str]()
         else:
             old = tuple(KeptFile(path, size, is_shared=False) for path, size in table.sizes().items())
-            rewind = Rewind(changes.since, changes.keys) if self.shape.kind == "history" else None
+            rewind = KeyRewind(changes.since, changes.keys) if self.shape.kind == "history" else None
             added, removed = replace(part, share=WHOLE, old=old, rewind=rewind).merged([changes.rows])
         if added or removed:
             table.commit(added, removed)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from strandline.errors import InvalidInput, SchemaRefused, StrandlineError, TransformFailed, printable
 from strandline.model.records import READ_SCHEMA, TIMESTAMP
 from strandline.tables.hashing import HASH_VERSION
-from strandline.tables.kinds import RAW, RAW_LATEST, TYPED, Kind, Names, table_schema
+from strandline.tables.kinds import RAW, RAW_LATEST, TYPED, ColumnNames, Kind, table_schema
 from strandline.tables.types import stored
 from strandline.values.contract import Codec, rounds_floats
 from strandline.values.decoding import RECORD_FIELDS, value_fields
@@ -88,7 +88,7 @@ class TableShape:
     """Whether columns get the types that Delta stores (:mod:`~strandline.tables.types`)."""
 
     @property
-    def names(self) -> Names:
+    def names(self) -> ColumnNames:
         """The names of the columns that describe a change."""
         return RAW if self.value is None and self.transform is None else TYPED
 

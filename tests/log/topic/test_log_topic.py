@@ -27,7 +27,7 @@ from strandline.log.object import open_log
 from strandline.log.topic.logs import LogTopic, open_object_topic, open_wal_topic
 from strandline.log.topic.memory import MemoryTopic
 from strandline.log.topic.publishers import BatchingPublisher
-from strandline.log.topic.subscription import Pieces
+from strandline.log.topic.subscription import ReadSize
 from strandline.log.wal.log import WalLog
 from strandline.log.writers import MAX_WRITERS
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit
@@ -356,7 +356,7 @@ def test_a_failure_reaches_all_callers_that_shared_the_batch_and_none_hangs() ->
 
 def test_a_slow_subscriber_reads_the_log_in_bounded_pieces() -> None:
     log = Counting(MemoryLog())
-    topic = LogTopic([log], pieces=Pieces(bytes=1 << 20))
+    topic = LogTopic([log], pieces=ReadSize(bytes=1 << 20))
     for _ in range(40):
         topic.publish_all(0, [b"x" * 10_000] * 50)
     subscription, _ = topic.subscribe([(0, 0)])

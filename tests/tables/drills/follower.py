@@ -60,10 +60,10 @@ def owner_of(name: str) -> Any:
     from strandline.tables.delta.table import FollowedDelta
     from strandline.tables.iceberg.table import FollowedIceberg
     from strandline.tables.part import TablePart
-    from strandline.tables.sql.postgres_session import PostgresSession
-    from strandline.tables.sql.sqlite_session import SqliteSession
+    from strandline.tables.sql.postgres_transaction import PostgresTransaction
+    from strandline.tables.sql.sqlite_transaction import SqliteTransaction
 
-    owners = (SinkCommitter, FollowedDelta, FollowedIceberg, TablePart, PostgresSession, SqliteSession)
+    owners = (SinkCommitter, FollowedDelta, FollowedIceberg, TablePart, PostgresTransaction, SqliteTransaction)
     return next(owner for owner in owners if owner.__name__ == name)
 
 

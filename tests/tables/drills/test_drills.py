@@ -39,14 +39,14 @@ STEPS = {
         PART,
         SLOT,
     ],
-    "sqlite": [*[("SqliteSession", name) for name in ("look", "stage", "lock", "merge", "store")], SLOT],
-    "postgres": [*[("PostgresSession", name) for name in ("look", "stage", "lock", "merge", "store")], SLOT],
+    "sqlite": [*[("SqliteTransaction", name) for name in ("look", "stage", "lock", "merge", "store")], SLOT],
+    "postgres": [*[("PostgresTransaction", name) for name in ("look", "stage", "lock", "merge", "store")], SLOT],
 }
 COMMIT = {
     "delta": ("FollowedDelta", "commit"),
     "iceberg": ("FollowedIceberg", "commit"),
-    "sqlite": ("SqliteSession", "stage"),
-    "postgres": ("PostgresSession", "stage"),
+    "sqlite": ("SqliteTransaction", "stage"),
+    "postgres": ("PostgresTransaction", "stage"),
 }
 """Where a follower is stopped: it has written, holds no lock, and has not committed."""
 
@@ -179,7 +179,7 @@ def test_a_follower_killed_between_any_two_steps_leaves_a_right_table(world):
 def test_a_follower_killed_before_its_commit_leaves_nothing_of_it(tmp_path):
     world = World(tmp_path, "sqlite", "append")
     world.extend(4)
-    world.killed(("SqliteSession", "store"))
+    world.killed(("SqliteTransaction", "store"))
     assert world.check() == 0
     assert sl.follow(world.log, sink_of(world.orders), "s", until="end").next == 4
     world.check(4)

@@ -43,8 +43,8 @@ _ABSENT, _OPEN, _DONE = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """Shape of the stream: number of changes, keys and producers."""
+class DemoWorkload:
+    """The size of the stream: number of changes, keys and producers; and its seed."""
 
     records: int = 1_000_000
     keys: int = 100_000
@@ -54,23 +54,23 @@ class Shape:
     def share(self, producer: int) -> int:
         """Number of changes of one producer.
 
-        >>> [Shape(records=10).share(producer) for producer in range(3)]
+        >>> [DemoWorkload(records=10).share(producer) for producer in range(3)]
         [4, 3, 3]
         """
         return self.records // self.producers + (producer < self.records % self.producers)
 
 
-def changes(shape: Shape, producer: int) -> Iterator[Change]:
-    """One producer's changes, in order; the same for the same shape, in every process.
+def changes(workload: DemoWorkload, producer: int) -> Iterator[Change]:
+    """One producer's changes, in order; the same for the same workload, in every process.
 
-    >>> list(changes(Shape(records=3, keys=3), 0))[0]
+    >>> list(changes(DemoWorkload(records=3, keys=3), 0))[0]
     (b'order-0000000', b'{"order":0,"status":"created","version":1,"customer":0,"total":616.83,"note":"back entrance"}')
     """
-    chance = random.Random(f"{shape.seed}/{producer}").random
-    numbers = range(producer, shape.keys, shape.producers)
+    chance = random.Random(f"{workload.seed}/{producer}").random
+    numbers = range(producer, workload.keys, workload.producers)
     states = [_ABSENT] * len(numbers)
     versions = [0] * len(numbers)
-    for _ in range(shape.share(producer)):
+    for _ in range(workload.share(producer)):
         index = int(chance() * len(numbers))
         number, state = numbers[index], states[index]
         versions[index] += 1
@@ -121,15 +121,15 @@ class Truth:
     digests: tuple[str, ...]
 
 
-def truth(shape: Shape) -> Truth:
+def truth(workload: DemoWorkload) -> Truth:
     """Compute the truth from the generator alone."""
     latest: dict[bytes, bytes] = {}
     digests = []
-    for producer in range(shape.producers):
-        made = list(changes(shape, producer))
+    for producer in range(workload.producers):
+        made = list(changes(workload, producer))
         latest |= folded(made)  # producers share no key
         digests.append(_digest(made))
-    return Truth(shape.records, latest, tuple(digests))
+    return Truth(workload.records, latest, tuple(digests))
 
 
 def _digest(made: Iterable[Change]) -> str:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import RenderableType
 
-from strandline.cli.demo.changes import Shape, compare, truth
+from strandline.cli.demo.changes import DemoWorkload, compare, truth
 from strandline.cli.demo.processes import (
     HISTORY_SLOT,
     LATE_SLOT,
@@ -86,12 +86,12 @@ def demo(
     for module, extra in (("pyspark", "spark"), ("deltalake", "delta"), ("msgspec", "typed")):
         if find_spec(module) is None:
             raise MissingExtra(f"The demo needs the extra {extra!r}: pip install 'strandline[{extra}]'.")
-    shape = Shape(records, keys, producers, seed)
+    workload = DemoWorkload(records, keys, producers, seed)
     temporary = dir is None and not keep
     folder = _new_folder(dir)
     report = folder / "report.html"
     try:
-        result = _run(shape, folder, quiet=json)
+        result = _run(workload, folder, quiet=json)
         report.write_text(page(result), encoding="utf-8")
     except StrandlineError:
         if temporary:
@@ -133,7 +133,7 @@ def _remove_all_but(kept: Path) -> None:
             found.unlink(missing_ok=True)
 
 
-def _run(shape: Shape, folder: Path, *, quiet: bool) -> DemoResult:
+def _run(workload: DemoWorkload, folder: Path, *, quiet: bool) -> DemoResult:
     """Run the demo. SIGTERM cleans up as Ctrl-C does."""
 
     def interrupt(*_: Any) -> None:
@@ -143,7 +143,7 @@ def _run(shape: Shape, folder: Path, *, quiet: bool) -> DemoResult:
     try:
         with ProcessGroup() as processes:
             printed = (lambda _: None) if quiet else show.out().print
-            return Demo(shape, DemoFolder(folder), processes, printed).run()
+            return Demo(workload, DemoFolder(folder), processes, printed).run()
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -152,11 +152,15 @@ class Demo:
     """One run. The producers are throttled, so that changes are pending whenever the pipeline is down."""
 
     def __init__(
-        self, shape: Shape, folder: DemoFolder, processes: ProcessGroup, show: Callable[[RenderableType], None]
+        self,
+        workload: DemoWorkload,
+        folder: DemoFolder,
+        processes: ProcessGroup,
+        show: Callable[[RenderableType], None],
     ) -> None:
         """Create the log; starts nothing."""
-        self.result = DemoResult(shape)
-        self._shape = shape
+        self.result = DemoResult(workload)
+        self._shape = workload
         self._folder = folder
         self._processes = processes
         self._show = show

@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from strandline.cli.demo.changes import Comparison, Shape
+from strandline.cli.demo.changes import Comparison, DemoWorkload
 from strandline.cli.logs.lag import Lag
 from strandline.cli.shared import output as show
 from strandline.errors import NotReady
@@ -81,7 +81,7 @@ class DemoEvent:
 class DemoResult:
     """One demo from start to end."""
 
-    shape: Shape
+    workload: DemoWorkload
     samples: list[Sample] = field(default_factory=list)
     events: list[DemoEvent] = field(default_factory=list)
     lag: Lag | None = None
@@ -116,7 +116,7 @@ class DemoResult:
         return {
             "verdict": "EXACT" if found.exact else "WRONG",
             "naive_wrong": not found.naive_exact,
-            "shape": asdict(self.shape),
+            "workload": asdict(self.workload),
             "seconds": round(self.seconds, 1),
             "results": asdict(found),
             "rates": {name: round(rate) for name, rate in self.rates().items()},
@@ -144,7 +144,7 @@ def summary(result: DemoResult) -> RenderableType:
     rates, found = result.rates(), result.comparison
     states = {"orders table": found.orders, "naive twin, as a view": found.naive_state}
     changes = {"all changes": found.changes, "naive twin": found.naive}
-    best, records = f"{rates['followed_best']:,.0f}", f"{result.shape.records:,}"
+    best, records = f"{rates['followed_best']:,.0f}", f"{result.workload.records:,}"
     parts: list[RenderableType] = []
     if result.lag is not None:
         parts += ["\nLag at the end:", result.lag.rendered()]

@@ -16,7 +16,7 @@ from typing import Final
 import pyarrow as pa
 
 import strandline as sl
-from strandline.cli.demo.changes import Change, Shape, changes
+from strandline.cli.demo.changes import Change, DemoWorkload, changes
 from strandline.cli.demo.processes import exit_with_parent
 
 _TICK: Final = 0.1
@@ -59,11 +59,11 @@ def table_of(part: list[Change]) -> pa.Table:
     )
 
 
-def produce(url: str, shape: Shape, index: int, rate: float) -> None:
+def produce(url: str, workload: DemoWorkload, index: int, rate: float) -> None:
     """Append all changes of one producer."""
     limit = RateLimit(rate)
     exit_with_parent(limit.allow)
-    stream = changes(shape, index)
+    stream = changes(workload, index)
     at_once = max(1, int(rate * _TICK))
     done = 0
     with sl.open(url).producer(linger=0.2) as producer:
@@ -83,7 +83,7 @@ def consume(url: str, table: str, mode: str, slot: str, until: int) -> None:
 if __name__ == "__main__":
     role, url, *arguments = sys.argv[1:]
     if role == "produce":
-        produce(url, Shape(**json.loads(arguments[0])), int(arguments[1]), float(arguments[2]))
+        produce(url, DemoWorkload(**json.loads(arguments[0])), int(arguments[1]), float(arguments[2]))
     else:
         table, mode, slot, until = arguments
         consume(url, table, mode, slot, int(until))

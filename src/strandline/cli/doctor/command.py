@@ -14,7 +14,7 @@ from rich.text import Text
 
 from strandline.cli.doctor.lines import CheckStatus, Line
 from strandline.cli.doctor.machine import machine
-from strandline.cli.doctor.place import Place, disk_line, log_lines, other_line
+from strandline.cli.doctor.place import StoreChecks, disk_line, log_lines, other_line
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, guarded
 from strandline.cli.shared.targets import local_folder
@@ -64,7 +64,7 @@ def _lines(url: str | None) -> Iterator[Line]:
     if disk is not None:
         yield disk
     store = open_store(url)
-    place = Place(store)
+    place = StoreChecks(store)
     with _left_as_found(url, place.folder):
         yield from place.lines()
     yield from log_lines(store)

@@ -43,7 +43,7 @@ _LONG_AGO: Final = 86_400
 _UNSAFE: Final = "two writers could both believe that they were first: keep no log here."
 
 
-class Place:
+class StoreChecks:
     """Checks a store. Writes only below a folder of its own, ``doctor-…``, and removes that afterwards."""
 
     def __init__(self, store: ObjectStore, *, clock: Clock = CLOCK, chance: Chance = CHANCE) -> None:

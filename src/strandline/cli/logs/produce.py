@@ -33,8 +33,8 @@ class InputFormat(StrEnum):
 
 
 @dataclass(slots=True)
-class Tally:
-    """The appended records so far."""
+class ProducedCount:
+    """Records and bytes appended so far, and the handle of the last append."""
 
     records: int = 0
     bytes: int = 0
@@ -69,7 +69,7 @@ def produce(
         raise typer.BadParameter("--key-separator needs at least one character, and --format lines.")
     if retention is not None and not create:
         raise typer.BadParameter("--retention is for a log that is made: it needs --create.")
-    tally, began = Tally(), time.monotonic()
+    tally, began = ProducedCount(), time.monotonic()
     failure: InvalidInput | None = None
     hint = "check the address, or make one with --create"
     with (
@@ -99,7 +99,7 @@ def produce(
 
 def _append_lines(
     producer: sl.Producer,
-    tally: Tally,
+    tally: ProducedCount,
     advance: Callable[[int], None],
     lines: Iterable[bytes],
     *,
@@ -119,7 +119,7 @@ def _append_lines(
 
 
 def _append_tables(
-    producer: sl.Producer, tally: Tally, advance: Callable[[int], None], tables: Iterable[pa.Table]
+    producer: sl.Producer, tally: ProducedCount, advance: Callable[[int], None], tables: Iterable[pa.Table]
 ) -> None:
     for table in tables:
         tally.last = producer.append_batch(table)
@@ -143,7 +143,7 @@ def made_up(count: int, *, keys: int, size: int, seed: int) -> Iterator[pa.Table
         count -= rows
 
 
-def _report(tally: Tally, took: float, *, as_json: bool, stopped: bool) -> None:
+def _report(tally: ProducedCount, took: float, *, as_json: bool, stopped: bool) -> None:
     receipt = None if tally.last is None else tally.last.result()
     first = None if receipt is None else receipt.first
     end = None if receipt is None or first is None else first + receipt.count

@@ -89,7 +89,7 @@ def read_everything(log: AnyLog, *, quick: bool, workers: int = 8, quiet: bool =
             found.take(_holes(log, cursor.next, spans, bounds.next))
             if not spans:
                 break
-            for piece, batches in fetch_in_order(() if quick else map(_Piece, spans), workers=workers):
+            for piece, batches in fetch_in_order(() if quick else map(_ReadSpan, spans), workers=workers):
                 found.take(piece.findings(log, batches))
                 advance(piece.span.next - piece.span.first)
             found.examined.update(
@@ -132,7 +132,7 @@ def _damage(kind: FindingKind, log: AnyLog, message: str) -> Finding:
 
 
 @dataclass(slots=True)
-class _Piece:
+class _ReadSpan:
     """A span that is read; an error is kept, so that the next one is read, too."""
 
     span: Span

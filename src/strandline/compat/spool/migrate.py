@@ -106,7 +106,7 @@ def migrate_spool(
         hidden = f"{folder}{MIGRATING}"
         disk.remove_folder(hidden)  # leftovers of an interrupted migration
         try:
-            source = _Source.read(folder, disk=disk)
+            source = _Spool.read(folder, disk=disk)
             renumbering = _make(source, hidden, disk=disk, clock=clock, log_id=chance.uuid(), renumber=renumber)
             source.check_unchanged(disk=disk)
             _put_in_place(hidden, folder, disk=disk, clock=clock)
@@ -161,7 +161,7 @@ def _put_in_place(hidden: str, folder: str, *, disk: Disk, clock: Clock) -> None
 # --- the log ---------------------------------------------------------------------------------------------------
 
 
-class _Source(NamedTuple):
+class _Spool(NamedTuple):
     """The spool and its slots, as they were when they were read."""
 
     spool: str
@@ -171,7 +171,7 @@ class _Source(NamedTuple):
     """None without a file of slots."""
 
     @classmethod
-    def read(cls, folder: str, *, disk: Disk) -> _Source:
+    def read(cls, folder: str, *, disk: Disk) -> _Spool:
         """Read both; first the slots, so that none of them is past the spool's end even if it is written meanwhile."""
         spool, beside = f"{folder}{SPOOL}", f"{folder}{SPOOL_SLOTS}"
         slots = _read_if_there(beside, disk=disk)
@@ -192,9 +192,7 @@ def _read_if_there(path: str, *, disk: Disk) -> bytes | None:
         return None
 
 
-def _make(
-    source: _Source, hidden: str, *, disk: Disk, clock: Clock, log_id: UUID, renumber: bool
-) -> Renumbering | None:
+def _make(source: _Spool, hidden: str, *, disk: Disk, clock: Clock, log_id: UUID, renumber: bool) -> Renumbering | None:
     """Durably build the log, under a temporary name."""
     spool, beside, data, _ = source
     slots = spool_slots(source.slots, beside, now=clock.now())
@@ -233,7 +231,7 @@ def _begin(folder: str, kept: SlotsFile, *, disk: Disk) -> None:
     disk.write_new(f"{folder}/{IDENTITY}", [encode_wal_identity(kept.log_id)])
 
 
-class _Copied(NamedTuple):
+class _MigratedRecords(NamedTuple):
     end: int
     """Cursor after its last record."""
     clamped: int
@@ -241,7 +239,7 @@ class _Copied(NamedTuple):
     stop: LegacyStop
 
 
-def _copy(data: memoryview, start: int, log: WalLog, spool: str, renumbering: Renumbering | None) -> _Copied:
+def _copy(data: memoryview, start: int, log: WalLog, spool: str, renumbering: Renumbering | None) -> _MigratedRecords:
     """Append every record, and return when they are durable."""
     scanner = SpoolScanner(data)
     now = log.clock.now() // 1000
@@ -266,7 +264,7 @@ def _copy(data: memoryview, start: int, log: WalLog, spool: str, renumbering: Re
         offset, term = offset + len(run.payloads), run.term
     if handle is not None:
         handle.result()
-    return _Copied(offset, clamped, scanner.stop)
+    return _MigratedRecords(offset, clamped, scanner.stop)
 
 
 def _batch_of(run: SpoolRun, renumbering: Renumbering | None) -> pa.RecordBatch:
@@ -320,7 +318,7 @@ def _refuse_run(run: SpoolRun, offset: int, term: int, data: memoryview, index: 
     )
 
 
-def _warn_of_remainder(copied: _Copied, data: memoryview, spool: str) -> None:
+def _warn_of_remainder(copied: _MigratedRecords, data: memoryview, spool: str) -> None:
     """Warn of bytes that were not migrated; ``CorruptData`` if none were, and a crash cannot have caused that."""
     stop = copied.stop
     left = len(data) - stop.at

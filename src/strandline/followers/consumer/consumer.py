@@ -15,7 +15,7 @@ from strandline.errors import ConsumerClosed, CorruptData, InvalidInput, NotFoun
 from strandline.followers.consumer.background import ConsumerThreads
 from strandline.followers.consumer.batch import BatchPiece, ConsumedBatch, FetchHandle
 from strandline.followers.consumer.dead_letters import BatchDeadLetters
-from strandline.followers.consumer.opening import DEFAULT_SLOT, Format, Place, queue_at
+from strandline.followers.consumer.opening import DEFAULT_SLOT, ConsumerSource, Format, queue_at
 from strandline.followers.consumer.progress import AckProgress, AckStep, Gauges
 from strandline.log.queue.contract import start_of
 from strandline.log.reading import AHEAD_BYTES, fetch_in_order, pauses
@@ -80,7 +80,7 @@ class Consumer:
 
     def __init__(
         self,
-        place: Place,
+        place: ConsumerSource,
         *,
         slot: str = DEFAULT_SLOT,
         last_acked: int | None = None,

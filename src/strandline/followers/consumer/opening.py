@@ -21,7 +21,7 @@ from strandline.storage.clock import Chance, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.urls import open_store
 
-Place: TypeAlias = Address | LogReading | QueueLog | Queue
+ConsumerSource: TypeAlias = Address | LogReading | QueueLog | Queue
 """Where a consumer is opened: an address, an opened log or queue, or any object with the contract of queues."""
 
 Format = Literal["queue-v1"]
@@ -49,7 +49,7 @@ class OpenedQueue(NamedTuple):
 
 
 def queue_at(
-    place: Place,
+    place: ConsumerSource,
     *,
     slot: str,
     start: Start,

@@ -155,7 +155,7 @@ class AppliedWatch:
     subscription: KeyValueSubscription | None = None
     ahead: Updates | None = None
     trickling: bool = False
-    joined: tuple[Sequence[events.Chunk], Updates] | None = None
+    joined: tuple[Sequence[events.SourceDelivery], Updates] | None = None
     waiting: list[ExportRequest] = field(default_factory=list)
     failure: Exception | None = None
     stream_error: Exception | None = None
@@ -307,7 +307,7 @@ class AppliedWatch:
         self.trickling = not isinstance(taken, Updates) or len(taken) < queue // 4
         return taken
 
-    def _apply(self, chunks: Sequence[events.Chunk]) -> None:
+    def _apply(self, chunks: Sequence[events.SourceDelivery]) -> None:
         updates = self._join(chunks)
         batch: Sequence[Any] = updates
         if self.options.parse is not None:
@@ -319,7 +319,7 @@ class AppliedWatch:
             self._call(self.apply, batch)
             UPDATES_APPLIED.inc(len(batch))
 
-    def _join(self, chunks: Sequence[events.Chunk]) -> Updates:
+    def _join(self, chunks: Sequence[events.SourceDelivery]) -> Updates:
         if self.joined is None or self.joined[0] is not chunks:
             self.joined = (chunks, Updates.joined(chunks))
         return self.joined[1]

@@ -63,7 +63,7 @@ def decode_event(data: bytes | memoryview, where: str) -> SegmentEvent:
         UnsupportedVersion: for a known kind of event in an unknown version.
         CorruptData: for anything but an event.
     """
-    reader = _Reader(data, where)
+    reader = _EventReader(data, where)
     frame, key, version = reader.uvarint(), reader.uvarint(), reader.uvarint()
     if frame != _FRAME:
         raise reader.corrupt(f"begins with {frame} and not with {_FRAME}")
@@ -127,7 +127,7 @@ def _uvarint(number: int) -> bytes:
     return bytes(data)
 
 
-class _Reader(Unpacker):
+class _EventReader(Unpacker):
     """Reads Kafka's encoding: numbers of variable length, and tagged fields."""
 
     def uvarint(self) -> int:
@@ -193,27 +193,27 @@ class _Reader(Unpacker):
         )
 
 
-def _read_partition(reader: _Reader) -> TopicPartition:
+def _read_partition(reader: _EventReader) -> TopicPartition:
     name = reader.text()
     topic_id, partition = reader.fields(_PLACE)
     reader.tags()
     return TopicPartition(name, UUID(bytes=topic_id), partition)
 
 
-def _read_segment(reader: _Reader) -> SegmentId:
+def _read_segment(reader: _EventReader) -> SegmentId:
     partition = _read_partition(reader)
     segment = reader.uuid()
     reader.tags()
     return SegmentId(partition, segment)
 
 
-def _read_term(reader: _Reader) -> tuple[int, int]:
+def _read_term(reader: _EventReader) -> tuple[int, int]:
     term, offset = reader.fields(_TERM)
     reader.tags()
     return term, offset
 
 
-def _read_state(reader: _Reader, kind: type[S], what: str) -> S:
+def _read_state(reader: _EventReader, kind: type[S], what: str) -> S:
     (number,) = reader.fields(_STATE)
     try:
         return kind(number)
@@ -221,7 +221,7 @@ def _read_state(reader: _Reader, kind: type[S], what: str) -> S:
         raise reader.corrupt(f"has the unknown {what} {number}") from error
 
 
-def _read_add(reader: _Reader) -> SegmentMetadata:
+def _read_add(reader: _EventReader) -> SegmentMetadata:
     segment = _read_segment(reader)
     start, end, broker, max_timestamp, event_timestamp = reader.fields(_RANGE)
     terms = tuple(_read_term(reader) for _ in range(reader.count(item_size=_SMALLEST_TERM)))
@@ -245,7 +245,7 @@ def _read_add(reader: _Reader) -> SegmentMetadata:
     )
 
 
-def _read_update(reader: _Reader) -> SegmentUpdate:
+def _read_update(reader: _EventReader) -> SegmentUpdate:
     segment = _read_segment(reader)
     broker, timestamp = reader.fields(_TOLD)
     custom, state = reader.nullable(), _read_state(reader, SegmentState, "segment state")
@@ -253,7 +253,7 @@ def _read_update(reader: _Reader) -> SegmentUpdate:
     return SegmentUpdate(segment=segment, broker=broker, event_timestamp=timestamp, state=state, custom_metadata=custom)
 
 
-def _read_delete(reader: _Reader) -> PartitionDelete:
+def _read_delete(reader: _EventReader) -> PartitionDelete:
     partition = _read_partition(reader)
     broker, timestamp = reader.fields(_TOLD)
     state = _read_state(reader, PartitionDeleteState, "state of a partition's deletion")

@@ -42,7 +42,7 @@ def decode_group(
     group = tail.group(number)
     try:
         is_shared = _check_pages(tail, number, columns, pieces)
-        source = pa.PythonFile(_Pieces(pieces), mode="r")
+        source = pa.PythonFile(_SparseFile(pieces), mode="r")
         shared = [_HEADER_NAMES] if is_shared else None
         with pq.ParquetFile(source, metadata=tail.footer, pre_buffer=False, read_dictionary=shared) as file:
             table = file.read_row_group(number, columns=list(columns), use_threads=False)
@@ -102,7 +102,7 @@ def _unshared(table: pa.Table, where: str) -> pa.Table:
     return table.set_column(place, SEGMENT_SCHEMA.field("headers"), table.column(place).cast(HEADERS))
 
 
-class _Pieces:
+class _SparseFile:
     """A file-like object over some byte ranges; reading others is an error."""
 
     closed = False

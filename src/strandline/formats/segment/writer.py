@@ -58,7 +58,7 @@ class SegmentWriter:
         self.next = start
         """The next expected offset."""
         self._group = min(_LARGEST_GROUP, max(_SMALLEST_GROUP, expected // _GROUPS))
-        self._sink = _Sink()
+        self._sink = _RowGroupBuffer()
         self._writer = _parquet_writer(self._sink)
         self._waiting: list[pa.RecordBatch] = []
         self._times: list[tuple[int, int]] = []
@@ -199,7 +199,7 @@ def _listing(times: Sequence[tuple[int, int]]) -> pa.Array:
     return pc.run_end_decode(runs).view(TIMESTAMP)
 
 
-def _parquet_writer(sink: _Sink) -> Any:
+def _parquet_writer(sink: _RowGroupBuffer) -> Any:
     return pq.ParquetWriter(
         pa.PythonFile(sink, mode="w"),
         SEGMENT_SCHEMA,
@@ -215,7 +215,7 @@ def _parquet_writer(sink: _Sink) -> Any:
     )
 
 
-class _Sink:
+class _RowGroupBuffer:
     """Collects Parquet's output, each row group as one buffer."""
 
     closed = False

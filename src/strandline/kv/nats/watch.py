@@ -55,7 +55,7 @@ def removal(headers: Mapping[str, str]) -> Op | None:
 
 
 @dataclass(slots=True)
-class _Chunk:
+class _ReceivedChanges:
     """Received changes, and the first hole in their sequence numbers."""
 
     ops: list[int] = field(default_factory=list)
@@ -176,9 +176,9 @@ class NatsSubscription(Closing):
                 return None
             self._feed.wait(min(left, _LONGEST_WAIT, max(_SHORTEST_WAIT, self._look_at - now)))
 
-    def _gather(self, most: int) -> _Chunk:
+    def _gather(self, most: int) -> _ReceivedChanges:
         """The received changes, up to ``most`` in scope."""
-        chunk = _Chunk()
+        chunk = _ReceivedChanges()
         keys, cut, scope, seen = chunk.keys, self._skipped, self._scope, self._seen
         everything = scope.everything
         sequence = self._through
@@ -196,7 +196,7 @@ class NatsSubscription(Closing):
         self._seen, self._through = seen, sequence
         return chunk
 
-    def _add(self, chunk: _Chunk, key: bytes, message: StreamMessage) -> None:
+    def _add(self, chunk: _ReceivedChanges, key: bytes, message: StreamMessage) -> None:
         op: Op | None = None
         if message.headers:
             op = removal(message.headers)
@@ -211,7 +211,7 @@ class NatsSubscription(Closing):
         chunk.values.append(message.data if op is None else None)
         chunk.versions.append(message.sequence)
 
-    def _settle(self, chunk: _Chunk) -> Updates | None:
+    def _settle(self, chunk: _ReceivedChanges) -> Updates | None:
         """Return the received changes, if none is missing before them."""
         if not chunk.received:
             return None
@@ -231,7 +231,7 @@ class NatsSubscription(Closing):
             return None
         return self._give(chunk, self._through)
 
-    def _give(self, chunk: _Chunk, upto: int) -> Updates:
+    def _give(self, chunk: _ReceivedChanges, upto: int) -> Updates:
         self._given_upto = upto
         return Updates(chunk.ops, chunk.keys, chunk.values, chunk.versions, Cursor(self._identity, upto + 1))
 
@@ -279,7 +279,7 @@ class NatsSubscription(Closing):
         if self._through < last:
             return None  # in flight
         self._seen = self._through = max(self._seen, state.last, last)
-        return self._give(_Chunk(), self._seen) if self._seen > self._given_upto else None
+        return self._give(_ReceivedChanges(), self._seen) if self._seen > self._given_upto else None
 
     def _at_target(self) -> bool:
         return self._target is not None and self._through >= self._target

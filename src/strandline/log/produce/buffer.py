@@ -12,7 +12,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import BufferFull, InvalidInput, ProducerClosed, ProducerFailed, UsedAcrossFork
-from strandline.log.produce.handles import Era, Outcome
+from strandline.log.produce.handles import BatchOutcome, Era
 from strandline.log.produce.outbox import Bell, Outbox
 from strandline.log.produce.rows import (
     FIRST_PAGE,
@@ -87,14 +87,14 @@ class Failure:
             self.reason.add_note(note)
 
 
-class _Open:
+class _OpenBatch:
     """The batch being filled."""
 
     __slots__ = ("draft", "outcome")
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        self.outcome = Outcome()
+        self.outcome = BatchOutcome()
 
 
 class Buffer:
@@ -137,7 +137,7 @@ class Buffer:
         self._outbox = outbox
         self._limits = replace(limits, batch_bytes=min(limits.batch_bytes, shipper.most_bytes))
         self._clock = clock
-        self._open: _Open | None = None
+        self._open: _OpenBatch | None = None
         self._first_at: float | None = None
         self._drained_at = 0.0
         self._overdue = False  # a page's worth is queued, but its appender found the lock taken
@@ -157,7 +157,7 @@ class Buffer:
 
     def place_whole(
         self, batches: list[pa.RecordBatch], metadata: MetadataRange | None, expect: int | None
-    ) -> tuple[Outcome, int, int]:
+    ) -> tuple[BatchOutcome, int, int]:
         """Put record batches in one batch; returns its outcome, and their first and last index in it."""
         size = sum(batch.nbytes for batch in batches)
         with self.lock:
@@ -262,14 +262,14 @@ class Buffer:
         try:
             rows, holes = self._queue.take(start, stop)
             if not rows:
-                self._close_era(after, Outcome(), 0, holes)  # no records: all of these tickets are holes
+                self._close_era(after, BatchOutcome(), 0, holes)  # no records: all of these tickets are holes
             elif has_calls(rows):
                 self._place_calls(rows, holes, stop, after)
             else:
                 self._close_era(after, *self._place_page(page_of(cast("list[Row]", rows)), len(rows)), holes)
         except BaseException as error:
             # Out of memory, for example: these records are in no batch, so later ones may not be either.
-            outcome = Outcome()
+            outcome = BatchOutcome()
             outcome.set_exception(error)
             self.refusing = True
             self.failure = Failure(error, self._writer, self._outbox.number, final=True)
@@ -299,13 +299,15 @@ class Buffer:
                 self.era.widen([ticket for ticket, _ in wide], list(accumulate(more for _, more in wide)))
             self._close_era(end, outcome, base, [hole for hole in holes if self.era.start <= hole < end])
 
-    def _close_era(self, end: int, outcome: Outcome, base: int, holes: list[int]) -> None:
+    def _close_era(self, end: int, outcome: BatchOutcome, base: int, holes: list[int]) -> None:
         """Everything before ticket ``end`` is in a batch, or never will be."""
         era, following = self.era, Era(self.place_pending, end)
         self.era = following
         era.close(end, outcome, base, holes, following)
 
-    def _place_page(self, page: pa.RecordBatch, rows: int, ranges: MetadataRanges | None = None) -> tuple[Outcome, int]:
+    def _place_page(
+        self, page: pa.RecordBatch, rows: int, ranges: MetadataRanges | None = None
+    ) -> tuple[BatchOutcome, int]:
         if self._open is not None and self._open.draft.plain + page.nbytes > self._most_bytes:
             self.seal()
         group, base = self._place([page])
@@ -316,8 +318,8 @@ class Buffer:
         self._seal_if_full(group)
         return group.outcome, base
 
-    def _place(self, batches: list[pa.RecordBatch]) -> tuple[_Open, int]:
-        group = _Open(self._new_draft()) if self._open is None else self._open
+    def _place(self, batches: list[pa.RecordBatch]) -> tuple[_OpenBatch, int]:
+        group = _OpenBatch(self._new_draft()) if self._open is None else self._open
         before = group.draft.size
         start = group.draft.add(batches)
         self._open = group  # only now: an empty batch is never passed on
@@ -335,7 +337,7 @@ class Buffer:
 
     # --- closing batches (under the lock) ----------------------------------------------------------------------
 
-    def _seal_if_full(self, group: _Open) -> None:
+    def _seal_if_full(self, group: _OpenBatch) -> None:
         if group.draft.plain >= self._limits.batch_bytes or group.draft.attached >= MAX_METADATA:
             self.seal()
 
@@ -392,7 +394,7 @@ class Buffer:
         self.lock = threading.Lock()
         self.room = threading.Condition(self.lock)
         self.refusing = self.full = self._shut = True
-        lost = Outcome()
+        lost = BatchOutcome()
         lost.set_exception(self._origin.refusal())
         era = self.era
         self.era = Era(self.place_pending, _NEVER)

@@ -9,7 +9,7 @@ from uuid import UUID
 from strandline.errors import ExpectationFailed, ProducerClosed
 from strandline.log.contract import Receipt
 from strandline.log.produce.buffer import CLOSED, Buffer, Failure
-from strandline.log.produce.handles import Outcome
+from strandline.log.produce.handles import BatchOutcome
 from strandline.log.produce.outbox import Bell, Outbox, Sent
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.metrics import count_written
@@ -50,7 +50,7 @@ class ProducerThreads:
         self._clock = clock
         self._ready = ready
         self._dropped = False
-        self._last: Outcome | None = None
+        self._last: BatchOutcome | None = None
         self._is_closing = False
         """Whether closing has begun and not everything is listed yet; ``_last`` is the last outcome."""
         self._pace = ListingPace()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
@@ -14,7 +15,7 @@ from strandline.model.arguments import TIMEOUT
 from strandline.storage.fork_check import Origin, call_in_child
 
 
-class Outcome(Future[Receipt]):
+class BatchOutcome(Future[Receipt]):
     """The shared outcome of some records.
 
     It cannot be cancelled: many callers wait for it. In a forked child, where no thread would ever settle it, an
@@ -25,7 +26,7 @@ class Outcome(Future[Receipt]):
         super().__init__()
         self.set_running_or_notify_cancel()
         self._origin = Origin("The producer of these records", advice="only the parent learns their outcome")
-        call_in_child(self, Outcome._after_fork)
+        call_in_child(self, BatchOutcome._after_fork)
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Block until it is known, or raise why nothing was appended."""
@@ -42,14 +43,14 @@ class Outcome(Future[Receipt]):
             self.set_exception(self._origin.refusal())
 
 
-class _Placed:
+class _Placed(ABC):
     """The handle of records whose position in a batch is known, or found on request."""
 
     __slots__ = ()
 
-    def _place(self) -> tuple[Outcome, int, int]:
+    @abstractmethod
+    def _place(self) -> tuple[BatchOutcome, int, int]:
         """The outcome of their batch, the index of their first record in it, and their number."""
-        raise NotImplementedError
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Block until the records are durable and listed, or raise why they are not."""
@@ -62,7 +63,7 @@ class _Placed:
         return whole.part(index, count)
 
 
-class BatchHandle(_Placed, tuple[Outcome, int, int]):
+class BatchHandle(_Placed, tuple[BatchOutcome, int, int]):
     """The handle of an append of many records: the batch's outcome, their first index, and their number."""
 
     __slots__ = ()
@@ -71,7 +72,7 @@ class BatchHandle(_Placed, tuple[Outcome, int, int]):
         """Whether the outcome is known."""
         return self[0].done()
 
-    def _place(self) -> tuple[Outcome, int, int]:
+    def _place(self) -> tuple[BatchOutcome, int, int]:
         return self
 
 
@@ -91,14 +92,14 @@ class Era:
         self.place = place
         self.start = start
         self.end: int | None = None
-        self.outcome: Outcome | None = None
+        self.outcome: BatchOutcome | None = None
         self.base = 0
         self.holes: list[int] = []
         self.calls: list[int] = []
         self.widened: list[int] = []
         self.following: Era | None = None
 
-    def close(self, end: int, outcome: Outcome, base: int, holes: list[int], following: Era) -> None:
+    def close(self, end: int, outcome: BatchOutcome, base: int, holes: list[int], following: Era) -> None:
         """Tickets below ``end``, except ``holes``, are records of this outcome, counted from ``base``."""
         self.outcome = outcome
         self.base = base
@@ -124,7 +125,7 @@ class Era:
             era = era.following
         return None if era is None or era.end is None else era
 
-    def placed(self, ticket: int) -> tuple[Outcome, int]:
+    def placed(self, ticket: int) -> tuple[BatchOutcome, int]:
         """The outcome of a ticket, and the index of its first record; puts it in a batch if needed."""
         while (era := self.found(ticket)) is None or era.outcome is None:
             self.place()
@@ -149,7 +150,7 @@ class RecordHandle(_Placed, tuple[Era, int]):
         era, ticket = self
         return era.done(ticket)
 
-    def _place(self) -> tuple[Outcome, int, int]:
+    def _place(self) -> tuple[BatchOutcome, int, int]:
         era, ticket = self
         return *era.placed(ticket), 1
 
@@ -169,12 +170,12 @@ class ProduceHandle(_Placed, tuple[Era, int, int, int]):
         """Whether the outcome is known."""
         return self[0].done(self[1])
 
-    def _place(self) -> tuple[Outcome, int, int]:
+    def _place(self) -> tuple[BatchOutcome, int, int]:
         era, ticket, count, _ = self
         return *era.placed(ticket), count
 
 
-def placed_era(outcome: Outcome, base: int) -> Era:
+def placed_era(outcome: BatchOutcome, base: int) -> Era:
     """An era whose one ticket, 0, begins at this record of the batch with this outcome."""
     era = Era(_nowhere, 0)
     era.close(1, outcome, base, [], Era(_nowhere, 1))
@@ -195,6 +196,6 @@ class RepeatedHandle(BatchHandle):
 
 def settled(receipt: Receipt, *, repeated: bool = False) -> BatchHandle:
     """A handle whose outcome is known already."""
-    outcome = Outcome()
+    outcome = BatchOutcome()
     outcome.set_result(receipt)
     return (RepeatedHandle if repeated else BatchHandle)((outcome, 0, receipt.count))

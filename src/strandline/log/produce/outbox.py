@@ -13,7 +13,7 @@ from typing import Any
 
 from strandline.errors import ExpectationFailed
 from strandline.log.contract import Receipt
-from strandline.log.produce.handles import Outcome
+from strandline.log.produce.handles import BatchOutcome
 from strandline.log.produce.shipper import Draft, Sealed, Shipper
 from strandline.storage.clock import CLOCK
 
@@ -60,7 +60,7 @@ class Bell(threading.Event):
 class Sent:
     """A batch in the outbox: its outcome, its draft, and its upload."""
 
-    outcome: Outcome
+    outcome: BatchOutcome
     size: int
     expect: int | None
     draft: Draft | None
@@ -129,7 +129,7 @@ class Outbox:
         return len(self._sent) + len(self._waiting)
 
     @property
-    def last(self) -> Outcome | None:
+    def last(self) -> BatchOutcome | None:
         """The outcome of the newest batch in the outbox."""
         newest = self._waiting or self._sent
         return newest[-1].outcome if newest else None
@@ -139,7 +139,7 @@ class Outbox:
         """The number of the oldest batch that is not listed."""
         return self._sent[0].number if self._sent else self._number
 
-    def put(self, draft: Draft, outcome: Outcome, expect: int | None = None) -> None:
+    def put(self, draft: Draft, outcome: BatchOutcome, expect: int | None = None) -> None:
         """Accept a batch, and upload it as soon as its number is known."""
         self._waiting.append(Sent(outcome, draft.size, expect, draft))
         self._pump()
@@ -208,18 +208,18 @@ class Outbox:
         """Keep everything, and start nothing more until :meth:`resend`."""
         self._halted = True
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[BatchOutcome]:
         """The outcomes of all batches, in order."""
         return [sent.outcome for sent in chain(self._sent, self._waiting)]
 
-    def resend(self) -> list[Outcome]:
+    def resend(self) -> list[BatchOutcome]:
         """Send the kept batches again, under the same numbers; returns their new outcomes, in order.
 
         Uploaded batches are not uploaded again: if their listing landed, it is recognised.
         """
         self._halted = False
         for sent in chain(self._sent, self._waiting):
-            sent.outcome = Outcome()
+            sent.outcome = BatchOutcome()
         for sent in self._sent:
             if sent.done() and sent.error() is not None:
                 self._upload(sent)

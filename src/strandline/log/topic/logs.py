@@ -22,7 +22,7 @@ from strandline.log.folders import FolderKind, check_new, check_new_in_store
 from strandline.log.object.log import open_log
 from strandline.log.topic.contract import NO_TOPIC, begun, check_count, check_partition
 from strandline.log.topic.publishers import BatchingPublisher, TopicPublisher, WalPublisher
-from strandline.log.topic.subscription import LogTopicSubscription, Pieces, Polling
+from strandline.log.topic.subscription import LogTopicSubscription, Polling, ReadSize
 from strandline.log.wal.log import ROLL_BYTES, WalLog
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import checked
@@ -37,7 +37,7 @@ from strandline.storage.urls import local_folder, open_store
 _IDENTITY: Final = "topic.json"
 _NEW: Final = ".new"
 _TAIL_BYTES: Final = 4 << 20
-IN_MEMORY: Final = Pieces(batches=1024, workers=1)
+IN_MEMORY: Final = ReadSize(batches=1024, workers=1)
 
 
 @bound_to_process()
@@ -55,7 +55,7 @@ class LogTopic(Closing):
         logs: Sequence[Log],
         *,
         publishers: Sequence[TopicPublisher] | None = None,
-        pieces: Pieces | None = None,
+        pieces: ReadSize | None = None,
         polling: Polling | None = Polling(),  # noqa: B008 - a value that cannot change
         release: Callable[[], None] | None = None,
         clock: Clock = CLOCK,
@@ -75,7 +75,7 @@ class LogTopic(Closing):
             if publishers is None
             else tuple(publishers)
         )
-        self._pieces = pieces or Pieces()
+        self._pieces = pieces or ReadSize()
         self._polling = polling
         self._release = release
         self._clock = clock

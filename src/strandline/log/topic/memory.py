@@ -20,7 +20,7 @@ _TAKEN: Final = 4096
 
 
 @dataclass(slots=True)
-class _Partition:
+class _RetainedMessages:
     """The retained messages of a partition; ``first`` is the offset of the first one."""
 
     first: int = 0
@@ -50,7 +50,7 @@ class MemoryTopic:
         self.topic_id: Final = chance.uuid()
         """Identifies the topic."""
         self.partition_count = check_count(partition_count)
-        self._partitions = tuple(_Partition() for _ in range(partition_count))
+        self._partitions = tuple(_RetainedMessages() for _ in range(partition_count))
         # One lock for all: only references are moved under it.
         self._lock = threading.Lock()
         self._subscriptions: set[MemoryTopicSubscription] = set()
@@ -114,7 +114,7 @@ class MemoryTopic:
         for subscription in subscriptions:
             subscription.close()
 
-    def _partition(self, partition: int) -> _Partition:
+    def _partition(self, partition: int) -> _RetainedMessages:
         return self._partitions[check_partition(partition, len(self._partitions))]
 
 
@@ -125,7 +125,10 @@ class MemoryTopicSubscription:
     """Positions in a memory topic: it holds no messages. One thread takes, any thread closes."""
 
     def __init__(
-        self, partitions: tuple[_Partition, ...], lock: threading.Lock, subscriptions: set[MemoryTopicSubscription]
+        self,
+        partitions: tuple[_RetainedMessages, ...],
+        lock: threading.Lock,
+        subscriptions: set[MemoryTopicSubscription],
     ) -> None:
         """Use :meth:`MemoryTopic.subscribe`."""
         self._partitions = partitions

@@ -30,7 +30,7 @@ _COLUMNS: Final = ("offset", "value")
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class ReadSize:
     """How a log is read: in pieces of so many batches and stored bytes, at least one batch, by so many threads."""
 
     batches: int = 64
@@ -79,7 +79,7 @@ class LogTopicSubscription:
         self,
         logs: Sequence[Log],
         *,
-        pieces: Pieces,
+        pieces: ReadSize,
         polling: Polling | None,
         closed: Callable[[LogTopicSubscription], None],
         clock: Clock,

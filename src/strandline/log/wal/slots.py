@@ -94,8 +94,8 @@ class WalSlots(SlotTable):
         with self._lock:
             return trimming.proven(self._slots.values(), self._copied())
 
-    def _copied(self) -> trimming.Copied:
-        return trimming.Copied(
+    def _copied(self) -> trimming.ColdTierProof:
+        return trimming.ColdTierProof(
             self._retained(),
             lambda: exists(f"{self._folder}/{COLD_FILE}", disk=self._disk),
             lambda at: self._cursor_at(at).fingerprint,

@@ -293,7 +293,7 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class CallerRights:
     """The caller of one call; None if the node requires no authentication."""
 
     grant: Grant | None

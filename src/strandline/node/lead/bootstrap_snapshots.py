@@ -14,7 +14,7 @@ from strandline.model.addresses import BOOTSTRAP_SUFFIX
 from strandline.model.cursor import Cursor
 from strandline.model.retention import SlotState
 from strandline.model.snapshot import Snapshot
-from strandline.node.messages import Chunk, SnapshotOffer
+from strandline.node.messages import SnapshotChunk, SnapshotOffer
 from strandline.node.node_folder import SNAPSHOTS, NodeFolder
 from strandline.snapshots.sealed import DATA, MANIFEST, check_snapshot, next_number, numbered
 
@@ -116,7 +116,7 @@ class BootstrapSnapshots:
                 self._node_folder.disk.remove_folder(f"{folder}/{row.name}")
         return taken
 
-    def chunks(self, replica: str, name: str, path: str, offset: int) -> Iterator[Chunk]:
+    def chunks(self, replica: str, name: str, path: str, offset: int) -> Iterator[SnapshotChunk]:
         """A file of the replica's snapshot from a byte on, in chunks with checksums."""
         kept = self._snapshots.get(replica)
         if kept is None or _name(kept) != name:
@@ -124,7 +124,7 @@ class BootstrapSnapshots:
         if all(file.path != path for file in kept.files) or offset < 0:
             raise NotFound(f"The snapshot {name!r} has no file {path!r}: its manifest lists what it has.")
         while data := self._node_folder.disk.read(f"{kept.folder}/{DATA}/{path}", offset, CHUNK_BYTES):
-            yield Chunk(offset, data, crc32c(data))
+            yield SnapshotChunk(offset, data, crc32c(data))
             offset += len(data)
 
     def touch(self, replica: str) -> None:

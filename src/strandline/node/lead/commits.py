@@ -17,7 +17,7 @@ from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor
 from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.policies import CommitPolicy, Local
-from strandline.node.messages import Commit, NotRequired, Outcome, Reached, TimedOut
+from strandline.node.messages import Commit, CommitOutcome, NotRequired, Reached, TimedOut
 from strandline.storage.clock import Clock
 from strandline.storage.metrics import COMMITS
 
@@ -194,7 +194,7 @@ class CommitHandle:
 
     def result(self, timeout: Timeout) -> Commit:
         """Block until the records are durable here, and until the policy is satisfied or the timeout is over."""
-        outcome: Outcome = NotRequired()
+        outcome: CommitOutcome = NotRequired()
         if not isinstance(self._policy, Local):
             deadline = self._clock.monotonic() + timeout
             if self._handle.first is None or not self._handle.is_driven or self._is_alone:
@@ -218,7 +218,7 @@ class CommitHandle:
         term = self._leadership.term if upto > self._term_start else self._log.term_at(upto - 1) or 0
         return Cursor(self._log.log_id, upto, term)
 
-    def _wait(self, deadline: float, timeout: float) -> Outcome:
+    def _wait(self, deadline: float, timeout: float) -> CommitOutcome:
         waiter = self._commits.wait(self._policy, self._upto(), deadline - self._clock.monotonic())
         reached = waiter.reached
         return Reached(reached) if waiter.done else TimedOut(reached, str(self._policy), timeout)

@@ -35,12 +35,12 @@ from strandline.node.lead.replicas import ReplicaProgress, ReplicaRegistry, Repl
 from strandline.node.messages import (
     Acknowledgement,
     Caller,
-    Chunk,
     Commit,
     Handover,
     Member,
     Registration,
     Resume,
+    SnapshotChunk,
     SnapshotOffer,
     Topology,
 )
@@ -353,7 +353,7 @@ class PrimaryRole:
         self.replicas.bootstraps(caller.name)
         return self._bootstrap_snapshots.begin(caller.name, kind)
 
-    def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[Chunk]:
+    def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[SnapshotChunk]:
         """A file of a snapshot from a byte on."""
         self._check_term(caller)
         self._bootstrap_snapshots.touch(caller.name)

@@ -15,8 +15,8 @@ from strandline.errors import InvalidInput, StrandlineError
 from strandline.followers.committer import SinkCommitter, begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching
+from strandline.followers.job_descriptions import pipeline_name
 from strandline.followers.run import Arriving, Follower
-from strandline.followers.titles import pipeline_name
 from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.lag import lag_of
 from strandline.model.arguments import Positive, anything, checked

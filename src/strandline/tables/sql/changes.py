@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from strandline.errors import BadRecord
 from strandline.model.records import Op
 from strandline.tables.bad_records import BadShare, first_bad, refused
-from strandline.tables.kinds import RAW_LATEST, Names, merge_latest, newest_per_key, table_schema, taken_rows
+from strandline.tables.kinds import RAW_LATEST, ColumnNames, merge_latest, newest_per_key, table_schema, taken_rows
 from strandline.tables.shape import BAD_SCHEMA, ShapedRows, TableShape
 from strandline.tables.sql.columns import AlteredColumns, TypeOf, altered
 from strandline.values.schema.evolution import conform_columns
@@ -25,7 +25,7 @@ class SoftDeletes:
     A purge removes their values, too.
     """
 
-    names: Names
+    names: ColumnNames
     marks: pa.Table
     """The columns ``key``, ``offset``, ``timestamp`` and ``purged``."""
 
@@ -51,7 +51,7 @@ class TableChanges:
     soft: SoftDeletes | None = None
 
 
-class Columns(Protocol):
+class ColumnRules(Protocol):
     """What columns and values a database can have."""
 
     @property
@@ -70,7 +70,7 @@ class ChangePlanner:
     """Plans the changes of ranges; pure."""
 
     shape: TableShape
-    database: Columns
+    database: ColumnRules
     bad_share: BadShare
     has_dead_letters: bool
 

@@ -9,11 +9,11 @@ from typing import Protocol
 import pyarrow as pa
 
 from strandline.tables.comparison import RowDifferences
-from strandline.tables.sql.changes import Columns, TableChanges
+from strandline.tables.sql.changes import ColumnRules, TableChanges
 from strandline.tables.sql.state import CursorRow, SeenTable
 
 
-class Session(Protocol):
+class SqlTransaction(Protocol):
     """A transaction that writes. Nothing of it is visible, or holds a lock that others need, before :meth:`lock`."""
 
     def stage(self, changes: TableChanges) -> None:
@@ -59,16 +59,16 @@ class Session(Protocol):
         """Replace the cursor row; False if it is not ``before`` any more. None: there was no table."""
 
 
-class Database(Columns, Protocol):
+class Database(ColumnRules, Protocol):
     """A database with one followed table."""
 
     def look(self) -> SeenTable:
         """The table as it is now."""
 
-    def reading(self) -> AbstractContextManager[Session]:
+    def reading(self) -> AbstractContextManager[SqlTransaction]:
         """A transaction that sees one state of all tables, and changes none."""
 
-    def writing(self, *, is_long: bool = False) -> AbstractContextManager[Session]:
+    def writing(self, *, is_long: bool = False) -> AbstractContextManager[SqlTransaction]:
         """A transaction, committed durably at the end of the block, and rolled back if that raises.
 
         ``is_long``: the follower may be silent for longer than a commit takes.

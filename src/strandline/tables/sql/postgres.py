@@ -17,7 +17,7 @@ from strandline.tables.logged import Value, fixed
 from strandline.tables.shape import TableShape, as_key
 from strandline.tables.sql.columns import DEAD_LETTERS, TypeOf, as_json, check_names, is_nested
 from strandline.tables.sql.copy_format import EPOCH_DAYS, EPOCH_MICROSECONDS
-from strandline.tables.sql.postgres_session import PostgresSession, psycopg_library
+from strandline.tables.sql.postgres_transaction import PostgresTransaction, psycopg_library
 from strandline.tables.sql.postgres_types import postgres_type
 from strandline.tables.sql.sink import SqlSink
 from strandline.tables.sql.state import SeenTable
@@ -145,34 +145,34 @@ class PostgresDatabase:
 
     def look(self) -> SeenTable:
         """The table as it is now."""
-        with self._transaction() as session:
-            return session.look()
+        with self._transaction() as transaction:
+            return transaction.look()
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[PostgresSession]:
+    def reading(self) -> Iterator[PostgresTransaction]:
         """A transaction that sees one state of all tables."""
-        with self._transaction() as session:
-            session.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            yield session
+        with self._transaction() as transaction:
+            transaction.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            yield transaction
 
     @contextlib.contextmanager
-    def writing(self, *, is_long: bool = False) -> Iterator[PostgresSession]:
+    def writing(self, *, is_long: bool = False) -> Iterator[PostgresTransaction]:
         """A transaction, whose commit is on the server's disk when the block has ended."""
-        with self._transaction() as session:
-            session.run(
+        with self._transaction() as transaction:
+            transaction.run(
                 "SELECT set_config('synchronous_commit', 'on', true) "
                 "WHERE current_setting('synchronous_commit') = 'off'"
             )
-            session.run(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
-            session.run(f"SET LOCAL idle_in_transaction_session_timeout = '{0 if is_long else IDLE_SECONDS}s'")
-            yield session
+            transaction.run(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
+            transaction.run(f"SET LOCAL idle_in_transaction_session_timeout = '{0 if is_long else IDLE_SECONDS}s'")
+            yield transaction
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[PostgresSession]:
+    def _transaction(self) -> Iterator[PostgresTransaction]:
         with self._named_errors():
             connection = self._connected()
             with connection.transaction():
-                yield PostgresSession(connection, self._schema, self._table)
+                yield PostgresTransaction(connection, self._schema, self._table)
 
     def _connected(self) -> psycopg.Connection[Any]:
         connection = self._connection

@@ -41,13 +41,13 @@ class ReplayedSql:
 
     def letters(self) -> OwnLetters:
         """All letters: the table has its own place for them."""
-        with self.database.reading() as session:
-            return OwnLetters(session.letters())
+        with self.database.reading() as transaction:
+            return OwnLetters(transaction.letters())
 
     def pairs(self, offset: str, key: str | None, since: int) -> Iterator[pa.Table]:
         """Offset and key of the rows."""
-        with self.database.reading() as session:
-            found = session.pairs(offset, key, since)
+        with self.database.reading() as transaction:
+            found = transaction.pairs(offset, key, since)
         yield found
 
     def apply(self, changes: LetterChanges | None, done: pa.Array) -> None:
@@ -56,21 +56,21 @@ class ReplayedSql:
         if changes is not None:
             rows = ShapedRows(changes.rows, BAD_SCHEMA.empty_table())
             planned = self.planner.of_rows(rows, self.row.schema)
-        with self.database.writing() as session:
+        with self.database.writing() as transaction:
             if planned is not None:
-                session.stage(planned)
-            session.lock()
-            found = self.expected.proved(session.look(), self.row.cursor.log_id, None)
+                transaction.stage(planned)
+            transaction.lock()
+            found = self.expected.proved(transaction.look(), self.row.cursor.log_id, None)
             if found != self.row:
                 raise Conflict(f"The table {self.expected.where} was committed to while its letters were replayed.")
             if planned is not None:
-                session.alter(planned)
-                session.merge(planned)
+                transaction.alter(planned)
+                transaction.merge(planned)
                 if planned.schema != self.row.schema:
                     wider = replace(self.row, schema=planned.schema, commit_id=str(CHANCE.uuid()))
-                    if not session.store(wider, self.row):
+                    if not transaction.store(wider, self.row):
                         raise self.expected.fenced()
-            session.remove_letters(done.to_pylist())
+            transaction.remove_letters(done.to_pylist())
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ from strandline.tables.shape import TableShape
 from strandline.tables.sql.changes import ChangePlanner, TableChanges
 from strandline.tables.sql.database import Database
 from strandline.tables.sql.replay import replayed_sql
-from strandline.tables.sql.state import CursorRow, Expected, Held, SeenTable
+from strandline.tables.sql.state import CursorRow, Expected, LastCommit, SeenTable
 from strandline.tables.work import Workers
 
 
@@ -76,7 +76,7 @@ class SqlSink:
         )
         self._has_dead_letters = dead_letters
         self._bad_share = BadShare.of(max_bad_share)
-        self._held: Held | None = None
+        self._held: LastCommit | None = None
         self._unanswered: set[str] = set()
         """Numbers of commits whose answers were lost: they may still land."""
         self._lock = threading.Lock()
@@ -141,14 +141,14 @@ class SqlSink:
         For a table that was restored from a dump, or created again on purpose. ``NotFound`` if there is no table, or
         no cursor row of that log.
         """
-        with self._lock, self._database.writing() as session:
-            session.lock()
-            seen = session.look()
+        with self._lock, self._database.writing() as transaction:
+            transaction.lock()
+            seen = transaction.look()
             if seen.identity is None or seen.row is None or seen.row.cursor.log_id != log_id:
                 raise NotFound(f"There is no table {self._expected.where} with a cursor in log {log_id} to adopt.")
             row = replace(seen.row, identity=seen.identity, epoch=seen.row.epoch + 1)
             self._expected.proved(replace(seen, row=row), log_id, None)
-            if not session.store(row, seen.row):
+            if not transaction.store(row, seen.row):
                 raise self._expected.fenced()
             self._held = None
         return row.cursor
@@ -193,8 +193,8 @@ class SqlSink:
     def size(self) -> TableSize:
         """Its size; ``NotFound`` if there is no table. The version is the number of followers that it has had."""
         row = self._existing().row
-        with self._database.reading() as session:
-            rows, size = session.size()
+        with self._database.reading() as transaction:
+            rows, size = transaction.size()
         columns = () if row is None else tuple((field.name, self._database.type_of(field)) for field in row.schema)
         return TableSize(0 if row is None else row.epoch, rows, 0, size, columns)
 
@@ -210,8 +210,8 @@ class SqlSink:
         if row is None:
             raise NotFound(f"The table {self.where} follows no log.")
         changes = self._planner().shaped(records).rows
-        with self._database.reading() as session:
-            return session.compared(folded(self._shape, changes, row.schema))
+        with self._database.reading() as transaction:
+            return transaction.compared(folded(self._shape, changes, row.schema))
 
     def rebuilt(self, log: Log, upto: int, workers: Workers | None = None) -> Cursor:
         """Replace all rows in one transaction; see :func:`~strandline.tables.maintenance.rebuild`.
@@ -227,12 +227,12 @@ class SqlSink:
             beginning = log.cursor_at(self.start())
             spans = log.plan(beginning, Limit(upto=upto))
             end = behind(beginning, spans[-1]) if spans else beginning
-            with self._database.writing(is_long=True) as session:
-                session.lock()
-                found = self._expected.proved(session.look(), log.log_id, None)
+            with self._database.writing(is_long=True) as transaction:
+                transaction.lock()
+                found = self._expected.proved(transaction.look(), log.log_id, None)
                 if found is None or found.start != beginning.next:
                     raise NotFound(f"The table {self.where} was dropped or replaced while it was built again.")
-                session.clear()
+                transaction.clear()
                 planner = self._planner()
                 row, at = found, beginning.next
                 for records in _ranges(spans):
@@ -240,17 +240,17 @@ class SqlSink:
                         raise CorruptData(f"Offset {at} is missing in log {log.log_id}. Nothing was committed.")
                     at += records.num_rows
                     changes = planner.planned(records, row.schema, is_rebuilt=True)
-                    session.stage(changes)
-                    session.alter(changes)
-                    session.merge(changes)
+                    transaction.stage(changes)
+                    transaction.alter(changes)
+                    transaction.merge(changes)
                     if self._has_dead_letters:
                         is_first = row is found
-                        session.put_dead_letters(changes.bad, removed_from=beginning.next if is_first else None)
+                        transaction.put_dead_letters(changes.bad, removed_from=beginning.next if is_first else None)
                     row = replace(row, schema=changes.schema, cursor=end)
                 if at != end.next:
                     raise CorruptData(f"Offset {at} is missing in log {log.log_id}. Nothing was committed.")
                 row = replace(row, cursor=end, epoch=found.epoch + 1, commit_id=str(CHANCE.uuid()))
-                if not session.store(row, found):
+                if not transaction.store(row, found):
                     raise self._expected.fenced()
             self._held = None
         return end
@@ -285,10 +285,10 @@ class SqlSink:
         commit_id = str(CHANCE.uuid())
         row: CursorRow | None = None
         try:
-            with self._database.writing() as session:
-                session.stage(changes)
-                session.lock()
-                seen = session.look()
+            with self._database.writing() as transaction:
+                transaction.stage(changes)
+                transaction.lock()
+                seen = transaction.look()
                 row_now = self._expected.proved(seen, since.log_id, self._held)
                 if row_now != found:
                     if seen.row is not None and seen.row.commit_id in self._unanswered:
@@ -298,18 +298,18 @@ class SqlSink:
                         return False  # a replay of dead letters changed columns
                     raise self._expected.fenced()
                 if found is None:
-                    identity, before = session.create(changes), seen.row
+                    identity, before = transaction.create(changes), seen.row
                     epoch = 1 if before is None else before.epoch + 1
                 else:
                     identity, before = found.identity, found
-                    session.alter(changes)
-                session.merge(changes)
+                    transaction.alter(changes)
+                transaction.merge(changes)
                 if self._has_dead_letters:
-                    session.put_dead_letters(changes.bad, removed_from=since.next if found is None else None)
+                    transaction.put_dead_letters(changes.bad, removed_from=since.next if found is None else None)
                 mine = self._expected
                 start = since.next if found is None else found.start
                 row = CursorRow(mine.name, upto, epoch, identity, mine.mode, changes.schema, start, commit_id)
-                if not session.store(row, before):
+                if not transaction.store(row, before):
                     raise self._expected.fenced()
                 self._unanswered.add(commit_id)
                 if self._held is not None:
@@ -322,7 +322,7 @@ class SqlSink:
         return True
 
     def _hold(self, row: CursorRow) -> None:
-        self._held = Held(row)
+        self._held = LastCommit(row)
         self._unanswered.clear()
 
     def _is_stored(self, commit_id: str) -> bool:

@@ -27,7 +27,7 @@ from strandline.tables.logged import Value, fixed
 from strandline.tables.shape import TableShape, as_key
 from strandline.tables.sql.columns import TypeOf, check_names
 from strandline.tables.sql.sink import SqlSink
-from strandline.tables.sql.sqlite_session import SqliteSession, sqlite_type
+from strandline.tables.sql.sqlite_transaction import SqliteTransaction, sqlite_type
 from strandline.tables.sql.state import NO_TABLE, REMEDY, SeenTable
 
 LOCK_SECONDS: Final = 30.0
@@ -123,17 +123,17 @@ class SqliteDatabase:
             return NO_TABLE
         with self._named_errors(), contextlib.closing(self._connected()) as connection:
             connection.execute("BEGIN")  # one state of all tables
-            return SqliteSession(connection, self._table).look()
+            return SqliteTransaction(connection, self._table).look()
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[SqliteSession]:
+    def reading(self) -> Iterator[SqliteTransaction]:
         """A transaction that sees one state of all tables."""
         with self._named_errors(), contextlib.closing(self._connected()) as connection:
             connection.execute("BEGIN")
-            yield SqliteSession(connection, self._table)
+            yield SqliteTransaction(connection, self._table)
 
     @contextlib.contextmanager
-    def writing(self, *, is_long: bool = False) -> Iterator[SqliteSession]:
+    def writing(self, *, is_long: bool = False) -> Iterator[SqliteTransaction]:
         """A transaction, which is on the disk when the block has ended."""
         del is_long  # a file has no server that ends silent transactions
         is_new = not self._is_there()
@@ -145,9 +145,9 @@ class SqliteDatabase:
                 if is_new:
                     connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
-                session = SqliteSession(connection, self._table)
+                transaction = SqliteTransaction(connection, self._table)
                 try:
-                    yield session
+                    yield transaction
                     connection.execute("COMMIT")
                 finally:
                     if connection.in_transaction:

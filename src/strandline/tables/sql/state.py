@@ -70,7 +70,7 @@ NO_TABLE: Final = SeenTable(None, {}, None)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LastCommit:
     """What a running follower knows of its own last commit."""
 
     row: CursorRow
@@ -90,7 +90,7 @@ class Expected:
     """The column that marks deleted rows, in a table with soft deletes."""
     has_soft_deletes: bool = False
 
-    def proved(self, seen: SeenTable, log_id: UUID, held: Held | None) -> CursorRow | None:
+    def proved(self, seen: SeenTable, log_id: UUID, held: LastCommit | None) -> CursorRow | None:
         """The cursor row of the table, which is the known one and has its columns; None if there is no table yet.
 
         ``Diverged`` if it is another table than the one that the row describes, or follows another log.
@@ -139,7 +139,7 @@ class Expected:
                     "follower cannot write to it: give the column a default, or drop it."
                 )
 
-    def _check_held(self, row: CursorRow, held: Held) -> None:
+    def _check_held(self, row: CursorRow, held: LastCommit) -> None:
         is_own = row.cursor == held.row.cursor or row.commit_id in held.unanswered
         is_moved = not is_own if row.epoch == held.row.epoch else row.epoch < held.row.epoch
         if is_moved or row.cursor.next < held.row.cursor.next:

@@ -30,7 +30,7 @@ from strandline.tier.metadata.cache_tables import (
     sort_key,
     whole,
 )
-from strandline.tier.metadata.columns import GONE, LOW, WIDTH, Columns
+from strandline.tier.metadata.columns import GONE, LOW, WIDTH, SegmentColumns
 from strandline.tier.metadata.lifecycle import Removed
 
 _BLOCK: Final = 1 << 12
@@ -148,7 +148,7 @@ def _segments(
     _require(pc.and_(pc.greater_equal(start, 0), pc.less_equal(start, end)), "a segment ends before it starts")
     _require(pc.greater_equal(column["size"], 0), "a segment has less than no bytes")
     _require(pc.and_(pc.greater_equal(state, 0), pc.less(state, GONE)), "a segment is in no state")
-    columns = Columns()
+    columns = SegmentColumns()
     columns.partition = _numbers("i", partition)
     columns.state = _numbers("b", state)
     columns.no_transaction_index = _numbers("b", column["no_transaction_index"].cast(pa.int8()))
@@ -175,7 +175,7 @@ def _side_by_side(numbers: Sequence[array[int]]) -> array[int]:
     return laid
 
 
-def _ids(columns: Columns, rows: pa.Array) -> dict[str, Any]:
+def _ids(columns: SegmentColumns, rows: pa.Array) -> dict[str, Any]:
     count = len(rows)
     _require(pc.and_(pc.greater_equal(rows, 0), pc.less(rows, count)), "the order of ids has rows that are not there")
     low = pa.Array.from_buffers(pa.uint64(), count, [None, pa.py_buffer(columns.fixed[LOW::WIDTH].tobytes())])
@@ -191,7 +191,9 @@ def _ids(columns: Columns, rows: pa.Array) -> dict[str, Any]:
     return {"ids": _numbers("Q", ids), "id_rows": _numbers("i", rows)}
 
 
-def _stretches(columns: Columns, column: dict[str, pa.Array], highest: tuple[pa.Array, pa.Array]) -> dict[str, Any]:
+def _stretches(
+    columns: SegmentColumns, column: dict[str, pa.Array], highest: tuple[pa.Array, pa.Array]
+) -> dict[str, Any]:
     lists = [column[name] for name in ("terms", "term_starts", "term_answers")]
     counts = pc.list_value_length(lists[0])
     for other in lists[1:]:

@@ -28,7 +28,7 @@ from strandline.tier.metadata.columns import (
     SIZE,
     START,
     WIDTH,
-    Columns,
+    SegmentColumns,
 )
 from strandline.tier.metadata.lifecycle import Removed
 
@@ -92,7 +92,7 @@ class CacheContent:
 
     partitions: Sequence[TopicPartition] = ()
     deletions: Sequence[PartitionDelete | None] = ()
-    columns: Columns = field(default_factory=Columns)
+    columns: SegmentColumns = field(default_factory=SegmentColumns)
     removed: Mapping[SegmentId, Removed] = field(default_factory=dict)
     keys: array[int] = field(default_factory=lambda: array("q"))
     """Of all stretches, sorted."""
@@ -213,7 +213,7 @@ def _segment_table(content: CacheContent, place: pa.Array) -> pa.Table:
     return table.take(rows).set_column(0, SEGMENTS.field("by_id"), by_id)
 
 
-def _fixed(columns: Columns, which: int) -> pa.Array:
+def _fixed(columns: SegmentColumns, which: int) -> pa.Array:
     return _arrow(pa.int64(), columns.fixed[which::WIDTH])
 
 
@@ -225,7 +225,7 @@ def _by_id(content: CacheContent) -> pa.Array:
     return rows.take(pc.sort_indices(_arrow(pa.uint64(), columns.fixed[LOW::WIDTH]).take(rows)))
 
 
-def _custom(columns: Columns) -> pa.Array:
+def _custom(columns: SegmentColumns) -> pa.Array:
     loaded, changed = columns.loaded_custom, columns.changed_custom
     added = len(columns) - len(loaded)
     if not changed:

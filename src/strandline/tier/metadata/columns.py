@@ -28,7 +28,7 @@ _STATES: Final = tuple(SegmentState)
 _FLAGS: Final = (False, True)
 
 
-class Columns:
+class SegmentColumns:
     """The segments by row."""
 
     __slots__ = (

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from typing import Final
 
-from strandline.tier.metadata.columns import END, WIDTH, Columns
+from strandline.tier.metadata.columns import END, WIDTH, SegmentColumns
 
 NONE: Final = -1
 """No stretch."""
@@ -175,7 +175,7 @@ class TermIndex:
 
     def __init__(
         self,
-        columns: Columns,
+        columns: SegmentColumns,
         *,
         highest: int = NONE,
         stretches: array[int] | None = None,

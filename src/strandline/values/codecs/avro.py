@@ -14,7 +14,7 @@ import pyarrow.types as pt
 
 from strandline.errors import InvalidInput, MissingExtra, SchemaRefused
 from strandline.model.arguments import checked
-from strandline.values.codecs.columns import Shape
+from strandline.values.codecs.columns import ColumnShape
 from strandline.values.codecs.registry import open_registry
 from strandline.values.codecs.rows import RowCodec
 from strandline.values.schema.avro_schema import avro_fields, check_writer, missing_default, plain_schema, to_avro
@@ -187,22 +187,24 @@ def _writer(library: Any, own: Any, prefix: bytes | None) -> Callable[[Any], byt
     return encode
 
 
-def _shapes(fields: list[pa.Field]) -> tuple[Shape, ...]:
+def _shapes(fields: list[pa.Field]) -> tuple[ColumnShape, ...]:
     return tuple(_shape(field, itemgetter(field.name)) for field in fields)
 
 
-def _shape(field: pa.Field, get: Callable[[Any], Any]) -> Shape:
+def _shape(field: pa.Field, get: Callable[[Any], Any]) -> ColumnShape:
     kind = field.type
     if pt.is_struct(kind):
-        return Shape(field, get, _shapes(list(kind)), make=_maker(list(kind)))
+        return ColumnShape(field, get, _shapes(list(kind)), make=_maker(list(kind)))
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_map(kind):
-        return Shape(field, get, (_shape(kind.item_field if pt.is_map(kind) else kind.value_field, get),))
+        return ColumnShape(field, get, (_shape(kind.item_field if pt.is_map(kind) else kind.value_field, get),))
     if pt.is_decimal(kind):
         scale = kind.scale
-        return Shape(field, get, load=lambda data: _decimal(data, scale), dump=lambda number: _unscaled(number, scale))
+        return ColumnShape(
+            field, get, load=lambda data: _decimal(data, scale), dump=lambda number: _unscaled(number, scale)
+        )
     if pt.is_temporal(kind):
-        return Shape(field, get, via=pa.int32() if kind.bit_width == pa.int32().bit_width else pa.int64())
-    return Shape(field, get)
+        return ColumnShape(field, get, via=pa.int32() if kind.bit_width == pa.int32().bit_width else pa.int64())
+    return ColumnShape(field, get)
 
 
 def _maker(fields: list[pa.Field]) -> Callable[..., dict[str, Any]]:

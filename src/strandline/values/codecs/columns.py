@@ -35,7 +35,7 @@ _FINER: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ColumnShape:
     """How to build one column: its field, how to take its value out of a row, and the shapes inside it.
 
     Single values that are not null go through ``load``, then become an array of type ``via``, then are cast; without
@@ -45,7 +45,7 @@ class Shape:
 
     field: pa.Field
     get: Getter
-    inside: tuple[Shape, ...] = ()
+    inside: tuple[ColumnShape, ...] = ()
     via: pa.DataType | None = None
     make: Callable[..., Any] = tuple
     load: Getter | None = None
@@ -53,7 +53,7 @@ class Shape:
     finite: bool = False
 
 
-def build_columns(shapes: Sequence[Shape], rows: list[Any], reasons: dict[int, str]) -> list[pa.Array]:
+def build_columns(shapes: Sequence[ColumnShape], rows: list[Any], reasons: dict[int, str]) -> list[pa.Array]:
     """The columns of the rows. Values that do not fit are null, and ``reasons`` gets an entry for their rows."""
     builder = _Builder(reasons)
     return [
@@ -66,7 +66,7 @@ class _Builder:
     def __init__(self, reasons: dict[int, str]) -> None:
         self._reasons = reasons
 
-    def taken(self, shape: Shape, rows: list[Any], path: str, owner: Owner) -> list[Any]:
+    def taken(self, shape: ColumnShape, rows: list[Any], path: str, owner: Owner) -> list[Any]:
         """The field's values in the rows, or structs; some libraries look at a field only when it is asked for."""
         get = shape.get
         try:
@@ -85,7 +85,7 @@ class _Builder:
         if row not in self._reasons:
             self._reasons[row] = printable(reason[:500])[:500].rstrip(".") + "."
 
-    def build(self, shape: Shape, values: list[Any], path: str, owner: Owner) -> pa.Array:
+    def build(self, shape: ColumnShape, values: list[Any], path: str, owner: Owner) -> pa.Array:
         kind = shape.field.type
         if pt.is_struct(kind):
             return self._struct(shape, values, path, owner)
@@ -95,7 +95,7 @@ class _Builder:
             return self._list(shape, values, path, owner)
         return self._leaf(shape, values, path, owner)
 
-    def _struct(self, shape: Shape, values: list[Any], path: str, owner: Owner) -> pa.Array:
+    def _struct(self, shape: ColumnShape, values: list[Any], path: str, owner: Owner) -> pa.Array:
         mask = None
         if None in values:
             mask = pa.array([value is None for value in values], pa.bool_())
@@ -105,7 +105,7 @@ class _Builder:
             children.append(self.build(part, self.taken(part, values, name, owner), name, owner))
         return pa.StructArray.from_arrays(children, fields=list(shape.field.type), mask=mask)
 
-    def _list(self, shape: Shape, values: list[Any], path: str, owner: Owner) -> pa.Array:
+    def _list(self, shape: ColumnShape, values: list[Any], path: str, owner: Owner) -> pa.Array:
         [item] = shape.inside
         large = pt.is_large_list(shape.field.type)
         ends = list(accumulate((0 if value is None else len(value) for value in values), initial=0))
@@ -115,18 +115,18 @@ class _Builder:
         make = pa.LargeListArray if large else pa.ListArray
         return make.from_arrays(offsets, child, type=shape.field.type, mask=_nulls(values))
 
-    def _map(self, shape: Shape, values: list[Any], path: str, owner: Owner) -> pa.Array:
+    def _map(self, shape: ColumnShape, values: list[Any], path: str, owner: Owner) -> pa.Array:
         [item] = shape.inside
         kind = shape.field.type
         ends = list(accumulate((0 if value is None else len(value) for value in values), initial=0))
         inner = _inner(ends, owner)
-        names = Shape(kind.key_field, item.get)
+        names = ColumnShape(kind.key_field, item.get)
         keys = self._leaf(names, list(chain.from_iterable(value for value in values if value)), path, inner, "")
         items = list(chain.from_iterable(value.values() for value in values if value))
         child = self.build(item, items, path + "{}", inner)
         return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), keys, child, type=kind, mask=_nulls(values))
 
-    def _leaf(self, shape: Shape, values: list[Any], path: str, owner: Owner, instead: Any = None) -> pa.Array:
+    def _leaf(self, shape: ColumnShape, values: list[Any], path: str, owner: Owner, instead: Any = None) -> pa.Array:
         try:
             return convert(shape, values)
         except _MISFITS:
@@ -145,7 +145,7 @@ class _Builder:
         except _MISFITS:
             return self._piecewise(shape, fitting, path, owner, instead)
 
-    def _piecewise(self, shape: Shape, values: list[Any], path: str, owner: Owner, instead: Any) -> pa.Array:
+    def _piecewise(self, shape: ColumnShape, values: list[Any], path: str, owner: Owner, instead: Any) -> pa.Array:
         """The column in pieces, by halving, so that a few misfits are found with few conversions."""
         pieces = []
         pending = [values]
@@ -166,7 +166,7 @@ class _Builder:
         return pa.concat_arrays(pieces)
 
 
-def convert(shape: Shape, values: list[Any]) -> pa.Array:  # noqa: PLR0911 - one for each kind of type
+def convert(shape: ColumnShape, values: list[Any]) -> pa.Array:  # noqa: PLR0911 - one for each kind of type
     """A column of single values; raises if any of them does not fit.
 
     Timestamps and times that are finer than the column's unit are cut off.

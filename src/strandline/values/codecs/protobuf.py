@@ -11,7 +11,7 @@ import pyarrow.types as pt
 
 from strandline.errors import InvalidInput, MissingExtra, SchemaRefused
 from strandline.model.arguments import checked
-from strandline.values.codecs.columns import Shape
+from strandline.values.codecs.columns import ColumnShape
 from strandline.values.codecs.rows import RowCodec
 from strandline.values.schema.schemas import MAX_DEPTH, as_schema
 
@@ -194,37 +194,39 @@ def _is_map(field: Any) -> bool:
     return bool(field.is_repeated and field.cpp_type == _MESSAGE and field.message_type.GetOptions().map_entry)
 
 
-def _shapes(library: _Library, descriptor: Any, fields: Any) -> tuple[Shape, ...]:
+def _shapes(library: _Library, descriptor: Any, fields: Any) -> tuple[ColumnShape, ...]:
     by_name = descriptor.fields_by_name
     return tuple(_shape(library, by_name[field.name], field) for field in fields)
 
 
-def _shape(library: _Library, described: Any, field: pa.Field) -> Shape:
+def _shape(library: _Library, described: Any, field: pa.Field) -> ColumnShape:
     kind, get = field.type, _getter(described)
     if pt.is_map(kind):
-        return Shape(field, get, (_single_shape(library, described.message_type.fields[1], kind.item_field, get),))
+        return ColumnShape(
+            field, get, (_single_shape(library, described.message_type.fields[1], kind.item_field, get),)
+        )
     if pt.is_list(kind):
-        return Shape(field, get, (_single_shape(library, described, kind.value_field, get),))
+        return ColumnShape(field, get, (_single_shape(library, described, kind.value_field, get),))
     return _single_shape(library, described, field, get)
 
 
-def _single_shape(library: _Library, described: Any, field: pa.Field, get: Callable[[Any], Any]) -> Shape:
+def _single_shape(library: _Library, described: Any, field: pa.Field, get: Callable[[Any], Any]) -> ColumnShape:
     kind = described.message_type
     if described.cpp_type == _ENUM:
         names = {value.number: value.name for value in described.enum_type.values}
         numbers = {value.name: value.number for value in described.enum_type.values}
         # A newer writer may have values that this schema does not name yet: they are their numbers.
-        return Shape(
+        return ColumnShape(
             field, get, load=lambda n: names.get(n) or str(n), dump=lambda t: numbers[t] if t in numbers else int(t)
         )
     if kind is None:
-        return Shape(field, get)
+        return ColumnShape(field, get)
     make = library.maker(kind, kind.fields)
     if kind.full_name == _TIMESTAMP:
-        return Shape(field, get, via=pa.int64(), load=_microseconds, dump=lambda us: make(*_parts(us)))
+        return ColumnShape(field, get, via=pa.int64(), load=_microseconds, dump=lambda us: make(*_parts(us)))
     if kind.full_name in _WRAPPERS:
-        return Shape(field, get, load=attrgetter("value"), dump=make)
-    return Shape(field, get, _shapes(library, kind, field.type), make=library.maker(kind, field.type))
+        return ColumnShape(field, get, load=attrgetter("value"), dump=make)
+    return ColumnShape(field, get, _shapes(library, kind, field.type), make=library.maker(kind, field.type))
 
 
 def _getter(field: Any) -> Callable[[Any], Any]:

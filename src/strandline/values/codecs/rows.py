@@ -15,7 +15,7 @@ import pyarrow.types as pt
 
 from strandline.errors import InvalidInput, StrandlineError, printable
 from strandline.model.arguments import checked
-from strandline.values.codecs.columns import Shape, build_columns, null_rows
+from strandline.values.codecs.columns import ColumnShape, build_columns, null_rows
 from strandline.values.contract import Columns, Decoded, bad_rows, check_values
 from strandline.values.schema.evolution import conform_columns
 from strandline.values.schema.schemas import is_record_class
@@ -35,7 +35,7 @@ class RowCodec:
     name: str = ""
     __slots__ = ("_decode", "_empty", "_encode", "_make", "_schema", "_shapes")
     _schema: pa.Schema
-    _shapes: tuple[Shape, ...]
+    _shapes: tuple[ColumnShape, ...]
     _decode: Callable[[bytes], Any]
     _encode: Callable[[Any], bytes]
     _make: Callable[..., Any]
@@ -178,7 +178,7 @@ def _fields_of(value: Any, path: str) -> Mapping[str, Any]:
     raise InvalidInput(f"The value does not fit the schema: {path} has fields by name, and is not {value!r:.100}.")
 
 
-def python_values(shape: Shape, column: pa.Array) -> list[Any]:
+def python_values(shape: ColumnShape, column: pa.Array) -> list[Any]:
     """The values of a column as their library encodes them; ``InvalidInput`` for one that the encoding lacks."""
     kind = shape.field.type
     if pt.is_struct(kind):
@@ -198,7 +198,7 @@ def python_values(shape: Shape, column: pa.Array) -> list[Any]:
     return _leaf_values(shape, column)
 
 
-def _dict(shape: Shape, names: list[str], items: list[Any]) -> dict[str, Any]:
+def _dict(shape: ColumnShape, names: list[str], items: list[Any]) -> dict[str, Any]:
     made = dict(zip(names, items, strict=True))
     if len(made) < len(names):
         raise InvalidInput(f"The field '{shape.field.name}' has a map with a key twice.")
@@ -212,7 +212,7 @@ def _places(column: pa.Array) -> list[slice | None]:
     return [slice(*ends[row : row + 2]) if valid[row] else None for row in range(len(column))]
 
 
-def _leaf_values(shape: Shape, column: pa.Array) -> list[Any]:
+def _leaf_values(shape: ColumnShape, column: pa.Array) -> list[Any]:
     kind = shape.field.type
     if pt.is_floating(kind) and shape.finite and pc.any(pc.invert(pc.is_finite(column))).as_py():
         raise InvalidInput(f"The field '{shape.field.name}' holds a NaN or an infinity: the encoding has neither.")

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import InvalidInput, MissingExtra, SchemaRefused
-from strandline.values.codecs.columns import Shape
+from strandline.values.codecs.columns import ColumnShape
 from strandline.values.codecs.rows import RowCodec, reason_of
 from strandline.values.schema.schemas import as_schema, leaves
 
@@ -153,20 +153,20 @@ def _is_text(kind: pa.DataType, form: Form) -> bool:
     return bool(form.text_times and pt.is_date(kind))
 
 
-def _shapes(fields: list[pa.Field], row: Any, form: Form) -> tuple[Shape, ...]:
+def _shapes(fields: list[pa.Field], row: Any, form: Form) -> tuple[ColumnShape, ...]:
     return tuple(
         _shape(field, attrgetter(f"c{number}"), row.__annotations__[f"c{number}"], form)
         for number, field in enumerate(fields)
     )
 
 
-def _shape(field: pa.Field, get: Callable[[Any], Any], python: Any, form: Form) -> Shape:
+def _shape(field: pa.Field, get: Callable[[Any], Any], python: Any, form: Form) -> ColumnShape:
     kind = field.type
     if pt.is_struct(kind):
         row = next(part for part in python.__args__ if part is not type(None))
-        return Shape(field, get, _shapes(list(kind), row, form), make=row)
+        return ColumnShape(field, get, _shapes(list(kind), row, form), make=row)
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_map(kind):
         item = kind.item_field if pt.is_map(kind) else kind.value_field
         container = next(part for part in python.__args__ if part is not type(None))
-        return Shape(field, get, (_shape(item, get, container.__args__[-1], form),))
-    return Shape(field, get, via=pa.string() if _is_text(kind, form) else None, finite=not form.any_float)
+        return ColumnShape(field, get, (_shape(item, get, container.__args__[-1], form),))
+    return ColumnShape(field, get, via=pa.string() if _is_text(kind, form) else None, finite=not form.any_float)

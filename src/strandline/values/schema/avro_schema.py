@@ -40,13 +40,13 @@ def avro_fields(schema: Mapping[str, Any]) -> list[pa.Field]:
 
     An enum is a string; a union with null is its other branch, and other unions are refused.
     """
-    kind = _Reader().type_of("", schema, "", 0)
+    kind = _AvroSchemaReader().type_of("", schema, "", 0)
     if not isinstance(kind, pa.StructType):
         raise SchemaRefused("The Avro schema of a value must be a record.")
     return list(kind)
 
 
-class _Reader:
+class _AvroSchemaReader:
     def __init__(self) -> None:
         self._named: dict[str, pa.DataType | None] = {}
 

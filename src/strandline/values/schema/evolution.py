@@ -48,13 +48,13 @@ def evolve(table: pa.Schema, new: pa.Schema) -> Evolution:
     >>> evolution.schema.names, [added.name for added in evolution.added], [wide.name for wide in evolution.widened]
     (['id', 'note', 'vip'], ['vip'], ['id'])
     """
-    changes = _Changes()
+    changes = _SchemaChanges()
     schema = pa.schema(changes.fields("", table, new))
     return Evolution(tuple(changes.added), tuple(changes.widened), schema)
 
 
 @dataclass
-class _Changes:
+class _SchemaChanges:
     added: list[pa.Field] = field(default_factory=list)
     widened: list[pa.Field] = field(default_factory=list)
 

@@ -25,13 +25,13 @@ def json_schema_fields(schema: Mapping[str, Any]) -> list[pa.Field]:
     integers, ``float`` for numbers; ``contentEncoding: base64`` is binary. An object without ``properties`` whose
     ``additionalProperties`` have a schema is a map.
     """
-    kind = _Reader(schema).type_of("", schema, 0)
+    kind = _JsonSchemaReader(schema).type_of("", schema, 0)
     if not isinstance(kind, pa.StructType):
         raise SchemaRefused("The JSON Schema of a value must be of type object, with properties.")
     return list(kind)
 
 
-class _Reader:
+class _JsonSchemaReader:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
 

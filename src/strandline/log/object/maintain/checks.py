@@ -206,8 +206,8 @@ def check_slot(state: SlotState, *, floor: int, end: int, pinned: bool) -> Itera
 
 
 @dataclass(slots=True)
-class Names:
-    """Batch objects of one generation in columns."""
+class GenerationObjects:
+    """Batch objects of one generation, in columns: names, sizes and sequences."""
 
     generation: int
     names: bytearray = field(default_factory=bytearray)
@@ -252,7 +252,7 @@ class GenerationDifference:
     doubled: list[int]
 
 
-def compare(listed: Names, stored: Names) -> GenerationDifference:
+def compare(listed: GenerationObjects, stored: GenerationObjects) -> GenerationDifference:
     """Compare listed and stored objects. Listed names with the sequence -1 need not exist."""
     ours, sizes, sequences = listed.columns()
     theirs, stored_sizes, _ = stored.columns()
@@ -284,7 +284,7 @@ class Inventory:
         self.strangers: list[str] = []
         """Names of objects that are not batch objects of the log."""
         self._store = store
-        self._listed: dict[int, Names] = {}
+        self._listed: dict[int, GenerationObjects] = {}
         self._latest = 0
         self._stored: Iterator[ObjectInfo] | None = None
         self._ahead: ObjectInfo | None = None
@@ -297,7 +297,7 @@ class Inventory:
         generation, identifier = name
         self._latest = max(self._latest, generation)
         if generation not in self._listed:
-            self._listed[generation] = Names(generation)
+            self._listed[generation] = GenerationObjects(generation)
         self._listed[generation].add(identifier, size, sequence)
         return True
 
@@ -313,21 +313,21 @@ class Inventory:
     def _below(self, end: int | None) -> Iterator[GenerationDifference]:
         for stored in self._generations(end):
             yield from self._alone(stored.generation)
-            yield compare(self._listed.pop(stored.generation, Names(stored.generation)), stored)
+            yield compare(self._listed.pop(stored.generation, GenerationObjects(stored.generation)), stored)
         yield from self._alone(end)
 
     def _alone(self, end: int | None) -> Iterator[GenerationDifference]:
         """The generations below ``end`` with listed entries, but no stored object."""
         for generation in sorted(self._listed):
             if end is None or generation < end:
-                yield compare(self._listed.pop(generation), Names(generation))
+                yield compare(self._listed.pop(generation), GenerationObjects(generation))
 
-    def _generations(self, end: int | None) -> Iterator[Names]:
+    def _generations(self, end: int | None) -> Iterator[GenerationObjects]:
         """The stored objects of each generation below ``end``, in order; the listing continues there next time."""
         if self._stored is None:
             self._stored = self._store.list("batches/")
             self._ahead = next(self._stored, None)
-        names: Names | None = None
+        names: GenerationObjects | None = None
         while self._ahead is not None:
             name = batch_name(self._ahead.path)
             if name is None:
@@ -339,7 +339,7 @@ class Inventory:
                 if names is not None and names.generation != generation:
                     yield names
                     names = None
-                names = names or Names(generation)
+                names = names or GenerationObjects(generation)
                 names.add(identifier, self._ahead.size)
             self._ahead = next(self._stored, None)
         if names is not None:

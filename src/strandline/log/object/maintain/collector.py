@@ -49,7 +49,7 @@ from strandline.log.object.slots import Members, SlotKeeper
 from strandline.log.object.staging import FOLDER as STAGED
 from strandline.log.object.staging import KEPT_SECONDS
 from strandline.log.slots import has_expired, invalidate, is_idle, is_suspect, judge, suspect
-from strandline.log.trimming import Copied, proven, retained_first, trim_to
+from strandline.log.trimming import ColdTierProof, proven, retained_first, trim_to
 from strandline.model.cursor import SECOND
 from strandline.model.head import Cut, Entry, Head
 from strandline.model.retention import TIER_SLOT, MaxAge, Retention, SlotLimits, SlotState
@@ -226,7 +226,7 @@ class GarbageCollector:
             before = next(entries_from(head, offset - 1, self.slots.chunks), None)
             return None if before is None else before.fingerprint
 
-        copied = Copied(bounds_of(head), self._is_tiered, fingerprint_at)
+        copied = ColdTierProof(bounds_of(head), self._is_tiered, fingerprint_at)
         return proven(states, copied)
 
     def _is_tiered(self) -> bool:

@@ -173,7 +173,7 @@ class Examined:
 
 
 @dataclass(slots=True)
-class _File:
+class _ScannedFile:
     """Scan result of one file."""
 
     place: JournalPosition
@@ -259,7 +259,7 @@ def _refuse_unfinished(path: str, first: int, stop: Stop, mark: int, side: Mark 
         raise damaged(path, 0, stop.why)
 
 
-def _refuse(path: str, found: _File, mark: int) -> None:
+def _refuse(path: str, found: _ScannedFile, mark: int) -> None:
     """Refuse damage at or below the mark; everything above it is a torn tail."""
     if found.stop.ending is Ending.UNSUPPORTED:
         raise _unsupported(path, found.stop)
@@ -271,7 +271,7 @@ def _unsupported(path: str, stop: Stop) -> UnsupportedVersion:
     return UnsupportedVersion(f"{path} cannot be read from byte {stop.at} on: {stop.why}; nothing was changed.")
 
 
-def _sure(found: _File, mark: int, *, is_begun: bool) -> int:
+def _sure(found: _ScannedFile, mark: int, *, is_begun: bool) -> int:
     """The byte up to which a sync is known to have succeeded: by an index entry, by a later frame, or by the mark."""
     sure = 0
     if found.index.entries:
@@ -284,7 +284,7 @@ def _sure(found: _File, mark: int, *, is_begun: bool) -> int:
     return sure
 
 
-def _examine_file(folder: str, log_id: UUID, first: int, *, disk: Disk) -> _File | Stop:
+def _examine_file(folder: str, log_id: UUID, first: int, *, disk: Disk) -> _ScannedFile | Stop:
     """Scan a file; a ``Stop`` if its first frame is invalid."""
     path = f"{folder}/{data_name(first)}"
     size = disk.size(path)
@@ -322,7 +322,7 @@ def _examine_file(folder: str, log_id: UUID, first: int, *, disk: Disk) -> _File
         for frame in _own(frames_beyond(data[stop.at - indexed :], origin=stop.at), salt):
             mark = max(mark, frame.info.durable)
     forget_silent(place.writers)
-    return _File(place, index, indexed, scan.behind, max(mark, scan.mark), size, stop)
+    return _ScannedFile(place, index, indexed, scan.behind, max(mark, scan.mark), size, stop)
 
 
 class TailScan:

@@ -11,8 +11,8 @@ from strandline.errors import DiskFull, ExpectationFailed, Fenced, LogFailed
 from strandline.log.wal.write.groups import (
     CommitGroup,
     Encoded,
+    GroupOrigin,
     Item,
-    Source,
     ValueRun,
     WalHandle,
     Whole,
@@ -76,7 +76,7 @@ class GroupCommitter(Generic[W]):
         """Held while the files are written."""
         self._turnstile = threading.Lock()
         self._pump = None if settings.background else self.commit_all
-        self._source = Source(self._pump)
+        self._source = GroupOrigin(self._pump)
         self._group = CommitGroup(self._source)
         self._refusal: Callable[[], Exception] | None = None
         self.failed = False

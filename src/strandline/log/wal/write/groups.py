@@ -133,7 +133,7 @@ _LOOK: Final = 1.0
 """Seconds after which a waiting thread checks by itself whether its group is settled."""
 
 
-class Source:
+class GroupOrigin:
     """The origin of groups. Changes here apply to all of its groups."""
 
     __slots__ = ("lost", "pump")
@@ -152,7 +152,7 @@ class Source:
         self.pump, self.lost = refuse, True
 
 
-_NOWHERE: Final = Source()
+_NOWHERE: Final = GroupOrigin()
 
 
 class CommitGroup:
@@ -160,7 +160,7 @@ class CommitGroup:
 
     __slots__ = ("_error", "_futures", "_waiters", "done", "items", "run", "size", "source")
 
-    def __init__(self, source: Source = _NOWHERE) -> None:
+    def __init__(self, source: GroupOrigin = _NOWHERE) -> None:
         self.items: list[Item] = []
         self.run: ValueRun | None = None
         """The last item, if the next single record may join it."""

@@ -24,11 +24,11 @@ from strandline.node.message_json import answer, read_handover, read_resume
 from strandline.node.messages import (
     Acknowledgement,
     Caller,
-    Chunk,
     ElectionReport,
     Handover,
     Registration,
     Resume,
+    SnapshotChunk,
     SnapshotOffer,
     Topology,
 )
@@ -149,7 +149,7 @@ class FlightUpstream(Closing):
             raise CorruptData(f"{url} did not answer with a snapshot: is it a node of this version?") from error
         return SnapshotOffer(answer(offer, url).name("name"), manifest)
 
-    def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[Chunk]:
+    def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[SnapshotChunk]:
         """A file of a snapshot from a byte on. The caller stores the bytes, and checks their checksums."""
         timeout = self._channel.timeout + _FETCHED / _SLOWEST
         while True:
@@ -167,7 +167,7 @@ class FlightUpstream(Closing):
                 return
             offset += received
 
-    def _chunks(self, ticket: bytes, timeout: float) -> Iterator[Chunk]:
+    def _chunks(self, ticket: bytes, timeout: float) -> Iterator[SnapshotChunk]:
         url = self._channel.url
         with asking(url, "a file of a snapshot"):
             reader = self._channel.get(ticket, timeout=timeout)
@@ -265,9 +265,9 @@ def _asked(caller: Caller, **fields: Any) -> dict[str, Any]:
     return {"name": caller.name, "term": caller.term, **fields}
 
 
-def _chunks_in(batch: pa.RecordBatch, url: str) -> Iterator[Chunk]:
+def _chunks_in(batch: pa.RecordBatch, url: str) -> Iterator[SnapshotChunk]:
     if any(column.null_count for column in batch.columns):
         raise CorruptData(f"{url} sent a piece of a snapshot without bytes or checksum: ask again.")
     for row in range(batch.num_rows):
         offset, data, checksum = (column[row].as_py() for column in batch.columns)
-        yield Chunk(offset, data, checksum)
+        yield SnapshotChunk(offset, data, checksum)

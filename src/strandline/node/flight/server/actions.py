@@ -16,7 +16,7 @@ from strandline.log.planning import Fingerprinted, SpanWithTerm
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.head import WriterId
 from strandline.model.json_values import fingerprint_text
-from strandline.node.flight.security import Role, Session
+from strandline.node.flight.security import CallerRights, Role
 from strandline.node.message_json import write_handover, write_resume
 from strandline.node.messages import WAIT, Caller, Plan, PlannedSpan
 from strandline.node.services import NodeService
@@ -30,72 +30,72 @@ class Action:
     """An action: one sentence for clients that list actions, and its implementation."""
 
     what: str
-    do: Callable[[NodeService, Session, Fields], list[bytes]]
+    do: Callable[[NodeService, CallerRights, Fields], list[bytes]]
 
 
-def act(served: NodeService, session: Session, name: str, body: bytes) -> list[bytes]:
+def act(served: NodeService, rights: CallerRights, name: str, body: bytes) -> list[bytes]:
     """Run an action; ``InvalidInput`` for an unknown action or unknown fields, ``Fenced`` without the role for it."""
     action = ACTIONS.get(name)
     if action is None:
         raise InvalidInput(f"There is no action {name[:40]!r}; the actions are {', '.join(ACTIONS)}.")
-    return action.do(served, session, Fields.parse(body or b"{}", f"The action {name!r}"))
+    return action.do(served, rights, Fields.parse(body or b"{}", f"The action {name!r}"))
 
 
-def _replica(session: Session, fields: Fields) -> Caller:
-    return session.replica(fields.name("name"), fields.natural("term"))
+def _replica(rights: CallerRights, fields: Fields) -> Caller:
+    return rights.replica(fields.name("name"), fields.natural("term"))
 
 
-def _register(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _register(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "region")
-    return [write_record(served.primary.register(_replica(session, fields), region=fields.maybe_text("region")))]
+    return [write_record(served.primary.register(_replica(rights, fields), region=fields.maybe_text("region")))]
 
 
-def _unregister(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _unregister(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "keep_slot")
-    caller = session.leaving_replica(fields.name("name"), fields.natural("term"))
+    caller = rights.leaving_replica(fields.name("name"), fields.natural("term"))
     served.primary.unregister(caller, keep_slot=fields.flag("keep_slot"))
     return []
 
 
-def _resume(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _resume(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "since")
-    return [write_resume(served.primary.resume(_replica(session, fields), fields.maybe_cursor("since")))]
+    return [write_resume(served.primary.resume(_replica(rights, fields), fields.maybe_cursor("since")))]
 
 
-def _begin_snapshot(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _begin_snapshot(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "kind")
-    offer = served.primary.begin_snapshot(_replica(session, fields), fields.text("kind"))
+    offer = served.primary.begin_snapshot(_replica(rights, fields), fields.text("kind"))
     return [write_fields({"name": offer.name}), offer.manifest]
 
 
-def _end_snapshot(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _end_snapshot(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "cursor")
-    served.primary.end_snapshot(_replica(session, fields), fields.cursor("cursor"))
+    served.primary.end_snapshot(_replica(rights, fields), fields.cursor("cursor"))
     return []
 
 
-def _topology(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _topology(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "term")
-    session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
     caller = Caller(fields.name("name") if "name" in fields else "", fields.maybe_natural("term") or 0)
-    if session.grant is not None and not session.grant.may(Role.REPLICA):
-        caller = Caller(session.grant.name)  # a client cannot report a higher term
+    if rights.grant is not None and not rights.grant.may(Role.REPLICA):
+        caller = Caller(rights.grant.name)  # a client cannot report a higher term
     return [write_record(served.primary.topology(caller))]
 
 
-def _handover(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _handover(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "term")
-    return [write_handover(served.primary.handover(_replica(session, fields)))]
+    return [write_handover(served.primary.handover(_replica(rights, fields)))]
 
 
-def _report(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _report(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "term")
-    return [write_record(served.report(_replica(session, fields)))]
+    return [write_record(served.report(_replica(rights, fields)))]
 
 
-def _bounds(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _bounds(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only()
-    session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
     log = served.reading()
     bounds = log.bounds()
     return [write_fields({"log_id": log.log_id, "first": bounds.first, "next": bounds.next})]
@@ -107,16 +107,16 @@ def wait_of(body: bytes) -> tuple[Cursor, float]:
     return fields.cursor("past"), fields.seconds("seconds")
 
 
-def _wait(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _wait(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     """The end behind which the server has waited."""
     del fields
-    session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
     return [write_fields({"next": served.reading().end().next})]
 
 
-def _plan(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _plan(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("since", "records", "bytes", "batches", "upto")
-    session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
     asked = fields.maybe_natural("batches")
     most = _MOST_SPANS if asked is None else min(asked, _MOST_SPANS)
     limit = Limit(fields.maybe_natural("records"), fields.maybe_natural("bytes"), most, fields.maybe_natural("upto"))
@@ -125,9 +125,9 @@ def _plan(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     planned = tuple(_planned(span) for span in log.plan(fields.cursor("since"), limit))
     ticket = None
     if planned:
-        name = "" if session.grant is None else session.grant.name
+        name = "" if rights.grant is None else rights.grant.name
         ticket = served.tickets.issue(log.log_id, planned[0].first, planned[-1].next, name)
-        if ticket is None and session.grant is not None:
+        if ticket is None and rights.grant is not None:
             raise NotReady("This node does not know the log's key for tickets yet: ask again, or ask another node.")
     return [write_record(Plan(planned, is_whole=len(planned) < most or most == asked, end=end, ticket=ticket))]
 
@@ -138,17 +138,17 @@ def _planned(span: Span) -> PlannedSpan:
     return PlannedSpan(span.first, span.next, span.size, term, fingerprint)
 
 
-def _cursor_at(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _cursor_at(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("offset")
-    session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
     log = served.reading()
     end = log.end().next
     return [write_fields({"cursor": log.cursor_at(fields.natural("offset")), "end": end})]
 
 
-def _offset_at(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _offset_at(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("time")
-    session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
     asked = fields.whole("time")
     try:
         time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=asked)
@@ -159,99 +159,99 @@ def _offset_at(served: NodeService, session: Session, fields: Fields) -> list[by
     return [write_fields({"offset": log.position_of(time), "end": end})]
 
 
-def _last_number(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _last_number(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("writer")
-    session.need(Role.CLIENT, Role.ADMIN)
+    rights.need(Role.CLIENT, Role.ADMIN)
     return [write_fields({"number": served.primary.last_number(WriterId(fields.uuid("writer")))})]
 
 
-def _last_append(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _last_append(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("writer")
-    session.need(Role.CLIENT, Role.ADMIN)
+    rights.need(Role.CLIENT, Role.ADMIN)
     last = served.primary.last_append(WriterId(fields.uuid("writer")))
     return [write_fields({} if last is None else asdict(last))]
 
 
-def _append_at(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _append_at(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("offset")
-    session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
     found = served.append_at(fields.natural("offset"))
     writer, number = found.append or (None, None)
     return [write_fields({"first": found.first, "next": found.next, "writer": writer, "number": number})]
 
 
-def _consumers(served: NodeService, session: Session) -> Slots:
-    session.need(Role.CLIENT, Role.ADMIN)
+def _consumers(served: NodeService, rights: CallerRights) -> Slots:
+    rights.need(Role.CLIENT, Role.ADMIN)
     return served.slots
 
 
-def _slots(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _slots(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only()
-    return [write_fields({"slots": [slot_fields(state) for state in _consumers(served, session).list()]})]
+    return [write_fields({"slots": [slot_fields(state) for state in _consumers(served, rights).list()]})]
 
 
-def _create_slot(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _create_slot(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "position", "lifetime")
     lifetime = fields.seconds("lifetime") if "lifetime" in fields else None
-    created = _consumers(served, session).create(fields.name("name"), fields.natural("position"), lifetime=lifetime)
+    created = _consumers(served, rights).create(fields.name("name"), fields.natural("position"), lifetime=lifetime)
     return [write_fields(slot_fields(created))]
 
 
-def _claim_slot(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _claim_slot(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "holder", "former")
-    slots, name, holder = _consumers(served, session), fields.name("name"), fields.text("holder", longest=256)
+    slots, name, holder = _consumers(served, rights), fields.name("name"), fields.text("holder", longest=256)
     former = fields.maybe_natural("former")
     claimed = slots.claim(name, holder) if former is None else served.primary.slots.resume(name, holder, former)
     return [write_fields({"epoch": claimed.epoch})]
 
 
-def _reset_slot(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _reset_slot(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "position")
-    moved = _consumers(served, session).reset(fields.name("name"), fields.natural("position"))
+    moved = _consumers(served, rights).reset(fields.name("name"), fields.natural("position"))
     return [write_fields(slot_fields(moved))]
 
 
-def _drop_slot(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _drop_slot(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name")
-    _consumers(served, session).drop(fields.name("name"))
+    _consumers(served, rights).drop(fields.name("name"))
     return []
 
 
-def _touch_slot(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _touch_slot(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "epoch")
-    _consumers(served, session).touch(fields.name("name"), fields.natural("epoch"))
+    _consumers(served, rights).touch(fields.name("name"), fields.natural("epoch"))
     return []
 
 
-def _advance_slot(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _advance_slot(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "holder", "epoch", "to")
     holder = fields.text("holder", longest=256)
-    session.need(Role.CLIENT, Role.ADMIN)
+    rights.need(Role.CLIENT, Role.ADMIN)
     served.primary.slots.advance(fields.name("name"), holder, fields.natural("epoch"), fields.cursor("to"))
     return []
 
 
-def _flush_slots(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _flush_slots(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only()
-    _consumers(served, session).flush()
+    _consumers(served, rights).flush()
     return []
 
 
-def _status(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _status(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only()
-    session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
     return [write_record(served.status())]
 
 
-def _promote(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _promote(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("force")
-    session.need(Role.ADMIN)
+    rights.need(Role.ADMIN)
     return [write_record(served.promote(force=fields.flag("force")))]
 
 
-def _rebootstrap(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
+def _rebootstrap(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only()
-    session.need(Role.ADMIN)
+    rights.need(Role.ADMIN)
     served.rebootstrap()
     return []
 

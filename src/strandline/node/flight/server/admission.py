@@ -8,7 +8,7 @@ from typing import Final, final
 
 from strandline.errors import Fenced, InvalidInput
 from strandline.formats.node.ticket import SpanTicket
-from strandline.node.flight.security import Grant, Role, ServerSecurity, Session, ticket_in
+from strandline.node.flight.security import CallerRights, Grant, Role, ServerSecurity, ticket_in
 from strandline.node.flight.server.limits import ActiveCall, CallLimiter, MemoryBudget, ServerLimits
 from strandline.node.flight.server.transport import GrpcCall
 from strandline.node.flight.wire.errors import Unauthenticated
@@ -51,7 +51,7 @@ class Admission:
             yield AdmittedCall(
                 self,
                 call,
-                Session(grant, ticket),
+                CallerRights(grant, ticket),
                 place,
                 self._reserved_for_replicas if is_reserved else self._received,
             )
@@ -90,10 +90,10 @@ class AdmittedCall:
     """An admitted call."""
 
     def __init__(
-        self, admission: Admission, call: GrpcCall, session: Session, place: ActiveCall, received: MemoryBudget
+        self, admission: Admission, call: GrpcCall, rights: CallerRights, place: ActiveCall, received: MemoryBudget
     ) -> None:
         """``received`` is the memory budget for its messages."""
-        self.session = session
+        self.rights = rights
         self.who = place.who or call.address
         self._admission = admission
         self._call = call
@@ -115,7 +115,7 @@ class AdmittedCall:
 
     def named(self, asked: str | None = None) -> None:
         """Count the call for its caller: the name of its credentials, or the name ``asked``, or its address."""
-        grant = self.session.grant
+        grant = self.rights.grant
         if grant is None and asked:
             self.who = asked
         is_reserved = grant is None or grant.may(Role.REPLICA, Role.ADMIN)

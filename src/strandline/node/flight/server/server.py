@@ -236,12 +236,12 @@ class _Service:
         body = action.body.to_pybytes()
         if action.type == WAIT:
             self._wait(admitted, body)
-        for answer in act(self._served, admitted.session, action.type, body):
+        for answer in act(self._served, admitted.rights, action.type, body):
             yield fl.Result(pa.py_buffer(answer)).serialize()
 
     def _wait(self, admitted: AdmittedCall, body: bytes) -> None:
         """Block until there is a record past a cursor, or the time is over."""
-        admitted.session.need(*_EVERYBODY)
+        admitted.rights.need(*_EVERYBODY)
         past, seconds = wait_of(body)
         log, live = self._served.reading(), self._live(admitted)
         deadline = self._clock.monotonic() + min(seconds, self._limits.wait_seconds)
@@ -253,7 +253,7 @@ class _Service:
     def _list_flights(self, admitted: AdmittedCall) -> Iterator[bytes]:
         admitted.first()
         admitted.named()
-        admitted.session.need(*_EVERYBODY)
+        admitted.rights.need(*_EVERYBODY)
         yield self._info(None, ReadTicket())
 
     def _get_flight_info(self, admitted: AdmittedCall) -> Iterator[bytes]:
@@ -266,7 +266,7 @@ class _Service:
     def _descriptor(self, admitted: AdmittedCall) -> Any:
         message = admitted.first()
         admitted.named()
-        admitted.session.need(*_EVERYBODY)
+        admitted.rights.need(*_EVERYBODY)
         return fl.FlightDescriptor.deserialize(check_request(message))
 
     def _info(self, descriptor: Any, ticket: ReadTicket) -> bytes:
@@ -290,7 +290,7 @@ class _Service:
         match decode_ticket(fl.Ticket.deserialize(check_request(admitted.first())).ticket):
             case ReadTicket() as asked:
                 admitted.named()
-                admitted.session.need_to_read(asked)
+                admitted.rights.need_to_read(asked)
 
                 def hold(size: int) -> AbstractContextManager[None]:
                     return self._read.waited_for(admitted.who, size, _READ_PATIENCE)
@@ -314,7 +314,7 @@ class _Service:
     def _do_put(self, admitted: AdmittedCall) -> Iterator[bytes]:
         first = read_flight_data(admitted.first())
         admitted.named()
-        admitted.session.need(Role.CLIENT, Role.ADMIN)
+        admitted.rights.need(Role.CLIENT, Role.ADMIN)
         command = read_command(_command(first.descriptor), self._limits)
         with self._appended.held_by(admitted.who) as hold:
             records = collect(first, self._in_time(admitted.receive), self._limits, hold)
@@ -370,7 +370,7 @@ class _Service:
     def _receive_acks(self, admitted: AdmittedCall, name: str) -> Iterator[bytes]:
         """Acknowledgements of one replica over one stream: separate calls cost twice as much."""
         where = f"replica {name!r}"
-        admitted.session.replica(name, 0)  # before it takes memory that is reserved for replicas
+        admitted.rights.replica(name, 0)  # before it takes memory that is reserved for replicas
         caller = Caller(name, -1)
         with admitted.reporting():
             while (message := admitted.receive_report()) is not None:
@@ -381,7 +381,7 @@ class _Service:
                 advance = decode_advance(bytes(report), where)
                 progress = ReplicaProgress(advance.applied, advance.durable, advance.apply_errors, advance.divergences)
                 if caller.term != advance.term:
-                    caller = admitted.session.replica(name, advance.term)
+                    caller = admitted.rights.replica(name, advance.term)
                 answer = self._answer(caller, progress, is_wanted=advance.is_answered)
                 if answer is not None:
                     yield write_flight_data(b"", metadata=answer)
@@ -397,7 +397,7 @@ class _Service:
 
 def _replica(admitted: AdmittedCall, asked: FeedTicket | FileTicket) -> Caller:
     admitted.named(asked.replica)
-    return admitted.session.replica(asked.replica, asked.term)
+    return admitted.rights.replica(asked.replica, asked.term)
 
 
 def _command(descriptor: bytes | memoryview) -> bytes:

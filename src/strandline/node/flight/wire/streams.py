@@ -39,15 +39,15 @@ CHUNK_SCHEMA: Final = pa.schema(
 )
 """A chunk of a snapshot's file: its offset, its bytes, and their CRC32C."""
 
-Part: TypeAlias = tuple[memoryview, bytes]
+RecordMessage: TypeAlias = tuple[memoryview, bytes]
 """Records as an Arrow message, encoded once, and their note."""
-Word: TypeAlias = tuple[None, bytes]
+NoteMessage: TypeAlias = tuple[None, bytes]
 """A note without records."""
 Live: TypeAlias = Callable[[], bool]
 """Whether the stream is still wanted. Raises if the node is stopping."""
 
 
-Hold: TypeAlias = Callable[[int], contextlib.AbstractContextManager[object]]
+ReserveMemory: TypeAlias = Callable[[int], contextlib.AbstractContextManager[object]]
 """Reserves memory during a block; may wait, and raise ``Overloaded``."""
 
 
@@ -81,8 +81,8 @@ def reading(
     ticket: ReadTicket,
     live: Live,
     timer: HeartbeatTimer,
-    hold: Hold = lambda _: contextlib.nullcontext(),
-) -> Generator[Part, None, None]:
+    hold: ReserveMemory = lambda _: contextlib.nullcontext(),
+) -> Generator[RecordMessage, None, None]:
     """Records with their offsets up to the watermark; with ``follow`` also what is committed later.
 
     An idle stream sends an empty batch per heartbeat interval. Memory for a batch is held until it was sent.
@@ -131,8 +131,8 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def feeding(
-    primary: PrimaryApi, ticket: FeedTicket, caller: Caller, live: Live, timer: HeartbeatTimer, hold: Hold
-) -> Generator[Part | Word, None, None]:
+    primary: PrimaryApi, ticket: FeedTicket, caller: Caller, live: Live, timer: HeartbeatTimer, hold: ReserveMemory
+) -> Generator[RecordMessage | NoteMessage, None, None]:
     """Log batches without an end, and heartbeats: when there are no batches, and whenever the heartbeat has changed.
 
     Memory for a batch is reserved before it is read, and held until it was sent.
@@ -171,7 +171,7 @@ def next_turn(turn: float, last_heartbeat: Heartbeat | None, *, is_news: bool) -
     return SOON if is_news else min(TURN, 2 * turn)
 
 
-def parts(batch: LogBatch, heartbeat: Heartbeat | None) -> Generator[Part, None, None]:
+def parts(batch: LogBatch, heartbeat: Heartbeat | None) -> Generator[RecordMessage, None, None]:
     """A log batch on the wire: its Arrow batches one after another, each with its note."""
     word = NO_HEARTBEAT if heartbeat is None else heartbeat
     left = count = batch.count

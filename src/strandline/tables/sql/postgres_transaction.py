@@ -25,8 +25,8 @@ _LOCK_KEY: Final = 0x7374726E  # this package's advisory locks
 
 
 @dataclass(slots=True)
-class PostgresSession:
-    """One transaction; see :class:`~strandline.tables.sql.sink.Session`."""
+class PostgresTransaction:
+    """One transaction; see :class:`~strandline.tables.sql.database.SqlTransaction`."""
 
     connection: psycopg.Connection[Any]
     schema: str

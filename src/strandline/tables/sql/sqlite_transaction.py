@@ -51,8 +51,8 @@ def sqlite_type(field: pa.Field) -> str:
 
 
 @dataclass(slots=True)
-class SqliteSession:
-    """One transaction; see :class:`~strandline.tables.sql.sink.Session`."""
+class SqliteTransaction:
+    """One transaction; see :class:`~strandline.tables.sql.database.SqlTransaction`."""
 
     connection: sqlite3.Connection
     table: str

@@ -17,7 +17,7 @@ _CHUNK_ROWS: Final = 65_536
 
 
 @dataclass(slots=True)
-class Tally:
+class InputCount:
     """Counts what a worker is given, in the order of offsets; the driver finds holes by the counts."""
 
     first: int = 0
