@@ -20,7 +20,7 @@ import pyarrow as pa
 
 import strandline as sl
 from benchmarks.harness import Result, in_turns, scratch, show
-from strandline.log.planning import joined, pack
+from strandline.log.read.planning import joined, pack
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Cursor, Span
 from strandline.model.records import Op, record_batch

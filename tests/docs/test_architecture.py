@@ -34,4 +34,4 @@ def test_every_module_and_test_that_is_named_exists() -> None:
 
 def test_every_module_is_in_a_package_that_can_be_read_in_an_afternoon() -> None:
     for folder in sorted({path.parent for path in PACKAGE.rglob("*.py")}):
-        assert len(list(folder.glob("*.py"))) <= 22, folder
+        assert len(list(folder.glob("*.py"))) <= 16, folder

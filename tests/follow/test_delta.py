@@ -15,8 +15,8 @@ from strandline.model.records import READ_SCHEMA, Op
 from strandline.storage.disk import LocalDisk
 from strandline.tables.delta.sink import DeltaSink
 from strandline.tables.delta.table import FollowedDelta
-from strandline.tables.kinds import RAW, in_offset_order, newest_per_key
-from strandline.tables.part import TablePart
+from strandline.tables.files.part import TablePart
+from strandline.tables.rows.kinds import RAW, in_offset_order, newest_per_key
 from strandline.testing.sinks import DELETE, LOG, changes
 from strandline.testing.tables import TableContract
 

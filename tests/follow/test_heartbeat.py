@@ -11,9 +11,9 @@ import pytest
 import strandline as sl
 from strandline.errors import Fenced, TransientStorageError
 from strandline.followers.run import follow
-from strandline.log import heartbeat
-from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.object.log import ObjectLog, open_log
+from strandline.log.slots import heartbeat
+from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import SECOND, Cursor
 from strandline.model.retention import SlotLimits
 from strandline.testing.clock import ManualClock

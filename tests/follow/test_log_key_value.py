@@ -40,7 +40,7 @@ from strandline.kv.log import LogKeyValue
 from strandline.log.contract import Log
 from strandline.log.memory import MemoryLog
 from strandline.log.object import open_log
-from strandline.log.writers import MAX_WRITERS
+from strandline.log.writers.numbered import MAX_WRITERS
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.keyed import EVERYTHING, Prefix, Update, Updates

@@ -14,10 +14,10 @@ import strandline as sl
 from strandline.errors import Fenced
 from strandline.followers.committer import begin
 from strandline.followers.run import follow
-from strandline.log import heartbeat
-from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.object.slots import SlotKeeper
+from strandline.log.slots import heartbeat
+from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import SECOND
 from strandline.model.retention import NEWCOMER_SECONDS, Consumed, SlotLimits, SlotState

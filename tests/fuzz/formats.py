@@ -91,7 +91,7 @@ from strandline.formats.wal.frame import (
 from strandline.formats.wal.index import IndexEntry, decode_index, encode_entry, index_lead, new_chain
 from strandline.formats.wal.mark import Mark, decode_mark, encode_mark
 from strandline.log.contract import Receipt
-from strandline.log.resume import Cause, FullRebootstrap, PartialResync
+from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.model.cursor import Cursor
 from strandline.model.head import MetadataRange, QueueManifest, WriterState
 from strandline.model.node import Heartbeat, NodeState, Peer, Trouble

@@ -128,9 +128,13 @@ def contracts_over(package: Path) -> subprocess.CompletedProcess[str]:
 
 
 def make_believe(folder: Path, files: dict[str, str]) -> Path:
-    rooms = ("model", "formats", "storage", "log", "followers", "spark", "cli", "testing")
-    empty = {f"strandline/{room}/__init__.py": "" for room in rooms}
-    skeleton = {"strandline/__init__.py": "", "pyspark_strandline/__init__.py": "", **empty}
+    rooms = ("model", "formats", "storage", "log", "tables", "followers", "spark", "cli", "testing")
+    parts = ("object", "wal", "queue", "topic", "read", "slots", "writers", "produce")
+    folders = [*rooms, *(f"log/{part}" for part in parts), "tables/maintain"]
+    folders += [f"tables/{part}" for part in ("delta", "iceberg", "sql", "files", "rows")]
+    empty = {f"strandline/{folder}/__init__.py": "" for folder in folders}
+    modules = {f"strandline/tables/maintain/{name}.py": "" for name in ("operations", "opening")}
+    skeleton = {"strandline/__init__.py": "", "pyspark_strandline/__init__.py": "", **empty, **modules}
     for name, text in {**skeleton, **files}.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -178,6 +182,25 @@ def test_imports_that_go_down_the_house_are_fine(tmp_path: Path) -> None:
 )
 def test_an_import_against_the_direction_is_caught(room: str, imports: str, tmp_path: Path) -> None:
     package = make_believe(tmp_path, {f"strandline/{room}/__init__.py": f"import {imports}\n"})
+    done = contracts_over(package)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "BROKEN" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("part", "imports"),
+    some(
+        [
+            ("log/wal", "log.object"),
+            ("log/slots", "log.wal"),
+            ("tables/rows", "tables.files"),
+            ("tables/delta", "tables.sql"),
+        ],
+        2,
+    ),
+)
+def test_an_import_between_parts_of_a_room_is_caught(part: str, imports: str, tmp_path: Path) -> None:
+    package = make_believe(tmp_path, {f"strandline/{part}/__init__.py": f"import strandline.{imports}\n"})
     done = contracts_over(package)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "BROKEN" in done.stdout

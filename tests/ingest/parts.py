@@ -12,8 +12,8 @@ import pyarrow as pa
 
 import strandline as sl
 from strandline.log.memory import MemoryLog
-from strandline.log.source_writers import source_writer
 from strandline.log.wal.log import WalLog
+from strandline.log.writers.source import source_writer
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, record_batch
 

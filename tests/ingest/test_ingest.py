@@ -28,10 +28,10 @@ from strandline.log.memory import MemoryLog
 from strandline.log.object.head.edits import SPILL_AT
 from strandline.log.object.log import open_log
 from strandline.log.object.maintain.verify import ObjectLogVerifier
-from strandline.log.source_writers import advancing, source_writer
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.recover.rewind import rewind
-from strandline.log.writers import MAX_SOURCES, MAX_WRITERS
+from strandline.log.writers.numbered import MAX_SOURCES, MAX_WRITERS
+from strandline.log.writers.source import advancing, source_writer
 from strandline.model.cursor import Bounds
 from strandline.model.head import Head, WriterId
 from strandline.model.records import record_batch

@@ -21,7 +21,7 @@ from strandline.log.object.head.edits import (
 )
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.object.maintain.verify import ObjectLogVerifier
-from strandline.log.slots import has_expired, is_idle, is_suspect, seen, suspect
+from strandline.log.slots.rules import has_expired, is_idle, is_suspect, seen, suspect
 from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.head import Head, WriterId
 from strandline.model.records import record_batch

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from strandline.compat.v1 import edits
-from strandline.log import slots as rules
 from strandline.log.queue.log_queue import OwnQueue
+from strandline.log.slots import rules
 from strandline.model.head import QueueManifest
 from strandline.model.retention import SlotState
 from tests.cases import sampled

@@ -37,8 +37,8 @@ from strandline.log.object.head.edits import (
     unlist_slot,
 )
 from strandline.log.object.head.index import chunk_path, entries_from
-from strandline.log.planning import plan_entries
-from strandline.log.writers import MAX_WRITERS
+from strandline.log.read.planning import plan_entries
+from strandline.log.writers.numbered import MAX_WRITERS
 from strandline.model.cursor import Bounds, Limit
 from strandline.model.head import ChunkRef, Entry, Head, Pin, WriterId
 from strandline.model.stamp import OpId, Stamped

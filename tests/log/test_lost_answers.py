@@ -18,7 +18,7 @@ from strandline.errors import (
 )
 from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, open_log
-from strandline.log.writers import MAX_WRITERS
+from strandline.log.writers.numbered import MAX_WRITERS
 from strandline.model.cursor import Bounds
 from strandline.model.stamp import REMEMBERED
 from strandline.storage.store import ObjectStore

@@ -17,7 +17,7 @@ from strandline.errors import (
 )
 from strandline.log.contract import Receipt
 from strandline.log.memory import MemoryLog
-from strandline.log.writers import InDoubt, NumberedWriter, Refused
+from strandline.log.writers.numbered import InDoubt, NumberedWriter, Refused
 from strandline.model.records import Op, record_batch
 from strandline.storage.clock import CHANCE
 from strandline.storage.retry import Backoff

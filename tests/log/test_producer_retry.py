@@ -20,7 +20,7 @@ from strandline.errors import (
 )
 from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
-from strandline.log.writers import MAX_WRITERS
+from strandline.log.writers.numbered import MAX_WRITERS
 from strandline.model.cursor import Bounds
 from strandline.model.head import WriterId
 from strandline.testing.clock import ManualClock, SeededChance

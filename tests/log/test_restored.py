@@ -21,7 +21,7 @@ from strandline.followers.stores.append_log import AppendLogStore
 from strandline.followers.stores.state import MemoryStore
 from strandline.kv.log import LogKeyValue
 from strandline.log.object import open_log
-from strandline.log.planning import behind
+from strandline.log.read.planning import behind
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.recover.rewind import rewind
 from strandline.model.cursor import Cursor

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from strandline.errors import Diverged
-from strandline.log.resume import Cause, FullRebootstrap, PartialResync, plan_resume
+from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync, plan_resume
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.retention import Invalidation, InvalidReason, SlotState
 

@@ -16,7 +16,7 @@ from strandline.log.object import ObjectLog, open_log
 from strandline.log.object.head.edits import BatchListing
 from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.log.object.staging import FOLDER, KEPT_SECONDS, MOST_BATCHES, StagedAppend
-from strandline.log.source_writers import source_writer
+from strandline.log.writers.source import source_writer
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
 from strandline.storage.store import ObjectStore

@@ -13,9 +13,9 @@ from strandline.log.object.head import edits
 from strandline.log.object.log import open_log
 from strandline.log.object.maintain.slot_lag import slot_lags, trim_end
 from strandline.log.object.maintain.verify import ObjectLogVerifier
-from strandline.log.planning import Gathering
-from strandline.log.slots import check_position
-from strandline.log.trimming import floor, outrun, retained_first, trim_floor
+from strandline.log.read.planning import Gathering
+from strandline.log.slots.rules import check_position
+from strandline.log.slots.trimming import floor, outrun, retained_first, trim_floor
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import NO_LIMIT, Bounds, Limit
 from strandline.model.retention import (

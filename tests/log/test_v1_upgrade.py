@@ -12,9 +12,9 @@ import pytest
 from strandline.compat.v1.format import encode_manifest
 from strandline.compat.v1.upgrade import UpgradeProgress, upgrade
 from strandline.errors import CorruptData, Diverged, NotFound, OutcomeUnknown, TransientStorageError
-from strandline.log import writers
 from strandline.log.object import ObjectLog, open_log
 from strandline.log.object.head import edits
+from strandline.log.writers import numbered as writers
 from strandline.model.head import MetadataRange, QueueEntry, QueueManifest, WriterId
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore

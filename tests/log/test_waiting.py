@@ -3,7 +3,7 @@
 import pytest
 
 from strandline.log.object import open_log
-from strandline.log.reading import HeadPoller
+from strandline.log.read.reading import HeadPoller
 from strandline.model.cursor import Bounds
 from strandline.model.head import WriterId
 from strandline.storage.clock import CHANCE

@@ -318,7 +318,7 @@ def test_a_late_creator_does_not_replace_what_another_has_made():
 
 
 def test_an_export_of_a_log_that_is_trimmed_meanwhile_is_refused_and_leaves_nothing(disk, monkeypatch):
-    monkeypatch.setattr("strandline.log.reading._PLANNED", 1)
+    monkeypatch.setattr("strandline.log.read.reading._PLANNED", 1)
     monkeypatch.setattr(export, "_PARTS", 1)
     with WalLog.open(FOLDER, roll_bytes=0, tail_bytes=0, background=False, disk=disk, clock=ManualClock()) as log:
         for number in range(5):

@@ -12,7 +12,7 @@ from strandline.errors import CursorExpired, Diverged
 from strandline.followers.run import follow
 from strandline.followers.stores.state import MemoryStore
 from strandline.log.memory import MemoryLog
-from strandline.log.planning import behind
+from strandline.log.read.planning import behind
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Cursor, Limit

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from strandline.errors import NotFound
 from strandline.formats.checksum import crc32c
-from strandline.log.resume import Cause, FullRebootstrap, PartialResync
+from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.model.node import Heartbeat

@@ -15,7 +15,7 @@ import pytest
 
 import strandline as sl
 from strandline.errors import CommitTimedOut, Diverged, Fenced, InvalidInput, NotReady, Overloaded
-from strandline.log.resume import Cause, FullRebootstrap, PartialResync
+from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.node.api import Primary, Replica
 from strandline.node.config import NodeConfig, NodeSettings, ReplicaSettings
 from strandline.node.lead.committed_log import CommittedLog

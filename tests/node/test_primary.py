@@ -19,7 +19,7 @@ from strandline.errors import (
     Overloaded,
     StorageError,
 )
-from strandline.log.resume import Cause, FullRebootstrap, PartialResync
+from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.retention import Consumed, InvalidReason, MaxAge, MaxBytes, SlotLimits
 from strandline.node.lead import replicas

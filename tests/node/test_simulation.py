@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from strandline.log import slots as rules
+from strandline.log.slots import rules
 from strandline.log.wal.slots import WalSlots
 from strandline.model.addresses import CONSUMER_SUFFIX, COPIED_SUFFIX
 from strandline.model.cursor import Cursor

@@ -13,7 +13,7 @@ import pytest
 import strandline as sl
 from strandline.errors import Fenced, NotFound, NotReady
 from strandline.followers.committer import begin
-from strandline.log.slots import EPOCHS_PER_TERM, taken_over
+from strandline.log.slots.rules import EPOCHS_PER_TERM, taken_over
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.addresses import COPIED_SUFFIX

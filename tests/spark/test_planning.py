@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.errors import CursorExpired, Diverged, InvalidInput
-from strandline.log.planning import FULL_PARTITION, SMALL_PARTITION, pack
+from strandline.log.read.planning import FULL_PARTITION, SMALL_PARTITION, pack
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.spark.datasource.planning import (
     Remembered,

@@ -111,7 +111,7 @@ def job_failed(frames: str, last: str) -> tuple[JobFailed, RuntimeError]:
 
 def test_only_the_same_failure_of_the_users_own_code_is_blamed_on_it():
     users = '  File "/home/ann/job.py", line 3, in parse\n    int(x)'
-    ours = '  File "/venv/strandline/tables/part.py", line 3, in write\n    put(x)'
+    ours = '  File "/venv/strandline/tables/files/part.py", line 3, in write\n    put(x)'
     failures = UserFailures()
     for frames, last, is_blamed in [
         (users, "ValueError: a", False),

@@ -20,7 +20,7 @@ from strandline.spark.pipelines import pipeline
 from strandline.spark.pipelines.shuffle import ShuffleJob
 from strandline.spark.pipelines.workers import SparkWorkers
 from strandline.storage.retry import Backoff
-from strandline.tables import layout
+from strandline.tables.files import layout
 from tests.spark.helpers import append, delete, new_log, put
 from tests.spark.test_tables import table_of
 

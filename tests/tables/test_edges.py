@@ -17,7 +17,7 @@ from strandline.cli.app import app
 from strandline.errors import InvalidInput
 from strandline.log.memory import MemoryLog
 from strandline.storage.disk import LocalDisk
-from strandline.tables.maintenance import describe, optimize, rebuild, vacuum, verify
+from strandline.tables.maintain.operations import describe, optimize, rebuild, vacuum, verify
 from tests.cases import some
 
 

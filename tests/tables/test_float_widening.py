@@ -11,7 +11,7 @@ from pyiceberg.catalog.memory import InMemoryCatalog
 
 import strandline as sl
 from strandline.errors import SchemaRefused
-from strandline.tables.maintenance import rebuild, verify
+from strandline.tables.maintain.operations import rebuild, verify
 
 NARROW = pa.schema({"id": pa.int32(), "price": pa.float32(), "sizes": pa.list_(pa.struct({"w": pa.float32()}))})
 WIDE = pa.schema({"id": pa.int64(), "price": pa.float64(), "sizes": pa.list_(pa.struct({"w": pa.float64()}))})

@@ -25,8 +25,8 @@ from strandline.model.sink import TableSink, Written
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import LocalDisk
 from strandline.tables.apply import apply_with
+from strandline.tables.files.part import TablePart
 from strandline.tables.iceberg.table import FollowedIceberg
-from strandline.tables.part import TablePart
 from strandline.testing.clock import ManualClock
 from strandline.testing.sinks import DELETE, LOG, changes, folded
 from strandline.testing.tables import TableContract

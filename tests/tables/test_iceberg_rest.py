@@ -15,8 +15,8 @@ from pyiceberg.catalog.rest import RestCatalog
 import strandline as sl
 from strandline.errors import Contended, Diverged, Fenced, TransientStorageError
 from strandline.model.cursor import Cursor
+from strandline.tables.files.part import TablePart
 from strandline.tables.iceberg.table import FollowedIceberg
-from strandline.tables.part import TablePart
 from strandline.testing.sinks import LOG, changes
 from strandline.testing.tables import TableContract
 from tests.cases import some

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.model.records import READ_SCHEMA, Op, record_batch, with_offsets
-from strandline.tables.kinds import RAW, in_offset_order, merge_history, merge_latest
-from strandline.tables.shape import TableShape
+from strandline.tables.rows.kinds import RAW, in_offset_order, merge_history, merge_latest
+from strandline.tables.rows.shape import TableShape
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Change = tuple[bytes, Op, bytes | None]

@@ -12,9 +12,9 @@ from deltalake import DeltaTable, write_deltalake
 import strandline as sl
 from strandline.errors import Diverged, InvalidInput, NotFound
 from strandline.log.memory import MemoryLog
-from strandline.log.planning import divided
+from strandline.log.read.planning import divided
 from strandline.model.records import record_batch
-from strandline.tables.maintenance import describe, optimize, rebuild, vacuum, verify
+from strandline.tables.maintain.operations import describe, optimize, rebuild, vacuum, verify
 from strandline.tables.work import IN_PROCESS
 
 ORDER = pa.schema({"id": pa.int64(), "city": pa.string()})

@@ -21,7 +21,7 @@ from strandline.errors import Conflict, Diverged, Fenced, InvalidInput, NotFound
 from strandline.log.memory import MemoryLog
 from strandline.model.records import record_batch
 from strandline.tables.iceberg.sink import IcebergSink
-from strandline.tables.maintenance import describe, existing, optimize, rebuild, vacuum, verify
+from strandline.tables.maintain.operations import describe, existing, optimize, rebuild, vacuum, verify
 from strandline.testing.clock import ManualClock
 from tests.cases import some
 

@@ -14,7 +14,7 @@ import strandline as sl
 from strandline.tables.delta import orphans
 from strandline.tables.delta.orphans import OrphanSweeper
 from strandline.tables.delta.table import FollowedDelta
-from strandline.tables.layout import version_in
+from strandline.tables.files.layout import version_in
 from strandline.testing.clock import ManualClock
 
 DAY = 86_400

@@ -14,10 +14,10 @@ import strandline as sl
 from strandline.errors import BadRecord, CorruptData
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Written, check_coverage
-from strandline.tables import layout
 from strandline.tables.delta.files import DeltaFiles
 from strandline.tables.delta.sink import DeltaSink
-from strandline.tables.layout import WHOLE, HashRange, file_name, range_of, shares
+from strandline.tables.files import layout
+from strandline.tables.files.layout import WHOLE, HashRange, file_name, range_of, shares
 from strandline.tables.work import is_shuffled
 from strandline.testing.sinks import DELETE, LOG, changes
 from tests.cases import some

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import strandline as sl
 from strandline.errors import InvalidInput, NotFound
 from strandline.tables.delta.table import FollowedDelta
-from strandline.tables.shape import BAD_SCHEMA
+from strandline.tables.rows.shape import BAD_SCHEMA
 from tests.cases import some
 from tests.cli.conftest import Run, run  # noqa: F401 - a fixture
 

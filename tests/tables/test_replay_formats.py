@@ -21,7 +21,7 @@ import strandline as sl
 from strandline.errors import Diverged, InvalidInput, NotFound
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.iceberg.table import FollowedIceberg
-from strandline.tables.replay import LetterReplay
+from strandline.tables.maintain.replay import LetterReplay
 from strandline.tables.sql.postgres_transaction import PostgresTransaction
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction
 

@@ -33,8 +33,8 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, Op, record_batch, with_offsets
 from strandline.storage.clock import CHANCE
-from strandline.tables.kinds import RAW, merge_latest
-from strandline.tables.shape import TableShape
+from strandline.tables.rows.kinds import RAW, merge_latest
+from strandline.tables.rows.shape import TableShape
 from strandline.tables.sql import postgres as postgres_tables
 from strandline.tables.sql.sink import SqlSink
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction

@@ -13,7 +13,7 @@ import pytest
 
 from strandline.errors import CorruptData, InvalidInput, NotFound, TransientStorageError
 from strandline.formats.segment.writer import EncodedSegment, SegmentWriter
-from strandline.log.planning import SpanWithTerm
+from strandline.log.read.planning import SpanWithTerm
 from strandline.model.cursor import Limit, Span
 from strandline.model.records import READ_SCHEMA, record_batch, with_offsets
 from strandline.model.segments import SegmentId, SegmentMetadata, TopicPartition

@@ -9,7 +9,7 @@ from shutil import copytree, rmtree
 import pytest
 
 from strandline.errors import Diverged
-from strandline.log import trimming
+from strandline.log.slots import trimming
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.records import Op, record_batch

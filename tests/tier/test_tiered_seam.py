@@ -22,7 +22,7 @@ from strandline.errors import (
 )
 from strandline.followers.run import Batching, begin, follow
 from strandline.log.contract import Log
-from strandline.log.planning import behind
+from strandline.log.read.planning import behind
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.model.retention import FOREVER, TIER_SLOT, Consumed, MaxAge, MaxBytes

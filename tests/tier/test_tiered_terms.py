@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from strandline.errors import CursorExpired, Diverged, Gap, InvalidInput, NotReady
-from strandline.log.planning import SpanWithTerm
+from strandline.log.read.planning import SpanWithTerm
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.retention import TIER_SLOT

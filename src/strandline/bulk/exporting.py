@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from strandline.errors import AlreadyExists, CorruptData, CursorExpired, Diverged, InvalidInput, NotFound, NotReady
 from strandline.log.contract import READING, LogReading, require
-from strandline.log.planning import divided
-from strandline.log.reading import fetch_in_order
+from strandline.log.read.planning import divided
+from strandline.log.read.reading import fetch_in_order
 from strandline.model.addresses import Address
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit, Span, Start

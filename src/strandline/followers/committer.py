@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from strandline.errors import AlreadyExists, CursorExpired, Diverged, Fenced, InvalidInput, NotFound, StrandlineError
 from strandline.log.contract import READING, Log, Slot, require
-from strandline.log.slots import EPOCHS_PER_TERM
+from strandline.log.slots.rules import EPOCHS_PER_TERM
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.model.retention import NEWCOMER_SECONDS, SlotState

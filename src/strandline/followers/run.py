@@ -20,9 +20,9 @@ from strandline.followers.engine import Engine
 from strandline.followers.events import Batching, Signal
 from strandline.followers.job_descriptions import job_description
 from strandline.log.contract import Log
-from strandline.log.heartbeat import Beating, SlotHeartbeat
-from strandline.log.planning import behind, joined
-from strandline.log.reading import fetch_in_order
+from strandline.log.read.planning import behind, joined
+from strandline.log.read.reading import fetch_in_order
+from strandline.log.slots.heartbeat import Beating, SlotHeartbeat
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.head import LogBatch

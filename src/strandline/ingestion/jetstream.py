@@ -11,7 +11,7 @@ import pyarrow as pa
 from strandline.errors import InvalidInput, NotFound, StorageError, TransientStorageError
 from strandline.ingestion.streams import MessageStream, message_batch
 from strandline.kv.nats.connection import NatsConnection
-from strandline.log.reading import HeadPoller
+from strandline.log.read.reading import HeadPoller
 from strandline.model.addresses import split_address
 from strandline.model.arguments import Timeout
 from strandline.model.cursor import Bounds, Cursor, microseconds

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from strandline.errors import CommitTimedOut, NotReady, OutcomeUnknown, StrandlineError
 from strandline.log.contract import Handle, LogReading, Receipt, require
-from strandline.log.source_writers import advancing, source_writer
+from strandline.log.writers.source import advancing, source_writer
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId, WriterState
 from strandline.model.records import RECORD_SCHEMA, RecordSource

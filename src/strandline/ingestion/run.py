@@ -1,7 +1,7 @@
 """``ingest``: follows a source into a log, from the position that the target remembers.
 
 There is no checkpoint. Each append has the position in the source as its number, and the advance in its writer id
-(:mod:`strandline.log.source_writers`): the target alone knows how far it has come, records and position are in one
+(:mod:`strandline.log.writers.source`): the target alone knows how far it has come, records and position are in one
 append, and an append that does not begin at that position is refused. So a crash at any point, a lost answer, a second
 ingest or a target that lost its end can neither double nor skip a record. The rest is
 :func:`~strandline.followers.run.follow`.
@@ -34,8 +34,8 @@ from strandline.errors import (
 from strandline.followers.run import Batching, follow
 from strandline.ingestion.log_sink import TARGET, LogSink, TargetLog, may_be_repeated
 from strandline.log.contract import READING, Log, LogReading, Slots, require
-from strandline.log.heartbeat import SlotHeartbeat
-from strandline.log.value_format import named_versions
+from strandline.log.read.value_format import named_versions
+from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
 from strandline.model.records import RECORD_SCHEMA
 from strandline.model.retention import NEWCOMER_SECONDS

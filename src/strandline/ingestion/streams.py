@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from strandline.errors import CursorExpired, Diverged, Unsupported
 from strandline.log.contract import LogReading
-from strandline.log.planning import known_columns
+from strandline.log.read.planning import known_columns
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.closing import Closing

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from strandline.errors import CursorExpired, Diverged, NotReady, Unsupported
 from strandline.log.contract import LogReading, require
-from strandline.log.source_writers import advance_of, known_as, source_writer
+from strandline.log.writers.source import advance_of, known_as, source_writer
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import StoredAppend, WriterId, WriterState

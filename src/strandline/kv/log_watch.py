@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from strandline.errors import Contended, CursorExpired, Gap, InvalidInput, NotFound, NullKey, StrandlineError
 from strandline.kv.contract import Ended, Listed
 from strandline.log.contract import Log
-from strandline.log.planning import behind
-from strandline.log.reading import fetch_in_order, read_spans
+from strandline.log.read.planning import behind
+from strandline.log.read.reading import fetch_in_order, read_spans
 from strandline.model.arguments import Positive, Timeout, checked
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.model.keyed import UNKNOWN, Scope, Update, Updates

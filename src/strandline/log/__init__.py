@@ -9,9 +9,9 @@ from strandline.lazy_names import lazy
 if TYPE_CHECKING:
     from strandline.log import topic as topic
     from strandline.log.contract import Receipt as Receipt
-    from strandline.log.decoded import read_decoded as read_decoded
     from strandline.log.memory import MemoryLog as MemoryLog
     from strandline.log.object.log import ObjectLog as ObjectLog
+    from strandline.log.read.decoded import read_decoded as read_decoded
     from strandline.log.wal.read.reading import WalReader as WalReader
     from strandline.model.cursor import Bounds as Bounds
     from strandline.model.cursor import Limit as Limit
@@ -33,7 +33,7 @@ __getattr__, __dir__, __all__ = lazy(
         "SlotLimits": "strandline.model.retention",
         "WalReader": "strandline.log.wal.read.reading",
         "WriterId": "strandline.model.head",
-        "read_decoded": "strandline.log.decoded",
+        "read_decoded": "strandline.log.read.decoded",
         "topic": "strandline.log.topic:",
     },
 )

@@ -10,7 +10,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import Unsupported
-from strandline.log.reading import read_between
+from strandline.log.read.reading import read_between
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource

@@ -14,20 +14,20 @@ import pyarrow as pa
 
 from strandline.errors import CursorExpired
 from strandline.formats.json.value_versions import ValueVersion
-from strandline.log import slots as rules
 from strandline.log.contract import Handle, Receipt
 from strandline.log.object.head.edits import BatchListing, apply_spills, list_batches, plan_spills
 from strandline.log.object.head.head_log import HeadLog
 from strandline.log.object.head.index import entries_from
-from strandline.log.planning import clipped, known_columns
 from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, producer_by
 from strandline.log.produce.buffer import Limits
 from strandline.log.produce.handles import settled
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.typed import ValueEncoder
-from strandline.log.slot_table import SlotTable
-from strandline.log.source_writers import remembered
-from strandline.log.value_format import named_codec
+from strandline.log.read.planning import clipped, known_columns
+from strandline.log.read.value_format import named_codec
+from strandline.log.slots import rules
+from strandline.log.slots.table import SlotTable
+from strandline.log.writers.source import remembered
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor
 from strandline.model.head import ChunkRef, Entry, Head, WriterId

@@ -17,8 +17,8 @@ from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, RETRY_
 from strandline.log.produce.buffer import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.typed import ValueEncoder
-from strandline.log.value_format import named_codec
-from strandline.log.writers import numbered
+from strandline.log.read.value_format import named_codec
+from strandline.log.writers.numbered import numbered
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start

@@ -9,7 +9,7 @@ from strandline.formats.json.fields import Fields, write_fields
 from strandline.formats.node.ticket import keys_of
 from strandline.formats.wal.slots import slot_fields, slot_of
 from strandline.log.contract import Receipt
-from strandline.log.resume import Cause, FullRebootstrap, PartialResync
+from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.node.messages import Commit, CommitOutcome, Handover, NotRequired, Reached, Resume, Rewind, TimedOut
 
 _LARGEST_ANSWER: Final = 16 << 20

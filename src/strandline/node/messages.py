@@ -9,7 +9,7 @@ from uuid import UUID
 
 from strandline.errors import CommitTimedOut
 from strandline.log.contract import Receipt
-from strandline.log.resume import FullRebootstrap, PartialResync
+from strandline.log.slots.resume import FullRebootstrap, PartialResync
 from strandline.model.cursor import Cursor
 from strandline.model.json_values import PlainName
 from strandline.model.node import Heartbeat

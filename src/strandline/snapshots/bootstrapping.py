@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, Self, TypeVar, final
 
 from strandline.errors import AlreadyExists, CursorExpired, InvalidInput, NotFound, StorageError, StrandlineError
 from strandline.log.contract import READING, Log, require
-from strandline.log.heartbeat import SlotHeartbeat
+from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
 from strandline.errors import InvalidInput
-from strandline.log.slots import check_name
+from strandline.log.slots.rules import check_name
 from strandline.model.addresses import as_address
 from strandline.model.arguments import LARGEST_NUMBER, shown
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, microseconds

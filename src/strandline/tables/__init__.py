@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
-    from strandline.tables.maintained import MaintainedTable as MaintainedTable
-    from strandline.tables.maintenance import TableCheck as TableCheck
-    from strandline.tables.maintenance import TableDescription as TableDescription
-    from strandline.tables.maintenance import describe as describe
-    from strandline.tables.maintenance import existing as existing
-    from strandline.tables.maintenance import optimize as optimize
-    from strandline.tables.maintenance import rebuild as rebuild
-    from strandline.tables.maintenance import replay_letters as replay_letters
-    from strandline.tables.maintenance import vacuum as vacuum
-    from strandline.tables.maintenance import verify as verify
-    from strandline.tables.replay import Replayed as Replayed
+    from strandline.tables.maintain.contract import MaintainedTable as MaintainedTable
+    from strandline.tables.maintain.operations import TableCheck as TableCheck
+    from strandline.tables.maintain.operations import TableDescription as TableDescription
+    from strandline.tables.maintain.operations import describe as describe
+    from strandline.tables.maintain.operations import existing as existing
+    from strandline.tables.maintain.operations import optimize as optimize
+    from strandline.tables.maintain.operations import rebuild as rebuild
+    from strandline.tables.maintain.operations import replay_letters as replay_letters
+    from strandline.tables.maintain.operations import vacuum as vacuum
+    from strandline.tables.maintain.operations import verify as verify
+    from strandline.tables.maintain.replay import Replayed as Replayed
 
 _NAMES = (
     "TableCheck",
@@ -36,9 +36,9 @@ _NAMES = (
 _get, __dir__, __all__ = lazy(
     __name__,
     {
-        **dict.fromkeys(_NAMES, "strandline.tables.maintenance"),
-        "MaintainedTable": "strandline.tables.maintained",
-        "Replayed": "strandline.tables.replay",
+        **dict.fromkeys(_NAMES, "strandline.tables.maintain.operations"),
+        "MaintainedTable": "strandline.tables.maintain.contract",
+        "Replayed": "strandline.tables.maintain.replay",
     },
 )
 

@@ -8,8 +8,8 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from strandline.log.contract import Log
-from strandline.log.planning import behind, divided, joined
-from strandline.log.reading import fetch_in_order
+from strandline.log.read.planning import behind, divided, joined
+from strandline.log.read.reading import fetch_in_order
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.sink import Part, Written
 

@@ -29,7 +29,7 @@ from strandline.log.topic.memory import MemoryTopic
 from strandline.log.topic.publishers import BatchingPublisher
 from strandline.log.topic.subscription import ReadSize
 from strandline.log.wal.log import WalLog
-from strandline.log.writers import MAX_WRITERS
+from strandline.log.writers.numbered import MAX_WRITERS
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import DISK

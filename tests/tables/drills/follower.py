@@ -58,8 +58,8 @@ def sink_of(orders: Orders) -> Any:
 def owner_of(name: str) -> Any:
     from strandline.followers.committer import SinkCommitter
     from strandline.tables.delta.table import FollowedDelta
+    from strandline.tables.files.part import TablePart
     from strandline.tables.iceberg.table import FollowedIceberg
-    from strandline.tables.part import TablePart
     from strandline.tables.sql.postgres_transaction import PostgresTransaction
     from strandline.tables.sql.sqlite_transaction import SqliteTransaction
 

@@ -38,8 +38,8 @@ from strandline.log.contract import LogReading
 from strandline.log.lag import lag_of
 from strandline.log.object.head.index import Chunks
 from strandline.log.object.maintain.slot_lag import SlotLag, slot_lags, trim_end
-from strandline.log.trimming import floor as lowest
-from strandline.log.trimming import pending_positions
+from strandline.log.slots.trimming import floor as lowest
+from strandline.log.slots.trimming import pending_positions
 from strandline.model.cursor import SECOND, microseconds
 from strandline.model.head import Head, MetadataRanges, QueueEntry
 from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, SlotState

@@ -21,8 +21,8 @@ from strandline.cli.shared.common import Json, Tiers, length_of_time, start
 from strandline.cli.shared.decoding import DecodeValues, Unreadable, value_decoder
 from strandline.cli.shared.text import escaped, moment, readable, to_fields
 from strandline.errors import InvalidInput, NotReady, SlotInvalid, TransientStorageError
-from strandline.log.planning import behind
-from strandline.log.reading import fetch_in_order, pauses
+from strandline.log.read.planning import behind
+from strandline.log.read.reading import fetch_in_order, pauses
 from strandline.storage.clock import CLOCK
 
 _LAST: Final = 10

@@ -17,8 +17,8 @@ from strandline.cli.shared.common import Json, open_log
 from strandline.errors import CorruptData, CursorExpired, InvalidInput, NotFound, NotReady
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.object.maintain.verify import ObjectLogVerifier
-from strandline.log.planning import behind
-from strandline.log.reading import fetch_in_order
+from strandline.log.read.planning import behind
+from strandline.log.read.reading import fetch_in_order
 from strandline.log.wal.names import firsts_in
 from strandline.log.wal.recover.verify import verify as verify_wal
 from strandline.model.cursor import Bounds, Limit, Span

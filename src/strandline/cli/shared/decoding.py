@@ -11,7 +11,7 @@ import pyarrow as pa
 
 import strandline as sl
 from strandline.errors import InvalidInput, NotFound, Unsupported
-from strandline.log.value_format import named_codec, named_versions
+from strandline.log.read.value_format import named_codec, named_versions
 from strandline.values import Codec
 from strandline.values.decoding import ERROR, decode_records, value_fields
 

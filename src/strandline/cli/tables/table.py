@@ -16,8 +16,9 @@ from strandline.cli.shared.decoding import json_codec
 from strandline.cli.shared.text import escaped
 from strandline.errors import InvalidInput, Unsupported
 from strandline.log.contract import Log
-from strandline.log.value_format import named_codec
-from strandline.tables.maintained import MaintainedTable, is_in_database
+from strandline.log.read.value_format import named_codec
+from strandline.tables.maintain.contract import MaintainedTable
+from strandline.tables.maintain.opening import is_in_database
 
 table = typer.Typer(help="Look after a table that follows a log.", no_args_is_help=True)
 

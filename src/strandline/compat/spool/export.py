@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from strandline.compat.spool.format import SPOOL, SPOOL_SLOTS, encode_record_frame
 from strandline.errors import AlreadyExists, Fenced, InvalidInput, NotFound, StorageError
 from strandline.formats.wal.slots import slot_fields
-from strandline.log.reading import read_spans
+from strandline.log.read.reading import read_spans
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.addresses import Address, as_folder

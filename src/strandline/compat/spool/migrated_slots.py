@@ -8,7 +8,7 @@ from typing import Final
 
 from strandline.compat.spool.format import decode_slots
 from strandline.errors import CorruptData, InvalidInput
-from strandline.log.slots import check_name, invalidate
+from strandline.log.slots.rules import check_name, invalidate
 from strandline.model.cursor import Bounds
 from strandline.model.retention import InvalidReason, SlotState
 

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from typing import Final
 
 from strandline.compat.spool.format import SpoolRecord
-from strandline.log.slots import put_at
+from strandline.log.slots.rules import put_at
 from strandline.model.retention import SlotState
 
 OLD_LSN: Final = "spool-lsn"

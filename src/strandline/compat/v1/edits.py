@@ -14,7 +14,7 @@ from typing import Final
 
 from strandline.errors import CorruptData, CursorExpired, Diverged, ExpectationFailed, Fenced, InvalidInput
 from strandline.log.object.head.edits import StaleUpload
-from strandline.log.slots import check_position
+from strandline.log.slots.rules import check_position
 from strandline.model.cursor import Bounds
 from strandline.model.head import MetadataRange, QueueEntry, QueueManifest, WriterId
 from strandline.storage.clock import Clock

@@ -14,17 +14,17 @@ from strandline.compat.v1.reading import QueueSpan, sized_spans
 from strandline.compat.v1.shipper import ManifestCell, QueueShipper
 from strandline.compat.v1.slots import QueueSlots
 from strandline.formats.arrow.block import Compression
-from strandline.log import resume
 from strandline.log.contract import Handle, LogReading
 from strandline.log.folders import FolderKind, check_missing
 from strandline.log.object.log import ObjectLog, open_log
-from strandline.log.planning import check_fingerprint
 from strandline.log.produce.buffer import Limits
 from strandline.log.produce.handles import settled
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.typed import ValueEncoder
-from strandline.log.reading import HeadPoller
-from strandline.log.value_format import named_codec
+from strandline.log.read.planning import check_fingerprint
+from strandline.log.read.reading import HeadPoller
+from strandline.log.read.value_format import named_codec
+from strandline.log.slots import resume
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Duration, Timeout, checked
 from strandline.model.cursor import MILLISECOND, NO_LIMIT, Bounds, Cursor, Limit, Start

@@ -13,7 +13,7 @@ from strandline.compat.v1.edits import stored_as, time_of
 from strandline.compat.v1.format import decode_queue_batch
 from strandline.errors import InvalidInput, NotFound
 from strandline.log.object.upload import PAGE_ROWS
-from strandline.log.planning import known_columns
+from strandline.log.read.planning import known_columns
 from strandline.model.head import Descriptor, QueueEntry
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.metrics import fetching

@@ -10,8 +10,7 @@ from uuid import UUID
 from strandline.compat.v1 import edits
 from strandline.compat.v1.shipper import ManifestCell
 from strandline.errors import AlreadyExists, InvalidInput, NotFound
-from strandline.log import resume
-from strandline.log import slots as rules
+from strandline.log.slots import resume, rules
 from strandline.model.arguments import checked
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import QueueManifest

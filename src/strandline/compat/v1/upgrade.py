@@ -18,7 +18,7 @@ from strandline.formats.arrow.block import Compression
 from strandline.log.object.head.index import StoredChunks, entries_from
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.upload import Lister, ObjectShipper
-from strandline.log.reading import fetch_in_order
+from strandline.log.read.reading import fetch_in_order
 from strandline.model.cursor import Limit
 from strandline.model.head import Head, MetadataRanges, QueueManifest, WriterId
 from strandline.model.records import RECORD_SCHEMA

@@ -18,7 +18,7 @@ from strandline.followers.consumer.dead_letters import BatchDeadLetters
 from strandline.followers.consumer.opening import DEFAULT_SLOT, ConsumerSource, Format, queue_at
 from strandline.followers.consumer.progress import AckProgress, AckStep, Gauges
 from strandline.log.queue.contract import start_of
-from strandline.log.reading import AHEAD_BYTES, fetch_in_order, pauses
+from strandline.log.read.reading import AHEAD_BYTES, fetch_in_order, pauses
 from strandline.model.addresses import Address
 from strandline.model.arguments import TIMEOUT, Duration, Named, Positive, Prose, Signed, Timeout, checked
 from strandline.model.cursor import Start

@@ -34,13 +34,13 @@ from strandline.log.object.head.index import StoredChunks
 from strandline.log.object.maintain.collector import GRACE, GarbageCollector, TrimResult
 from strandline.log.object.slots import Hold, HoldSeconds, SlotKeeper
 from strandline.log.object.upload import Lister, ObjectShipper
-from strandline.log.planning import clipped, known_columns
 from strandline.log.produce.buffer import Limits
 from strandline.log.produce.handles import settled
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.typed import ValueEncoder
-from strandline.log.reading import HeadPoller
-from strandline.log.value_format import named_codec
+from strandline.log.read.planning import clipped, known_columns
+from strandline.log.read.reading import HeadPoller
+from strandline.log.read.value_format import named_codec
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor, RecordRange

@@ -10,11 +10,10 @@ from typing import Annotated, Final, Self, TypeVar
 
 from strandline.errors import AlreadyExists, Contended, CorruptData, Fenced, NotFound, SlotInvalid
 from strandline.formats.object.identity import SlotCodec
-from strandline.log import resume, trimming
-from strandline.log import slots as rules
 from strandline.log.object.head.edits import bounds_of, pin_slot, repin_slot, settle_slot, unlist_slot
 from strandline.log.object.head.index import Chunks, entries_from
-from strandline.log.planning import entries_after
+from strandline.log.read.planning import entries_after
+from strandline.log.slots import resume, rules, trimming
 from strandline.model.arguments import checked, seconds
 from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.head import Head, Pin

@@ -23,7 +23,7 @@ from strandline.log.contract import Receipt
 from strandline.log.object.head.edits import BatchListing, Group, StaleUpload
 from strandline.log.object.head.index import MissingChunk, StoredChunks, entries_from
 from strandline.log.object.upload import RESOLVES, Lister, ObjectDraft
-from strandline.log.source_writers import advancing, is_of_run, is_source, member_of
+from strandline.log.writers.source import advancing, is_of_run, is_source, member_of
 from strandline.model.head import Head, WriterId
 from strandline.model.records import MAX_BATCH_RECORDS
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
@@ -55,7 +55,7 @@ class StagedAppend:
 
     Either all records of a commit are in the log, in the order of the given batches, or none. A commit that is
     repeated, from any process and with any batches, changes nothing, as long as the log remembers ``writer``: if that
-    is the id of a source (see :mod:`strandline.log.source_writers`), the position of its last commit is kept for good;
+    is the id of a source (see :mod:`strandline.log.writers.source`), the position of its last commit is kept for good;
     any other id is for one commit, and forgotten after several hundred other writers.
     """
 

@@ -30,7 +30,7 @@ from strandline.log.object.head.edits import (
 )
 from strandline.log.object.head.index import chunk_path
 from strandline.log.produce.shipper import D, Draft, L, Sealed, Shipper
-from strandline.log.source_writers import remembered
+from strandline.log.writers.source import remembered
 from strandline.model.head import Head, MetadataRanges, WriterId
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell

@@ -12,7 +12,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import Diverged, NotFound
-from strandline.log.heartbeat import SlotHeartbeat
+from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.head import Descriptor, MetadataRange, MetadataRanges
 from strandline.storage.store import ObjectStore
 

@@ -10,12 +10,12 @@ from typing import Final
 import pyarrow as pa
 
 from strandline.errors import AlreadyExists, Contended, CursorExpired, Diverged, InvalidInput, NotFound, SlotInvalid
-from strandline.log import slots as rules
-from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.object.head.index import bytes_from, entries_from, entries_from_sequence
 from strandline.log.object.log import ObjectLog, ObjectSpan
 from strandline.log.object.slots import ObjectSlot
 from strandline.log.queue.contract import GivenBatches, Look, Writes, keep_letter
+from strandline.log.slots import rules
+from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import Cursor, Start
 from strandline.model.head import Descriptor, Entry, Head
 from strandline.model.retention import NEWCOMER_SECONDS, SlotState

@@ -19,11 +19,11 @@ from strandline.errors import (
     SlotInvalid,
     Unsupported,
 )
-from strandline.log import slots as rules
 from strandline.log.contract import Log, Slot
-from strandline.log.heartbeat import SlotHeartbeat
-from strandline.log.planning import behind
 from strandline.log.queue.contract import Look, Writes, keep_letter
+from strandline.log.read.planning import behind
+from strandline.log.slots import rules
+from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.head import Descriptor, MetadataRange
 from strandline.model.retention import NEWCOMER_SECONDS, SlotState

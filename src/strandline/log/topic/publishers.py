@@ -15,7 +15,7 @@ from strandline.errors import (
 )
 from strandline.log.contract import Log, Receipt
 from strandline.log.wal.log import WalLog
-from strandline.log.writers import InDoubt, NumberedWriter, Refused
+from strandline.log.writers.numbered import InDoubt, NumberedWriter, Refused
 from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch
 from strandline.storage.clock import Chance, Clock
 from strandline.storage.retry import Backoff

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from strandline.errors import ConsumerClosed, CursorExpired, NotFound
 from strandline.log.contract import Log
-from strandline.log.reading import fetch_in_order
+from strandline.log.read.reading import fetch_in_order
 from strandline.log.topic.contract import Message, check_partition, check_start, expired
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor, Limit

@@ -16,8 +16,7 @@ from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, produc
 from strandline.log.produce.buffer import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.typed import ValueEncoder
-from strandline.log.source_writers import known_as
-from strandline.log.value_format import named_codec
+from strandline.log.read.value_format import named_codec
 from strandline.log.wal.names import hold_lock
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.reading import WalReading
@@ -31,7 +30,8 @@ from strandline.log.wal.slots import WalSlots
 from strandline.log.wal.write.committer import GroupCommitter
 from strandline.log.wal.write.groups import CommitGroup, Item, WalHandle, check_numbers, encoded, encoded_copy, value_of
 from strandline.log.wal.write.journal import IndexWriter, Journal, WalSettings, WrittenGroup
-from strandline.log.writers import numbered
+from strandline.log.writers.numbered import numbered
+from strandline.log.writers.source import known_as
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor

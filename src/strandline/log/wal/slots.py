@@ -10,10 +10,9 @@ from dataclasses import replace
 from typing import Final, final
 
 from strandline.formats.wal.folder import SlotsFile, encode_slots_file
-from strandline.log import slots as rules
-from strandline.log import trimming
-from strandline.log.slot_table import SlotTable, TableSlot
-from strandline.log.slots import invalidate, judge
+from strandline.log.slots import rules, trimming
+from strandline.log.slots.rules import invalidate, judge
+from strandline.log.slots.table import SlotTable, TableSlot
 from strandline.log.wal.names import KEPT, NEW
 from strandline.model.addresses import CONSUMER_SUFFIX, COPIED_SUFFIX
 from strandline.model.cursor import SECOND, Bounds, Cursor

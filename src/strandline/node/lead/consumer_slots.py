@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Final, final
 
 from strandline.errors import AlreadyExists, Fenced, InvalidInput, NotFound, NotReady, SlotInvalid
-from strandline.log.slot_table import TableSlot
-from strandline.log.slots import check_name
-from strandline.log.trimming import floor as floor_of
+from strandline.log.slots.rules import check_name
+from strandline.log.slots.table import TableSlot
+from strandline.log.slots.trimming import floor as floor_of
 from strandline.log.wal.slots import WalSlots
 from strandline.model.addresses import CONSUMER_SUFFIX
 from strandline.model.arguments import checked

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, final
 
 from strandline.errors import ExpectationFailed, Fenced, LogClosed, NotReady, Overloaded
-from strandline.log.resume import Cause, FullRebootstrap, PartialResync, plan_resume
+from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync, plan_resume
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId, WriterState

@@ -12,8 +12,8 @@ from uuid import UUID
 
 from strandline.errors import LogClosed, NotReady, StrandlineError
 from strandline.log.contract import Slot, Slots
+from strandline.log.slots.trimming import floor as floor_of
 from strandline.log.topic.contract import Topic
-from strandline.log.trimming import floor as floor_of
 from strandline.log.wal.slots import WalSlots
 from strandline.model.addresses import CONSUMER_SUFFIX
 from strandline.model.cursor import Cursor

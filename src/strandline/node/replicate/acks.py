@@ -19,7 +19,7 @@ from strandline.storage.clock import Clock
 class AckSender:
     """Sends a replica's acknowledgements; for the thread that follows and commits.
 
-    Satisfies :class:`~strandline.log.heartbeat.Beating`: the replica's slot is on its primary, and acknowledging
+    Satisfies :class:`~strandline.log.slots.heartbeat.Beating`: the replica's slot is on its primary, and acknowledging
     advances it.
     """
 

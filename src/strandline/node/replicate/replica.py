@@ -23,7 +23,7 @@ from strandline.errors import (
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching
 from strandline.followers.run import Follower
-from strandline.log.resume import FullRebootstrap, PartialResync
+from strandline.log.slots.resume import FullRebootstrap, PartialResync
 from strandline.model.cursor import Cursor
 from strandline.model.head import LogBatch
 from strandline.model.node import Peer, Trouble

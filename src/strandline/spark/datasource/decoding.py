@@ -10,9 +10,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidInput, SchemaRefused
-from strandline.log.value_format import named_codec, named_versions
+from strandline.log.read.value_format import named_codec, named_versions
 from strandline.spark.datasource.shaping import check_schema
-from strandline.tables.types import storable, stored
+from strandline.tables.rows.types import storable, stored
 from strandline.values.contract import Codec
 from strandline.values.decoding import RECORD_FIELDS, BadRows, decode_records, decoded_schema
 from strandline.values.recorded import codec_of

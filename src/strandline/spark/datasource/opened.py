@@ -16,8 +16,8 @@ from pyspark.sql.datasource import InputPartition
 from strandline.compat.v1.log import open_queue
 from strandline.errors import NotFound, NotReady
 from strandline.log.contract import Log
-from strandline.log.planning import joined, pack
-from strandline.log.reading import fetch_in_order
+from strandline.log.read.planning import joined, pack
+from strandline.log.read.reading import fetch_in_order
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.spark.datasource.decoding import Decoding
 from strandline.spark.datasource.planning import admit, trimmed_meanwhile

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from uuid import UUID
 
 from strandline.errors import CursorExpired, Diverged, InvalidInput
-from strandline.log.resume import check_cursor
+from strandline.log.slots.resume import check_cursor
 from strandline.model.addresses import split_address
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.spark.options import Position

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructField, StructType
 from strandline.errors import CursorExpired, InvalidInput, NotFound, NotReady, StrandlineError
 from strandline.log.object import ObjectLog
 from strandline.log.object.slots import Hold
-from strandline.log.planning import known_columns
+from strandline.log.read.planning import known_columns
 from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor, Start
 from strandline.model.records import READ_SCHEMA

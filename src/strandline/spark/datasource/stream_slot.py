@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from strandline.errors import AlreadyExists, NotFound, SlotInvalid
 from strandline.log.contract import Log, Slot, require
-from strandline.log.heartbeat import SlotHeartbeat
+from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import Cursor
 from strandline.model.retention import SlotState
 from strandline.storage.clock import CHANCE, CLOCK

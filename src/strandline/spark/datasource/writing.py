@@ -20,8 +20,8 @@ from strandline.log.object import ObjectLog
 from strandline.log.object.head.edits import BatchListing
 from strandline.log.object.staging import StagedAppend
 from strandline.log.produce.typed import ValueEncoder
-from strandline.log.source_writers import source_writer
-from strandline.log.value_format import named_codec
+from strandline.log.read.value_format import named_codec
+from strandline.log.writers.source import source_writer
 from strandline.model.head import WriterId
 from strandline.model.records import RECORD_SCHEMA, conform
 from strandline.opening import open_url

@@ -17,8 +17,8 @@ from strandline.followers.engine import Engine
 from strandline.followers.events import Batching
 from strandline.followers.job_descriptions import pipeline_name
 from strandline.followers.run import Arriving, Follower
-from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.lag import lag_of
+from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.arguments import Positive, anything, checked
 from strandline.model.cursor import Cursor, Limit, Start
 from strandline.model.sink import LogAwareSink, Sink, TableSink, TransformableSink

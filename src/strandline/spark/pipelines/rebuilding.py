@@ -9,7 +9,7 @@ from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor
 from strandline.spark.opening import SharedLog, access_options, opened
 from strandline.spark.pipelines.workers import Place, SparkWorkers
-from strandline.tables.maintained import MaintainedTable
+from strandline.tables.maintain.contract import MaintainedTable
 
 
 @checked

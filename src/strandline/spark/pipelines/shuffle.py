@@ -24,13 +24,13 @@ from pyspark.sql import functions as sql
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from strandline.errors import CorruptData, SchemaRefused
-from strandline.log.planning import divided
+from strandline.log.read.planning import divided
 from strandline.model.cursor import Span
 from strandline.model.sink import Part, Written
 from strandline.spark.datasource.shaping import GOOD_BYTES, GOOD_ROWS, shaped
 from strandline.spark.pipelines.transform import FrameTransform, spark_columns
-from strandline.tables.part import PartReader, TablePart
-from strandline.tables.types import storable, stored
+from strandline.tables.files.part import PartReader, TablePart
+from strandline.tables.rows.types import storable, stored
 from strandline.tables.work import records_of
 
 _REPORT: Final = "_strandline_report"

@@ -16,7 +16,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 
 from strandline.errors import InvalidInput
 from strandline.spark.failures import unpicklable
-from strandline.tables.types import storable
+from strandline.tables.rows.types import storable
 
 Transform: TypeAlias = Callable[[Any], Any] | str
 """A function from a DataFrame of decoded changes to the rows to keep; or a query, ``SELECT ... FROM changes``."""

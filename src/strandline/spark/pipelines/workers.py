@@ -22,13 +22,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from strandline.errors import JobFailed, StrandlineError, UnsupportedVersion
-from strandline.log.planning import pack
+from strandline.log.read.planning import pack
 from strandline.model.cursor import Span
 from strandline.model.sink import Part, Written
 from strandline.spark.failures import UserFailures, unpicklable, unwrapped
 from strandline.spark.pipelines.shuffle import ShuffleJob, divided_spans, observed_reports
 from strandline.spark.pipelines.transform import FrameTransform
-from strandline.tables.part import TablePart
+from strandline.tables.files.part import TablePart
 from strandline.tables.work import InProcess, assigned, is_shuffled, written
 
 Place: TypeAlias = Literal["auto", "driver", "executors"]

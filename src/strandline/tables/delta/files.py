@@ -32,7 +32,7 @@ def local_path(url: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class DeltaFiles:
-    """Writes and reads data files; see :class:`~strandline.tables.files.TableFiles`."""
+    """Writes and reads data files; see :class:`~strandline.tables.files.data_files.TableFiles`."""
 
     url: str
     options: Mapping[str, str] = field(repr=False)

@@ -20,7 +20,7 @@ from strandline.model.sink import DataFile
 from strandline.tables.delta.files import added, local_path
 from strandline.tables.delta.handles import columns_of, log_of
 from strandline.tables.delta.table import FollowedDelta
-from strandline.tables.shape import BAD_SCHEMA
+from strandline.tables.rows.shape import BAD_SCHEMA
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

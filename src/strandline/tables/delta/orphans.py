@@ -18,7 +18,7 @@ from strandline.errors import CorruptData
 from strandline.storage.clock import CLOCK, Clock
 from strandline.tables.delta.history import NOBODY, parse_commit
 from strandline.tables.delta.table import FollowedDelta
-from strandline.tables.layout import version_in
+from strandline.tables.files.layout import version_in
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

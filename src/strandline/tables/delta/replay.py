@@ -18,8 +18,8 @@ from strandline.tables.delta.handles import columns_of, data_files, id_of, log_o
 from strandline.tables.delta.history import letter_logs
 from strandline.tables.delta.letters import LettersOf, address_in_letters, check_letters
 from strandline.tables.delta.table import FollowedDelta
-from strandline.tables.replayed_files import ReplayedFiles
-from strandline.tables.shape import TableShape
+from strandline.tables.files.replay import ReplayedFiles
+from strandline.tables.rows.shape import TableShape
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeltaVersion:
-    """One version of a Delta table; see :class:`~strandline.tables.replayed_files.FileTable`."""
+    """One version of a Delta table; see :class:`~strandline.tables.files.replay.FileTable`."""
 
     followed: FollowedDelta
     table: DeltaTable

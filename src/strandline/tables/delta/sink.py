@@ -21,8 +21,6 @@ from strandline.model.cursor import Cursor
 from strandline.model.sink import Part, Written, check_coverage, is_applied
 from strandline.storage.clock import CHANCE
 from strandline.storage.disk import DISK, Disk
-from strandline.tables.bad_records import BadShare
-from strandline.tables.comparison import RowDifferences, differences, folded
 from strandline.tables.delta.files import added
 from strandline.tables.delta.handles import (
     check_folder,
@@ -38,14 +36,16 @@ from strandline.tables.delta.orphans import ORPHAN_HOURS, OrphanSweeper
 from strandline.tables.delta.replay import replayed_delta
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.delta.transaction import DeltaTransaction
-from strandline.tables.file_sink import FileTableSink
-from strandline.tables.kinds import KINDS, Kind
-from strandline.tables.layout import files_in, job_name, shares_of
-from strandline.tables.logged import LoggedShape, Value, fixed
-from strandline.tables.maintained import RecordedTable, TableSize
-from strandline.tables.part import FILE_ROWS, TablePart, in_schema
-from strandline.tables.replay import ReplayedTable
-from strandline.tables.shape import DeadLetters, TableShape, as_key
+from strandline.tables.files.layout import files_in, job_name, shares_of
+from strandline.tables.files.part import FILE_ROWS, TablePart, in_schema
+from strandline.tables.files.sink import FileTableSink
+from strandline.tables.maintain.comparison import RowDifferences, differences, folded
+from strandline.tables.maintain.contract import RecordedTable, TableSize
+from strandline.tables.maintain.replay import ReplayedTable
+from strandline.tables.rows.bad_records import BadShare
+from strandline.tables.rows.kinds import KINDS, Kind
+from strandline.tables.rows.logged import LoggedShape, Value, fixed
+from strandline.tables.rows.shape import DeadLetters, TableShape, as_key
 from strandline.tables.work import Workers, rebuilt_by
 
 if TYPE_CHECKING:
@@ -175,12 +175,12 @@ class DeltaSink(FileTableSink):
         return pa.concat_tables(parts) if parts else schema.empty_table()
 
     def compared(self, records: pa.Table) -> RowDifferences:
-        """Compare the rows; see :func:`~strandline.tables.maintenance.verify`."""
+        """Compare the rows; see :func:`~strandline.tables.maintain.operations.verify`."""
         changes = self._shape.rows(records).rows
         return differences(folded(self._shape, changes, columns_of(self._existing())), self.rows())
 
     def rebuilt(self, log: Log, upto: int, workers: Workers | None = None) -> Cursor:
-        """Build all rows again; see :func:`~strandline.tables.maintenance.rebuild`."""
+        """Build all rows again; see :func:`~strandline.tables.maintain.operations.rebuild`."""
 
         def rebuild(end: Cursor, work: Callable[[Sequence[Part]], Sequence[Written]], tasks: int) -> None:
             self.rebuild(log.log_id, end, work, tasks=tasks)
@@ -188,7 +188,7 @@ class DeltaSink(FileTableSink):
         return rebuilt_by(log, self.start(), upto, rebuild, workers)
 
     def compacted(self) -> int:
-        """Join small files; see :func:`~strandline.tables.maintenance.optimize`."""
+        """Join small files; see :func:`~strandline.tables.maintain.operations.optimize`."""
         table = self._existing()
         refuse_deletion_vectors(table)
         before, version = len(table.file_uris()), table.version()
@@ -201,7 +201,7 @@ class DeltaSink(FileTableSink):
         return before - len(after.file_uris())
 
     def vacuumed(self, hours: int) -> int:
-        """Remove unnamed files; see :func:`~strandline.tables.maintenance.vacuum`."""
+        """Remove unnamed files; see :func:`~strandline.tables.maintain.operations.vacuum`."""
         table = self._existing()
         with self._followed.named_errors():
             gone = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)

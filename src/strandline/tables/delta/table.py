@@ -49,10 +49,10 @@ from strandline.tables.delta.history import (
     parse_commit,
 )
 from strandline.tables.delta.newest import NewestVersion
-from strandline.tables.files import write_file
-from strandline.tables.layout import file_name, is_closed, is_data_file, range_of
-from strandline.tables.part import in_schema
-from strandline.tables.shape import DeadLetters, TableShape
+from strandline.tables.files.data_files import write_file
+from strandline.tables.files.layout import file_name, is_closed, is_data_file, range_of
+from strandline.tables.files.part import in_schema
+from strandline.tables.rows.shape import DeadLetters, TableShape
 from strandline.values.schema.evolution import Evolution
 
 if TYPE_CHECKING:

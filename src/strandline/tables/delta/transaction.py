@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from strandline.errors import Conflict
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Written, check_coverage
-from strandline.tables.bad_records import ANY_SHARE, BadShare
 from strandline.tables.delta.files import added, removed
 from strandline.tables.delta.handles import data_files, id_of
 from strandline.tables.delta.letters import LetterBox
 from strandline.tables.delta.table import FollowedDelta
-from strandline.tables.part import TablePart
+from strandline.tables.files.part import TablePart
+from strandline.tables.rows.bad_records import ANY_SHARE, BadShare
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -30,7 +30,7 @@ def local_path(location: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class IcebergFiles:
-    """Writes and reads data files; see :class:`~strandline.tables.files.TableFiles`."""
+    """Writes and reads data files; see :class:`~strandline.tables.files.data_files.TableFiles`."""
 
     io: FileIO = field(repr=False)
     location: str

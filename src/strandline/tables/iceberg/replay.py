@@ -12,15 +12,15 @@ import pyarrow as pa
 from strandline.errors import NotFound
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
+from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.iceberg.files import IcebergFiles
 from strandline.tables.iceberg.table import Begun, FollowedIceberg, start_of
-from strandline.tables.replayed_files import ReplayedFiles
-from strandline.tables.shape import TableShape
+from strandline.tables.rows.shape import TableShape
 
 
 @dataclass(frozen=True, slots=True)
 class IcebergState:
-    """One state of an Iceberg table; see :class:`~strandline.tables.replayed_files.FileTable`."""
+    """One state of an Iceberg table; see :class:`~strandline.tables.files.replay.FileTable`."""
 
     followed: FollowedIceberg
     begun: Begun

@@ -19,22 +19,22 @@ from strandline.model.cursor import Cursor
 from strandline.model.sink import Part, Written, check_coverage, is_applied
 from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.disk import DISK, Disk
-from strandline.tables.bad_records import BadShare
-from strandline.tables.comparison import RowDifferences, differences, folded
-from strandline.tables.file_sink import FileTableSink
-from strandline.tables.files import write_file
+from strandline.tables.files.data_files import write_file
+from strandline.tables.files.layout import files_in, shares_of
+from strandline.tables.files.part import TablePart, in_schema
+from strandline.tables.files.sink import FileTableSink
 from strandline.tables.iceberg.columns import arrow_schema, iceberg_library
 from strandline.tables.iceberg.history import COMMIT_KEY, LOG_KEY, MODE_KEY
 from strandline.tables.iceberg.replay import replayed_iceberg
 from strandline.tables.iceberg.table import Begun, FollowedIceberg, start_of
 from strandline.tables.iceberg.transaction import IcebergLetters, IcebergTransaction
-from strandline.tables.kinds import KINDS, Kind
-from strandline.tables.layout import files_in, shares_of
-from strandline.tables.logged import LoggedShape, Value, fixed
-from strandline.tables.maintained import RecordedTable, TableSize
-from strandline.tables.part import TablePart, in_schema
-from strandline.tables.replay import ReplayedTable
-from strandline.tables.shape import DeadLetters, TableShape, as_key
+from strandline.tables.maintain.comparison import RowDifferences, differences, folded
+from strandline.tables.maintain.contract import RecordedTable, TableSize
+from strandline.tables.maintain.replay import ReplayedTable
+from strandline.tables.rows.bad_records import BadShare
+from strandline.tables.rows.kinds import KINDS, Kind
+from strandline.tables.rows.logged import LoggedShape, Value, fixed
+from strandline.tables.rows.shape import DeadLetters, TableShape, as_key
 from strandline.tables.work import Workers, rebuilt_by
 
 SMALL_FILE: Final = 64 << 20
@@ -171,12 +171,12 @@ class IcebergSink(FileTableSink):
         return pa.concat_tables(parts) if parts else begun.columns.empty_table()
 
     def compared(self, records: pa.Table) -> RowDifferences:
-        """Compare the rows; see :func:`~strandline.tables.maintenance.verify`."""
+        """Compare the rows; see :func:`~strandline.tables.maintain.operations.verify`."""
         columns = arrow_schema(self._existing().schema())
         return differences(folded(self._shape, self._shape.rows(records).rows, columns), self.rows())
 
     def rebuilt(self, log: Log, upto: int, workers: Workers | None = None) -> Cursor:
-        """Build all rows again, as one snapshot; see :func:`~strandline.tables.maintenance.rebuild`."""
+        """Build all rows again, as one snapshot; see :func:`~strandline.tables.maintain.operations.rebuild`."""
         return rebuilt_by(log, self.start(), upto, partial(self._rebuild, log.log_id), workers)
 
     def _rebuild(
@@ -199,7 +199,7 @@ class IcebergSink(FileTableSink):
         self._followed.commit(begun, added, list(self._followed.data_files(begun)), upto)
 
     def compacted(self) -> int:
-        """Join small files, with the cursor as it is; see :func:`~strandline.tables.maintenance.optimize`.
+        """Join small files, with the cursor as it is; see :func:`~strandline.tables.maintain.operations.optimize`.
 
         ``Conflict`` if its follower commits at the same moment: nothing was changed.
         """
@@ -223,7 +223,7 @@ class IcebergSink(FileTableSink):
         return len(small) - len(added)
 
     def vacuumed(self, hours: int, *, clock: Clock = CLOCK) -> int:
-        """Expire older snapshots; see :func:`~strandline.tables.maintenance.vacuum`."""
+        """Expire older snapshots; see :func:`~strandline.tables.maintain.operations.vacuum`."""
         table = self._existing()
         before = datetime.fromtimestamp(clock.now() / 1_000_000, UTC) - timedelta(hours=hours)
         return self._followed.expire(table, UUID(table.metadata.properties[LOG_KEY]), before)

@@ -41,7 +41,7 @@ from strandline.tables.iceberg.history import (
     last_commit,
     own_cursor,
 )
-from strandline.tables.shape import DeadLetters, TableShape
+from strandline.tables.rows.shape import DeadLetters, TableShape
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

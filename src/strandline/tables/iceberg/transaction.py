@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from strandline.errors import Conflict
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Written, check_coverage
-from strandline.tables.bad_records import ANY_SHARE, BadShare
+from strandline.tables.files.part import TablePart
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
-from strandline.tables.part import TablePart
+from strandline.tables.rows.bad_records import ANY_SHARE, BadShare
 
 
 @dataclass(slots=True)

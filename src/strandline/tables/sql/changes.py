@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 
 from strandline.errors import BadRecord
 from strandline.model.records import Op
-from strandline.tables.bad_records import BadShare, first_bad, refused
-from strandline.tables.kinds import RAW_LATEST, ColumnNames, merge_latest, newest_per_key, table_schema, taken_rows
-from strandline.tables.shape import BAD_SCHEMA, ShapedRows, TableShape
+from strandline.tables.rows.bad_records import BadShare, first_bad, refused
+from strandline.tables.rows.kinds import RAW_LATEST, ColumnNames, merge_latest, newest_per_key, table_schema, taken_rows
+from strandline.tables.rows.shape import BAD_SCHEMA, ShapedRows, TableShape
 from strandline.tables.sql.columns import AlteredColumns, TypeOf, altered
 from strandline.values.schema.evolution import conform_columns
 

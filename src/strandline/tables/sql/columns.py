@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import CorruptData, SchemaRefused
-from strandline.tables.shape import BAD_SCHEMA
+from strandline.tables.rows.shape import BAD_SCHEMA
 
 TypeOf: TypeAlias = Callable[[pa.Field], str]
 """The type of a column in a database; ``SchemaRefused`` if it has none for it."""

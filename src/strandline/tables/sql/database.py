@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from strandline.tables.comparison import RowDifferences
+from strandline.tables.maintain.comparison import RowDifferences
 from strandline.tables.sql.changes import ColumnRules, TableChanges
 from strandline.tables.sql.state import CursorRow, SeenTable
 
@@ -38,7 +38,7 @@ class SqlTransaction(Protocol):
         """Add dead letters, and first remove those from an offset on."""
 
     def letters(self) -> pa.Table:
-        """All dead letters of the table (:data:`~strandline.tables.shape.BAD_SCHEMA`)."""
+        """All dead letters of the table (:data:`~strandline.tables.rows.shape.BAD_SCHEMA`)."""
 
     def remove_letters(self, offsets: Sequence[int]) -> None:
         """Remove the dead letters of these offsets."""

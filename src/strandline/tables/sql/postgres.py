@@ -13,8 +13,8 @@ import pyarrow.types as pt
 from strandline.errors import DiskFull, InvalidInput, StorageError, TransientStorageError
 from strandline.model.arguments import Named, Secret, anything, checked
 from strandline.storage.fork_check import Origin, bound_to_process
-from strandline.tables.logged import Value, fixed
-from strandline.tables.shape import TableShape, as_key
+from strandline.tables.rows.logged import Value, fixed
+from strandline.tables.rows.shape import TableShape, as_key
 from strandline.tables.sql.columns import DEAD_LETTERS, TypeOf, as_json, check_names, is_nested
 from strandline.tables.sql.copy_format import EPOCH_DAYS, EPOCH_MICROSECONDS
 from strandline.tables.sql.postgres_transaction import PostgresTransaction, psycopg_library

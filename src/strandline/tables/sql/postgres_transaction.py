@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from strandline.errors import InvalidInput, MissingExtra
-from strandline.tables.comparison import RowDifferences
-from strandline.tables.replay import pairs_from
-from strandline.tables.shape import BAD_SCHEMA
+from strandline.tables.maintain.comparison import RowDifferences
+from strandline.tables.maintain.replay import pairs_from
+from strandline.tables.rows.shape import BAD_SCHEMA
 from strandline.tables.sql.changes import SoftDeletes, TableChanges
 from strandline.tables.sql.columns import CURSORS, DEAD_LETTERS, definitions, letters_of, quoted
 from strandline.tables.sql.copy_format import copy_data

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from strandline.errors import Conflict, NotFound
 from strandline.storage.clock import CHANCE
-from strandline.tables.replay import LetterChanges, OwnLetters
-from strandline.tables.shape import BAD_SCHEMA, ShapedRows
+from strandline.tables.maintain.replay import LetterChanges, OwnLetters
+from strandline.tables.rows.shape import BAD_SCHEMA, ShapedRows
 from strandline.tables.sql.changes import ChangePlanner
 from strandline.tables.sql.database import Database
 from strandline.tables.sql.state import CursorRow, Expected
@@ -20,7 +20,7 @@ from strandline.tables.sql.state import CursorRow, Expected
 
 @dataclass(slots=True)
 class ReplayedSql:
-    """See :class:`~strandline.tables.replay.ReplayedTable`. Reads without a lock, and proves the table again to write.
+    """A :class:`~strandline.tables.maintain.replay.ReplayedTable`: reads unlocked, and proves the table before a write.
 
     Cursor and epoch stay: the table's follower goes on.
     """

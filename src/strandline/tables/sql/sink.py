@@ -22,20 +22,20 @@ from strandline.errors import (
     Unsupported,
 )
 from strandline.log.contract import Log
-from strandline.log.planning import behind, joined
-from strandline.log.reading import fetch_in_order
+from strandline.log.read.planning import behind, joined
+from strandline.log.read.reading import fetch_in_order
 from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.records import READ_SCHEMA
 from strandline.model.sink import remaining
 from strandline.storage.clock import CHANCE
-from strandline.tables.bad_records import BadShare
-from strandline.tables.comparison import RowDifferences, folded
-from strandline.tables.kinds import KINDS
-from strandline.tables.logged import LoggedShape, Value
-from strandline.tables.maintained import RecordedTable, TableSize
-from strandline.tables.replay import LetterReplay, Replayed, log_of_letters
-from strandline.tables.shape import TableShape
+from strandline.tables.maintain.comparison import RowDifferences, folded
+from strandline.tables.maintain.contract import RecordedTable, TableSize
+from strandline.tables.maintain.replay import LetterReplay, Replayed, log_of_letters
+from strandline.tables.rows.bad_records import BadShare
+from strandline.tables.rows.kinds import KINDS
+from strandline.tables.rows.logged import LoggedShape, Value
+from strandline.tables.rows.shape import TableShape
 from strandline.tables.sql.changes import ChangePlanner, TableChanges
 from strandline.tables.sql.database import Database
 from strandline.tables.sql.replay import replayed_sql
@@ -205,7 +205,7 @@ class SqlSink:
         return None if mode is None or row is None else RecordedTable(mode, row.schema)
 
     def compared(self, records: pa.Table) -> RowDifferences:
-        """Compare the rows, in the database; see :func:`~strandline.tables.maintenance.verify`."""
+        """Compare the rows, in the database; see :func:`~strandline.tables.maintain.operations.verify`."""
         row = self._existing().row
         if row is None:
             raise NotFound(f"The table {self.where} follows no log.")
@@ -214,7 +214,7 @@ class SqlSink:
             return transaction.compared(folded(self._shape, changes, row.schema))
 
     def rebuilt(self, log: Log, upto: int, workers: Workers | None = None) -> Cursor:
-        """Replace all rows in one transaction; see :func:`~strandline.tables.maintenance.rebuild`.
+        """Replace all rows in one transaction; see :func:`~strandline.tables.maintain.operations.rebuild`.
 
         Rows are deleted and inserted, not the table: its indexes, rights and views stay. Other followers wait, and the
         one that followed the table so far is ``Fenced``. ``Unsupported`` with ``workers``: a transaction is in one
@@ -256,7 +256,7 @@ class SqlSink:
         return end
 
     def replay_letters(self, log: Log) -> Replayed:
-        """Apply dead letters that can become rows by now; see :func:`~strandline.tables.maintenance.replay_letters`.
+        """Apply dead letters that can become rows by now: see :func:`strandline.tables.replay_letters`.
 
         Rows and letters change in one transaction. The follower may run beside it.
         """

@@ -23,8 +23,8 @@ from strandline.errors import (
 from strandline.model.addresses import Address, as_folder, is_text
 from strandline.model.arguments import Named, anything, checked
 from strandline.storage.disk import DISK, Disk, exists, make_own_folder
-from strandline.tables.logged import Value, fixed
-from strandline.tables.shape import TableShape, as_key
+from strandline.tables.rows.logged import Value, fixed
+from strandline.tables.rows.shape import TableShape, as_key
 from strandline.tables.sql.columns import TypeOf, check_names
 from strandline.tables.sql.sink import SqlSink
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction, sqlite_type

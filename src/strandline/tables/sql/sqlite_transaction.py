@@ -14,9 +14,9 @@ import pyarrow.types as pt
 
 from strandline.errors import InvalidInput
 from strandline.storage.clock import CHANCE
-from strandline.tables.comparison import RowDifferences
-from strandline.tables.replay import pairs_from
-from strandline.tables.shape import BAD_SCHEMA
+from strandline.tables.maintain.comparison import RowDifferences
+from strandline.tables.maintain.replay import pairs_from
+from strandline.tables.rows.shape import BAD_SCHEMA
 from strandline.tables.sql.changes import SoftDeletes, TableChanges
 from strandline.tables.sql.columns import (
     CURSORS,

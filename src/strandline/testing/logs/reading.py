@@ -16,7 +16,7 @@ import pytest
 
 from strandline.errors import CursorExpired, Diverged, InvalidInput, NotReady
 from strandline.log.contract import Log, Receipt
-from strandline.log.planning import behind
+from strandline.log.read.planning import behind
 from strandline.model.cursor import Bounds, Cursor, Limit, Span, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.testing.logs.parts import SOON, append, fetched

@@ -12,8 +12,8 @@ from strandline.formats.segment.file import LARGEST_SEGMENT
 from strandline.formats.segment.writer import EncodedSegment, SegmentWriter
 from strandline.log.contract import Slot
 from strandline.log.object.log import ObjectSpan
-from strandline.log.planning import Fingerprinted, SpanWithTerm
-from strandline.log.reading import fetch_in_order
+from strandline.log.read.planning import Fingerprinted, SpanWithTerm
+from strandline.log.read.reading import fetch_in_order
 from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import Limit, Span
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from strandline.errors import CursorExpired, Diverged, Gap, NotFound, NotReady
 from strandline.log.contract import Log
-from strandline.log.reading import read_between
+from strandline.log.read.reading import read_between
 from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.model.segments import SegmentMetadata, TopicPartition

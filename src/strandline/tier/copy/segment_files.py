@@ -26,7 +26,7 @@ from strandline.formats.segment.file import (
 )
 from strandline.formats.segment.records import decode_group
 from strandline.formats.segment.writer import EncodedSegment
-from strandline.log.planning import clipped, known_columns, plan_entries
+from strandline.log.read.planning import clipped, known_columns, plan_entries
 from strandline.model.cursor import NO_LIMIT, Limit, RecordRange
 from strandline.model.records import READ_SCHEMA
 from strandline.model.segments import SegmentId, SegmentMetadata

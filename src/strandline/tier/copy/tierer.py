@@ -17,7 +17,7 @@ from typing import Annotated, Final
 
 from strandline.errors import AlreadyExists, NotFound, StrandlineError
 from strandline.log.contract import Log, Slot
-from strandline.log.planning import behind
+from strandline.log.read.planning import behind
 from strandline.model.arguments import anything, checked, whole
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.retention import FOREVER, TIER_SLOT, Retention, as_retention

@@ -8,7 +8,7 @@ from typing import Final, final
 
 from strandline.errors import Diverged, NotFound
 from strandline.log.contract import Log
-from strandline.log.planning import Gathering, behind
+from strandline.log.read.planning import Gathering, behind
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.retention import SlotState
 from strandline.model.segments import SegmentMetadata, TopicPartition

@@ -17,15 +17,15 @@ from strandline.errors import CursorExpired, InvalidInput, NotReady, StrandlineE
 from strandline.formats.json.value_versions import ValueVersion
 from strandline.log.contract import READING, Handle, require
 from strandline.log.folders import FolderKind, contents
-from strandline.log.heartbeat import Limited
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.slots import Hold, HoldSeconds, SlotKeeper
-from strandline.log.planning import Gathering, behind
 from strandline.log.produce.producer import Producer
-from strandline.log.reading import read_between
-from strandline.log.resume import position_of
-from strandline.log.slot_table import SlotTable
-from strandline.log.value_format import evolve_named_codec, named_codec, named_versions
+from strandline.log.read.planning import Gathering, behind
+from strandline.log.read.reading import read_between
+from strandline.log.read.value_format import evolve_named_codec, named_codec, named_versions
+from strandline.log.slots.heartbeat import Limited
+from strandline.log.slots.resume import position_of
+from strandline.log.slots.table import SlotTable
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader, WalReading
 from strandline.model.arguments import Timeout, checked

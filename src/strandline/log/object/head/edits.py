@@ -8,9 +8,9 @@ from typing import Final
 
 from strandline.errors import AlreadyExists, ExpectationFailed, InvalidInput, NotFound, StrandlineError
 from strandline.log.object.head.index import references_of
-from strandline.log.slots import check_position
-from strandline.log.source_writers import check_source_number, remembered
-from strandline.log.writers import check_number, forget_silent
+from strandline.log.slots.rules import check_position
+from strandline.log.writers.numbered import check_number, forget_silent
+from strandline.log.writers.source import check_source_number, remembered
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.head import ChunkRef, Cut, Entry, Head, MetadataRange, Pin, Trimmed, WriterId, WriterState
 from strandline.model.times import TOLERANCE

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.log.findings import Severity
-from strandline.log.source_writers import group_of, is_member, is_source, remembered
-from strandline.log.writers import MAX_WRITERS
+from strandline.log.writers.numbered import MAX_WRITERS
+from strandline.log.writers.source import group_of, is_member, is_source, remembered
 from strandline.model.head import ChunkRef, Entry, Head, MetadataRanges, WriterId, WriterState
 from strandline.model.retention import SlotState
 from strandline.storage.store import ObjectInfo, ObjectStore

@@ -48,8 +48,8 @@ from strandline.log.object.maintain.slot_lag import policy_start
 from strandline.log.object.slots import Members, SlotKeeper
 from strandline.log.object.staging import FOLDER as STAGED
 from strandline.log.object.staging import KEPT_SECONDS
-from strandline.log.slots import has_expired, invalidate, is_idle, is_suspect, judge, suspect
-from strandline.log.trimming import ColdTierProof, proven, retained_first, trim_to
+from strandline.log.slots.rules import has_expired, invalidate, is_idle, is_suspect, judge, suspect
+from strandline.log.slots.trimming import ColdTierProof, proven, retained_first, trim_to
 from strandline.model.cursor import SECOND
 from strandline.model.head import Cut, Entry, Head
 from strandline.model.retention import TIER_SLOT, MaxAge, Retention, SlotLimits, SlotState

@@ -7,9 +7,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from strandline.log.object.head.index import Chunks, bytes_from, entries_from, entries_listed_since, start_of_newest
-from strandline.log.slots import put_at
-from strandline.log.trimming import floor as lowest
-from strandline.log.trimming import pending_positions, retention_start, trim_floor, trim_to
+from strandline.log.slots.rules import put_at
+from strandline.log.slots.trimming import floor as lowest
+from strandline.log.slots.trimming import pending_positions, retention_start, trim_floor, trim_to
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.head import Head
 from strandline.model.retention import Retention, SlotLimits, SlotState

@@ -38,7 +38,7 @@ from strandline.log.object.maintain.checks import (
     check_head,
     check_slot,
 )
-from strandline.log.reading import fetch_in_order
+from strandline.log.read.reading import fetch_in_order
 from strandline.model.head import ChunkRef, Cut, Entry, Head
 from strandline.model.retention import TIER_SLOT
 

@@ -12,12 +12,12 @@ from uuid import UUID
 
 from strandline.errors import Diverged, NotFound, NotReady, Unsupported
 from strandline.formats.json.value_versions import ValueVersion
-from strandline.log import resume
 from strandline.log.contract import LogReading
-from strandline.log.planning import check_fingerprint, plan_entries
-from strandline.log.reading import HeadPoller
-from strandline.log.slot_table import ReadOnlySlots
-from strandline.log.trimming import retention_start
+from strandline.log.read.planning import check_fingerprint, plan_entries
+from strandline.log.read.reading import HeadPoller
+from strandline.log.slots import resume
+from strandline.log.slots.table import ReadOnlySlots
+from strandline.log.slots.trimming import retention_start
 from strandline.log.wal.names import firsts_in
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.span import CachedFrame, WalSpan

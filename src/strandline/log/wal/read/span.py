@@ -16,7 +16,7 @@ from strandline.formats.arrow.stream import ArrowStream
 from strandline.formats.arrow.value_page import decode_values
 from strandline.formats.wal.folder import append_of
 from strandline.formats.wal.frame import Frame, FrameScanner, decode_frame
-from strandline.log.planning import clipped, known_columns
+from strandline.log.read.planning import clipped, known_columns
 from strandline.log.wal.read.catalog import Located, damaged
 from strandline.model.head import LogBatch, WriterId
 from strandline.model.records import with_offsets

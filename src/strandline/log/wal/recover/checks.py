@@ -12,12 +12,12 @@ from strandline.formats.wal.folder import SlotsFile, append_of, lead_of
 from strandline.formats.wal.frame import Ending, Frame, decode_frame
 from strandline.formats.wal.index import Index, IndexEntry
 from strandline.log.findings import Finding, FindingKind, Severity
-from strandline.log.source_writers import remembered
-from strandline.log.trimming import retained_first
+from strandline.log.slots.trimming import retained_first
 from strandline.log.wal.names import LEAD, salt_of
 from strandline.log.wal.read.catalog import Located
 from strandline.log.wal.recover.scan_tail import Hole
 from strandline.log.wal.write.journal import INDEX_BYTES, INDEX_FRAMES
+from strandline.log.writers.source import remembered
 from strandline.model.head import WriterId, WriterState
 
 MOST_PROBLEMS: Final = 100

@@ -22,7 +22,7 @@ from strandline.formats.wal.folder import Rewinding, decode_rewinding, encode_re
 from strandline.formats.wal.frame import Frame, FrameInfo, Stop, decode_frame, encode_frame
 from strandline.formats.wal.index import decode_index, encode_entry, index_lead, new_chain
 from strandline.formats.wal.mark import Mark, encode_mark
-from strandline.log.slots import put_at
+from strandline.log.slots.rules import put_at
 from strandline.log.wal.names import (
     DATA,
     INDEX,
@@ -51,7 +51,7 @@ from strandline.log.wal.recover.scan_tail import (
 )
 from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.write.journal import JournalPosition, encode_lead
-from strandline.log.writers import forget_silent
+from strandline.log.writers.numbered import forget_silent
 from strandline.model.cursor import Cursor
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.disk import DISK, Disk, make_own_folder, replace_file, sync_name

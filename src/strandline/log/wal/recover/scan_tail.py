@@ -32,12 +32,12 @@ from strandline.formats.wal.frame import (
 from strandline.formats.wal.index import Index, decode_index, new_chain
 from strandline.formats.wal.mark import Mark
 from strandline.log.folders import FolderKind, check_missing
-from strandline.log.source_writers import remembered
 from strandline.log.wal.names import IDENTITY, KEPT, LEAD, data_name, firsts_in, index_name, salt_of
 from strandline.log.wal.read.catalog import Located, damaged
 from strandline.log.wal.read.watermark import read_mark
 from strandline.log.wal.write.journal import JournalPosition
-from strandline.log.writers import forget_silent
+from strandline.log.writers.numbered import forget_silent
+from strandline.log.writers.source import remembered
 from strandline.model.head import WriterId, WriterState
 from strandline.storage.clock import Clock
 from strandline.storage.disk import Disk

@@ -16,12 +16,12 @@ from strandline.formats.arrow.value_page import MOST_RECORDS, encode_values
 from strandline.formats.wal.folder import batch_metadata, lead_metadata
 from strandline.formats.wal.frame import FrameInfo, encode_frame
 from strandline.formats.wal.index import Index, IndexEntry, encode_entry, index_lead, new_chain
-from strandline.log.source_writers import remembered
 from strandline.log.wal.names import LEAD, data_name, index_name, salt_of
 from strandline.log.wal.read.catalog import Located
 from strandline.log.wal.read.span import CachedFrame, Records
 from strandline.log.wal.write.groups import Item, ValueRun, Whole
-from strandline.log.writers import MAX_WRITERS, forget_silent
+from strandline.log.writers.numbered import MAX_WRITERS, forget_silent
+from strandline.log.writers.source import remembered
 from strandline.model.cursor import SECOND
 from strandline.model.head import WriterId, WriterState
 from strandline.model.times import DAY, TOLERANCE

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from strandline.log.source_writers import remembered
 from strandline.log.wal.write.groups import CommitGroup, WalHandle, settled_group
-from strandline.log.writers import check_number, forget_silent
+from strandline.log.writers.numbered import check_number, forget_silent
+from strandline.log.writers.source import remembered
 from strandline.model.head import WriterId, WriterState
 
 _DURABLE: Final = settled_group()

@@ -22,7 +22,7 @@ from strandline.errors import (
     TransientStorageError,
     Unsupported,
 )
-from strandline.log.reading import pauses
+from strandline.log.read.reading import pauses
 from strandline.model.addresses import as_address, refuse_credentials, split_address
 from strandline.node.flight.client.channel import Channel
 from strandline.node.flight.security import ClientSecurity, is_loopback

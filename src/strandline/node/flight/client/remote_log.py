@@ -20,16 +20,16 @@ from strandline.errors import (
 )
 from strandline.formats.json.fields import Fields
 from strandline.formats.node.ticket import ReadTicket
-from strandline.log import resume
 from strandline.log.contract import LogReading
-from strandline.log.planning import Gathering, behind
 from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, RETRY_SECONDS, producer_by
 from strandline.log.produce.buffer import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.typed import ValueEncoder
-from strandline.log.reading import HeadPoller, cursor_of
-from strandline.log.value_format import named_codec
-from strandline.log.writers import numbered
+from strandline.log.read.planning import Gathering, behind
+from strandline.log.read.reading import HeadPoller, cursor_of
+from strandline.log.read.value_format import named_codec
+from strandline.log.slots import resume
+from strandline.log.writers.numbered import numbered
 from strandline.model.addresses import AddressText
 from strandline.model.arguments import Duration, Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start

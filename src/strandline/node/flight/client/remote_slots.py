@@ -9,9 +9,9 @@ from typing import Any, final
 from strandline.errors import Fenced, InvalidInput, NotFound, SlotInvalid
 from strandline.formats.json.fields import Fields
 from strandline.formats.wal.slots import slot_of
-from strandline.log.slot_table import named
-from strandline.log.slots import check_name
-from strandline.log.trimming import floor as floor_of
+from strandline.log.slots.rules import check_name
+from strandline.log.slots.table import named
+from strandline.log.slots.trimming import floor as floor_of
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.retention import SlotState

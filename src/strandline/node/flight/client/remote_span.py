@@ -15,7 +15,7 @@ import pyarrow as pa
 from strandline.errors import CorruptData, InvalidInput, StrandlineError
 from strandline.formats.node.ticket import ReadTicket, encode_ticket
 from strandline.formats.node.wire import Flag
-from strandline.log.reading import pauses
+from strandline.log.read.reading import pauses
 from strandline.model.cursor import Cursor, Span
 from strandline.model.json_values import fingerprint_of
 from strandline.node.flight.client.channel import TIMEOUT, Channel

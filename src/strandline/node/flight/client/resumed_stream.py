@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from strandline.errors import NotReady, TransientStorageError
 from strandline.formats.node.ticket import ReadTicket
-from strandline.log.reading import pauses
+from strandline.log.read.reading import pauses
 from strandline.model.cursor import Cursor
 from strandline.node.flight.client.channel import Channel
 from strandline.node.flight.client.node_channels import NodeChannels

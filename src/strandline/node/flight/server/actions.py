@@ -12,7 +12,7 @@ from strandline.errors import InvalidInput, NotReady
 from strandline.formats.json.fields import Fields, write_fields, write_record
 from strandline.formats.wal.slots import slot_fields
 from strandline.log.contract import Slots
-from strandline.log.planning import Fingerprinted, SpanWithTerm
+from strandline.log.read.planning import Fingerprinted, SpanWithTerm
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.head import WriterId
 from strandline.model.json_values import fingerprint_text

@@ -13,7 +13,7 @@ from strandline.formats.arrow.block import Parts, page_checksum
 from strandline.formats.node.ticket import FeedTicket, FileTicket, ReadTicket
 from strandline.formats.node.wire import Flag, Note, encode_note
 from strandline.log.contract import Log
-from strandline.log.planning import behind, known_columns
+from strandline.log.read.planning import behind, known_columns
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import LogBatch
 from strandline.model.node import NO_HEARTBEAT, Heartbeat

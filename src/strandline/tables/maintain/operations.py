@@ -1,4 +1,4 @@
-"""Looking after a table that follows a log: describe, verify against the log, rebuild, compact, remove orphans."""
+"""Maintenance of a table that follows a log: describe, verify by the log, rebuild, compact, remove orphan files."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import pyarrow as pa
 
 from strandline.errors import Conflict, InvalidInput, NotFound
 from strandline.log.contract import Log
-from strandline.log.reading import read_between
+from strandline.log.read.reading import read_between
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Named, checked
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA
-from strandline.tables.kinds import Kind
-from strandline.tables.logged import Value
-from strandline.tables.maintained import MaintainedTable, existing_sink
-from strandline.tables.replay import Replayed
+from strandline.tables.maintain.contract import MaintainedTable
+from strandline.tables.maintain.opening import existing_sink
+from strandline.tables.maintain.replay import Replayed
+from strandline.tables.rows.kinds import Kind
+from strandline.tables.rows.logged import Value
 
 GRACE_HOURS: Final = 168
 """Hours for which files are kept that no version names: a slow commit may still name them."""

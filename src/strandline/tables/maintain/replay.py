@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 
 from strandline.errors import Conflict, Contended, InvalidInput
 from strandline.log.contract import Log
-from strandline.log.reading import read_between
+from strandline.log.read.reading import read_between
 from strandline.model.records import READ_SCHEMA
-from strandline.tables.bad_records import first_bad
-from strandline.tables.kinds import distinct
-from strandline.tables.shape import ShapedRows, TableShape
+from strandline.tables.rows.bad_records import first_bad
+from strandline.tables.rows.kinds import distinct
+from strandline.tables.rows.shape import ShapedRows, TableShape
 
 ReadLog: TypeAlias = Callable[[int, int], Iterable[pa.RecordBatch]]
 """The records of the log between two offsets."""

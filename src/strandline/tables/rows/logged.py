@@ -11,9 +11,9 @@ from typing import Final, Literal, Self, TypeAlias
 import pyarrow as pa
 
 from strandline.errors import InvalidInput, SchemaRefused
-from strandline.log.value_format import named_codec
-from strandline.tables.kinds import TYPED
-from strandline.tables.shape import TableShape
+from strandline.log.read.value_format import named_codec
+from strandline.tables.rows.kinds import TYPED
+from strandline.tables.rows.shape import TableShape
 from strandline.values.contract import Codec
 
 Value: TypeAlias = Codec | Literal["log"]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.tables.kinds import merge_history, merge_latest, taken_rows
-from strandline.tables.part import changes_schema, in_schema
-from strandline.tables.shape import TableShape
+from strandline.tables.files.part import changes_schema, in_schema
+from strandline.tables.rows.kinds import merge_history, merge_latest, taken_rows
+from strandline.tables.rows.shape import TableShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 
 from strandline.errors import InvalidInput, SchemaRefused, StrandlineError, TransformFailed, printable
 from strandline.model.records import READ_SCHEMA, TIMESTAMP
-from strandline.tables.hashing import HASH_VERSION
-from strandline.tables.kinds import RAW, RAW_LATEST, TYPED, ColumnNames, Kind, table_schema
-from strandline.tables.types import stored
+from strandline.tables.rows.hashing import HASH_VERSION
+from strandline.tables.rows.kinds import RAW, RAW_LATEST, TYPED, ColumnNames, Kind, table_schema
+from strandline.tables.rows.types import stored
 from strandline.values.contract import Codec, rounds_floats
 from strandline.values.decoding import RECORD_FIELDS, value_fields
 from strandline.values.schema.evolution import Evolution, evolve
@@ -85,7 +85,7 @@ class TableShape:
     transform: ArrowTransform | None = None
     soft_deletes: bool = False
     has_plain_types: bool = False
-    """Whether columns get the types that Delta stores (:mod:`~strandline.tables.types`)."""
+    """Whether columns get the types that Delta stores (:mod:`~strandline.tables.rows.types`)."""
 
     @property
     def names(self) -> ColumnNames:

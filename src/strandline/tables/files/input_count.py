@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from strandline.errors import CorruptData
 from strandline.model.records import READ_SCHEMA
-from strandline.tables.hashing import key_hashes
-from strandline.tables.layout import HashRange
+from strandline.tables.files.layout import HashRange
+from strandline.tables.rows.hashing import key_hashes
 
 _CHUNK_ROWS: Final = 65_536
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from strandline.errors import InvalidInput
 from strandline.log.contract import LogReading
-from strandline.log.reading import read_between
-from strandline.log.value_format import named_codec
+from strandline.log.read.reading import read_between
+from strandline.log.read.value_format import named_codec
 from strandline.model.arguments import checked
 from strandline.model.cursor import Start
 from strandline.values.contract import Codec

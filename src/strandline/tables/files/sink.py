@@ -17,9 +17,9 @@ from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor
 from strandline.model.sink import TableSink
 from strandline.tables.apply import apply_records
-from strandline.tables.logged import LoggedShape
-from strandline.tables.replay import LetterReplay, Replayed, ReplayedTable, log_of_letters
-from strandline.tables.shape import DeadLetters, TableShape
+from strandline.tables.maintain.replay import LetterReplay, Replayed, ReplayedTable, log_of_letters
+from strandline.tables.rows.logged import LoggedShape
+from strandline.tables.rows.shape import DeadLetters, TableShape
 
 
 class FollowedTable(Protocol):
@@ -106,7 +106,7 @@ class FileTableSink(ABC):
         return twin
 
     def replay_letters(self, log: Log) -> Replayed:
-        """Apply dead letters that can become rows by now; see :func:`~strandline.tables.maintenance.replay_letters`."""
+        """Apply dead letters that can become rows by now: see :func:`strandline.tables.replay_letters`."""
         self.meet(log)
         opened = self._replayed(log.log_id)
         if opened is None:

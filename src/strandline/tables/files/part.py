@@ -13,13 +13,13 @@ from strandline.errors import CorruptData, InvalidInput, SchemaRefused
 from strandline.model.records import Op
 from strandline.model.sink import DataFile, Written
 from strandline.storage.clock import CHANCE
-from strandline.tables.bad_records import first_bad, refused
-from strandline.tables.files import TableFiles, write_file
-from strandline.tables.hashing import HASH_BITS, key_hashes
-from strandline.tables.input_count import InputCount
-from strandline.tables.kinds import ColumnNames, KeyRewind, in_offset_order, merge_history, merge_latest
-from strandline.tables.layout import FEW_SHARES, MAX_DEPTH, WHOLE, HashRange, KeptFile, file_name, range_of
-from strandline.tables.shape import BAD_SCHEMA, LETTER_SCHEMA, ShapedRows, TableShape, TransformedElsewhere
+from strandline.tables.files.data_files import TableFiles, write_file
+from strandline.tables.files.input_count import InputCount
+from strandline.tables.files.layout import FEW_SHARES, MAX_DEPTH, WHOLE, HashRange, KeptFile, file_name, range_of
+from strandline.tables.rows.bad_records import first_bad, refused
+from strandline.tables.rows.hashing import HASH_BITS, key_hashes
+from strandline.tables.rows.kinds import ColumnNames, KeyRewind, in_offset_order, merge_history, merge_latest
+from strandline.tables.rows.shape import BAD_SCHEMA, LETTER_SCHEMA, ShapedRows, TableShape, TransformedElsewhere
 from strandline.values.schema.evolution import conform_columns
 
 if TYPE_CHECKING:

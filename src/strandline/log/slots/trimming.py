@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from strandline.log.slots import put_at
+from strandline.log.slots.rules import put_at
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.head import Pin
 from strandline.model.retention import TIER_SLOT, Consumed, Forever, MaxAge, MaxBytes, Retention, SlotState

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from strandline.tables.hashing import HASH_BITS
+from strandline.tables.rows.hashing import HASH_BITS
 
 if TYPE_CHECKING:
     import numpy as np

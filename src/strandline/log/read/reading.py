@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 import pyarrow as pa
 
 from strandline.errors import InvalidInput, NotFound, NotReady
-from strandline.log.planning import behind, joined
+from strandline.log.read.planning import behind, joined
 from strandline.model.cursor import Cursor, Limit, Start
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin

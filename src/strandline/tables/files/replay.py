@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 
 from strandline.model.sink import DataFile
 from strandline.storage.clock import CHANCE
-from strandline.tables.files import TableFiles, write_file
-from strandline.tables.kinds import KeyRewind
-from strandline.tables.layout import WHOLE, KeptFile
-from strandline.tables.part import TablePart, in_schema
-from strandline.tables.replay import LetterChanges, OwnLetters, pairs_of
-from strandline.tables.shape import LETTER_SCHEMA, TableShape
+from strandline.tables.files.data_files import TableFiles, write_file
+from strandline.tables.files.layout import WHOLE, KeptFile
+from strandline.tables.files.part import TablePart, in_schema
+from strandline.tables.maintain.replay import LetterChanges, OwnLetters, pairs_of
+from strandline.tables.rows.kinds import KeyRewind
+from strandline.tables.rows.shape import LETTER_SCHEMA, TableShape
 
 
 class FileTable(Protocol):
@@ -41,7 +41,7 @@ class FileTable(Protocol):
 
 @dataclass(slots=True)
 class ReplayedFiles:
-    """See :class:`~strandline.tables.replay.ReplayedTable`."""
+    """See :class:`~strandline.tables.maintain.replay.ReplayedTable`."""
 
     shape: TableShape
     table: FileTable

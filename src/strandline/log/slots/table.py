@@ -10,8 +10,7 @@ from typing import NoReturn, Protocol
 from uuid import UUID
 
 from strandline.errors import AlreadyExists, NotFound, Unsupported
-from strandline.log import resume, trimming
-from strandline.log import slots as rules
+from strandline.log.slots import resume, rules, trimming
 from strandline.model.arguments import checked
 from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.retention import SlotState

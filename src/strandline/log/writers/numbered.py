@@ -22,7 +22,7 @@ from strandline.errors import (
     WriterExpired,
 )
 from strandline.log.contract import Log, Receipt
-from strandline.log.source_writers import advance_of, check_source_number, is_source
+from strandline.log.writers.source import advance_of, check_source_number, is_source
 from strandline.model.arguments import shown, whole
 from strandline.model.head import WriterId, WriterState
 from strandline.storage.clock import Chance, Clock

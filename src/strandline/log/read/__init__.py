@@ -1,0 +1,1 @@
+"""Reading, the same for every log: plans, fetching ahead, decoded values."""

@@ -1,0 +1,1 @@
+"""Maintenance of tables: describe, verify against the log, rebuild, compact, replay dead letters."""

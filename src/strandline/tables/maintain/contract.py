@@ -1,0 +1,92 @@
+"""The contract of a table that can be maintained: what each kind of sink has for the functions of ``sl.tables``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.log.contract import Log
+from strandline.model.cursor import Cursor
+from strandline.tables.maintain.comparison import RowDifferences
+from strandline.tables.maintain.replay import Replayed
+from strandline.tables.rows.kinds import RAW, TYPED, Kind
+from strandline.tables.rows.logged import is_raw
+from strandline.tables.work import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class TableSize:
+    """Version, rows, files and bytes of a table, and its columns. SQL databases count no files."""
+
+    version: int
+    rows: int
+    files: int
+    bytes: int
+    columns: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTable:
+    """What a table records of itself."""
+
+    mode: Kind
+    columns: pa.Schema
+
+    @property
+    def has_soft_deletes(self) -> bool:
+        """Whether deleted rows are marked, by its columns."""
+        names = RAW if is_raw(self.columns) else TYPED
+        return self.mode == "latest" and names.deleted in self.columns.names
+
+
+@runtime_checkable
+class MaintainedTable(Protocol):
+    """A table sink that can be described, verified, rebuilt, repaired and compacted."""
+
+    @property
+    def where(self) -> str:
+        """The table, in messages."""
+
+    @property
+    def mode(self) -> Kind:
+        """The kind of the table."""
+
+    def meet(self, log: Any) -> None:
+        """Name the log that the table follows."""
+
+    def cursor(self, log_id: UUID) -> Cursor | None:
+        """How far the table has applied that log; None if there is no table."""
+
+    def start(self) -> int:
+        """The offset at which the table began; ``NotFound`` if there is no table."""
+
+    def size(self) -> TableSize:
+        """Its size; ``NotFound`` if there is no table."""
+
+    def recorded(self) -> RecordedTable | None:
+        """What the table records; None for a table of another program. ``NotFound`` if there is none."""
+
+    def compared(self, records: pa.Table) -> RowDifferences:
+        """Compare the rows with what these records, from the table's start to its cursor, amount to."""
+
+    def rebuilt(self, log: Log, upto: int, workers: Workers | None = None) -> Cursor:
+        """Replace all rows by those of the log, from the table's start, in one commit; returns its cursor.
+
+        ``workers`` write the rows: None is this process.
+        """
+
+    def compacted(self) -> int:
+        """Join small files; returns by how many the table has fewer. ``InvalidInput`` if the format needs none."""
+
+    def vacuumed(self, hours: int) -> int:
+        """Remove what no version of the last hours needs. ``InvalidInput`` if the format keeps none."""
+
+    def replay_letters(self, log: Log) -> Replayed:
+        """Apply dead letters that can become rows by now, and remove them."""
+
+    def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
+        """Go back to the last state that is known to be right, if needed."""

@@ -1,0 +1,73 @@
+"""Opens the sink of an existing table by its address, whatever the format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from strandline.errors import InvalidInput
+from strandline.model.addresses import Address, as_address, refuse_credentials
+from strandline.tables.maintain.contract import MaintainedTable
+from strandline.tables.rows.logged import Value
+
+_ICEBERG: Final = "iceberg://"
+_SQLITE: Final = "sqlite:"
+_POSTGRES: Final = ("postgresql://", "postgres://")
+
+
+def is_in_database(address: str) -> bool:
+    """Whether an address is that of a table in a SQL database."""
+    return address.startswith((_SQLITE, *_POSTGRES))
+
+
+def sink_at(address: str, options: Mapping[str, str] | None, **shape: Any) -> MaintainedTable:
+    """The sink of a table by its address.
+
+    ``iceberg://CATALOG/namespace.table``, ``sqlite:FILE#TABLE`` and ``postgresql://host/database#schema.table``; any
+    other address is that of a Delta table.
+    """
+    url = as_address(address)
+    refuse_credentials(url, "PostgreSQL takes user and password from PGUSER, PGPASSWORD or its password file")
+    place, _, table = url.partition("#")
+    if url.startswith(_ICEBERG):
+        from strandline.tables.iceberg.sink import IcebergSink
+
+        catalog, _, identifier = url.removeprefix(_ICEBERG).partition("/")
+        if not catalog or not identifier:
+            raise InvalidInput("An Iceberg table is addressed as iceberg://CATALOG/namespace.table.")
+        return IcebergSink(catalog, identifier, **shape)
+    if is_in_database(url) and not table:
+        raise InvalidInput("A table in a SQL database is addressed by the database, '#' and the table's name.")
+    if url.startswith(_SQLITE):
+        from strandline.tables.sql.sqlite import SqliteSink
+
+        return SqliteSink(place.removeprefix(_SQLITE).removeprefix("//"), table=table, **shape)
+    if url.startswith(_POSTGRES):
+        from strandline.tables.sql.postgres import PostgresSink
+
+        return PostgresSink(place, table=table, **shape)
+    from strandline.tables.delta.sink import DeltaSink
+
+    return DeltaSink(url, options=options, **shape)
+
+
+def existing_sink(
+    address: str,
+    value: Value | None,
+    key: str | Sequence[str],
+    name: str,
+    options: Mapping[str, str] | None,
+    *,
+    dead_letters: Address | bool | None,
+) -> MaintainedTable:
+    """The sink of a table that is there, with what the table records of itself."""
+    sink = sink_at(address, options, name=name)
+    recorded = sink.recorded()
+    if recorded is None:
+        raise InvalidInput(f"The table {sink.where} follows no log: it was made by another program.")
+    shape: dict[str, Any] = {"mode": recorded.mode, "value": value, "key": key, "name": name}
+    if recorded.has_soft_deletes:
+        shape["soft_deletes"] = True
+    if dead_letters is not None:
+        shape["dead_letters"] = dead_letters
+    return sink_at(address, options, **shape)
