@@ -761,3 +761,26 @@ def test_verifying_finds_an_object_log_that_was_restored_and_grew_differently(
     fill(log, 4, seed=9)
     found = fields(run, "segments", "verify", log, status=1)["findings"]
     assert {one["kind"] for one in found} == {"history"}
+
+
+# --- compaction --------------------------------------------------------------------------------------------------
+
+
+def test_segments_are_copied_by_several_workers_merged_and_purged(run: Run, log: str) -> None:
+    assert run("produce", log, "--create", "--count", 400, "--keys", 5).exit_code == 0
+    assert run("produce", log, "--format", "json", given='{"key": "key-000001", "op": "purge"}').exit_code == 0
+    assert run("tier", "attach", log).exit_code == 0
+    assert fields(run, "tier", "run", log, "--all", "--workers", 2)["records_left"] == 0
+    found = fields(run, "tier", "compact", log, "--purge")
+    assert (found["made"], found["erased"], found["held_back"]) == ([], 0, 1)
+    done = run("tier", "compact", log, "--purge", "--workers", 1)
+    assert "nothing to rewrite" in done.stdout
+    assert "1 segment not searched: the log itself still has" in done.stdout.replace("\n", " ")
+
+
+def test_workers_are_threads_and_spark_has_cores(run: Run, log: str, tmp_path: Path) -> None:
+    assert run("produce", log, "--create", "--count", 10).exit_code == 0
+    one_sentence(run("spark", "export", log, tmp_path / "out", "--workers", 2), 1, "--workers is for threads")
+    wrong = ("spark", "--master", "local", "--remote", "sc://nowhere", "export", log, tmp_path / "out")
+    one_sentence(run(*wrong), 1, "exclude each other")
+    assert run("spark", "--conf", "nonsense", "export", log, tmp_path / "out").exit_code == 2

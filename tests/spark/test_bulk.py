@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
 import strandline as sl
+from strandline.cli.app import app
 from strandline.errors import CursorExpired, Unsupported, UnsupportedVersion
 from strandline.spark.executor_pool import ExecutorPool
 from tests.bulk.test_export import exported
@@ -76,3 +79,19 @@ def test_another_version_of_the_package_on_executors_is_refused(
     monkeypatch.setattr("strandline.spark.executor_pool.version", lambda _: "0.0.1")
     with pytest.raises(UnsupportedVersion, match=r"The driver has version 0\.0\.1 of strandline and an executor has"):
         list(ExecutorPool(spark).run([dict], "a job"))
+
+
+def test_executors_copy_a_backlog_and_compact_and_the_command_does_the_same(
+    spark: SparkSession, log: sl.log.ObjectLog
+) -> None:
+    truth = list(log.read())
+    sl.tier.attach(log)
+    with sl.tier.tiering(log, pool=sl.spark.executors(spark), target=1) as tierer:
+        done = tierer.run_once(everything=True)
+    assert [(each.start, each.end + 1) for each in done.copied] == [(first, first + 10) for first in range(0, 100, 10)]
+    result = CliRunner().invoke(app, ["spark", "compact", log.url, "--all", "--json"])
+    assert result.exit_code == 0, result.output
+    assert len(json.loads(result.stdout)["made"]) == 1
+    with sl.open(log.url) as both:
+        assert list(both.read()) == truth
+    assert not spark.sparkContext._jsc.sc().isStopped(), "a session that was there is not stopped"

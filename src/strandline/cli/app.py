@@ -25,6 +25,7 @@ from strandline.cli.logs.wal import wal
 from strandline.cli.node import node
 from strandline.cli.node.admin import promote
 from strandline.cli.quickstart import quickstart
+from strandline.cli.spark import spark
 from strandline.cli.tables.table import table
 
 app = typer.Typer(
@@ -71,6 +72,7 @@ for name, group in {
     "table": table,
     "tier": tier,
     "segments": segments,
+    "spark": spark,
     "wal": wal,
     "node": node,
 }.items():

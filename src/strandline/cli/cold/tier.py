@@ -28,11 +28,11 @@ from strandline.cli.shared.common import (
     stop_on_signal,
 )
 from strandline.cli.shared.common import retention as understood
+from strandline.cli.shared.pools import Workers, is_on_spark, task_pool
 from strandline.model.retention import parse_retention
 from strandline.model.segments import SegmentMetadata
 from strandline.tier.attachment import PARTITIONS
-from strandline.tier.copy.ledger import TieringStep
-from strandline.tier.copy.tierer import Round
+from strandline.tier.copy.steps import Compacted, Round, TieringStep
 from strandline.tier.opening import attach as give
 from strandline.tier.opening import cold_cell, cold_tier, log_address, tiering
 from strandline.tier.status import Untiered, untiered
@@ -136,15 +136,19 @@ def run(
     linger: Linger = _LINGER,
     retention: Keeping = "forever",
     snapshots: Snapshots = None,
+    workers: Workers = None,
     json: Json = False,
 ) -> None:
     """Copy full segments to the cold tier, once; clean up after crashes; delete expired segments.
 
     The hot tier keeps its records until its own retention deletes them ('strandline gc'), and never deletes a record
     that is in no segment yet. Ctrl-C ends it before the next segment, without a partial copy. A tierer that serves the
-    log is fenced by this, and ends; so does this, with status 3, if another one takes over meanwhile.
+    log is fenced by this, and ends; so does this, with status 3, if another one takes over meanwhile. For a large
+    backlog: --workers copies several segments at once, each in memory; on a cluster 'strandline spark tier'.
     """
     settings: dict[str, Any] = {"target": target, "linger": linger, "retention": parse_retention(retention)}
+    if workers is not None or is_on_spark():
+        settings["pool"] = task_pool(workers)
     on_progress = None if json else lambda step: show.line(line(step))
     with open_to_tier(log) as opened, stop_on_signal() as stop:
         began = time.monotonic()
@@ -212,6 +216,63 @@ def _each(segments: Iterable[SegmentMetadata]) -> list[dict[str, Any]]:
     ]
 
 
+# --- compaction ------------------------------------------------------------------------------------------------
+
+
+@tier.command()
+@_guarded
+def compact(
+    log: Place,
+    *,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Also erase, for good, the values of keys that were purged later.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Merge any two small segments, not only many or those that fill one.")
+    ] = False,
+    target: Target = _TARGET,
+    workers: Workers = None,
+    json: Json = False,
+) -> None:
+    """Merge small segments of the cold tier, and erase personal data that was purged.
+
+    With --purge, a record with op 'purge' erases the values and headers of all earlier records with its key, in all
+    segments that the log itself no longer has ('strandline gc' trims it). Tables, exports and snapshots keep what they
+    have: rebuild them. Readers go on meanwhile. Killed at any moment nothing is lost, and the next run continues. A
+    tierer that serves the log is fenced by this, and ends.
+    """
+    on_progress = None if json else lambda step: show.line(line(step))
+    with open_to_tier(log) as opened, stop_on_signal() as stop:
+        began = time.monotonic()
+        with tiering(opened, on_progress=on_progress, target=target, pool=task_pool(workers)) as tierer:
+            done = tierer.compact(purge=purge, everything=everything, stop=stop)
+        fields = {
+            **_of(opened),
+            "made": _each(done.made),
+            "replaced": _each(done.replaced),
+            "erased": done.erased,
+            "held_back": done.held_back,
+            "seconds": round(time.monotonic() - began, 3),
+            "stopped": stop.is_set(),
+        }
+        show.answer(fields, _compacted(done, time.monotonic() - began, stopped=stop.is_set()), as_json=json)
+    if stop.is_set():
+        raise typer.Exit(INTERRUPTED)
+
+
+def _compacted(done: Compacted, seconds: float, *, stopped: bool) -> str:
+    made = f"{_counted(done.replaced)} became {_counted(done.made)}" if done.made else "nothing to rewrite"
+    parts = [("stopped: " if stopped else "") + f"{made}, in {show.seconds(seconds)}"]
+    if done.erased:
+        parts.append(f"the values of {show.counted(done.erased, 'record')} erased")
+    if done.held_back:
+        parts.append(
+            f"{show.counted(done.held_back, 'segment')} not searched: the log itself still has their records "
+            "('strandline gc' trims it)"
+        )
+    return "; ".join(parts)
+
+
 # --- by hand ---------------------------------------------------------------------------------------------------
 
 
@@ -259,6 +320,7 @@ def serve(
     linger: Linger = _LINGER,
     retention: Keeping = "forever",
     snapshots: Snapshots = None,
+    compact: Annotated[bool, typer.Option("--compact", help="Also merge small segments, once an hour.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
     json: Json = False,
 ) -> None:
@@ -275,7 +337,7 @@ def serve(
             of = _of(opened)
             text = f"{of['url']} is tiered to {of['store']}, every {show.seconds(interval)}."
             show.answer({**of, "interval": interval}, text, as_json=json)
-            tierer.run(stop, pause=interval, on_round=_log_round)
+            tierer.run(stop, pause=interval, compact=compact, on_round=_log_round)
         _LOGGER.info("Stopped: nothing is half-way.")
 
 

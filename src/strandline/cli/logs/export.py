@@ -14,8 +14,8 @@ from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import LogPlace, on_any_log
 from strandline.cli.shared.common import Json
 from strandline.cli.shared.common import start as known_start
+from strandline.cli.shared.pools import Workers, task_pool
 from strandline.model.cursor import Start
-from strandline.storage.task_pool import ThreadPool
 
 _START: Any = "retained"  # given to the parser
 
@@ -46,16 +46,12 @@ def export(
         typer.Option("--to", metavar="OFFSET", help="Where it ends, without it; by default the log's end."),
     ] = None,
     format: Annotated[Format, typer.Option(help="Parquet, or a JSON document per line.")] = Format.PARQUET,  # noqa: A002
-    workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Parts that are written at once; by default one per core."),
-    ] = None,
+    workers: Workers = None,
     json: Json = False,
 ) -> None:
     """Write the records of a range into files, each once and in order, with a manifest.
 
-    Killed at any moment and started again it writes what is missing. On a cluster: sl.bulk.export with
-    pool=sl.spark.executors(spark).
+    Killed at any moment and started again it writes what is missing. On a cluster: 'strandline spark export'.
     """
     began = time.monotonic()
     with place.reading() as log, show.meter("exporting", total=None, quiet=json) as advance:
@@ -66,7 +62,7 @@ def export(
             since=cast("Start", start),
             upto=upto,
             format=format.value,
-            pool=ThreadPool(workers),
+            pool=task_pool(workers),
             on_progress=lambda records, _: tell(records),
         )
     seconds = time.monotonic() - began

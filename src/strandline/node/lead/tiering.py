@@ -30,7 +30,8 @@ from strandline.storage.urls import open_store
 from strandline.storage.worker_thread import WorkerThread
 from strandline.tier.attachment import ColdAccess, ColdCell, open_events
 from strandline.tier.claim import CLAIM_FILE, ClaimCell, TierClaim
-from strandline.tier.copy.tierer import Round, Tierer
+from strandline.tier.copy.steps import Round
+from strandline.tier.copy.tierer import Tierer
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import partition_of
 from strandline.tier.read.cold_reader import ColdReader

@@ -1,4 +1,4 @@
-"""Copies one segment: announce, store, verify, finish while the slot is held; or roll back."""
+"""Publishes one segment: announce, store, verify, finish while the slot is held; or roll back."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from dataclasses import dataclass
 from typing import final
 
 from strandline.errors import StrandlineError
-from strandline.formats.segment.file import LARGEST_SEGMENT
+from strandline.formats.segment.file import Seal, SegmentFacts
 from strandline.formats.segment.writer import EncodedSegment, SegmentWriter
 from strandline.log.contract import Slot
-from strandline.log.object.log import ObjectSpan
-from strandline.log.read.planning import Fingerprinted, SpanWithTerm
-from strandline.log.read.reading import fetch_in_order
-from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import Limit, Span
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState
 from strandline.storage.clock import Chance, Clock
 from strandline.tier.copy import planning
+from strandline.tier.copy.encoding import add_spans, finished, listed_at
 from strandline.tier.copy.ledger import Ledger
 from strandline.tier.copy.retirement import Retirement
-from strandline.tier.copy.segment_files import listed_batches, plan_segment, put_segment, segment_path, verify_segment
+from strandline.tier.copy.segment_files import (
+    check_stored,
+    listed_batches,
+    plan_segment,
+    put_segment,
+    segment_path,
+    verify_segment,
+)
+from strandline.tier.copy.segment_tasks import StoredSegment
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -49,20 +54,8 @@ class Copier:
         now = self.clock.now()
         spans = spans[: planning.first_fall([listed_at(span, now) for span in spans])]
         writer = SegmentWriter(start, expected=min(expected, self.target))
-        fingerprint: int | None = None
-        for span, batches in fetch_in_order(spans):
-            if stopping():
-                return None
-            size = sum(batch.nbytes for batch in batches)
-            # Compression hardly ever makes it larger; an event cannot describe a larger segment.
-            if writer.next > start and writer.size + size + (size >> 3) > LARGEST_SEGMENT - (64 << 20):
-                break
-            term = span.term if isinstance(span, SpanWithTerm) else 0
-            writer.add(batches, term=term, listed=listed_at(span, now))
-            fingerprint = span.fingerprint if isinstance(span, Fingerprinted) else None
-            if writer.size >= self.target:
-                break
-        return self._finish(writer, fingerprint)
+        fingerprint = add_spans(writer, spans, now, lambda: stopping() or writer.size >= self.target)
+        return None if stopping() else self._finish(writer, fingerprint)
 
     def shorten(self, segment: SegmentMetadata, upto: int, fingerprint: int | None) -> EncodedSegment:
         """A copy of a segment below an offset; ``fingerprint`` is that of the log's cursor there."""
@@ -73,20 +66,46 @@ class Copier:
         return self._finish(writer, fingerprint)
 
     def _finish(self, writer: SegmentWriter, fingerprint: int | None) -> EncodedSegment:
-        partition = self.ledger.partition
-        return writer.finish(
-            log_id=partition.topic_id,
-            partition=partition.partition,
-            segment=self.chance.uuid(),
-            fingerprint=fingerprint,
-        )
+        return finished(writer, SegmentId(self.ledger.partition, self.chance.uuid()), fingerprint)
 
     def copy(self, slot: Slot, encoded: EncodedSegment, *, follows: bool) -> SegmentMetadata:
         """Publish and store a segment; readable when this returns. A failed copy is rolled back.
 
         With ``follows``, the segment must start at the end of the cold tier.
         """
-        facts = encoded.facts
+
+        def store(segment: SegmentMetadata) -> None:
+            put_segment(self.ledger.store, segment_path(segment.segment, segment.start), encoded)
+            verify_segment(self.ledger.store, segment)
+
+        return self._publish(slot, encoded.facts, encoded.seal, store, follows=follows)
+
+    def list_stored(self, slot: Slot, stored: StoredSegment, *, follows: bool) -> SegmentMetadata:
+        """Publish a segment whose object a task has stored and verified; otherwise as :meth:`copy`.
+
+        ``NotFound`` if the object is gone: a sweep of another tierer took it for one that nobody needs.
+        """
+        return self._publish(
+            slot, stored.facts, stored.seal, lambda segment: check_stored(self.ledger.store, segment), follows=follows
+        )
+
+    def discard(self, stored: StoredSegment) -> None:
+        """Delete the object of a task whose segment is not published; if that fails, a later sweep does."""
+        segment = SegmentId(self.ledger.partition, stored.facts.segment)
+        try:
+            self.ledger.store.delete(segment_path(segment, stored.facts.start))
+        except StrandlineError as error:
+            _LOGGER.warning("The object of segment %s is not needed, and is deleted later: %s", segment, error)
+
+    def _publish(
+        self,
+        slot: Slot,
+        facts: SegmentFacts,
+        seal: Seal,
+        store: Callable[[SegmentMetadata], object],
+        *,
+        follows: bool,
+    ) -> SegmentMetadata:
         segment = SegmentMetadata(
             segment=SegmentId(self.ledger.partition, facts.segment),
             start=facts.start,
@@ -95,15 +114,14 @@ class Copier:
             max_timestamp=facts.max_timestamp,
             event_timestamp=0,  # set by the ledger, as is the broker
             terms=facts.terms,
-            size=encoded.seal.size,
-            custom_metadata=encoded.seal.encode(),
+            size=seal.size,
+            custom_metadata=seal.encode(),
             no_transaction_index=True,
         )
         is_finishing = False
         try:
             segment = self.ledger.add(segment)
-            put_segment(self.ledger.store, segment_path(segment.segment, segment.start), encoded)
-            verify_segment(self.ledger.store, segment)
+            store(segment)
             # After the add is visible and before the finish: a successor that takes over from here on sees the copy.
             slot.touch()
             if follows:
@@ -137,13 +155,3 @@ class Copier:
         except StrandlineError as error:
             _LOGGER.warning("Segment %s failed (%s) and is removed later: %s", segment.segment, why, error)
         return None
-
-
-def listed_at(span: Span, now: int) -> int:
-    """When a span's batch was listed, in microseconds; ``now`` for logs without listing times."""
-    if isinstance(span, ObjectSpan):
-        return span.entry.listed
-    if isinstance(span, WalSpan):
-        # A write-ahead log seeks by milliseconds: the last microsecond of the millisecond is not later than it.
-        return span.frame.timestamp * 1000 + 999
-    return now

@@ -21,7 +21,8 @@ from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.model.segments import SegmentMetadata, TopicPartition
 from strandline.storage.store import ObjectStore
-from strandline.tier.copy.copier import listed_at
+from strandline.tier.copy.encoding import listed_at
+from strandline.tier.copy.erasure import same_unless_erased
 from strandline.tier.copy.segment_files import listed_batches, plan_segment
 
 
@@ -201,7 +202,7 @@ def is_same_record(log: Log, store: ObjectStore, segment: SegmentMetadata, offse
     # An object log may set listing times back later: they prove nothing there.
     elif isinstance(own, WalSpan) and listed_at(own, listed) != listed:
         return False
-    return bool(pa.Table.from_batches(hot).equals(pa.Table.from_batches([cold])))
+    return same_unless_erased(pa.Table.from_batches(hot), pa.Table.from_batches([cold]))
 
 
 def first_difference(log: Log, store: ObjectStore, segment: SegmentMetadata, first: int, end: int) -> int | None:
@@ -217,8 +218,9 @@ def first_difference(log: Log, store: ObjectStore, segment: SegmentMetadata, fir
                 continue
             raise
         cold = pa.Table.from_batches(span.fetch())
-        if not hot.equals(cold):
+        if not same_unless_erased(hot, cold):
             rows = range(1, cold.num_rows + 1)
-            same = bisect_left(rows, True, key=lambda rows: not hot.slice(0, rows).equals(cold.slice(0, rows)))
-            return span.first + same
+            return span.first + bisect_left(
+                rows, True, key=lambda rows: not same_unless_erased(hot.slice(0, rows), cold.slice(0, rows))
+            )
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import final
 
 from strandline.errors import InvalidInput
@@ -22,21 +22,9 @@ from strandline.storage.store import ObjectStore, cautious_now
 from strandline.tier.copy import planning
 from strandline.tier.copy.planning import KnownSegments
 from strandline.tier.copy.segment_files import list_segments, segment_path
+from strandline.tier.copy.steps import TieringStep
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.manager import MetadataManager
-
-
-@dataclass(frozen=True, slots=True)
-class TieringStep:
-    """One finished step of the tierer: ``what`` is copied, removed, retired, expired or swept."""
-
-    what: str
-    path: str
-    first: int
-    last: int
-    size: int
-    seconds: float = field(default=0.0, compare=False)
-    """Duration of a copy."""
 
 
 @final

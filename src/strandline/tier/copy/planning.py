@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 from uuid import UUID
 
 from strandline.errors import Gap
@@ -14,6 +15,9 @@ from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Rete
 from strandline.model.segments import PartitionDelete, SegmentMetadata, SegmentState, TopicPartition
 from strandline.model.times import TOLERANCE
 from strandline.tier.copy.segment_files import SegmentObject
+
+_MANY: Final = 16
+"""So many small segments in a row are merged, even if they are not a full one together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +62,10 @@ def check_follows(tiered: int | None, segment: SegmentMetadata) -> None:
 def left_over(known: KnownSegments, retired: Collection[UUID] = ()) -> list[SegmentMetadata]:
     """The segments to clean up: unfinished copies, unfinished deletions, retired and superseded ones.
 
-    An unfinished copy is deleted, never finished: its tierer may be alive, find itself fenced, and delete the object; a
-    segment finished meanwhile would then be listed without an object.
+    So are segments of which a longer one was made. An unfinished copy is deleted, never finished: its tierer may be
+    alive, find itself fenced, and delete the object; a segment finished meanwhile would then be listed without one.
     """
-    spare = {segment.segment for segment in known.unreferenced}
+    spare = {segment.segment for segment in (*known.unreferenced, *contained(_answering(known)))}
     return [
         segment
         for segment in known.segments
@@ -69,6 +73,55 @@ def left_over(known: KnownSegments, retired: Collection[UUID] = ()) -> list[Segm
         or segment.segment.id in retired
         or (segment.state is SegmentState.COPY_FINISHED and segment.segment in spare)
     ]
+
+
+def _answering(known: KnownSegments) -> list[SegmentMetadata]:
+    hidden = {segment.segment for segment in known.unreferenced}
+    return [segment for segment in known.finished if segment.segment not in hidden]
+
+
+def contained(segments: Sequence[SegmentMetadata]) -> list[SegmentMetadata]:
+    """The readable segments that lie behind the start of a longer one with the same terms, and within it.
+
+    A compaction stores a segment in place of several, and then deletes those. If it was interrupted, they are left.
+    """
+    found: list[SegmentMetadata] = []
+    longest: SegmentMetadata | None = None
+    for segment in sorted(segments, key=lambda each: (each.start, -each.end)):
+        if longest is None or segment.end > longest.end:
+            longest = segment
+        elif segment.start > longest.start and _has_terms_of(longest, segment):
+            found.append(segment)
+    return found
+
+
+def _has_terms_of(longer: SegmentMetadata, segment: SegmentMetadata) -> bool:
+    """Whether a longer segment has the records of another one in the same terms."""
+    places = {segment.start, *(start for _, start in (*segment.terms, *longer.terms))}
+    return all(
+        longer.term_at(place) == segment.term_at(place) for place in places if segment.start <= place <= segment.end
+    )
+
+
+def merges(segments: Sequence[SegmentMetadata], target: int, *, everything: bool) -> list[list[SegmentMetadata]]:
+    """Runs of adjacent segments to merge: each smaller than half the target, and about the target together.
+
+    A run is merged when it fills a segment or has many: so a record is rewritten a few times and no more, however
+    often this is called. ``everything`` merges any two.
+    """
+    runs: list[list[SegmentMetadata]] = []
+    run: list[SegmentMetadata] = []
+    for segment in [*segments, None]:
+        follows = segment is not None and segment.size < target // 2 and (not run or run[-1].end + 1 == segment.start)
+        size = sum(each.size for each in run)
+        if run and (segment is None or not follows or size + segment.size > target):
+            is_worth = size >= target // 2 or len(run) >= _MANY or everything
+            if len(run) > 1 and is_worth:
+                runs.append(run)
+            run = []
+        if segment is not None and segment.size < target // 2:
+            run.append(segment)
+    return runs
 
 
 def without(known: KnownSegments, removed: Collection[SegmentMetadata]) -> list[SegmentMetadata]:

@@ -92,16 +92,21 @@ def verify_segment(store: ObjectStore, segment: SegmentMetadata) -> SegmentFacts
     ``CorruptData`` unless size, checksum and facts agree with its events; ``NotFound``.
     """
     path = segment_path(segment.segment, segment.start)
+    with _naming(store, path, segment.start, segment.end):
+        facts = verify_stored(store, path, seal_of(segment))
+    return _agreeing(facts, segment, f"{store.url}/{path}")
+
+
+def verify_stored(store: ObjectStore, path: str, seal: Seal) -> SegmentFacts:
+    """Read a whole segment, in small ranges, and return its facts; ``CorruptData`` unless it is as sealed."""
     where = f"{store.url}/{path}"
-    seal = seal_of(segment)
     checksum = 0
     kept: list[bytes | memoryview] = []
     at = 0
     while at < seal.size:
         # The last range is the tail, so that it is not read twice.
         end = min(at + _STROKE, seal.size - seal.tail) if at < seal.size - seal.tail else seal.size
-        with _naming(store, path, segment.start, segment.end):
-            data = _whole(store, path, at, end - at, f"it should have {segment.size} bytes")
+        data = _whole(store, path, at, end - at, f"it should have {seal.size} bytes")
         checksum = crc32c(data, checksum)
         if end == seal.size:
             kept.append(data)
@@ -112,7 +117,14 @@ def verify_segment(store: ObjectStore, segment: SegmentMetadata) -> SegmentFacts
             "remove the segment."
         )
     tail, _ = decode_tail(kept[0], where, before=seal.size - seal.tail)
-    return _agreeing(tail.facts, segment, where)
+    return tail.facts
+
+
+def check_stored(store: ObjectStore, segment: SegmentMetadata) -> None:
+    """Read the tail of a segment's object again; ``NotFound``, or ``CorruptData`` if it is another one."""
+    path = segment_path(segment.segment, segment.start)
+    tail = _read_tail(store, path, seal_of(segment), (segment.start, segment.end))
+    _agreeing(tail.facts, segment, tail.where)
 
 
 def examine_segment(store: ObjectStore, path: str, size: int) -> SegmentFacts:

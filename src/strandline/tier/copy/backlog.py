@@ -1,0 +1,134 @@
+"""Many segments at once: tasks store them anywhere, and they are published here, one after the other, in order.
+
+A task stores its object before an event names it: only then are its size and checksum known. So an object that is never
+published, because the driver died, has no event: a sweep deletes it once it is older than the grace period. No segment
+is published whose object might be as old as that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar, final
+
+from strandline.errors import InvalidInput, NotReady
+from strandline.log.contract import Log, Slot
+from strandline.log.slots.heartbeat import SlotHeartbeat
+from strandline.model.cursor import Span
+from strandline.model.segments import SegmentId, SegmentMetadata
+from strandline.storage.clock import Chance, Clock
+from strandline.storage.task_pool import TaskPool
+from strandline.tier.copy import planning
+from strandline.tier.copy.copier import Copier
+from strandline.tier.copy.encoding import listed_at
+from strandline.tier.copy.ledger import Ledger
+from strandline.tier.copy.segment_tasks import CopyTask, StoredSegment
+
+R = TypeVar("R")
+
+LEAST_GRACE: Final = 600.0
+"""Seconds that objects without an event are kept at least, if tasks store segments."""
+WAVE: Final = 2
+"""Segments per task of the pool in one wave: they are published when all before them are."""
+
+
+@final
+@dataclass(slots=True)
+class Backlog:
+    """Makes segments by the tasks of a pool. Used by one thread."""
+
+    log: Log
+    ledger: Ledger
+    copier: Copier
+    pool: TaskPool
+    grace: float
+    clock: Clock
+    chance: Chance
+    ratio: float = 1.0
+    """Bytes of a segment for each stored byte of the log, as seen last."""
+
+    def __post_init__(self) -> None:
+        if self.grace < LEAST_GRACE:
+            raise InvalidInput(
+                f"Objects without an event would be deleted after {self.grace:g} seconds, while tasks may still store "
+                f"them: set grace to {LEAST_GRACE:g} seconds or more, or copy without a pool."
+            )
+
+    @property
+    def wanted(self) -> int:
+        """How many segments are worth one wave."""
+        return WAVE * self.pool.count
+
+    def log_bytes(self, target: int) -> int:
+        """About how many stored bytes of the log fill one segment."""
+        return max(1, int(target / self.ratio))
+
+    def copied(
+        self, slot: Slot, spans: Sequence[Span], target: int, is_due: Callable[[int], bool]
+    ) -> Generator[tuple[SegmentMetadata, StoredSegment]]:
+        """Copy the spans as segments of about ``target`` bytes, in order; each when it is readable.
+
+        The last one, if it is not full, is copied only if it ``is_due`` by the listing time of its first batch.
+        """
+        now = self.clock.now()
+        groups = _cut(spans, self.log_bytes(target), now)
+        is_full = sum(span.size for span in groups[-1]) >= self.log_bytes(target)
+        if len(groups) > 1 and not is_full and not is_due(listed_at(groups[-1][0], now)):
+            groups.pop()
+        tasks = [CopyTask(self.ledger.store, self._new_id(), tuple(group), now) for group in groups]
+        title = f"copy of offsets {spans[0].first:,} to {groups[-1][-1].next - 1:,} to the cold tier"
+        with contextlib.closing(self.in_order(slot, tasks, title)) as results:
+            for number, made in results:
+                segment = self.copier.list_stored(slot, made, follows=True)
+                self.ratio = max(0.01, segment.size / max(1, sum(span.size for span in tasks[number].spans)))
+                yield segment, made
+                if segment.end + 1 < tasks[number].spans[-1].next:
+                    return  # it was full before its spans were: the segments after it do not follow
+
+    def in_order(self, slot: Slot, tasks: Sequence[Callable[[], R]], title: str) -> Generator[tuple[int, R]]:
+        """The results of the tasks, in order; what is not taken is deleted. The slot is kept alive meanwhile."""
+        began = self.clock.monotonic()
+        waiting: dict[int, R] = {}
+        with contextlib.ExitStack() as held:
+            held.enter_context(SlotHeartbeat(slot, self.log, clock=self.clock))
+            held.callback(self._discard, waiting)
+            done = 0
+            for number, made in self.pool.run(tasks, title):
+                waiting[number] = made
+                while done in waiting:
+                    if self.clock.monotonic() - began >= self.grace / 2:
+                        raise NotReady(
+                            f"The {title} took longer than half of the grace period of {self.grace:g} seconds: nothing "
+                            "of the rest was published. Copy less at once, or use more workers."
+                        )
+                    yield done, waiting.pop(done)
+                    done += 1
+
+    def _discard(self, waiting: dict[int, R]) -> None:
+        for made in waiting.values():
+            if isinstance(made, StoredSegment):
+                self.copier.discard(made)
+
+    def _new_id(self) -> SegmentId:
+        return SegmentId(self.ledger.partition, self.chance.uuid())
+
+
+def _cut(spans: Sequence[Span], size: int, now: int) -> list[list[Span]]:
+    """Spans of about so many bytes together; listing times never fall within one of the groups."""
+    groups: list[list[Span]] = []
+    rest = list(spans)
+    while rest:
+        run = rest[: planning.first_fall([listed_at(span, now) for span in rest])]
+        rest = rest[len(run) :]
+        held = 0
+        group: list[Span] = []
+        for span in run:
+            group.append(span)
+            held += span.size
+            if held >= size:
+                groups.append(group)
+                group, held = [], 0
+        if group:
+            groups.append(group)
+    return groups

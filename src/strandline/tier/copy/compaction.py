@@ -1,0 +1,104 @@
+"""Compaction of the cold tier: small segments are merged, and the values of purged keys are erased for good.
+
+A segment that replaces others is readable before they are deleted, and has the same offsets, terms, operations and
+times. After a crash in between both are there; the next round deletes the replaced ones. Values are erased only below
+the start of the hot tier, which cannot erase its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from strandline.log.contract import Log, Slot
+from strandline.log.read.planning import divided
+from strandline.model.cursor import Cursor, Limit, Span
+from strandline.model.segments import SegmentId, SegmentMetadata
+from strandline.tier.copy import planning
+from strandline.tier.copy.backlog import Backlog
+from strandline.tier.copy.erasure import PurgedKeys, PurgeScan, latest_purges
+from strandline.tier.copy.retirement import Retirement
+from strandline.tier.copy.segment_files import plan_segment
+from strandline.tier.copy.segment_tasks import RewriteTask, StoredSegment
+from strandline.tier.copy.steps import Compacted
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """Rewrites segments of one log by the tasks of a pool. Used by one thread, which holds the slot."""
+
+    log: Log
+    backlog: Backlog
+    retirement: Retirement
+    target: int
+    """Target size of a segment in bytes."""
+
+    def run(
+        self,
+        slot: Slot,
+        segments: Sequence[SegmentMetadata],
+        *,
+        purge: bool,
+        everything: bool,
+        stopping: Callable[[], bool],
+    ) -> Compacted:
+        """Merge small segments, and with ``purge`` erase values; ``everything`` merges any two that fit."""
+        tasks, held_back = self._tasks(segments, purge=purge, everything=everything)
+        done = Compacted(held_back=held_back)
+        wave = self.backlog.wanted
+        for first in range(0, len(tasks), wave):
+            if stopping():
+                break
+            some = tasks[first : first + wave]
+            title = f"compaction of offsets {some[0].sources[0].start:,} to {some[-1].sources[-1].end:,}"
+            with contextlib.closing(self.backlog.in_order(slot, some, title)) as results:
+                for number, made in results:
+                    if made is not None:
+                        done = self._replaced(slot, some[number], made, done)
+        return done
+
+    def _replaced(self, slot: Slot, task: RewriteTask, made: StoredSegment, done: Compacted) -> Compacted:
+        """Publish a new segment, and then delete those in whose place it is."""
+        new = self.backlog.copier.list_stored(slot, made, follows=False)
+        self.backlog.ledger.report("merged" if len(task.sources) > 1 else "erased", new)
+        old = self.retirement.remove(slot, task.sources, "replaced")
+        return replace(done, made=(*done.made, new), replaced=(*done.replaced, *old), erased=done.erased + made.erased)
+
+    def _tasks(
+        self, segments: Sequence[SegmentMetadata], *, purge: bool, everything: bool
+    ) -> tuple[list[RewriteTask], int]:
+        """What to rewrite, in order; and how many segments keep values of purged keys for now."""
+        hot = self.log.bounds().first  # before the purges are read: it only grows
+        purged = self._purges(segments) if purge else PurgedKeys()
+        # What can be erased now is not merged with what cannot.
+        sides = [[each for each in segments if (each.end < hot) is is_cold] for is_cold in (True, False)]
+        groups = sides if len(purged) else [segments]
+        runs = [run for group in groups for run in planning.merges(group, self.target, everything=everything)]
+        if len(purged):
+            merged = {each.segment for run in runs for each in run}
+            runs += [[each] for each in segments if each.segment not in merged and each.end < hot]
+        tasks = [
+            self._task(run, purged if run[-1].end < hot else PurgedKeys())
+            for run in sorted(runs, key=lambda run: run[0].start)
+        ]
+        return tasks, sum(each.end >= hot for each in segments) if len(purged) else 0
+
+    def _task(self, run: Sequence[SegmentMetadata], purged: PurgedKeys) -> RewriteTask:
+        ledger = self.backlog.ledger
+        segment = SegmentId(ledger.partition, self.backlog.chance.uuid())
+        return RewriteTask(ledger.store, segment, tuple(run), purged)
+
+    def _purges(self, segments: Sequence[SegmentMetadata]) -> PurgedKeys:
+        """All purges in both tiers."""
+        store = self.backlog.ledger.store
+        spans: list[Span] = [span for each in segments for span in plan_segment(store, each, each.start)]
+        behind = max((each.end + 1 for each in segments), default=0)
+        bounds = self.log.bounds()
+        if bounds.next > max(behind, bounds.first):
+            spans += self.log.plan(Cursor(self.log.log_id, max(behind, bounds.first)), Limit(upto=bounds.next))
+        pool = self.backlog.pool
+        scans = [PurgeScan(tuple(group)) for group in divided(spans, 4 * pool.count) if group]
+        return latest_purges([found for _, found in pool.run(scans, "search for purged keys")])

@@ -1,0 +1,104 @@
+"""Erasure of personal data: purges are found in the log, and the values that they erase in segments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.model.cursor import Span
+from strandline.model.records import Op
+from strandline.tier.copy.segment_files import ColdSpan
+
+_ERASED: Final = ("value", "headers")
+_PURGE: Final = Op.PURGE.value
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PurgedKeys:
+    """Keys that were purged, each with the offset of its latest purge: earlier values are to be erased."""
+
+    keys: pa.Array = field(default_factory=lambda: pa.array([], pa.binary()))
+    upto: pa.Array = field(default_factory=lambda: pa.array([], pa.int64()))
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def hits(self, batch: pa.RecordBatch) -> pa.BooleanArray | None:
+        """Which records of a batch are to be erased; None if none are. Needs offsets, operations and keys."""
+        if not len(self.keys):
+            return None
+        upto = pc.take(self.upto, pc.index_in(batch.column("key"), value_set=self.keys))
+        is_hit = pc.and_(pc.less(batch.column("offset"), upto), pc.not_equal(batch.column("op"), _PURGE))
+        return is_hit.fill_null(False) if pc.any(is_hit).as_py() else None
+
+    def may_hit(self, smallest: bytes, largest: bytes) -> bool:
+        """Whether one of the keys is within bounds, which are inclusive."""
+        within = pc.and_(pc.greater_equal(self.keys, smallest), pc.less_equal(self.keys, largest))
+        return bool(pc.any(within).as_py())
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PurgeScan:
+    """Finds the purged keys of some spans; reads only row groups that have a purge."""
+
+    spans: tuple[Span, ...]
+
+    def __call__(self) -> PurgedKeys:
+        """The keys, each with the offset of its last purge in these spans."""
+        return latest_purges(self._found())
+
+    def _found(self) -> Iterator[PurgedKeys]:
+        for span in self.spans:
+            if isinstance(span, ColdSpan) and not _may_purge(span):
+                continue
+            for batch in span.fetch(["offset", "op", "key"]):
+                is_purge = pc.and_(pc.equal(batch.column("op"), _PURGE), pc.is_valid(batch.column("key")))
+                purges = batch.filter(is_purge)
+                if purges.num_rows:
+                    yield PurgedKeys(purges.column("key"), purges.column("offset"))
+
+
+def latest_purges(found: Iterable[PurgedKeys]) -> PurgedKeys:
+    """All of them together, with the latest purge of each key."""
+    parts = [part for part in found if len(part)]
+    if not parts:
+        return PurgedKeys()
+    table = pa.table(
+        {
+            "key": pa.chunked_array([part.keys.cast(pa.binary()) for part in parts]),
+            "upto": pa.chunked_array([part.upto.cast(pa.int64()) for part in parts]),
+        }
+    )
+    newest = table.group_by("key").aggregate([("upto", "max")])
+    return PurgedKeys(newest.column("key").combine_chunks(), newest.column("upto_max").combine_chunks())
+
+
+def _may_purge(span: ColdSpan) -> bool:
+    ops = span.tail().statistics(span.group, "op")
+    return ops is None or ops[1] >= _PURGE
+
+
+def erased(batch: pa.RecordBatch, hits: pa.BooleanArray) -> pa.RecordBatch:
+    """The batch with purges in place of some records: their values and headers are gone, the rest stays."""
+    kept = pc.if_else(hits, None, pa.arange(0, batch.num_rows))
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    columns |= {name: columns[name].take(kept) for name in _ERASED}
+    columns["op"] = pc.if_else(hits, pa.scalar(_PURGE, columns["op"].type), columns["op"])
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=batch.schema)
+
+
+def same_unless_erased(hot: pa.Table, cold: pa.Table) -> bool:
+    """Whether a log and its cold tier have the same records, apart from values that were erased in the cold tier."""
+    if hot.equals(cold):
+        return True
+    if hot.num_rows != cold.num_rows or not hot.num_rows:
+        return False
+    (mine,), (other,) = hot.combine_chunks().to_batches(), cold.combine_chunks().to_batches()
+    is_erased = pc.and_(pc.equal(other.column("op"), _PURGE), pc.is_null(other.column("value")))
+    return bool(erased(mine, is_erased).equals(other))

@@ -1,0 +1,111 @@
+"""Tasks that make segments on any machine: encode, store, verify; nothing is published. See :class:`Backlog`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import pyarrow.compute as pc
+
+from strandline.formats.segment.file import Seal, SegmentFacts
+from strandline.formats.segment.writer import EncodedSegment, SegmentWriter
+from strandline.model.cursor import Span
+from strandline.model.segments import SegmentId, SegmentMetadata
+from strandline.storage.store import ObjectStore
+from strandline.tier.copy.encoding import add_spans, finished
+from strandline.tier.copy.erasure import PurgedKeys, erased
+from strandline.tier.copy.segment_files import (
+    ColdSpan,
+    listed_batches,
+    load_tail,
+    plan_segment,
+    put_segment,
+    segment_path,
+    verify_stored,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSegment:
+    """A segment whose object is stored and verified, and which no event names yet."""
+
+    facts: SegmentFacts
+    seal: Seal
+    erased: int = 0
+    """How many records lost their values."""
+
+
+def stored(store: ObjectStore, segment: SegmentId, encoded: EncodedSegment, erased: int = 0) -> StoredSegment:
+    """Store a segment, and read it again."""
+    path = segment_path(segment, encoded.facts.start)
+    put_segment(store, path, encoded)
+    verify_stored(store, path, encoded.seal)
+    return StoredSegment(encoded.facts, encoded.seal, erased)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CopyTask:
+    """Makes a segment of some spans of a log; of fewer than given, if it would be too large for an event."""
+
+    store: ObjectStore
+    segment: SegmentId
+    spans: tuple[Span, ...]
+    now: int
+    """The listing time of logs without listing times, in microseconds."""
+
+    def __call__(self) -> StoredSegment:
+        """Encode, store and verify it."""
+        writer = SegmentWriter(self.spans[0].first, expected=sum(span.size for span in self.spans))
+        fingerprint = add_spans(writer, self.spans, self.now)
+        return stored(self.store, self.segment, finished(writer, self.segment, fingerprint))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RewriteTask:
+    """Makes one segment of adjacent ones, without the values of purged keys; None if there is nothing to do.
+
+    There is nothing to do for a single segment without such values, and for segments whose listing times fall: a
+    segment is searched by them.
+    """
+
+    store: ObjectStore
+    segment: SegmentId
+    sources: tuple[SegmentMetadata, ...]
+    purged: PurgedKeys
+
+    def __call__(self) -> StoredSegment | None:
+        """Encode, store and verify it."""
+        if len(self.sources) == 1 and not self._has_hits(self.sources[0]):
+            return None
+        writer = SegmentWriter(self.sources[0].start, expected=sum(source.size for source in self.sources))
+        count, latest = 0, 0
+        for source in self.sources:
+            for span in plan_segment(self.store, source, source.start):
+                for batch, listed in listed_batches(span):
+                    if listed < latest:
+                        return None
+                    latest = listed
+                    hits = self.purged.hits(batch)
+                    count += 0 if hits is None else pc.sum(hits).as_py()
+                    writer.add([batch if hits is None else erased(batch, hits)], term=span.term, listed=listed)
+        if len(self.sources) == 1 and not count:
+            return None
+        fingerprint = load_tail(self.store, self.sources[-1]).facts.fingerprint
+        return stored(self.store, self.segment, finished(writer, self.segment, fingerprint), count)
+
+    def _has_hits(self, source: SegmentMetadata) -> bool:
+        """Whether a segment has values to erase; reads the keys of row groups that may, and no values."""
+        spans = plan_segment(self.store, source, source.start) if len(self.purged) else ()
+        return any(
+            self.purged.hits(batch) is not None
+            for span in spans
+            if _may_hit(span, self.purged)
+            for batch in span.fetch(["offset", "op", "key"])
+        )
+
+
+def _may_hit(span: ColdSpan, purged: PurgedKeys) -> bool:
+    keys = span.tail().statistics(span.group, "key")
+    return keys is None or purged.may_hit(bytes(keys[0]), bytes(keys[1]))
