@@ -108,7 +108,7 @@ def test_a_damaged_batch_of_a_node_s_log_is_found_and_the_others_are_read(run, t
         done = run("verify", primary.url)
         assert done.exit_code == 1, done.output
         assert "Offsets 1 to 1" in done.stdout
-        assert "3 batches read from the node" in done.stdout
+        assert "3 batches read, each with its checksums" in done.stdout
         assert "1 damaged" in done.stdout
         assert run("verify", primary.url, "--quick").exit_code == 0
 

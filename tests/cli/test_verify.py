@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import strandline as sl
 from strandline.cli.logs import verify
 from strandline.cli.logs.verify import summary
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
@@ -44,6 +45,21 @@ def test_damage_is_named_and_ends_with_status_1(run: Run, log: str) -> None:
     assert quick.exit_code == 1
     (finding,) = json.loads(quick.stdout)["findings"]
     assert (finding["severity"], finding["kind"], finding["where"]) == ("damage", "batch", location)
+
+
+def test_a_deep_verification_compares_tables_and_draws_a_picture(run: Run, log: str, tmp_path: Path) -> None:
+    opened = fill(log)
+    sl.follow(opened, sl.DeltaSink(tmp_path / "table", mode="append"), until="end")
+    picture = tmp_path / "picture.svg"
+    done = run("verify", log, "--table", str(tmp_path / "table"), "--picture", str(picture), "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["looked_at"]["rows"] == 10
+    assert picture.read_text().startswith("<svg")
+    (Path(log) / opened.head().tail[3].location).unlink()
+    done = run("verify", log, "--deep")
+    assert done.exit_code == 1
+    assert "Offsets 3 to 3 cannot be read" in done.stdout
+    assert run("verify", log, "--deep", "--quick").exit_code == 1
 
 
 def test_waste_and_notes_are_reported_and_are_no_failure(run: Run, log: str) -> None:

@@ -36,6 +36,22 @@ def test_an_export_by_executors_has_the_same_records(
     assert exported(tmp_path / "there").equals(exported(tmp_path / "here"))
 
 
+def test_a_verification_by_executors_finds_the_same(spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path) -> None:
+    (tmp_path / "log" / log.head().tail[3].location).write_bytes(b"damaged")
+    there, here = (sl.bulk.verify(log, pool=pool) for pool in (sl.spark.executors(spark), None))
+    assert there.rows[0] == here.rows[0]
+    assert there.rows[0].damage == ((30, 40),)
+    assert there.verification.examined["records"] == here.verification.examined["records"] == 90
+
+
+def test_a_table_is_compared_by_executors(spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path) -> None:
+    for mode in ("latest", "append", "history"):
+        sink = sl.DeltaSink(tmp_path / mode, mode=mode)  # type: ignore[arg-type]
+        sl.follow(log, sink, until="end")
+        check = sl.tables.verify(sink, log, pool=sl.spark.executors(spark))
+        assert (check.is_right, check.rows, check.cursor.next) == (True, sink.rows().num_rows, 100)
+
+
 @pytest.mark.parametrize("mode", ["latest", "append", "history"])
 def test_a_table_is_rebuilt_by_executors_and_followed_from_there(
     spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path, mode: Any

@@ -9,6 +9,8 @@ from strandline.lazy_names import lazy
 if TYPE_CHECKING:
     from strandline.bulk.exporting import ExportManifest as ExportManifest
     from strandline.bulk.exporting import export as export
+    from strandline.bulk.verifying import LogAudit as LogAudit
+    from strandline.bulk.verifying import verify as verify
     from strandline.storage.task_pool import TaskPool as TaskPool
     from strandline.storage.task_pool import ThreadPool as ThreadPool
 
@@ -16,9 +18,11 @@ _get, __dir__, __all__ = lazy(
     __name__,
     {
         "ExportManifest": "strandline.bulk.exporting",
+        "LogAudit": "strandline.bulk.verifying",
         "TaskPool": "strandline.storage.task_pool",
         "ThreadPool": "strandline.storage.task_pool",
         "export": "strandline.bulk.exporting",
+        "verify": "strandline.bulk.verifying",
     },
 )
 

@@ -6,7 +6,7 @@ import contextlib
 import io
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any, Final, Literal, TypeAlias, TypeVar
@@ -16,10 +16,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.errors import AlreadyExists, CorruptData, CursorExpired, Diverged, InvalidInput, NotFound, NotReady
+from strandline.errors import AlreadyExists, CorruptData, CursorExpired, Diverged, InvalidInput, NotFound
 from strandline.log.contract import READING, LogReading, require
 from strandline.log.read.planning import divided
-from strandline.log.read.reading import fetch_in_order
+from strandline.log.read.span_tasks import records_between, run_located, spans_between
 from strandline.model.addresses import Address
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit, Span, Start
@@ -38,9 +38,6 @@ PART_BYTES: Final = 64 << 20
 
 T = TypeVar("T")
 
-_AHEAD: Final = 32 << 20
-_MOVES: Final = 4
-"""How often parts are located again without progress."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LOG: Final = "log.json"
 _SUFFIX: Final = {"parquet": "parquet", "jsonl": "jsonl"}
@@ -124,9 +121,9 @@ def export(
         if name in sizes:
             done += end - first
         else:
-            missing.append(PartTask(store, name, format, first, end, tuple(_spans(log, first, end))))
+            missing.append(PartTask(store, name, format, first, end, spans_between(log, first, end)))
     on_progress(done, total)
-    for task, size in _stored(log, missing, pool or ThreadPool(), f"export to {store.url}"):
+    for task, size in run_located(log, missing, pool or ThreadPool(), f"export to {store.url}"):
         sizes[task.name] = size
         done += task.next - task.first
         on_progress(done, total)
@@ -173,24 +170,6 @@ def _planned(
     return plan
 
 
-def _stored(log: LogReading, tasks: list[PartTask], pool: TaskPool, title: str) -> Iterator[tuple[PartTask, int]]:
-    """The parts and their sizes, as they are stored.
-
-    What moved to the cold tier since it was planned is located again; ``CursorExpired`` if it was trimmed.
-    """
-    moves = 0
-    while tasks:
-        rest = dict(enumerate(tasks))
-        try:
-            for number, size in pool.run(tasks, title):
-                yield rest.pop(number), size
-        except NotFound:
-            moves = moves + 1 if len(rest) == len(tasks) else 1
-            if moves >= _MOVES:
-                raise
-        tasks = [replace(task, spans=tuple(_spans(log, task.first, task.next))) for task in rest.values()]
-
-
 def _new_plan(
     log: LogReading,
     since: Start,
@@ -205,19 +184,10 @@ def _new_plan(
     if end < first:
         raise InvalidInput(f"The range from {first:,} to {end:,} is none: upto is behind since.")
     cursor = log.cursor_at(end)  # before the spans: a restored log then differs from one of both
-    spans = _spans(log, first, end)
+    spans = spans_between(log, first, end)
     wanted = max(1, -(-sum(span.size for span in spans) // max(1, part_bytes)))
     cuts = tuple(group[0].first for group in divided(spans, wanted) if group)
     return ExportPlan(log.log_id, first, end, kind, cuts, str(cursor))
-
-
-def _spans(log: LogReading, first: int, end: int) -> Sequence[Span]:
-    if first == end:
-        return []
-    spans = log.plan(Cursor(log.log_id, first), Limit(upto=end))
-    if not spans or spans[-1].next != end:
-        raise NotReady(f"{log!r} gave offsets up to {spans[-1].next if spans else first}, and not to {end}: try again.")
-    return spans
 
 
 def _check_same(
@@ -280,22 +250,10 @@ class PartTask:
 
     def __call__(self) -> int:
         """Fetch the records, check that they are all of the part, and store the file."""
-        data = (_parquet if self.format == "parquet" else _json_lines)(self._batches())
+        records = records_between(self.spans, self.first, self.next)
+        data = (_parquet if self.format == "parquet" else _json_lines)(records)
         self.store.put(self.name, data)
         return len(data)
-
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        at = self.first
-        for _, batches in fetch_in_order(self.spans, columns=READ_SCHEMA.names, ahead=_AHEAD):
-            for batch in batches:
-                if batch.num_rows and batch.column(0)[0].as_py() != at:
-                    raise CorruptData(f"The log gave offset {batch.column(0)[0]} where {at} was expected.")
-                at += batch.num_rows
-                yield batch
-        if at != self.next:
-            raise CorruptData(
-                f"The log gave offsets {self.first} to {at - 1} instead of {self.first} to {self.next - 1}."
-            )
 
 
 def _parquet(batches: Iterator[pa.RecordBatch]) -> memoryview:

@@ -49,6 +49,9 @@ class FindingKind(StrEnum):
     OVERLAP = "overlap"
     STATE = "state"
     HISTORY = "history"
+    # several of them
+    DIFFERENCE = "difference"
+    TABLE = "table"
 
 
 @dataclass(frozen=True, slots=True)

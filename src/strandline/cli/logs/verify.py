@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Final
 
-import pyarrow as pa
 import typer
 from rich.text import Text
 
+from strandline.bulk.verifying import LogAudit
+from strandline.bulk.verifying import verify as verify_log
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
 from strandline.cli.shared.common import Json, open_log
-from strandline.errors import CorruptData, CursorExpired, InvalidInput, NotFound, NotReady
+from strandline.cli.shared.tables import followed_table
+from strandline.errors import CorruptData, InvalidInput
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.object.maintain.verify import ObjectLogVerifier
-from strandline.log.read.planning import behind
-from strandline.log.read.reading import fetch_in_order
 from strandline.log.wal.names import firsts_in
 from strandline.log.wal.recover.verify import verify as verify_wal
-from strandline.model.cursor import Bounds, Limit, Span
-from strandline.model.retention import SlotState
 from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK
+from strandline.storage.task_pool import ThreadPool
 
 SHOWN: Final = 20
 """Number of findings of one kind that are printed as text."""
-
-_PLANNED: Final = 256
 
 _STYLES: Final = {Severity.DAMAGE: "bold red", Severity.WASTE: "yellow", Severity.NOTE: "cyan"}
 _WORDS: Final[dict[Severity, Callable[[int], str]]] = {
@@ -46,6 +44,16 @@ def verify(
     quick: Annotated[
         bool, typer.Option("--quick", help="Read no batches: only look whether each is there and has its size.")
     ] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read both tiers, and compare the records that both have.")
+    ] = False,
+    table: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TABLE", help="Also compare this table with the log; may be repeated. Implies --deep."),
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the result into an SVG file. Implies --deep.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="How many batches are read at once.")] = 8,
     json: Json = False,
 ) -> None:
@@ -54,114 +62,36 @@ def verify(
     Changes nothing, and the log may be used meanwhile. Findings are *damage* (something is lost or wrong), *waste*
     (an unneeded object takes up space) and *notes*. Ends with status 1 if there is damage. A write-ahead log is
     verified as by 'strandline wal verify'. The log of a node is read from it, whole: the node checks every batch as it
-    reads it.
+    reads it. On a cluster: sl.bulk.verify with pool=sl.spark.executors(spark).
     """
+    deep = deep or bool(table) or picture is not None
+    if quick and deep:
+        raise InvalidInput("--quick reads no batches, and --deep, --table and --picture read all of them: leave one.")
+    if deep or place.is_node:
+        with place.reading() as log:
+            audit = audited(log, quick=quick, workers=workers, tables=table or (), quiet=json)
+        found = audit.verification
+        if picture is not None:
+            picture.write_text(audit.svg(), encoding="utf-8")
+        finish(found, examined_by_reading(found, quick=quick), json=json, url=found.subject, quick=quick)
+        return
     if place.folder is not None:
         if quick:
             raise InvalidInput("--quick is not for a write-ahead log: verifying it reads every byte.")
         verify_folder(place.folder, json=json)
         return
-    if place.is_node:
-        with place.reading() as log:
-            found = read_everything(log, quick=quick, workers=workers, quiet=json)
-        finish(found, examined_by_reading(found, quick=quick), json=json, url=found.subject, quick=quick)
-        return
     found = look(place.url, quick=quick, workers=workers, quiet=json)
     finish(found, examined(found, quick=quick), json=json, url=found.subject, quick=quick)
 
 
-def read_everything(log: AnyLog, *, quick: bool, workers: int = 8, quiet: bool = False) -> Verification:
-    """Verify a log by reading it: each retained offset once and in order, each batch readable, slots in bounds.
-
-    A batch that cannot be read is damage, and the next one follows. ``quick`` plans the batches and reads none.
-    """
-    found = Verification(log.url)
-    slots = _slots_of(log)
-    bounds = log.bounds()
-    with show.meter("planning batches" if quick else "reading records", total=bounds.count, quiet=quiet) as advance:
-        cursor = log.cursor_at(bounds.first)
-        while cursor.next < bounds.next:
-            try:
-                spans = log.plan(cursor, Limit(batches=_PLANNED, upto=bounds.next))
-            except CursorExpired:  # trimmed meanwhile
-                cursor = log.cursor_at(max(cursor.next, log.bounds().first))
-                continue
-            found.take(_holes(log, cursor.next, spans, bounds.next))
-            if not spans:
-                break
-            for piece, batches in fetch_in_order(() if quick else map(_ReadSpan, spans), workers=workers):
-                found.take(piece.findings(log, batches))
-                advance(piece.span.next - piece.span.first)
-            found.examined.update(
-                batches=len(spans),
-                records=sum(span.next - span.first for span in spans),
-                bytes=sum(span.size for span in spans),
-            )
-            cursor = behind(cursor, spans[-1])
-    found.examined["slots"] = len(slots)
-    found.take(_misplaced(slots, bounds))
-    return found
-
-
-def _slots_of(log: AnyLog) -> Sequence[SlotState]:
-    try:
-        return log.slots.list()
-    except NotReady:  # a replica: only the primary has the slots of consumers
-        return []
-
-
-def _holes(log: AnyLog, since: int, spans: Sequence[Span], end: int) -> Iterator[Finding]:
-    """The offsets that a plan has left out, or has twice."""
-    for span in spans:
-        if span.first != since:
-            yield _damage(FindingKind.HOLE, log, f"{log.url} goes on with offset {span.first}, where {since} is next.")
-        since = span.next
-    if not spans:
-        yield _damage(FindingKind.HOLE, log, f"Offsets {since} to {end - 1} of {log.url} are missing.")
-
-
-def _misplaced(slots: Sequence[SlotState], bounds: Bounds) -> Iterator[Finding]:
-    for state in slots:
-        if state.pins and not bounds.first <= state.position <= bounds.next:
-            what = f"Slot {state.name!r} is at {state.position}, outside of offsets {bounds.first} to {bounds.next}."
-            yield Finding(Severity.DAMAGE, FindingKind.SLOT, state.name, what)
-
-
-def _damage(kind: FindingKind, log: AnyLog, message: str) -> Finding:
-    return Finding(Severity.DAMAGE, kind, log.url, message)
-
-
-@dataclass(slots=True)
-class _ReadSpan:
-    """A span that is read; an error is kept, so that the next one is read, too."""
-
-    span: Span
-    error: CorruptData | NotFound | CursorExpired | None = None
-
-    @property
-    def size(self) -> int:
-        return self.span.size
-
-    def fetch(self, columns: object = None) -> list[pa.RecordBatch]:
-        try:
-            return list(self.span.fetch())
-        except (CorruptData, NotFound, CursorExpired) as error:
-            self.error = error
-            return []
-
-    def findings(self, log: AnyLog, batches: Sequence[pa.RecordBatch]) -> list[Finding]:
-        first, end = self.span.first, self.span.next
-        if isinstance(self.error, CursorExpired):
-            return [Finding(Severity.NOTE, FindingKind.TRIM, log.url, f"Offsets {first} to {end - 1} were trimmed.")]
-        if self.error is not None:
-            what = f"Offsets {first} to {end - 1} of {log.url} cannot be read: {self.error}"
-            return [_damage(FindingKind.BATCH, log, what)]
-        given = [batch.column("offset") for batch in batches if batch.num_rows]
-        if given and pa.concat_arrays(given).equals(pa.arange(first, end)):
-            return []
-        return [
-            _damage(FindingKind.CONTINUITY, log, f"{log.url} gave other records than offsets {first} to {end - 1}.")
-        ]
+def audited(log: AnyLog, *, quick: bool, workers: int, tables: Sequence[str], quiet: bool) -> LogAudit:
+    """Verify a log by reading it, both tiers and tables, with a progress bar unless ``quiet``."""
+    sinks = [followed_table(address, log) for address in tables]
+    with show.meter("planning batches" if quick else "reading records", total=None, quiet=quiet) as advance:
+        tell = show.so_far(advance)
+        return verify_log(
+            log, pool=ThreadPool(workers), tables=sinks, quick=quick, on_progress=lambda done, _: tell(done)
+        )
 
 
 def look(url: str, *, quick: bool, workers: int = 8, quiet: bool = False) -> Verification:
@@ -182,12 +112,14 @@ def look(url: str, *, quick: bool, workers: int = 8, quiet: bool = False) -> Ver
 
 
 def examined_by_reading(found: Verification, *, quick: bool) -> str:
-    """What was examined of a node's log, in words."""
+    """What was examined by reading the log, in words."""
     seen = found.examined
-    how = "planned, in order and without a gap" if quick else "read from the node, which checks their checksums"
+    how = "planned, in order and without a gap" if quick else "read, each with its checksums"
+    both = f", {seen['compared']:,} of them in both tiers" if seen["compared"] else ""
+    rows = f", {show.counted(seen['rows'], 'row')} of tables" if seen["rows"] else ""
     return (
         f"{show.counted(seen['batches'], 'batch', 'batches')} {how}, with {show.counted(seen['records'], 'record')} "
-        f"({show.size(seen['bytes'])}), and {show.counted(seen['slots'], 'slot')}"
+        f"({show.size(seen['bytes'])}){both}{rows}, and {show.counted(seen['slots'], 'slot')}"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,12 +11,11 @@ import typer
 import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, confirm, guarded
-from strandline.cli.shared.decoding import json_codec
+from strandline.cli.shared.tables import followed_table
 from strandline.cli.shared.text import escaped
-from strandline.errors import InvalidInput, Unsupported
+from strandline.errors import InvalidInput
 from strandline.log.contract import Log
-from strandline.log.read.value_format import named_codec
-from strandline.tables.maintain.contract import MaintainedTable
+from strandline.storage.task_pool import ThreadPool
 from strandline.tables.maintain.opening import is_in_database
 
 table = typer.Typer(help="Look after a table that follows a log.", no_args_is_help=True)
@@ -40,19 +38,6 @@ Name = Annotated[str, typer.Option("--name", help="The sink's name.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-def _sink(
-    url: str, schema: Path | None, key: list[str] | None, name: str, log: Log | None = None, **options: Any
-) -> MaintainedTable:
-    """The table's sink; without a schema it decodes as its log says, if the log does."""
-    value: Any = None
-    if schema is None and log is not None:
-        with suppress(Unsupported):
-            value = None if named_codec(log) is None else "log"
-    if schema is not None:
-        value = json_codec(schema)
-    return sl.tables.existing(url, value=value, key=tuple(key or ()), name=name, **options)
-
-
 def _log(url: str) -> Log:
     return sl.open(url)
 
@@ -73,7 +58,7 @@ def describe(
     The cursor is proved by the table's history: a table whose rows others changed is an error that says what to do.
     """
     opened = None if log is None else _log(log)
-    sink = _sink(url, schema, key, name, opened)
+    sink = followed_table(url, opened, schema=schema, key=key, name=name)
     found = sl.tables.describe(sink, opened)
     behind = None
     if opened is not None and found.cursor is not None:
@@ -110,14 +95,18 @@ def verify(
     schema: Schema = None,
     key: Key = None,
     name: Name = "default",
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Shares compared at once; by default one per core.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compare each row of a table with what its log says, up to the table's cursor. Changes nothing.
 
-    Reads the whole log and the whole table into memory. Ends with status 1 if there is a difference.
+    Ends with status 1 if there is a difference. On a cluster: sl.tables.verify with pool=sl.spark.executors(spark).
     """
     opened = _log(log)
-    check = sl.tables.verify(_sink(url, schema, key, name, opened), opened)
+    sink = followed_table(url, opened, schema=schema, key=key, name=name)
+    check = sl.tables.verify(sink, opened, pool=ThreadPool(workers))
     fields: dict[str, Any] = {
         "cursor": str(check.cursor),
         "rows": check.rows,
@@ -153,7 +142,7 @@ def rebuild(
     Readers see the old rows until then. Stop the table's follower first: it would be refused.
     """
     opened = _log(log)
-    sink = _sink(url, schema, key, name, opened)
+    sink = followed_table(url, opened, schema=schema, key=key, name=name)
     confirm(f"Replace all rows of {sink.where} by those of {log}?", yes=yes)
     cursor = sl.tables.rebuild(sink, opened)
     found = sl.tables.describe(sink)
@@ -174,7 +163,7 @@ def repair(
 ) -> None:
     """Restore a table that others changed to its last version that is known to be right."""
     opened = _log(log)
-    sink = _sink(url, schema, key, name, opened)
+    sink = followed_table(url, opened, schema=schema, key=key, name=name)
     sink.meet(opened)
 
     def serves(cursor: sl.Cursor) -> bool:
@@ -208,7 +197,9 @@ def replay(
     """
     opened = _log(log)
     letters = True if is_in_database(url) else dead_letters
-    done = sl.tables.replay_letters(_sink(url, schema, key, name, opened, dead_letters=letters), opened)
+    done = sl.tables.replay_letters(
+        followed_table(url, opened, schema=schema, key=key, name=name, dead_letters=letters), opened
+    )
     lines = [f"{show.counted(done.applied, 'dead letter')} applied."]
     if done.unreadable:
         lines.append(f"{done.unreadable:,} still cannot become rows (first: {escaped(done.first_reason)})")
@@ -225,7 +216,7 @@ def replay(
 @guarded
 def optimize(url: Table, *, name: Name = "default", json: Json = False) -> None:
     """Join small files of a table of all changes. Its follower may run meanwhile."""
-    fewer = sl.tables.optimize(_sink(url, None, None, name))
+    fewer = sl.tables.optimize(followed_table(url, name=name))
     show.answer({"files_fewer": fewer}, f"The table has {show.counted(fewer, 'file')} fewer.", as_json=json)
 
 
@@ -242,5 +233,5 @@ def vacuum(
 
     The table can then be restored only to versions of that time. Keep files for longer than any job takes.
     """
-    gone = sl.tables.vacuum(_sink(url, None, None, name), hours)
+    gone = sl.tables.vacuum(followed_table(url, name=name), hours)
     show.answer({"files_removed": gone}, f"{show.counted(gone, 'file')} removed.", as_json=json)

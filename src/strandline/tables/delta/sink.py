@@ -39,7 +39,7 @@ from strandline.tables.delta.transaction import DeltaTransaction
 from strandline.tables.files.layout import files_in, job_name, shares_of
 from strandline.tables.files.part import FILE_ROWS, TablePart, in_schema
 from strandline.tables.files.sink import FileTableSink
-from strandline.tables.maintain.comparison import RowDifferences, differences, folded
+from strandline.tables.maintain.comparison import ShareTask, share_tasks
 from strandline.tables.maintain.contract import RecordedTable, TableSize
 from strandline.tables.maintain.replay import ReplayedTable
 from strandline.tables.rows.bad_records import BadShare
@@ -174,10 +174,11 @@ class DeltaSink(FileTableSink):
         parts = [in_schema(self._followed.files.read(path), schema) for path in data_files(table)]
         return pa.concat_tables(parts) if parts else schema.empty_table()
 
-    def compared(self, records: pa.Table) -> RowDifferences:
-        """Compare the rows; see :func:`~strandline.tables.maintain.operations.verify`."""
-        changes = self._shape.rows(records).rows
-        return differences(folded(self._shape, changes, columns_of(self._existing())), self.rows())
+    def comparison(self, upto: int, most: Positive) -> list[ShareTask]:
+        """The tasks that compare the newest version; see :func:`~strandline.tables.maintain.operations.verify`."""
+        table = self._existing()
+        held, files = range(self._followed.start(table), upto), self._followed.files
+        return share_tasks(self._shape, columns_of(table), files, data_files(table), held, most)
 
     def rebuilt(self, log: Log, upto: int, workers: Workers | None = None) -> Cursor:
         """Build all rows again; see :func:`~strandline.tables.maintain.operations.rebuild`."""

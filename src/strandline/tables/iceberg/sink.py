@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from strandline.errors import Conflict, Diverged, InvalidInput, NotFound
 from strandline.log.contract import Log
-from strandline.model.arguments import Named, anything, checked, shown
+from strandline.model.arguments import Named, Positive, anything, checked, shown
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Part, Written, check_coverage, is_applied
 from strandline.storage.clock import CHANCE, CLOCK, Clock
@@ -28,7 +28,7 @@ from strandline.tables.iceberg.history import COMMIT_KEY, LOG_KEY, MODE_KEY
 from strandline.tables.iceberg.replay import replayed_iceberg
 from strandline.tables.iceberg.table import Begun, FollowedIceberg, start_of
 from strandline.tables.iceberg.transaction import IcebergLetters, IcebergTransaction
-from strandline.tables.maintain.comparison import RowDifferences, differences, folded
+from strandline.tables.maintain.comparison import ShareTask, share_tasks
 from strandline.tables.maintain.contract import RecordedTable, TableSize
 from strandline.tables.maintain.replay import ReplayedTable
 from strandline.tables.rows.bad_records import BadShare
@@ -170,10 +170,11 @@ class IcebergSink(FileTableSink):
         parts = [in_schema(begun.files.read(path), begun.columns) for path in self._followed.data_files(begun)]
         return pa.concat_tables(parts) if parts else begun.columns.empty_table()
 
-    def compared(self, records: pa.Table) -> RowDifferences:
-        """Compare the rows; see :func:`~strandline.tables.maintain.operations.verify`."""
-        columns = arrow_schema(self._existing().schema())
-        return differences(folded(self._shape, self._shape.rows(records).rows, columns), self.rows())
+    def comparison(self, upto: int, most: Positive) -> list[ShareTask]:
+        """The tasks that compare the newest snapshot; see :func:`~strandline.tables.maintain.operations.verify`."""
+        begun = self._followed.on(self._existing())
+        held, paths = range(self.start(), upto), self._followed.data_files(begun)
+        return share_tasks(self._shape, begun.columns, begun.files, paths, held, most)
 
     def rebuilt(self, log: Log, upto: int, workers: Workers | None = None) -> Cursor:
         """Build all rows again, as one snapshot; see :func:`~strandline.tables.maintain.operations.rebuild`."""

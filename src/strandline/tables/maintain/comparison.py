@@ -1,17 +1,28 @@
-"""What a table should hold by its log, and how its rows differ from that. Pure functions on Arrow."""
+"""What a table should hold by its log, and how its rows differ from that: whole, or in shares that tasks compare."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.log.read.span_tasks import records_between
+from strandline.model.cursor import Span
+from strandline.tables.files.data_files import TableFiles
+from strandline.tables.files.input_count import InputCount
+from strandline.tables.files.layout import FEW_SHARES, HashRange, range_of, shares
 from strandline.tables.files.part import changes_schema, in_schema
-from strandline.tables.rows.kinds import merge_history, merge_latest, taken_rows
+from strandline.tables.rows.hashing import key_hashes
+from strandline.tables.rows.kinds import in_offset_order, merge_history, merge_latest, taken_rows
 from strandline.tables.rows.shape import TableShape
+
+FIRST_DIFFERENCES: Final = 10
+"""How many differences are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +31,113 @@ class RowDifferences:
 
     rows: int
     """How many the table has."""
-    missing: Sequence[str]
-    extra: Sequence[str]
+    missing: int
+    """How many the log gives and the table does not have."""
+    extra: int
+    """How many the table has and the log does not give."""
+    first: tuple[str, ...] = ()
+    """The first differences."""
+
+    @classmethod
+    def of(cls, rows: int, missing: Sequence[str], extra: Sequence[str]) -> RowDifferences:
+        """From the rows that differ, as text."""
+        examples = [f"missing {row}" for row in missing[:FIRST_DIFFERENCES]]
+        examples += [f"extra {row}" for row in extra[:FIRST_DIFFERENCES]]
+        return cls(rows, len(missing), len(extra), tuple(examples[:FIRST_DIFFERENCES]))
+
+    def __add__(self, other: RowDifferences) -> RowDifferences:
+        """Both shares of a table together."""
+        first = sorted((*self.first, *other.first), key=lambda one: one.startswith("extra"))[:FIRST_DIFFERENCES]
+        missing, extra = self.missing + other.missing, self.extra + other.extra
+        return RowDifferences(self.rows + other.rows, missing, extra, tuple(first))
+
+
+@dataclass(frozen=True, slots=True)
+class ShareTask:
+    """Compares one share of a table of files with the records of ``spans``, wherever it runs. Reads only.
+
+    A share is a range of key hashes, or for a table of all changes the rows with offsets ``low`` up to ``high``.
+    ``paths`` are the table's data files, as of one version. Files of other keys, by their names, are skipped; a row in
+    a file of other keys than its own is an extra one.
+    """
+
+    shape: TableShape
+    schema: pa.Schema
+    files: TableFiles
+    paths: tuple[str, ...]
+    first: int
+    next: int
+    share: HashRange | None = None
+    low: int | None = None
+    high: int | None = None
+    spans: tuple[Span, ...] = ()
+
+    def __call__(self) -> RowDifferences:
+        """Compare the share."""
+        records = records_between(self.spans, self.first, self.next)
+        counted = InputCount().counted(records, self.share, by_record_key=self.shape.has_record_keys)
+        changes = [self._shaped(some) for some in counted]
+        merged = in_offset_order(changes, self.shape.names) if changes else self.shape.changes_schema().empty_table()
+        rows, strays = self._found()
+        found = differences(folded(self.shape, merged, self.schema), rows)
+        return found + RowDifferences.of(len(strays), [], strays)
+
+    def _shaped(self, records: pa.Table) -> pa.Table:
+        rows = self.shape.rows(records).rows
+        if self.share is None or self.shape.has_record_keys:
+            return rows
+        return rows.filter(pa.array(self.share.mask(self._hashes(rows))))
+
+    def _hashes(self, rows: pa.Table) -> Any:
+        return key_hashes(rows.column(self.shape.names.key))
+
+    def _found(self) -> tuple[pa.Table, list[str]]:
+        """The table's rows in the share, and rows in files of other keys."""
+        parts, strays = [self.schema.empty_table()], []
+        for path in self.paths:
+            covered = range_of(path)
+            if self.share is None or covered.overlaps(self.share):
+                rows = in_schema(self.files.read(path), self.schema)
+                parts.append(self._own(rows))
+                strays += [f"{row} in {path}, a file of other keys" for row in self._strays(rows, covered)]
+        return pa.concat_tables(parts), strays
+
+    def _own(self, rows: pa.Table) -> pa.Table:
+        if self.share is not None:
+            return rows.filter(pa.array(self.share.mask(self._hashes(rows))))
+        name = self.shape.names.offset
+        if self.low is not None:
+            rows = rows.filter(pc.greater_equal(rows.column(name), self.low))
+        return rows if self.high is None else rows.filter(pc.less(rows.column(name), self.high))
+
+    def _strays(self, rows: pa.Table, covered: HashRange) -> list[Any]:
+        """The rows of a file that neither it nor this share should hold; the task with its lowest hash reports them."""
+        if self.share is None or not covered.depth or not self.share.low <= covered.low < self.share.high:
+            return []
+        hashes = self._hashes(rows)
+        is_stray = ~(covered.mask(hashes) | self.share.mask(hashes))
+        return rows.filter(pa.array(is_stray)).to_pylist() if is_stray.any() else []
+
+
+def share_tasks(
+    shape: TableShape, schema: pa.Schema, files: TableFiles, paths: Iterable[str], held: range, most: int
+) -> list[ShareTask]:
+    """The comparison of a table's version that holds these offsets, as ``most`` tasks or fewer, without spans yet.
+
+    A task by keys takes the records of all offsets. Rows of a transform may have any offset: one task compares them.
+    """
+    task = ShareTask(shape, schema, files, tuple(paths), held.start, held.stop)
+    if shape.is_keyed:
+        return [replace(task, share=share) for share in shares(min(most, FEW_SHARES))]
+    if shape.transform is not None:
+        return [task]
+    step = max(1, -(-len(held) // most))
+    cuts = [held.start, *held[step::step], held.stop]
+    tasks = [replace(task, first=first, next=end, low=first, high=end) for first, end in pairwise(cuts)]
+    # The first and the last one also have the rows before and behind these offsets, which should not be there.
+    tasks[0] = replace(tasks[0], low=None)
+    tasks[-1] = replace(tasks[-1], high=None)
+    return tasks
 
 
 def folded(shape: TableShape, changes: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -44,9 +160,10 @@ def differences(expected: pa.Table, found: pa.Table) -> RowDifferences:
     keys = [name for name, kind in kinds.items() if pa.types.is_binary(kind)]
     by = [(name, "ascending") for name in (*numbers, *keys)]
     if _sorted(expected, by).equals(_sorted(found.cast(expected.schema), by)):
-        return RowDifferences(found.num_rows, [], [])
+        return RowDifferences(found.num_rows, 0, 0)
     ours, theirs = (Counter(str(row) for row in table.to_pylist()) for table in (expected, found))
-    return RowDifferences(found.num_rows, sorted((ours - theirs).elements()), sorted((theirs - ours).elements()))
+    missing, extra = sorted((ours - theirs).elements()), sorted((theirs - ours).elements())
+    return RowDifferences.of(found.num_rows, missing, extra)
 
 
 def _sorted(rows: pa.Table, by: Sequence[tuple[str, str]]) -> pa.Table:

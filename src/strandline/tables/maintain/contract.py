@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 from uuid import UUID
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from strandline.log.contract import Log
 from strandline.model.cursor import Cursor
-from strandline.tables.maintain.comparison import RowDifferences
+from strandline.tables.maintain.comparison import RowDifferences, ShareTask
 from strandline.tables.maintain.replay import Replayed
 from strandline.tables.rows.kinds import RAW, TYPED, Kind
 from strandline.tables.rows.logged import is_raw
@@ -70,8 +70,11 @@ class MaintainedTable(Protocol):
     def recorded(self) -> RecordedTable | None:
         """What the table records; None for a table of another program. ``NotFound`` if there is none."""
 
-    def compared(self, records: pa.Table) -> RowDifferences:
-        """Compare the rows with what these records, from the table's start to its cursor, amount to."""
+    def comparison(self, upto: int, most: int) -> Sequence[ShareTask] | None:
+        """Tasks that compare the newest version with the log up to its cursor, ``most`` or fewer.
+
+        None if a database compares the rows (:class:`ComparedInDatabase`).
+        """
 
     def rebuilt(self, log: Log, upto: int, workers: Workers | None = None) -> Cursor:
         """Replace all rows by those of the log, from the table's start, in one commit; returns its cursor.
@@ -90,3 +93,11 @@ class MaintainedTable(Protocol):
 
     def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
         """Go back to the last state that is known to be right, if needed."""
+
+
+@runtime_checkable
+class ComparedInDatabase(Protocol):
+    """A table whose rows its database compares."""
+
+    def compared(self, records: pa.Table) -> RowDifferences:
+        """Compare the rows with what these records, from the table's start to its cursor, amount to."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
 
-from strandline.errors import Conflict, InvalidInput, NotFound
+from strandline.errors import Conflict, InvalidInput, NotFound, Unsupported
 from strandline.log.contract import Log
 from strandline.log.read.reading import read_between
+from strandline.log.read.span_tasks import run_located, spans_between
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Named, checked
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA
-from strandline.tables.maintain.contract import MaintainedTable
+from strandline.storage.task_pool import TaskPool, ThreadPool
+from strandline.tables.maintain.comparison import RowDifferences
+from strandline.tables.maintain.contract import ComparedInDatabase, MaintainedTable
 from strandline.tables.maintain.opening import existing_sink
 from strandline.tables.maintain.replay import Replayed
 from strandline.tables.rows.kinds import Kind
@@ -23,7 +26,8 @@ from strandline.tables.rows.logged import Value
 
 GRACE_HOURS: Final = 168
 """Hours for which files are kept that no version names: a slow commit may still name them."""
-_FIRST_DIFFERENCES: Final = 10
+_TRIES: Final = 8
+"""How often a version of a table is looked up whose cursor is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +81,49 @@ class TableCheck:
 
 
 @checked
-def verify(sink: MaintainedTable, log: Log) -> TableCheck:
+def verify(sink: MaintainedTable, log: Log, *, pool: TaskPool | None = None) -> TableCheck:
     """Compare each row with what the log says, from where the table began up to its cursor. Changes nothing.
 
-    Reads that part of the log into memory, and the whole table unless it is in a SQL database. ``CursorExpired`` if
-    the log no longer has it, ``Conflict`` if a follower commits meanwhile.
+    ``pool`` runs the comparison: threads of this process, or ``sl.spark.executors(spark)``. Its tasks divide keyed
+    tables of files by their keys, and fetch everything each; those of all changes by offsets. The follower may run
+    meanwhile. Tables in a SQL database are compared there, with the log in the memory of this process: ``Conflict`` if
+    a follower commits meanwhile. ``CursorExpired`` if the log no longer has the records.
     """
     sink.meet(log)
+    hands = pool or ThreadPool()
+    for _ in range(_TRIES):
+        cursor = _cursor(sink, log)
+        tasks = sink.comparison(cursor.next, hands.count)
+        found = _compared_here(sink, log, cursor) if tasks is None else None
+        if sink.cursor(log.log_id) == cursor:  # otherwise rows and cursor may be of different versions
+            break
+        if tasks is None:
+            raise _committed_meanwhile(sink)
+    else:
+        raise _committed_meanwhile(sink)
+    if found is None:
+        found = RowDifferences(0, 0, 0)
+        planned = [replace(task, spans=spans_between(log, task.first, task.next)) for task in tasks or ()]
+        for _, share in run_located(log, planned, hands, f"verify {sink.where}"):
+            found += share
+    return TableCheck(cursor, found.rows, found.missing, found.extra, found.first)
+
+
+def _cursor(sink: MaintainedTable, log: Log) -> Cursor:
     cursor = sink.cursor(log.log_id)
     if cursor is None:
         raise NotFound(f"There is no table {sink.where}.")
-    records = pa.Table.from_batches(read_between(log, sink.start(), cursor.next, None), READ_SCHEMA)
-    found = sink.compared(records)
-    if sink.cursor(log.log_id) != cursor:
-        raise Conflict(
-            f"The table {sink.where} was committed to while it was compared: stop its follower, or try again."
-        )
-    examples = [f"missing {row}" for row in found.missing[:_FIRST_DIFFERENCES]]
-    examples += [f"extra {row}" for row in found.extra[:_FIRST_DIFFERENCES]]
-    return TableCheck(cursor, found.rows, len(found.missing), len(found.extra), tuple(examples[:_FIRST_DIFFERENCES]))
+    return cursor
+
+
+def _compared_here(sink: MaintainedTable, log: Log, cursor: Cursor) -> RowDifferences:
+    if not isinstance(sink, ComparedInDatabase):
+        raise Unsupported(f"The table {sink.where} cannot be compared with its log.")
+    return sink.compared(pa.Table.from_batches(read_between(log, sink.start(), cursor.next, None), READ_SCHEMA))
+
+
+def _committed_meanwhile(sink: MaintainedTable) -> Conflict:
+    return Conflict(f"The table {sink.where} was committed to while it was compared: stop its follower, or try again.")
 
 
 @checked

@@ -181,7 +181,7 @@ class PostgresTransaction:
         theirs = f"SELECT {columns} FROM {self._named()}"  # noqa: S608
         missing = [str(row) for row in self.run(f"{ours} EXCEPT ALL {theirs}")]
         extra = [str(row) for row in self.run(f"{theirs} EXCEPT ALL {ours}")]
-        return RowDifferences(self.size()[0], missing, extra)
+        return RowDifferences.of(self.size()[0], missing, extra)
 
     def store(self, row: CursorRow, before: CursorRow | None) -> bool:
         """Replace the cursor row, if nobody else has."""

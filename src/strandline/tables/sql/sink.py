@@ -24,7 +24,7 @@ from strandline.errors import (
 from strandline.log.contract import Log
 from strandline.log.read.planning import behind, joined
 from strandline.log.read.reading import fetch_in_order
-from strandline.model.arguments import anything, checked
+from strandline.model.arguments import Positive, anything, checked
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.records import READ_SCHEMA
 from strandline.model.sink import remaining
@@ -203,6 +203,9 @@ class SqlSink:
         row = self._existing().row
         mode = next((kind for kind in KINDS if row is not None and kind == row.mode), None)
         return None if mode is None or row is None else RecordedTable(mode, row.schema)
+
+    def comparison(self, upto: int, most: Positive) -> None:
+        """None: the database compares the rows itself."""
 
     def compared(self, records: pa.Table) -> RowDifferences:
         """Compare the rows, in the database; see :func:`~strandline.tables.maintain.operations.verify`."""

@@ -195,7 +195,7 @@ class SqliteTransaction:
         )
         missing = [str(row[:-1]) for row in self.connection.execute(f"{ours} EXCEPT {theirs}")]
         extra = [str(row[:-1]) for row in self.connection.execute(f"{theirs} EXCEPT {ours}")]
-        return RowDifferences(self.size()[0], missing, extra)
+        return RowDifferences.of(self.size()[0], missing, extra)
 
     def store(self, row: CursorRow, before: CursorRow | None) -> bool:
         """Replace the cursor row, if nobody else has."""

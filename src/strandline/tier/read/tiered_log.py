@@ -38,6 +38,7 @@ from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.tier.attachment import ColdCell
 from strandline.tier.copy.history import TermLookups, divergence, read_history
+from strandline.tier.copy.segment_files import ColdSpan, plan_segment
 from strandline.tier.read.cold_reader import ColdPiece, ColdReader, HotStart, check_term
 from strandline.tier.read.tiered_slots import ColdPins, Hot, TierableSlots, TieredSlots
 from strandline.values.contract import Codec
@@ -231,11 +232,28 @@ class TieredLog(Closing):
             found += more
         return old.pieces(first, found)
 
+    def copies(self, first: int, end: int) -> list[ColdSpan]:
+        """Spans of segments over offsets that the hot tier has, too, for a comparison of both: in order, may be fewer.
+
+        Segments of a term that the log has abandoned are left out.
+        """
+        first = max(first, self._hot.bounds().first)
+        planned: list[ColdSpan] = []
+        for segment, behind_it in self._agreeing(first, end):
+            planned += plan_segment(self._old().store, segment, first, Limit(upto=behind_it))
+            first = behind_it
+        return planned
+
     def _shared(self, first: int, end: int) -> list[tuple[SegmentMetadata, int]]:
         """The segments from an offset on that duplicate hot records, as far as their terms agree with the log's.
 
         Empty if their last record differs from the log's: then the log diverged within a term.
         """
+        found = self._agreeing(first, end)
+        return found if found and self._old().is_same_record(self._hot, found[-1][0], found[-1][1] - 1) else []
+
+    def _agreeing(self, first: int, end: int) -> list[tuple[SegmentMetadata, int]]:
+        """The same by their terms alone."""
         history = read_history(self._hot, end)
         found: list[tuple[SegmentMetadata, int]] = []
         for segment, behind_it in self._old().following(first, end, None):
@@ -246,7 +264,7 @@ class TieredLog(Closing):
             if agreed < behind_it:
                 break
             first = agreed
-        return found if found and self._old().is_same_record(self._hot, found[-1][0], found[-1][1] - 1) else []
+        return found
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the log reaches past the cursor (True) or the time is over (False)."""

@@ -1,0 +1,202 @@
+"""Checks of spans: tasks that read a range of a log in one tier or in both, and report what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import pyarrow as pa
+
+from strandline.errors import CorruptData, CursorExpired, NotFound
+from strandline.log.findings import FindingKind
+from strandline.log.read.reading import fetch_in_order
+from strandline.log.read.span_tasks import AHEAD
+from strandline.model.cursor import Span
+from strandline.model.records import READ_SCHEMA, Op
+from strandline.tier.copy.segment_files import ColdSpan
+
+HOT: Final = "hot"
+COLD: Final = "cold"
+_SHOWN: Final = 40
+"""Bytes of a value that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with the offsets ``first`` up to ``next``. It may be gone when they are located again."""
+
+    tier: str
+    kind: FindingKind
+    first: int
+    next: int
+    message: str
+    is_read: bool = False
+    """Whether the records were read all the same: only their copies are missing, or differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRange:
+    """Report of one task."""
+
+    records: int
+    compared: int
+    """How many of them were compared with their copies in the cold tier."""
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTask:
+    """Reads the offsets ``first`` up to ``next``, and compares them with their copies. Changes nothing; repeatable."""
+
+    first: int
+    next: int
+    spans: tuple[Span, ...]
+    copies: tuple[Span, ...] = ()
+
+    def __call__(self) -> CheckedRange:
+        """Read everything; an error is reported, and the next span follows."""
+        copies = _CheckedSpans(self.copies)
+        rest: list[pa.Table] = []
+        own = _CheckedSpans(self.spans)
+        records = compared = 0
+        differing: list[Problem] = []
+        for rows in own.tables():
+            records += rows.num_rows
+            _, end = _offsets_of(rows)
+            while copies.reached < end and (copy := copies.next()) is not None:
+                rest.append(copy)
+            for copy in rest:
+                ours, theirs = _common(rows, copy)
+                compared += ours.num_rows
+                differing += _differences(ours, theirs)
+            rest = [copy for copy in rest if _offsets_of(copy)[1] > end]
+        while copies.next() is not None:  # read whatever the other tier lacks
+            pass
+        unread = [replace(problem, is_read=True) for problem in copies.problems]
+        return CheckedRange(records, compared, (*own.problems, *unread, *_adjacent(differing)))
+
+
+@dataclass(slots=True)
+class _CheckedSpan:
+    """A span that is read; an error is kept, so that the next one is read, too."""
+
+    span: Span
+    problem: Problem | None = None
+
+    @property
+    def size(self) -> int:
+        return self.span.size
+
+    def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
+        first, end = self.span.first, self.span.next
+        tier = tier_of(self.span)
+        kind = FindingKind.SEGMENT if tier == COLD else FindingKind.BATCH
+        try:
+            batches = [batch for batch in self.span.fetch(columns) if batch.num_rows]
+            for batch in batches:
+                batch.validate(full=True)
+        except CursorExpired as error:
+            self.problem = Problem(tier, FindingKind.TRIM, first, end, str(error))
+        except (CorruptData, NotFound, pa.ArrowException) as error:
+            self.problem = Problem(tier, kind, first, end, f"Offsets {first} to {end - 1} cannot be read: {error}")
+        else:
+            given = [batch.column("offset") for batch in batches]
+            if given and pa.concat_arrays(given).equals(pa.arange(first, end)):
+                return batches
+            what = f"Other records than offsets {first} to {end - 1} were given for them."
+            self.problem = Problem(tier, FindingKind.CONTINUITY, first, end, what)
+        return []
+
+
+@dataclass(slots=True)
+class _CheckedSpans:
+    """The records of some spans, one span at a time, and their problems."""
+
+    spans: tuple[Span, ...]
+    problems: list[Problem] = field(default_factory=list)
+    reached: int = -1
+    """The offset after the last span that was read."""
+    _tables: Iterator[pa.Table] | None = None
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The records of each readable span."""
+        for checked, batches in fetch_in_order(map(_CheckedSpan, self.spans), columns=READ_SCHEMA.names, ahead=AHEAD):
+            self.reached = checked.span.next
+            if checked.problem is not None:
+                self.problems.append(checked.problem)
+            elif batches:
+                yield pa.Table.from_batches(batches)
+
+    def next(self) -> pa.Table | None:
+        """The records of the next readable span; None at the end."""
+        if self._tables is None:
+            self._tables = self.tables()
+        return next(self._tables, None)
+
+
+def tier_of(span: Span) -> str:
+    """The tier that a span reads."""
+    return COLD if isinstance(span, ColdSpan) else HOT
+
+
+def _offsets_of(rows: pa.Table) -> tuple[int, int]:
+    """The first offset of contiguous records, and the one after the last."""
+    first = rows.column("offset")[0].as_py()
+    return first, first + rows.num_rows
+
+
+def _common(rows: pa.Table, copy: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """The records at the offsets that both have."""
+    (a, b), (c, d) = _offsets_of(rows), _offsets_of(copy)
+    low, high = max(a, c), max(min(b, d), a, c)
+    return rows.slice(low - a, high - low), copy.slice(low - c, high - low)
+
+
+def _differences(ours: pa.Table, theirs: pa.Table) -> list[Problem]:
+    """From the first to the last record that is not the same on both sides; none if all are."""
+    if ours.equals(theirs):
+        return []
+    # Prefixes that are equal end at the first difference, suffixes begin behind the last: two binary searches.
+    count = ours.num_rows
+    low = _bisected(count, lambda some: ours.slice(0, some).equals(theirs.slice(0, some)))
+    high = count - _bisected(count, lambda some: ours.slice(count - some).equals(theirs.slice(count - some)))
+    first = _offsets_of(ours)[0] + low
+    here, there = ours.slice(low, 1), theirs.slice(low, 1)
+    columns = [name for name in READ_SCHEMA.names if not here.column(name).equals(there.column(name))]
+    message = (
+        f"At offset {first} the tiers differ in {', '.join(columns)}: the log has {_shown(here)}, its segment has "
+        f"{_shown(there)}. Restore the object that was changed."
+    )
+    return [Problem(COLD, FindingKind.DIFFERENCE, first, first + high - low, message, is_read=True)]
+
+
+def _bisected(count: int, is_equal: Any) -> int:
+    """The largest number of records, below ``count``, for which it is true."""
+    low, high = 0, count - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if is_equal(middle) else (low, middle - 1)
+    return low
+
+
+def _shown(row: pa.Table) -> str:
+    """A record, short."""
+    op, key, value = (row.column(name)[0].as_py() for name in ("op", "key", "value"))
+    return f"{Op(op).name.lower()} {_short(key)} = {_short(value)}, {row.column('timestamp').cast(pa.int64())[0]} µs"
+
+
+def _short(value: bytes | None) -> str:
+    text = repr(value) if value is None or len(value) <= _SHOWN else f"{value[:_SHOWN]!r}…"
+    return text.removeprefix("b")
+
+
+def _adjacent(problems: Sequence[Problem]) -> list[Problem]:
+    """The problems, in order, those of touching ranges as one with the message of the first."""
+    found: list[Problem] = []
+    for problem in sorted(problems, key=lambda one: one.first):
+        if found and found[-1].next >= problem.first:
+            found[-1] = replace(found[-1], next=max(found[-1].next, problem.next))
+        else:
+            found.append(problem)
+    return found

@@ -1,0 +1,358 @@
+"""Verification of a whole log: damage to real bytes is found in either tier, and moves are no damage."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+from xml.etree import ElementTree as ET
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+import strandline as sl
+from strandline.bulk.span_checks import CheckTask
+from strandline.errors import CorruptData, NotFound
+from strandline.log.findings import FindingKind, Severity
+from strandline.log.object import ObjectLog
+from strandline.log.object.log import open_log
+from strandline.log.read.span_tasks import spans_between
+from strandline.model.cursor import Limit
+from strandline.model.head import WriterId
+from strandline.model.records import READ_SCHEMA, record_batch
+from strandline.tables.files.layout import HashRange, file_name
+from strandline.tables.rows.hashing import key_hashes
+from strandline.testing.plain import PlainStore
+from strandline.tier.copy.segment_files import forget_tails, segment_path
+from tests.bulk.test_export import Interrupted
+from tests.tier.tiered_parts import Kind, Tiers, value_at
+
+TIERS = ("object", "wal")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> ObjectLog:
+    """Twelve batches of ten records."""
+    return grown(sl.open(f"file://{tmp_path}/log", create=True), 120)
+
+
+def grown(log: Any, count: int, tag: bytes = b"") -> Any:
+    first = log.bounds().next
+    with log.producer(linger=0) as producer:
+        for number in range(first, first + count):
+            producer.append(key=b"k%d" % (number % 17), value=b"%sv%d" % (tag, number))
+            if number % 10 == 9:
+                producer.flush()
+    return log
+
+
+@pytest.fixture(params=TIERS)
+def tiers(request: pytest.FixtureRequest) -> Iterator[Tiers]:
+    """A log whose first part is in both tiers, some of it only in the cold one."""
+    kind: Kind = request.param
+    both = Tiers(kind)
+    for _ in range(12):
+        both.append(4)
+    both.tier()
+    for _ in range(3):
+        both.append(4)
+    yield both
+    forget_tails()
+
+
+def kinds(audit: sl.bulk.LogAudit) -> list[FindingKind]:
+    return [finding.kind for finding in audit.verification.damage]
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def test_a_healthy_log_is_clean_and_every_record_is_read(log: ObjectLog) -> None:
+    told: list[tuple[int, int]] = []
+    audit = sl.bulk.verify(log, on_progress=lambda done, total: told.append((done, total)))
+    assert audit.is_clean
+    assert audit.verification.examined["records"] == 120
+    assert (audit.first, audit.next, told[-1]) == (0, 120, (120, 120))
+    part = sl.bulk.verify(log, since=15, upto=33)
+    assert (part.first, part.next, part.verification.examined["records"]) == (15, 33, 18)
+
+
+def test_an_empty_log_is_clean(tmp_path: Path) -> None:
+    audit = sl.bulk.verify(sl.open(f"file://{tmp_path}/log", create=True))
+    assert (audit.is_clean, audit.verification.examined["records"]) == (True, 0)
+    assert "<svg" in audit.svg()
+
+
+@pytest.mark.parametrize("at", [8, -40, -9])
+def test_a_flipped_bit_in_a_batch_is_found_and_the_rest_is_read(log: ObjectLog, tmp_path: Path, at: int) -> None:
+    path = tmp_path / "log" / log.head().tail[3].location
+    data = path.read_bytes()
+    path.write_bytes(flipped(data, at % len(data)))
+    audit = sl.bulk.verify(log)
+    assert kinds(audit) == [FindingKind.BATCH]
+    assert audit.verification.examined["records"] == 110
+    assert audit.rows[0].damage == ((30, 40),)
+
+
+def test_a_missing_batch_and_one_in_the_place_of_another_are_found(log: ObjectLog, tmp_path: Path) -> None:
+    tail = log.head().tail
+    (tmp_path / "log" / tail[3].location).unlink()
+    shutil.copy(tmp_path / "log" / tail[7].location, tmp_path / "log" / tail[8].location)
+    audit = sl.bulk.verify(log)
+    assert kinds(audit) == [FindingKind.BATCH] * 2
+    assert audit.rows[0].damage == ((30, 40), (80, 90))
+    assert "30 to 39" in audit.verification.damage[0].message
+
+
+def test_quick_reads_no_batch(log: ObjectLog, tmp_path: Path) -> None:
+    (tmp_path / "log" / log.head().tail[3].location).unlink()
+    audit = sl.bulk.verify(log, quick=True)
+    assert (kinds(audit), audit.verification.examined["records"]) == ([], 120)
+
+
+def test_a_damaged_head_is_a_finding(log: ObjectLog, tmp_path: Path) -> None:
+    (tmp_path / "log" / "head").write_bytes(b"{")
+    assert kinds(sl.bulk.verify(log)) == [FindingKind.HEAD]
+
+
+def test_a_lost_chunk_of_the_listing_is_a_hole_and_what_follows_is_read() -> None:
+    store = PlainStore()
+    log = open_log(store, create=True)
+    batch = record_batch(timestamps=[0], ops=[0], keys=[b"k"], values=[b"v"])
+    writer = WriterId(UUID(int=1))
+    for number in range(300):  # enough for chunks
+        log.append(batch, writer=writer, number=number).result()
+    chunks = sorted(item.path for item in store.list("chunks/") if "/00-" in item.path)
+    assert len(chunks) > 1
+    store.delete(chunks[0])
+    audit = sl.bulk.verify(open_log(store))
+    holes = [finding for finding in audit.verification.damage if finding.kind is FindingKind.HOLE]
+    assert len(holes) == 1
+    ((low, high),) = audit.rows[0].damage
+    assert 0 <= low < high < 300
+    assert f"Offsets {low} to {high - 1} are missing" in holes[0].message
+    assert audit.verification.examined["records"] == 300 - (high - low)
+    with pytest.raises(CorruptData):
+        open_log(store).plan(log.cursor_at(high - 1), Limit(batches=1))
+
+
+def test_both_tiers_are_compared_where_both_have_records(tiers: Tiers) -> None:
+    log = tiers.tiered()
+    audit = sl.bulk.verify(log)
+    assert audit.is_clean, audit.verification.findings
+    tiered = max(segment.end for segment in tiers.finished()) + 1
+    assert audit.verification.examined["compared"] == tiered
+    tiers.trim(tiered // 2)
+    start = tiers.hot().bounds().first
+    assert start
+    audit = sl.bulk.verify(log)
+    assert audit.is_clean, audit.verification.findings
+    assert audit.verification.examined["records"] == log.bounds().next
+    assert audit.verification.examined["compared"] == tiered - start
+    assert [(row.name, row.first) for row in audit.rows] == [("hot", start), ("cold", 0)]
+
+
+@pytest.mark.parametrize("is_trimmed", [False, True])
+def test_a_damaged_segment_is_found_whether_the_log_still_has_its_records(tiers: Tiers, is_trimmed: bool) -> None:
+    damaged = tiers.finished()[1]
+    path = segment_path(damaged.segment, damaged.start)
+    data = bytes(tiers.plain.get(path).data)
+    log = tiers.tiered()
+    if is_trimmed:
+        tiers.trim(damaged.end + 1)
+    tiers.plain.put(path, flipped(data, 40))
+    forget_tails()
+    audit = sl.bulk.verify(log)
+    assert set(kinds(audit)) == {FindingKind.SEGMENT}
+    assert [row.damage for row in audit.rows] == [(), ((damaged.start, damaged.end + 1),)]
+    tiers.plain.delete(path)
+    forget_tails()
+    audit = sl.bulk.verify(log)
+    assert set(kinds(audit)) <= {FindingKind.SEGMENT, FindingKind.HOLE}
+    assert audit.rows[1].damage
+    assert audit.rows[0].damage == ()
+
+
+def test_segments_with_other_values_than_the_log_are_found_with_both_sides(tiers: Tiers) -> None:
+    backup = tiers.backup()
+    for _ in range(3):
+        tiers.append(4)
+    tiers.tier()
+    common, end = backup.end, len(tiers.truth)
+    tiers.restore(backup)
+    for _ in range(3):
+        tiers.append(4)  # the same offsets, other values
+    forget_tails()
+    audit = sl.bulk.verify(tiers.tiered())
+    assert set(kinds(audit)) == {FindingKind.DIFFERENCE}
+    assert audit.rows[1].damage == ((common, end),)
+    message = audit.verification.damage[0].message
+    assert f"At offset {common} the tiers differ in key, value" in message
+    ours, theirs = (value_at(common, history)[:8].decode("latin-1") for history in (1, 0))
+    assert ours[:3] in message
+    assert theirs[:3] in message
+    assert audit.verification.examined["records"] == end
+
+
+def test_records_that_move_to_the_cold_tier_during_a_verification_are_found_there(tiers: Tiers) -> None:
+    tiers.tier()
+    end = max(segment.end for segment in tiers.finished()) + 1
+    log = tiers.tiered()
+    audit = sl.bulk.verify(log, pool=Interrupted(0, lambda: tiers.trim(end)))
+    assert audit.verification.findings == []
+    assert tiers.hot().bounds().first > 0
+    assert audit.verification.examined["records"] == len(tiers.truth)
+
+
+def test_records_that_are_trimmed_during_a_verification_are_a_note(log: ObjectLog) -> None:
+    def trim() -> None:
+        log.set_retention("bytes:1")
+        log.trim(grace=0)
+
+    audit = sl.bulk.verify(log, pool=Interrupted(0, trim))
+    assert audit.is_clean
+    notes = [one.kind for one in audit.verification.findings if one.severity is Severity.NOTE]
+    assert notes
+    assert set(notes) == {FindingKind.TRIM}
+
+
+def test_a_task_that_gets_other_records_than_planned_says_so(log: ObjectLog) -> None:
+    spans = log.plan(log.cursor_at(0))
+    shifted = replace(spans[1], first=spans[1].first + 3)  # gives seven records
+    assert CheckTask(0, 20, (spans[0], shifted))().problems == ()
+    wrong = replace(spans[1], entry=replace(spans[1].entry, first=500))
+    (problem,) = CheckTask(0, 20, (spans[0], wrong))().problems
+    assert (problem.kind, problem.first, problem.next) == (FindingKind.CONTINUITY, 10, 20)
+
+
+def test_only_what_two_records_differ_in_is_reported() -> None:
+    values = [b"%d" % number for number in range(50)]
+    rows = pa.table(
+        {
+            "offset": pa.arange(0, 50),
+            "timestamp": pa.arange(0, 50).cast(pa.timestamp("us", tz="UTC")),
+            "op": pa.array([0] * 50, pa.int8()),
+            "key": pa.array([None] * 50, pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "headers": pa.array([[("h", b"1")]] * 50, pa.map_(pa.string(), pa.binary())),
+        }
+    ).cast(READ_SCHEMA)
+    headers = pa.array([[("h", b"1" if row not in (7, 31) else b"2")] for row in range(50)], READ_SCHEMA.field(5).type)
+    other = rows.set_column(5, READ_SCHEMA.field(5), headers)
+    hot = (Fixed(0, 20, rows.slice(0, 20)), Fixed(20, 50, rows.slice(20)))
+    cold = (Fixed(0, 5, other.slice(0, 5)), Fixed(5, 45, other.slice(5, 40)))
+    report = CheckTask(0, 50, hot, cold)()
+    assert (report.records, report.compared) == (50, 45)
+    assert [(one.first, one.next) for one in report.problems] == [(7, 8), (31, 32)]
+    assert "differ in headers" in report.problems[0].message
+
+
+def test_a_record_that_neither_tier_can_read_is_a_problem_of_both() -> None:
+    class Broken(Fixed):
+        def fetch(self, columns: Any = None) -> list[pa.RecordBatch]:
+            raise CorruptData("broken on purpose")
+
+    empty = READ_SCHEMA.empty_table()
+    report = CheckTask(0, 10, (Broken(0, 10, empty),), (Broken(0, 10, empty),))()
+    assert [(one.kind, one.is_read) for one in report.problems] == [
+        (FindingKind.BATCH, False),
+        (FindingKind.BATCH, True),
+    ]
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A span of a table."""
+
+    first: int
+    next: int
+    rows: pa.Table
+    size: int = 100
+
+    def fetch(self, columns: Any = None) -> list[pa.RecordBatch]:
+        return self.rows.to_batches()
+
+
+@pytest.mark.parametrize("mode", ["latest", "append", "history"])
+def test_tables_are_compared_with_the_log_at_their_own_cursor(log: ObjectLog, tmp_path: Path, mode: Any) -> None:
+    right, wrong = (sl.DeltaSink(tmp_path / name, mode=mode) for name in ("right", "wrong"))
+    for sink in (right, wrong):
+        sl.follow(log, sink, until="end")
+    grown(log, 20)
+    audit = sl.bulk.verify(log, tables=[right, wrong])
+    assert audit.is_clean, audit.verification.findings
+    assert [check.cursor.next for _, check in audit.tables] == [120, 120]
+    damage_file(tmp_path / "wrong")
+    audit = sl.bulk.verify(log, tables=[right, wrong], pool=sl.bulk.ThreadPool(4))
+    assert kinds(audit) == [FindingKind.TABLE]
+    assert [check.is_right for _, check in audit.tables] == [True, False]
+    (_, check) = audit.tables[1]
+    assert (check.missing, check.extra) == (1, 1)
+    assert [bool(row.damage) for row in audit.rows] == [False, False, True]
+
+
+def damage_file(place: Path) -> None:
+    """Change one value in a data file, as a bad disk would if Parquet had no checksums."""
+    path = next(place.glob("*.parquet"))
+    rows = pq.read_table(path)
+    at = rows.schema.get_field_index("value")
+    values = [b"other", *rows.column("value").to_pylist()[1:]]
+    pq.write_table(rows.set_column(at, rows.schema.field(at), pa.array(values, rows.schema.field(at).type)), path)
+
+
+@pytest.mark.parametrize(("place", "offset"), [(0, -5), (-1, 5000)])
+def test_a_row_outside_of_the_offsets_of_a_table_is_an_extra_one(
+    log: ObjectLog, tmp_path: Path, place: int, offset: int
+) -> None:
+    sink = sl.DeltaSink(tmp_path / "table", mode="append")
+    sl.follow(log, sink, until="end")
+    path = next((tmp_path / "table").glob("*.parquet"))
+    rows = pq.read_table(path)
+    offsets = rows.column("offset").to_pylist()
+    offsets[place] = offset
+    at = rows.schema.get_field_index("offset")
+    pq.write_table(rows.set_column(at, rows.schema.field(at), pa.array(offsets, pa.int64())), path)
+    check = sl.tables.verify(sink, log, pool=sl.bulk.ThreadPool(3))
+    assert (check.missing, check.extra) == (1, 1)
+
+
+def test_a_row_in_a_file_of_other_keys_is_an_extra_one(log: ObjectLog, tmp_path: Path) -> None:
+    sink = sl.DeltaSink(tmp_path / "table")
+    sl.follow(log, sink, until="end")
+    (task,) = sink.comparison(120, 1)
+    (path,) = task.paths
+    rows = pq.read_table(tmp_path / "table" / path)
+    name = file_name("keys", HashRange(1, 0), "7c1d" * 17)
+    pq.write_table(rows, tmp_path / "table" / name)
+    strays = int((~HashRange(1, 0).mask(key_hashes(rows.column("key")))).sum())
+    assert 0 < strays < 17
+    spans = spans_between(log, 0, 120)
+    half = replace(task, paths=(name,), share=HashRange(1, 0), spans=spans)()
+    assert (half.missing, half.extra) == (0, strays)
+    assert "a file of other keys" in half.first[0]
+
+
+def test_a_table_that_another_program_changed_is_a_finding(log: ObjectLog, tmp_path: Path) -> None:
+    sink = sl.DeltaSink(tmp_path / "table")
+    sl.follow(log, sink, until="end")
+    DeltaTable(tmp_path / "table").delete()
+    audit = sl.bulk.verify(log, tables=[sl.DeltaSink(tmp_path / "table")])
+    assert kinds(audit) == [FindingKind.TABLE]
+    with pytest.raises(NotFound):
+        sl.bulk.verify(log, tables=[sl.DeltaSink(tmp_path / "nothing")])
+
+
+def test_the_picture_marks_the_damage_and_escapes_what_it_shows(log: ObjectLog, tmp_path: Path) -> None:
+    (tmp_path / "log" / log.head().tail[3].location).unlink()
+    audit = sl.bulk.verify(log)
+    assert "damaged: 30 to 39" in audit.svg()
+    row = replace(audit.rows[0], name="<script>", damage=((119, 120),))
+    picture = replace(audit, rows=(row,)).svg()
+    assert "<script>" not in picture
+    assert ET.fromstring(picture).tag.endswith("svg")
