@@ -14,6 +14,7 @@ from strandline.log.read.reading import fetch_in_order
 from strandline.log.read.span_tasks import AHEAD
 from strandline.model.cursor import Span
 from strandline.model.records import READ_SCHEMA, Op
+from strandline.tier.copy.erasure import same_unless_erased
 from strandline.tier.copy.segment_files import ColdSpan
 
 HOT: Final = "hot"
@@ -155,12 +156,13 @@ def _common(rows: pa.Table, copy: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 def _differences(ours: pa.Table, theirs: pa.Table) -> list[Problem]:
     """From the first to the last record that is not the same on both sides; none if all are."""
-    if ours.equals(theirs):
+    if same_unless_erased(ours, theirs):
         return []
-    # Prefixes that are equal end at the first difference, suffixes begin behind the last: two binary searches.
+    # Equal prefixes end at the first difference, suffixes begin behind the last: two binary searches.
     count = ours.num_rows
-    low = _bisected(count, lambda some: ours.slice(0, some).equals(theirs.slice(0, some)))
-    high = count - _bisected(count, lambda some: ours.slice(count - some).equals(theirs.slice(count - some)))
+    low = _bisected(count, lambda some: same_unless_erased(ours.slice(0, some), theirs.slice(0, some)))
+    behind = _bisected(count, lambda some: same_unless_erased(ours.slice(count - some), theirs.slice(count - some)))
+    high = count - behind
     first = _offsets_of(ours)[0] + low
     here, there = ours.slice(low, 1), theirs.slice(low, 1)
     columns = [name for name in READ_SCHEMA.names if not here.column(name).equals(there.column(name))]

@@ -16,6 +16,7 @@ from strandline.bulk.verifying import verify as verify_log
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
 from strandline.cli.shared.common import Json, open_log
+from strandline.cli.shared.pools import Workers, is_on_spark, task_pool
 from strandline.cli.shared.tables import followed_table
 from strandline.errors import CorruptData, InvalidInput
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
@@ -24,10 +25,11 @@ from strandline.log.wal.names import firsts_in
 from strandline.log.wal.recover.verify import verify as verify_wal
 from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK
-from strandline.storage.task_pool import ThreadPool
 
 SHOWN: Final = 20
 """Number of findings of one kind that are printed as text."""
+_WORKERS: Final = 8
+"""How many batches of an object log are read at once."""
 
 _STYLES: Final = {Severity.DAMAGE: "bold red", Severity.WASTE: "yellow", Severity.NOTE: "cyan"}
 _WORDS: Final[dict[Severity, Callable[[int], str]]] = {
@@ -54,7 +56,7 @@ def verify(
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the result into an SVG file. Implies --deep.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="How many batches are read at once.")] = 8,
+    workers: Workers = None,
     json: Json = False,
 ) -> None:
     """Verify a log: each offset in one batch, each batch there and whole, slots in bounds, and nothing left over.
@@ -62,9 +64,9 @@ def verify(
     Changes nothing, and the log may be used meanwhile. Findings are *damage* (something is lost or wrong), *waste*
     (an unneeded object takes up space) and *notes*. Ends with status 1 if there is damage. A write-ahead log is
     verified as by 'strandline wal verify'. The log of a node is read from it, whole: the node checks every batch as it
-    reads it. On a cluster: sl.bulk.verify with pool=sl.spark.executors(spark).
+    reads it. 'strandline spark verify' reads with Spark's executors, as with --deep.
     """
-    deep = deep or bool(table) or picture is not None
+    deep = deep or bool(table) or picture is not None or is_on_spark()
     if quick and deep:
         raise InvalidInput("--quick reads no batches, and --deep, --table and --picture read all of them: leave one.")
     if deep or place.is_node:
@@ -80,17 +82,17 @@ def verify(
             raise InvalidInput("--quick is not for a write-ahead log: verifying it reads every byte.")
         verify_folder(place.folder, json=json)
         return
-    found = look(place.url, quick=quick, workers=workers, quiet=json)
+    found = look(place.url, quick=quick, workers=workers or _WORKERS, quiet=json)
     finish(found, examined(found, quick=quick), json=json, url=found.subject, quick=quick)
 
 
-def audited(log: AnyLog, *, quick: bool, workers: int, tables: Sequence[str], quiet: bool) -> LogAudit:
+def audited(log: AnyLog, *, quick: bool, workers: int | None, tables: Sequence[str], quiet: bool) -> LogAudit:
     """Verify a log by reading it, both tiers and tables, with a progress bar unless ``quiet``."""
     sinks = [followed_table(address, log) for address in tables]
     with show.meter("planning batches" if quick else "reading records", total=None, quiet=quiet) as advance:
         tell = show.so_far(advance)
         return verify_log(
-            log, pool=ThreadPool(workers), tables=sinks, quick=quick, on_progress=lambda done, _: tell(done)
+            log, pool=task_pool(workers), tables=sinks, quick=quick, on_progress=lambda done, _: tell(done)
         )
 
 

@@ -11,11 +11,11 @@ import typer
 import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, confirm, guarded
+from strandline.cli.shared.pools import Workers, task_pool
 from strandline.cli.shared.tables import followed_table
 from strandline.cli.shared.text import escaped
 from strandline.errors import InvalidInput
 from strandline.log.contract import Log
-from strandline.storage.task_pool import ThreadPool
 from strandline.tables.maintain.opening import is_in_database
 
 table = typer.Typer(help="Look after a table that follows a log.", no_args_is_help=True)
@@ -95,18 +95,16 @@ def verify(
     schema: Schema = None,
     key: Key = None,
     name: Name = "default",
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Shares compared at once; by default one per core.")
-    ] = None,
+    workers: Workers = None,
     json: Json = False,
 ) -> None:
     """Compare each row of a table with what its log says, up to the table's cursor. Changes nothing.
 
-    Ends with status 1 if there is a difference. On a cluster: sl.tables.verify with pool=sl.spark.executors(spark).
+    Ends with status 1 if there is a difference.
     """
     opened = _log(log)
     sink = followed_table(url, opened, schema=schema, key=key, name=name)
-    check = sl.tables.verify(sink, opened, pool=ThreadPool(workers))
+    check = sl.tables.verify(sink, opened, pool=task_pool(workers))
     fields: dict[str, Any] = {
         "cursor": str(check.cursor),
         "rows": check.rows,
