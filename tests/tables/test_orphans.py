@@ -126,6 +126,20 @@ def test_files_of_commits_that_cannot_be_read_any_more_and_of_others_stay(
     assert other.exists()
 
 
+def test_files_of_a_table_within_the_folder_stay(place: Place) -> None:
+    """In a bucket nobody notices that one table is within another."""
+    inner = Place(place.folder.parent / "inner", place.mode)
+    inner.follow()
+    place.follow()
+    place.follow()
+    inner.folder.parent.rename(place.folder / "inner")
+    inner.folder = place.folder / "inner" / "table"
+    inner.age()
+    place.age()
+    assert place.swept() == 0
+    inner.check()
+
+
 def test_a_follower_removes_orphans_by_itself_once_a_day_unless_told_not_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

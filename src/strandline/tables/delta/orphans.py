@@ -3,7 +3,7 @@
 A data file has the version in its name as which its job was to be committed, and a commit takes exactly that version
 or none. So a file that the commit of its version does not name can never become part of the table, however slow its
 job is. Clocks decide only when it is removed. Files that were committed and removed since are left to VACUUM: earlier
-versions need them.
+versions need them. So are files in folders within the table's: they are not of its jobs, but maybe of another table.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class OrphanSweeper:
             unused = table.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
         by_version: dict[int, list[str]] = {}
         for path in unused:
-            version = version_in(path)
+            version = None if "/" in path else version_in(path)
             if version is not None and version <= table.version():
                 by_version.setdefault(version, []).append(path)
         later = sorted(version for version in by_version if version >= self._checked)
