@@ -22,6 +22,7 @@ from strandline.errors import Diverged, InvalidInput, NotFound
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.iceberg.table import FollowedIceberg
 from strandline.tables.maintain.replay import LetterReplay
+from strandline.tables.rows.shape import DeadLetters
 from strandline.tables.sql.postgres_transaction import PostgresTransaction
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction
 
@@ -291,6 +292,81 @@ def test_a_follower_that_runs_goes_on_after_a_replay(place: Place, mode: str) ->
     place.append((b"a", BIG + 1))
     running.apply(pa.Table.from_batches(place.log.read(cursor)), since=cursor, upto=place.log.end())
     place.check()
+
+
+@pytest.mark.parametrize(
+    "options", [{"mode": "append"}, {"mode": "append", "transform": 1}, {"mode": "latest"}], ids=str
+)
+def test_two_replays_at_once_apply_each_letter_once(
+    place: Place, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.options = {**options, **({"transform": _as_it_is} if "transform" in options else {})}
+    place.append((b"a", BIG), (b"b", 1), (b"c", BIG))
+    place.follow()
+    place.append((b"d", 2))
+    place.follow(WIDE)  # so that a replay changes no column
+    real, others = LetterReplay._chosen, []
+
+    def chosen(self: LetterReplay, table: Any) -> Any:
+        found = real(self, table)
+        if not others:
+            others.append(None)
+            others.append(place.replay())
+        return found
+
+    monkeypatch.setattr(LetterReplay, "_chosen", chosen)
+    assert place.replay().applied == 0
+    assert others[1].applied == 2
+    assert place.letters() == []
+    place.check()
+
+
+@pytest.mark.parametrize("mode", ["append", "latest"])
+def test_a_record_that_has_no_row_any_more_after_a_rebuild_is_a_letter(place: Place, mode: str) -> None:
+    place.options = {"mode": mode}
+    place.append((b"a", BIG), (b"b", 1), (b"c", b"never"), (b"d", 2))
+    place.follow(WIDE)
+    assert place.letters() == [2]
+    for _ in range(2):
+        sl.tables.rebuild(place.sink(NARROW), place.log)
+        assert place.letters() == [0, 2]
+    place.append((b"e", BIG))
+    place.follow()
+    assert place.letters() == [0, 2, 4]
+    assert place.replay().applied == 2
+    place.check()
+
+
+def test_a_record_that_has_no_row_any_more_after_a_crash_is_a_letter(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The letters of a table of files are stored first; the follower that comes next has another schema."""
+    place.options = {"mode": "append"}
+    place.append((b"a", 1), (b"b", b"never"))
+    place.follow(WIDE)
+    place.append((b"c", BIG), (b"d", b"never"), (b"e", 2))
+    with monkeypatch.context() as patch:
+        for owner in (FollowedDelta, FollowedIceberg):
+            patch.setattr(owner, "commit", _only_letters(owner.commit))
+        for session in (PostgresTransaction, SqliteTransaction):
+            patch.setattr(session, "store", _died)
+        with pytest.raises(RuntimeError):
+            place.follow(WIDE)
+    place.follow(NARROW)
+    assert place.letters() == [1, 2, 3]
+    place.replay()
+    place.check()
+
+
+def _died(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("It died.")
+
+
+def _only_letters(commit: Any) -> Any:
+    def commit_or_die(followed: Any, *arguments: Any, **options: Any) -> Any:
+        return (commit if isinstance(followed.shape, DeadLetters) else _died)(followed, *arguments, **options)
+
+    return commit_or_die
 
 
 def _other_keys(changes: pa.Table) -> pa.Table:

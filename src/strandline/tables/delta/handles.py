@@ -62,6 +62,11 @@ def data_files(table: DeltaTable) -> dict[str, tuple[str, int]]:
     For workers, which read whole files: ``InvalidInput`` if rows of one are deleted by a deletion vector.
     """
     refuse_deletion_vectors(table)
+    return listed_files(table)
+
+
+def listed_files(table: DeltaTable) -> dict[str, tuple[str, int]]:
+    """The same, also of files with deletion vectors."""
     adds = pa.table(table.get_add_actions(flatten=True))
     paths, sizes = adds.column("path").to_pylist(), adds.column("size_bytes").to_pylist()
     return {unquote(path): (path, size) for path, size in zip(paths, sizes, strict=True)}

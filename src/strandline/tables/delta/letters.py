@@ -1,9 +1,10 @@
 """The dead-letter table of a Delta table: records that could not become rows, each once, before the cursor passes them.
 
 Delta has no transaction over two tables. So the letters of a range are committed first, keyed by offset and by the id
-of the table that they belong to: after a crash in between, the range is applied again, and letters below that table's
-cursor among the letters are dropped. Several tables may share one dead-letter table: each letter names its table by its
-address, which a table that is built again keeps. Anybody may delete letters.
+of the table that they belong to: after a crash in between, the range is applied again, and letters that are stored
+already are dropped. Below that table's cursor among the letters they are looked for: a record that had a row may have
+none now. Several tables may share one dead-letter table: each letter names its table by its address, which a table that
+is built again keeps. Anybody may delete letters.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+import pyarrow as pa
+
 from strandline.errors import InvalidInput
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
 from strandline.tables.delta.files import added, local_path
-from strandline.tables.delta.handles import columns_of, log_of
+from strandline.tables.delta.handles import columns_of, listed_files, log_of
 from strandline.tables.delta.table import FollowedDelta
+from strandline.tables.files.replay import known_letters
 from strandline.tables.rows.shape import BAD_SCHEMA
 
 if TYPE_CHECKING:
@@ -58,7 +62,7 @@ class LetterBox:
     letters_of: LettersOf
     table: DeltaTable | None
     floor: int
-    """Letters below are stored already."""
+    """Letters below were stored already, as far as their records had no row then."""
 
     @classmethod
     def opened(cls, letters_of: LettersOf, log_id: UUID, table_id: str | None) -> LetterBox:
@@ -72,11 +76,19 @@ class LetterBox:
         known = None if table_id is None else table.transaction_version(followed.application(log_id).cursor)
         return cls(letters_of, table, 0 if known is None else int(known))
 
+    def known(self, address: str, since: int) -> pa.Array | None:
+        """The offsets of a table's letters; None if none were stored from the offset ``since`` on."""
+        if self.table is None or self.floor <= since:
+            return None
+        files, columns = self.letters_of("").files, columns_of(self.table)
+        return known_letters(files, listed_files(self.table), columns, address)
+
     def commit(self, files: Sequence[DataFile], table_id: str, since: Cursor, upto: Cursor) -> None:
         """Store the letters of a range. ``Conflict`` if another job committed to the table first."""
-        if not files or upto.next <= self.floor:
+        if not files:
             return
         followed = self.letters_of(table_id)
         table = followed.create(since) if self.table is None else self.table
         now = followed.now()
-        followed.commit(table, [added(file, now) for file in files], upto)
+        end = upto if upto.next > self.floor else Cursor(upto.log_id, self.floor)
+        followed.commit(table, [added(file, now) for file in files], end)

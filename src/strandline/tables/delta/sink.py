@@ -269,7 +269,7 @@ class DeltaSink(FileTableSink):
             job_name(version, str(CHANCE.uuid())),
             floor,
             dead=None if letters is None else letters.letters_of("").files,
-            dead_floor=0 if letters is None else letters.floor,
+            known_letters=None if letters is None else letters.known(address_in_letters(self.url), floor),
             address=address_in_letters(self.url),
             file_rows=FILE_ROWS,
         )

@@ -51,7 +51,8 @@ class TablePart:
     share: HashRange | None = None
     old: tuple[KeptFile, ...] = ()
     dead: TableFiles | None = None
-    dead_floor: int = 0
+    known_letters: pa.Array | None = None
+    """Offsets of letters that are stored already."""
     address: str = ""
     """The table, as its dead letters name it."""
     file_rows: int = FILE_ROWS
@@ -249,7 +250,8 @@ class TablePart:
     def dead_letters(self, letters: pa.Table) -> Iterator[DataFile]:
         """Write records without a row for the dead-letter table, if there is one."""
         if self.dead is not None:
-            letters = letters.filter(pc.greater_equal(letters.column("offset"), self.dead_floor))
+            if self.known_letters is not None:
+                letters = letters.filter(pc.invert(pc.is_in(letters.column("offset"), value_set=self.known_letters)))
             if letters.num_rows:
                 named = [*letters.columns, pa.repeat(self.address, letters.num_rows)]
                 letters = pa.table(named, schema=LETTER_SCHEMA)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from strandline.tables.files.data_files import TableFiles, write_file
 from strandline.tables.files.layout import WHOLE, KeptFile
 from strandline.tables.files.part import TablePart, in_schema
 from strandline.tables.maintain.replay import LetterChanges, OwnLetters, pairs_of
-from strandline.tables.rows.kinds import KeyRewind
+from strandline.tables.rows.kinds import KeyRewind, distinct
 from strandline.tables.rows.shape import LETTER_SCHEMA, TableShape
 
 
@@ -59,15 +59,11 @@ class ReplayedFiles:
         """The letters that name the table."""
         files = [self._stored_letters(path) for path in self.box.sizes()]
         found = pa.concat_tables([LETTER_SCHEMA.empty_table(), *[one.cast(LETTER_SCHEMA) for one in files]])
-        mine = found.filter(self._is_mine(found))
+        mine = found.filter(_is_of(found, self.address))
         return OwnLetters(mine, found.num_rows - mine.num_rows)
 
     def _stored_letters(self, path: str) -> pa.Table:
-        """The letters of a file with the types of their table: others may have written it with others."""
-        return in_schema(self.box.files.read(path), self.box.columns()).select(LETTER_SCHEMA.names)
-
-    def _is_mine(self, letters: pa.Table) -> pa.ChunkedArray:
-        return pc.equal(letters.column("of_table"), self.address)
+        return _stored_letters(self.box.files, path, self.box.columns())
 
     def pairs(self, offset: str, key: str | None, since: int) -> Iterator[pa.Table]:
         """Offset and key of the rows, file by file."""
@@ -99,7 +95,7 @@ class ReplayedFiles:
         removed: list[str] = []
         for path in self.box.sizes():
             rows = self._stored_letters(path)
-            is_done = pc.and_(self._is_mine(rows), pc.is_in(rows.column("offset"), value_set=done))
+            is_done = pc.and_(_is_of(rows, self.address), pc.is_in(rows.column("offset"), value_set=done))
             if not pc.any(is_done).as_py():
                 continue
             kept = rows.filter(pc.invert(is_done))
@@ -109,3 +105,21 @@ class ReplayedFiles:
                 added.append(write_file(self.box.files, name, kept))
         if removed:
             self.box.commit(added, removed)
+
+
+def known_letters(files: TableFiles, paths: Iterable[str], columns: pa.Schema, address: str) -> pa.Array:
+    """The offsets of the letters of one table in a dead-letter table with these files."""
+    known = [pa.array([], pa.int64())]
+    for path in paths:
+        letters = _stored_letters(files, path, columns)
+        known.append(distinct(letters.filter(_is_of(letters, address)).column("offset")))
+    return pa.concat_arrays(known)
+
+
+def _stored_letters(files: TableFiles, path: str, columns: pa.Schema) -> pa.Table:
+    """The letters of a file with the types of their table: others may have written it with others."""
+    return in_schema(files.read(path), columns).select(LETTER_SCHEMA.names)
+
+
+def _is_of(letters: pa.Table, address: str) -> pa.ChunkedArray:
+    return pc.equal(letters.column("of_table"), address)

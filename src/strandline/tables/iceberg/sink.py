@@ -125,7 +125,7 @@ class IcebergSink(FileTableSink):
             str(CHANCE.uuid()),
             floor,
             dead=None if letters is None else letters.begun.files,
-            dead_floor=0 if letters is None else letters.floor,
+            known_letters=None if letters is None else letters.known(self._followed.identifier, floor),
             address=self._followed.identifier,
         )
         if not self._shape.is_keyed:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from strandline.errors import Conflict
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Written, check_coverage
 from strandline.tables.files.part import TablePart
+from strandline.tables.files.replay import known_letters
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
 from strandline.tables.rows.bad_records import ANY_SHARE, BadShare
 
@@ -18,7 +21,7 @@ class IcebergLetters:
     """The dead-letter table as it was when a range was begun.
 
     Its commit comes first, keyed by offset like everything else: after a crash in between, the range is applied again,
-    and letters below the letters' own cursor are dropped.
+    and letters that are stored already are dropped. Below the letters' own cursor they are looked for.
     """
 
     followed: FollowedIceberg
@@ -26,16 +29,23 @@ class IcebergLetters:
 
     @property
     def floor(self) -> int:
-        """Letters below are stored already."""
+        """Letters below were stored already, as far as their records had no row then."""
         return 0 if self.begun.at is None else self.begun.at.next
+
+    def known(self, address: str, since: int) -> pa.Array | None:
+        """The offsets of a table's letters; None if none were stored from the offset ``since`` on."""
+        if self.floor <= since:
+            return None
+        return known_letters(self.begun.files, self.followed.data_files(self.begun), self.begun.columns, address)
 
     def commit(self, written: Sequence[Written], upto: Cursor) -> None:
         """Store the letters of a range. ``Fenced`` if another follower did at the same time."""
         files = [file for one in written for file in one.bad]
-        if not files or upto.next <= self.floor:
+        if not files:
             return
+        end = self.begun.at if self.begun.at is not None and upto.next <= self.floor else upto
         try:
-            self.followed.commit(self.begun, files, (), upto)
+            self.followed.commit(self.begun, files, (), end)
         except Conflict:
             self.followed.refuse_another_follower(upto.log_id, self.begun.at)
             raise

@@ -40,8 +40,8 @@ class SqlTransaction(Protocol):
     def letters(self) -> pa.Table:
         """All dead letters of the table (:data:`~strandline.tables.rows.shape.BAD_SCHEMA`)."""
 
-    def remove_letters(self, offsets: Sequence[int]) -> None:
-        """Remove the dead letters of these offsets."""
+    def remove_letters(self, offsets: Sequence[int]) -> int:
+        """Remove the dead letters of these offsets; returns how many there were."""
 
     def pairs(self, offset: str, key: str | None, since: int) -> pa.Table:
         """Offset and key of the table's rows from an offset on, by the names of these columns; null without a key."""

@@ -152,9 +152,10 @@ class PostgresTransaction:
             found = self.run(f"SELECT {columns} FROM {self._named(DEAD_LETTERS)}").fetchall()  # noqa: S608
         return letters_of(list(zip(*found, strict=True)) or [()] * len(BAD_SCHEMA))
 
-    def remove_letters(self, offsets: Sequence[int]) -> None:
-        """Remove the dead letters of these offsets."""
-        self.run(f'DELETE FROM {self._named(DEAD_LETTERS)} WHERE "offset" = ANY($1)', list(offsets))  # noqa: S608
+    def remove_letters(self, offsets: Sequence[int]) -> int:
+        """Remove the dead letters of these offsets; returns how many there were."""
+        statement = f'DELETE FROM {self._named(DEAD_LETTERS)} WHERE "offset" = ANY($1)'  # noqa: S608
+        return self.run(statement, list(offsets)).rowcount
 
     def pairs(self, offset: str, key: str | None, since: int) -> pa.Table:
         """Offset and key of the rows from an offset on."""

@@ -161,10 +161,10 @@ class SqliteTransaction:
         found = list(self.connection.execute(f"SELECT {columns} FROM {quoted(name)}")) if self._columns(name) else []  # noqa: S608
         return letters_of(list(zip(*found, strict=True)) or [()] * len(BAD_SCHEMA))
 
-    def remove_letters(self, offsets: Sequence[int]) -> None:
-        """Remove the dead letters of these offsets."""
+    def remove_letters(self, offsets: Sequence[int]) -> int:
+        """Remove the dead letters of these offsets; returns how many there were."""
         statement = f'DELETE FROM {quoted(self.table + DEAD_LETTERS)} WHERE "offset" = ?'  # noqa: S608
-        self.connection.executemany(statement, zip(offsets, strict=True))
+        return self.connection.executemany(statement, zip(offsets, strict=True)).rowcount
 
     def pairs(self, offset: str, key: str | None, since: int) -> pa.Table:
         """Offset and key of the rows from an offset on."""
