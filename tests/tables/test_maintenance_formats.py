@@ -144,6 +144,20 @@ def modes(place):
     return ("latest", "append", "history") if isinstance(place, Iceberg) else ("latest", "append")
 
 
+def test_a_table_is_followed_and_built_again_only_with_the_key_that_it_was_made_with(place, log):
+    options = {"value": sl.Json(ORDER)}
+    sl.follow(log, place.sink(key="city", **options), until="end")
+    assert verify(place.sink(key="city", **options), log).is_right
+    extend(log, 10)
+    for key in ((), "id", ("city", "id")):
+        sink = place.sink(key=key, **options)
+        for job in (lambda sink: sl.follow(log, sink, until="end"), lambda sink: rebuild(sink, log)):
+            with pytest.raises(InvalidInput, match=r"made with .*city"):
+                job(sink)
+    sl.follow(log, place.sink(key="city", **options), until="end")
+    assert verify(place.sink(key="city", **options), log).is_right
+
+
 @pytest.mark.parametrize("mode", some(["latest", "append", "history"], 1))
 def test_a_table_is_described_verified_and_built_again(place, log, mode):
     if mode not in modes(place):

@@ -52,7 +52,7 @@ from strandline.tables.delta.newest import NewestVersion
 from strandline.tables.files.data_files import write_file
 from strandline.tables.files.layout import file_name, is_closed, is_data_file, range_of
 from strandline.tables.files.part import in_schema
-from strandline.tables.rows.shape import DeadLetters, TableShape
+from strandline.tables.rows.shape import DeadLetters, TableShape, refuse_another_shape
 from strandline.values.schema.evolution import Evolution
 
 if TYPE_CHECKING:
@@ -172,12 +172,7 @@ class FollowedDelta:
             raise InvalidInput(f"The table {self.url} was made with mode={mode!r}; open it with that mode.")
         if self.shape.is_keyed:
             self.refuse_append_only(table, f"a table with mode={mode!r} replaces rows")
-        recorded = properties.get(_SHAPE_PROPERTY)
-        if recorded is not None and recorded != self.shape.recorded():
-            raise InvalidInput(
-                f"The table {self.url} was made with {recorded}, and is opened with {self.shape.recorded()}: open it "
-                "as it was made, or build a new one."
-            )
+        refuse_another_shape(properties.get(_SHAPE_PROPERTY), self.shape, self.url)
         if self._change(table, is_rebuilt=is_rebuilt) is None and not self._is_as_made(table):
             raise Diverged(
                 f"The columns of the table {self.url} were changed, so that its follower cannot write to it: change "

@@ -21,6 +21,8 @@ LOG_KEY: Final = "strandline.log-id"
 MODE_KEY: Final = "strandline.mode"
 START_KEY: Final = "strandline.start"
 """Property of the table: the offset at which it began."""
+SHAPE_KEY: Final = "strandline.shape"
+"""Property of the table: what identifies its rows, and how deletes are kept."""
 COMMIT_KEY: Final = "strandline.commit"
 """Property of the table: the next offset, and the snapshot that brought it there (``next@snapshot``)."""
 

@@ -33,6 +33,7 @@ from strandline.tables.iceberg.history import (
     MODE_KEY,
     NAME_KEY,
     REMEDY,
+    SHAPE_KEY,
     START_KEY,
     KnownSnapshot,
     TableSnapshot,
@@ -41,7 +42,7 @@ from strandline.tables.iceberg.history import (
     last_commit,
     own_cursor,
 )
-from strandline.tables.rows.shape import DeadLetters, TableShape
+from strandline.tables.rows.shape import DeadLetters, TableShape, refuse_another_shape
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -137,6 +138,7 @@ class FollowedIceberg:
         mode = table.metadata.properties.get(MODE_KEY)
         if mode != self.shape.kind:
             raise InvalidInput(f"The table {self.identifier} was made with mode={mode!r}; open it with that mode.")
+        refuse_another_shape(table.metadata.properties.get(SHAPE_KEY), self.shape, self.identifier)
         if not table.spec().is_unpartitioned() or table.metadata.format_version > _NEWEST_FORMAT:
             raise Diverged(
                 f"The table {self.identifier} was partitioned, or its format changed, so that its follower cannot "
@@ -181,6 +183,7 @@ class FollowedIceberg:
                         LOG_KEY: str(log_id),
                         NAME_KEY: self._name,
                         MODE_KEY: self.shape.kind,
+                        SHAPE_KEY: self.shape.recorded(),
                         START_KEY: str(since.next),
                     },
                 )

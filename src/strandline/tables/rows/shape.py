@@ -269,6 +269,15 @@ class DeadLetters:
         return LETTER_SCHEMA
 
 
+def refuse_another_shape(recorded: str | None, shape: TableShape | DeadLetters, where: str) -> None:
+    """``InvalidInput`` if a table recorded another shape, by which rows would be doubled. None: it recorded none."""
+    if recorded is not None and recorded != shape.recorded():
+        raise InvalidInput(
+            f"The table {where} was made with {recorded}, and is opened with {shape.recorded()}: open it as it was "
+            "made, or build a new one."
+        )
+
+
 def _called(transform: ArrowTransform, changes: pa.Table) -> pa.Table:
     """What the user's function gives; ``TransformFailed`` with its traceback as a note, also from another process."""
     try:

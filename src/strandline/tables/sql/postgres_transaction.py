@@ -16,7 +16,7 @@ from strandline.tables.sql.changes import SoftDeletes, TableChanges
 from strandline.tables.sql.columns import CURSORS, DEAD_LETTERS, definitions, letters_of, quoted
 from strandline.tables.sql.copy_format import copy_data
 from strandline.tables.sql.postgres_types import letter_type, postgres_type, server_cast, staged_column
-from strandline.tables.sql.state import COLUMNS, CursorRow, SeenColumn, SeenTable, decoded_row, encoded_schema
+from strandline.tables.sql.state import COLUMNS, CursorRow, SeenColumn, SeenTable, decoded_row, encoded_columns
 
 if TYPE_CHECKING:
     import psycopg
@@ -194,7 +194,7 @@ class PostgresTransaction:
         )
         values = (
             *(self.table, row.name, row.cursor.log_id, str(row.cursor), row.cursor.next, row.epoch),
-            *(row.identity, row.mode, encoded_schema(row.schema), row.start, row.commit_id),
+            *(row.identity, row.mode, encoded_columns(row), row.start, row.commit_id),
         )
         if before is None:
             done = self.run(

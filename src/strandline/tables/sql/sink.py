@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -72,7 +73,10 @@ class SqlSink:
         self._shape = shape
         self._logged = LoggedShape(shape, value, where)
         self._expected = Expected(
-            *(where, name, shape.kind, database.type_of), shape.names.deleted, has_soft_deletes=shape.soft_deletes
+            *(where, name, shape.kind, database.type_of),
+            shape.names.deleted,
+            has_soft_deletes=shape.soft_deletes,
+            key=json.dumps(shape.key),
         )
         self._has_dead_letters = dead_letters
         self._bad_share = BadShare.of(max_bad_share)
@@ -311,7 +315,7 @@ class SqlSink:
                     transaction.put_dead_letters(changes.bad, removed_from=since.next if found is None else None)
                 mine = self._expected
                 start = since.next if found is None else found.start
-                row = CursorRow(mine.name, upto, epoch, identity, mine.mode, changes.schema, start, commit_id)
+                row = CursorRow(mine.name, upto, epoch, identity, mine.mode, changes.schema, start, commit_id, mine.key)
                 if not transaction.store(row, before):
                     raise self._expected.fenced()
                 self._unanswered.add(commit_id)

@@ -28,7 +28,7 @@ from strandline.tables.sql.columns import (
     quoted,
     refused,
 )
-from strandline.tables.sql.state import COLUMNS, CursorRow, SeenColumn, SeenTable, decoded_row, encoded_schema
+from strandline.tables.sql.state import COLUMNS, CursorRow, SeenColumn, SeenTable, decoded_row, encoded_columns
 
 _MARK: Final = re.compile(r"/\* strandline ([0-9a-f-]{36}) \*/")
 
@@ -207,7 +207,7 @@ class SqliteTransaction:
         )
         values: list[Any] = [
             *(row.name, str(row.cursor.log_id), str(row.cursor), row.cursor.next, row.epoch),
-            *(row.identity, row.mode, encoded_schema(row.schema), row.start, row.commit_id, self.table),
+            *(row.identity, row.mode, encoded_columns(row), row.start, row.commit_id, self.table),
         ]
         if before is None:
             done = self.connection.execute(

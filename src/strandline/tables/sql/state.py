@@ -24,6 +24,9 @@ COLUMNS: Final = "name, cursor, next, epoch, identity, mode, columns, start, com
 """What is read of a cursor row."""
 
 
+_KEY: Final = "strandline.key"
+
+
 @dataclass(frozen=True, slots=True)
 class CursorRow:
     """What a sink stores with each commit: how far which table has followed which log, and who wrote it."""
@@ -41,6 +44,8 @@ class CursorRow:
     """The offset at which the table began."""
     commit_id: str = ""
     """A number that no other commit has: by it a follower recognises a commit whose answer was lost."""
+    key: str | None = None
+    """The columns that identify a row, as JSON; None if a former release made the table."""
 
     def is_as_far_as(self, other: CursorRow) -> bool:
         """Whether both have the same cursor of the same follower in the same table."""
@@ -89,6 +94,8 @@ class Expected:
     deleted: str = "deleted"
     """The column that marks deleted rows, in a table with soft deletes."""
     has_soft_deletes: bool = False
+    key: str = "[]"
+    """The columns that identify a row, as JSON."""
 
     def proved(self, seen: SeenTable, log_id: UUID, held: LastCommit | None) -> CursorRow | None:
         """The cursor row of the table, which is the known one and has its columns; None if there is no table yet.
@@ -117,6 +124,11 @@ class Expected:
             raise InvalidInput(
                 f"The table {self.where} was made with soft_deletes={not self.has_soft_deletes}; open it so, or build "
                 "a new one."
+            )
+        if row.key not in (None, self.key):
+            raise InvalidInput(
+                f"The table {self.where} was made with key={row.key}, and is opened with key={self.key}: open it as it "
+                "was made, or build a new one."
             )
         self._check_columns(seen, row)
         if held is not None:
@@ -157,8 +169,9 @@ class Expected:
         )
 
 
-def encoded_schema(schema: pa.Schema) -> str:
-    """A schema as text for a cursor row."""
+def encoded_columns(row: CursorRow) -> str:
+    """The columns of a table as text for its cursor row: an Arrow schema, which has the key as metadata."""
+    schema = row.schema if row.key is None else row.schema.with_metadata({_KEY: row.key})
     return base64.b64encode(schema.serialize().to_pybytes()).decode()
 
 
@@ -175,7 +188,9 @@ def decoded_row(values: Sequence[Any]) -> CursorRow:
         raise _damaged(f"it cannot be read ({error})") from error
     if at.next != offset:
         raise _damaged(f"its offset {offset} is not that of its cursor {at}")
-    return CursorRow(name, at, epoch, identity, mode, columns, start, commit_id)
+    key = (columns.metadata or {}).get(_KEY.encode())
+    key = None if key is None else key.decode(errors="replace")
+    return CursorRow(name, at, epoch, identity, mode, columns.remove_metadata(), start, commit_id, key)
 
 
 def _damaged(why: str) -> CorruptData:
