@@ -10,9 +10,10 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-from strandline.errors import Diverged
+from strandline.errors import CorruptData, Diverged
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA
+from strandline.storage.disk import LocalDisk
 from strandline.tables.delta.sink import DeltaSink
 
 LOG = UUID(int=5)
@@ -54,6 +55,49 @@ def test_a_new_table_has_a_checkpoint_every_twenty_commits(tmp_path: Path) -> No
         put(sink, offset)
     checkpoints = sorted(tmp_path.glob("table/_delta_log/*.checkpoint.parquet"))
     assert len(checkpoints) == 2
+
+
+def test_a_checkpoint_is_synced_with_its_commit(tmp_path: Path) -> None:
+    synced = []
+
+    class Watching(LocalDisk):
+        def sync_file(self, path: str) -> None:
+            synced.append(Path(path).name)
+            super().sync_file(path)
+
+    sink = DeltaSink(str(tmp_path / "table"), mode="append", disk=Watching())
+    for offset in range(22):
+        put(sink, offset)
+    (checkpoint,) = tmp_path.glob("table/_delta_log/*.checkpoint.parquet")
+    assert {checkpoint.name, "_last_checkpoint"} <= set(synced)
+
+
+@pytest.mark.parametrize("rest", [0, 100])
+def test_a_damaged_checkpoint_is_an_error_that_says_how_the_table_can_be_opened_again(
+    tmp_path: Path, rest: int
+) -> None:
+    for offset in range(22):
+        put(DeltaSink(str(tmp_path / "table")), offset)
+    (checkpoint,) = tmp_path.glob("table/_delta_log/*.checkpoint.parquet")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:rest])
+    with pytest.raises(CorruptData, match="remove it and _last_checkpoint from _delta_log"):
+        put(DeltaSink(str(tmp_path / "table")), 22)
+    checkpoint.unlink()
+    checkpoint.with_name("_last_checkpoint").unlink()
+    put(DeltaSink(str(tmp_path / "table")), 22)
+    assert DeltaSink(str(tmp_path / "table")).cursor(LOG) == Cursor(LOG, 23)
+
+
+def test_a_compaction_does_not_move_the_handle_on_which_a_follower_is_about_to_commit(tmp_path: Path) -> None:
+    sink = DeltaSink(str(tmp_path / "table"), mode="append")
+    for offset in range(3):
+        put(sink, offset)
+    begun = sink.begin(since=Cursor(LOG, 3), upto=Cursor(LOG, 4), tasks=1)
+    assert begun is not None
+    assert begun.table is not None
+    sink.compacted()
+    assert deltalake.DeltaTable(tmp_path / "table").version() > 3
+    assert begun.table.version() == 3
 
 
 def test_a_commit_of_another_writer_is_seen_by_a_sink_that_has_the_table_open(tmp_path: Path) -> None:

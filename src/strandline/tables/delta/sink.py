@@ -190,7 +190,7 @@ class DeltaSink(FileTableSink):
 
     def compacted(self) -> int:
         """Join small files; see :func:`~strandline.tables.maintain.operations.optimize`."""
-        table = self._existing()
+        table = self._existing(is_moved=True)
         refuse_deletion_vectors(table)
         before, version = len(table.file_uris()), table.version()
         with self._followed.named_errors():
@@ -203,7 +203,7 @@ class DeltaSink(FileTableSink):
 
     def vacuumed(self, hours: int) -> int:
         """Remove unnamed files; see :func:`~strandline.tables.maintain.operations.vacuum`."""
-        table = self._existing()
+        table = self._existing(is_moved=True)
         with self._followed.named_errors():
             gone = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
         return len(gone)
@@ -245,8 +245,9 @@ class DeltaSink(FileTableSink):
             return None
         return LetterBox.opened(self._letters, log_id, None if table is None else id_of(table))
 
-    def _existing(self) -> DeltaTable:
-        table = self._followed.open()
+    def _existing(self, *, is_moved: bool = False) -> DeltaTable:
+        """``is_moved``: for an operation that moves the handle; another thread may commit on the remembered one."""
+        table = self._followed.open_again() if is_moved else self._followed.open()
         if table is None:
             raise NotFound(f"There is no table at {self.url}.")
         return table

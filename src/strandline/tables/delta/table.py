@@ -64,6 +64,7 @@ _APPEND_ONLY: Final = "delta.appendOnly"
 _CHECKPOINTS: Final = {"delta.checkpointInterval": "20"}
 """Opening a table reads all commits since the last checkpoint: with ``deltalake``'s 100 the last one costs four times
 as much as the first."""
+_DAMAGED_CHECKPOINT: Final = ("Invalid Checkpoint", "Invalid Parquet file")
 _LOGGER: Final = logging.getLogger(__name__)
 
 
@@ -111,6 +112,11 @@ class FollowedDelta:
         except delta.exceptions.TableNotFoundError:
             return None
         except (delta.exceptions.DeltaError, OSError) as error:
+            if any(sign in str(error) for sign in _DAMAGED_CHECKPOINT):
+                raise CorruptData(
+                    f"The newest checkpoint of the table {self.url} is damaged or missing ({error}): remove it and "
+                    "_last_checkpoint from _delta_log, if the commit files since the one before are still there."
+                ) from error
             raise TransientStorageError(f"The table {self.url} could not be opened: {error}") from error
         return table
 
@@ -426,6 +432,9 @@ class FollowedDelta:
         data = [PurePath(root, unquote(path)) for path in paths]
         for file in (*data, commit):
             self._disk.sync_file(str(file))
+        with contextlib.suppress(NotFound):  # most commits have no checkpoint
+            self._disk.sync_file(str(commit.with_suffix(".checkpoint.parquet")))
+            self._disk.sync_file(str(commit.with_name("_last_checkpoint")))
         for folder in {file.parent for file in (*data, commit)} | {PurePath(root)}:
             self._disk.sync_folder(str(folder))
 
