@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -35,6 +36,8 @@ class Orders:
     after: bool = False
     """Whether the step is done first."""
     file_limit: int | None = None
+    waits: bool = False
+    """Whether it says that it is ready, follows once it is given a line, and says at last when it did."""
     options: dict[str, str] = field(default_factory=dict)
 
     def text(self) -> str:
@@ -98,6 +101,10 @@ def main() -> None:
     sink = sink_of(orders)
     if orders.file_limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (orders.file_limit, orders.file_limit))
+    if orders.waits:
+        print("ready", flush=True)
+        sys.stdin.readline()
+    began = time.monotonic()
     try:
         until: Any = orders.until
         end = sl.follow(log, sink, orders.slot, until=until, batching=Batching(records=orders.records))
@@ -106,6 +113,8 @@ def main() -> None:
         print(error, file=sys.stderr)
     else:
         print("ok", end.next, flush=True)
+    if orders.waits:
+        print(began, time.monotonic(), flush=True)
 
 
 if __name__ == "__main__":

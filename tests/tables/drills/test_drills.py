@@ -11,6 +11,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -75,7 +76,7 @@ class World:
     @contextmanager
     def follower(self, **changed: Any) -> Iterator[subprocess.Popen[str]]:
         command = [sys.executable, "-m", "tests.tables.drills.follower", replace(self.orders, **changed).text()]
-        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        pipes: Any = {**dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE), "text": True}
         with subprocess.Popen(command, **pipes) as process:
             try:
                 yield process
@@ -89,6 +90,25 @@ class World:
         assert process.returncode in (0, -signal.SIGKILL), errors
         assert "Traceback" not in errors, errors
         return out
+
+    def raced(self, **changed: Any) -> tuple[list[str], bool]:
+        """The outcomes of two followers that begin at the same moment, and whether both were at work at one time."""
+        with (
+            self.follower(records=2, waits=True, **changed) as one,
+            self.follower(records=3, waits=True, **changed) as other,
+        ):
+            for process in (one, other):
+                assert process.stdout is not None
+                assert process.stdout.readline() == "ready\n"
+            for process in (one, other):
+                assert process.stdin is not None
+                process.stdin.write("go\n")
+                process.stdin.flush()
+            said = [process.communicate(timeout=300) for process in (one, other)]
+        assert all("Traceback" not in errors for _, errors in said), said
+        lines = [out.splitlines() for out, _ in said]
+        (began, ended), (began_too, ended_too) = (map(float, times.split()) for _, times in lines)
+        return [outcome.split()[0] for outcome, _ in lines], began < ended_too and began_too < ended
 
     def killed(self, step: tuple[str, str], *, after: bool = False) -> None:
         """A follower is killed at a step."""
@@ -222,16 +242,19 @@ def test_a_follower_that_was_suspended_past_its_replacement_is_fenced(world):
     "rounds", [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])], ids=["few", "many"]
 )
 @pytest.mark.parametrize("world", worlds("append", "latest"), indirect=True)
-def test_two_followers_that_race_apply_each_record_once(world, rounds):
+def test_two_followers_that_race_apply_each_record_once(world, rounds, record_property):
+    seen: Counter[str] = Counter()
     for number in range(rounds):
         world.extend(9)
-        slot = {} if number % 2 else {"slot": None}
-        with world.follower(records=2, **slot) as one, world.follower(records=3, **slot) as other:
-            outcomes = [process.communicate(timeout=300)[0].split()[0] for process in (one, other)]
+        outcomes, is_race = world.raced(**({} if number % 2 else {"slot": None}))
+        seen.update(outcomes)
+        seen["races"] += is_race
         assert set(outcomes) <= {"ok", "Fenced", "TransientStorageError", "Contended"}, outcomes
         world.check()
         assert world.run() == f"ok {len(world.rows)}\n"
         world.check(len(world.rows))
+    record_property("seen", dict(seen))
+    assert seen["races"], "they never ran at one time"
 
 
 @pytest.mark.matrix
