@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, final
 from uuid import UUID
@@ -22,14 +22,16 @@ from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.reading import WalReading
 from strandline.log.wal.read.span import CachedFrame, Tail, some_batches
 from strandline.log.wal.read.watermark import Published, View
-from strandline.log.wal.recover.repair import create_if_absent, drop_below, repair, write_identity
+from strandline.log.wal.recover.repair import create_if_absent, repair, write_identity
 from strandline.log.wal.recover.rewind import finish_rewind
 from strandline.log.wal.recover.scan_tail import Examined, examine, read_values
 from strandline.log.wal.recover.verify import OnProgress, WalVerification, verify
 from strandline.log.wal.slots import WalSlots
+from strandline.log.wal.write.commit_steps import CommitSteps
 from strandline.log.wal.write.committer import GroupCommitter
-from strandline.log.wal.write.groups import CommitGroup, Item, WalHandle, check_numbers, encoded, encoded_copy, value_of
-from strandline.log.wal.write.journal import IndexWriter, Journal, WalSettings, WrittenGroup
+from strandline.log.wal.write.groups import CommitGroup, WalHandle, check_numbers, encoded, encoded_copy, value_of
+from strandline.log.wal.write.journal import IndexWriter, Journal, WalSettings
+from strandline.log.wal.write.log_start import LogStart
 from strandline.log.writers.numbered import numbered
 from strandline.log.writers.source import known_as
 from strandline.model.addresses import Address, as_folder
@@ -42,7 +44,6 @@ from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock, SteadyTime, b
 from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk, make_own_folder, sync_name
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
-from strandline.storage.metrics import BATCHES_WRITTEN, BYTES_WRITTEN, COMMIT_SECONDS, ENTRIES_WRITTEN
 from strandline.values.contract import Codec
 from strandline.values.recorded import check_recorded, with_version
 
@@ -72,15 +73,12 @@ class WalLog(WalReading, Closing):
         self.clock = clock
         self._chance = settings.chance
         self._steady = SteadyTime(clock, folder)
-        self._durable = settings.durable
         self._held = contextlib.ExitStack()
         advice = "write it in the parent only, and read it here with a WalReader of its own"
         self._origin = Origin(f"The log in {folder}", advice=advice)
         self._closed = self._has_closed = False
         self._unclosed: Exception | None = None
         """The error of closing."""
-        self._trimming = threading.Lock()
-        """Protects the removal of files, the start offset, and closing, which is final."""
         self._tail = Tail(settings.tail_bytes)
         place = found.place
         index = IndexWriter(folder, place.first, found.index, found.indexed, disk=disk)
@@ -103,16 +101,18 @@ class WalLog(WalReading, Closing):
             disk=disk,
             clock=clock,
         )
-        self._unsynced: list[CachedFrame] = []
-        """Frames that are written, but not known to be durable."""
+        self._steps = CommitSteps(self._journal, self._tail, self._published, durable=settings.durable, clock=clock)
         self._committer = GroupCommitter(
             folder,
-            write=self._write,
-            finish=self._finish,
+            write=self._steps.write,
+            finish=self._steps.finish,
             tidy=self._journal.write_index,
             end=self._end,
             place=place,
             settings=settings,
+        )
+        self._start = LogStart(
+            folder, self.slots, self._journal, self._published, self._catalog, self._committer, disk=disk
         )
 
     @classmethod
@@ -197,7 +197,7 @@ class WalLog(WalReading, Closing):
         check_numbers(expect=expect, term=term, timestamp=timestamp)
         append = numbered(writer, number)
         content = encoded(batch, now=self.clock.now())
-        self._begin_at(expect or 0)
+        self._start.begin_at(expect or 0)
         return self._committer.add_batch(content, writer=append, expect=expect, term=term, timestamp=timestamp)
 
     def producer(
@@ -248,7 +248,7 @@ class WalLog(WalReading, Closing):
         this log.
         """
         content = encoded_copy(batch.batches, batch.pages)
-        self._begin_at(batch.first)
+        self._start.begin_at(batch.first)
         return self._committer.add_batch(
             content,
             writer=batch.append,
@@ -266,7 +266,7 @@ class WalLog(WalReading, Closing):
             return WalHandle(*self._committer.add(value), 1)
         check_numbers(expect=expect, term=term, timestamp=timestamp)
         value = value_of(value)
-        self._begin_at(expect or 0)
+        self._start.begin_at(expect or 0)
         now = self.clock.now() if timestamp is None else timestamp
         return WalHandle(*self._committer.add_value(value, now, term=term, expect=expect), 1)
 
@@ -274,52 +274,6 @@ class WalLog(WalReading, Closing):
     def add_value(self) -> Callable[[bytes], tuple[CommitGroup, int]]:
         """The same without options, for many values: returns the group to wait for, and the offset."""
         return self._committer.add
-
-    def _begin_at(self, offset: int) -> None:
-        """Let a log that never held a record begin at the offset of its first one."""
-        if not offset or self._committer.next > 0:
-            return
-        with self._trimming, self._committer.exclusively():
-            self.slots.check_open()
-            if max(self._committer.next, self.bounds().next) > 0:
-                return
-            try:
-                self.slots.retain(offset, beyond_slots=True)
-                self._journal.begin_file(offset)
-                # Not before: after a crash, opening relies on files up to the published end.
-                self._published.retain(offset)
-                self._published.advance(upto=offset, active=offset, term=self._journal.place.term)
-                self._published.write()
-                self._committer.continue_at(offset)
-            except BaseException as error:
-                self._committer.fail(error)
-                raise
-            self._drop_files(offset)
-
-    def _write(self, items: Sequence[Item]) -> WrittenGroup:
-        written = self._journal.write(items)
-        self._unsynced = written.held
-        # Before the sync: the woken threads run during it.
-        self._published.wrote(written.held[-1].next)
-        return written
-
-    def _finish(self, written: WrittenGroup) -> None:
-        held = written.held
-        self._journal.sync()
-        if self._durable is not None:
-            self._durable(held[-1].next)
-        self._journal.settle(written)
-        # First the frames, then the end: a reader that sees the end finds the frames.
-        self._tail.add(held)
-        place = self._journal.place
-        self._published.advance(upto=place.next, active=place.first, term=place.term)
-        self._unsynced = []
-        COMMIT_SECONDS.observe(self.clock.monotonic() - written.begun)
-        BATCHES_WRITTEN.inc(len(held))
-        ENTRIES_WRITTEN.inc(held[-1].next - held[0].first)
-        BYTES_WRITTEN.inc(sum(frame.size for frame, _ in held))
-        # Last: it needs no interpreter lock, so that waiting threads continue meanwhile.
-        self._published.write()
 
     @property
     def term(self) -> int:
@@ -365,7 +319,7 @@ class WalLog(WalReading, Closing):
 
         For senders whose receivers do not use them before they are durable here.
         """
-        frames = self._unsynced
+        frames = self._steps.unsynced
         return some_batches(frames, size) if frames and frames[0].first == since else []
 
     def wait(self, past: Cursor, timeout: float) -> bool:
@@ -400,33 +354,7 @@ class WalLog(WalReading, Closing):
         self.enforce(limits)
         if not isinstance(wanted, int):
             wanted = self._retention_start(wanted, self.slots.trim_floor(), self._steady.now())
-        with self._trimming:
-            self.slots.check_open()
-            self._journal.check_in_place()  # must not trim another log at this path
-            start = self.slots.retain(min(wanted, self.bounds().next), beyond_slots=beyond_slots)
-            # Readers see the new start before files are removed: missing records have expired, and are not lost.
-            self._published.retain(start)
-            with self._committer.exclusively():
-                self._leave_behind(start)
-            self._drop_files(start)
-            return start
-
-    def _leave_behind(self, start: int) -> None:
-        """Begin a new file if the current one has no retained records, so that it can be deleted, too."""
-        place = self._journal.place
-        if place.next > start or place.first == start or self._committer.failed:
-            return
-        try:
-            self._journal.begin_file(start)
-            self._published.advance(upto=start, active=start, term=place.term)
-            self._published.write()
-        except BaseException as error:
-            self._committer.fail(error)
-            raise
-
-    def _drop_files(self, start: int) -> None:
-        firsts = list(self._catalog.firsts)
-        self._catalog.forget(drop_below(self.folder, firsts, start, disk=self.disk))
+        return self._start.trim(wanted, beyond_slots=beyond_slots)
 
     def evolve_value(self, value: Codec) -> Codec:
         """Durably record a new version of the value format; returns its codec. The same version again changes nothing.
@@ -435,7 +363,7 @@ class WalLog(WalReading, Closing):
         else is ``SchemaRefused``. On a log of plain bytes it records the first version, and the caller vouches that
         the values so far have that format.
         """
-        with self._trimming:
+        with self._start.lock:
             self.slots.check_open()
             self._journal.check_in_place()  # must not change another log at this path
             log_id, versions = read_values(self.folder, disk=self.disk)
@@ -458,7 +386,7 @@ class WalLog(WalReading, Closing):
                 self._end(clean=False)
             raise
         self._end(clean=True)
-        with self._trimming:
+        with self._start.lock:
             had_returned, self._has_closed = self._has_closed, True
         if had_returned:
             return
@@ -468,7 +396,7 @@ class WalLog(WalReading, Closing):
 
     def _end(self, *, clean: bool = True) -> None:
         """Release the log, once. Called by its thread when it ends, since no signal interrupts that one."""
-        with self._trimming:
+        with self._start.lock:
             if self._closed:
                 return
             try:
@@ -494,7 +422,7 @@ class WalLog(WalReading, Closing):
     def _after_fork(self) -> None:
         """In a forked child: change nothing of the parent's, and wait for no other thread."""
         self._closed = True
-        self._trimming = threading.Lock()
+        self._start.lock = threading.Lock()
         with self._held:  # closes this process's descriptor only
             self._committer.after_fork(self._is_elsewhere)
             self.slots.after_fork(self._is_elsewhere)
