@@ -16,7 +16,7 @@ from strandline.model.head import WriterId
 from strandline.model.records import record_batch
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
-from strandline.storage.local import LocalStore
+from strandline.storage.objects.local import LocalStore
 
 _FEW = 10
 _MANY = 100_000

@@ -13,8 +13,8 @@ from strandline.log.object import ObjectLog, open_log
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
 from strandline.model.retention import Consumed
-from strandline.storage.local import LocalStore
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.local import LocalStore
+from strandline.storage.objects.store import ObjectStore
 
 _FEW = 1_000
 _MANY = 100_000

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from strandline.storage.store import ObjectStore
-from strandline.storage.urls import open_store
+from strandline.storage.objects.store import ObjectStore
+from strandline.storage.objects.urls import open_store
 from tests.cases import examples, thin_contracts
 from tests.certificates import make_certificates
 from tests.proxy import FaultyProxy

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from strandline.followers.watch.api import Supervisor as Supervisor
     from strandline.followers.watch.api import watch_applied as watch_applied
     from strandline.followers.watch.api import watch_applied_async as watch_applied_async
-    from strandline.followers.watch.run import Exports as Exports
+    from strandline.followers.watch.exports import Exports as Exports
     from strandline.ingestion.api import ingest as ingest
     from strandline.ingestion.translation import translate_cursor as translate_cursor
     from strandline.kv.contract import Watcher as Watcher

@@ -22,7 +22,7 @@ from strandline.node.flight.client.node_channels import ReadFrom
 from strandline.node.flight.client.remote_log import NO_VALUE, RemoteLog
 from strandline.node.flight.security import ClientSecurity
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.tier.opening import tiered
 from strandline.tier.read.tiered_log import TieredLog
 from strandline.values.contract import Codec

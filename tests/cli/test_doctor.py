@@ -18,7 +18,7 @@ from strandline.cli.doctor.place import RACERS, StoreChecks, disk_line, log_line
 from strandline.errors import StorageError, TransientStorageError
 from strandline.log.object import open_log
 from strandline.model.retention import SlotLimits
-from strandline.storage.store import ABSENT, Payload, Precondition, Version
+from strandline.storage.objects.store import ABSENT, Payload, Precondition, Version
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore

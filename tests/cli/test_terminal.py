@@ -22,7 +22,7 @@ from strandline.errors import InvalidInput, StrandlineError
 from strandline.log.topic.kafka import KafkaTopic
 from strandline.model.addresses import refuse_credentials
 from strandline.model.records import record_batch
-from strandline.storage.urls import open_store
+from strandline.storage.objects.urls import open_store
 from tests.cases import some
 
 EVIL = "a\x1b[2J\x07\x9b31m\u202eb\x7f[red]c[/]"

@@ -41,9 +41,9 @@ from strandline.snapshots.pointer import (
     point,
 )
 from strandline.snapshots.sealed import check_snapshot
-from strandline.storage.local import LocalStore
-from strandline.storage.store import ObjectStore
-from strandline.storage.urls import open_store
+from strandline.storage.objects.local import LocalStore
+from strandline.storage.objects.store import ObjectStore
+from strandline.storage.objects.urls import open_store
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash, FaultyStore
 from strandline.testing.interleave import Interleaver

@@ -11,7 +11,7 @@ import pytest
 import strandline as sl
 from strandline.errors import WrongKind
 from strandline.log.topic.logs import open_object_topic
-from strandline.storage.urls import open_store
+from strandline.storage.objects.urls import open_store
 from strandline.tables.delta.sink import DeltaSink
 from tests.cases import some
 from tests.servers import BUCKET, S3Server

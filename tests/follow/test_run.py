@@ -20,7 +20,7 @@ from strandline.log.object import open_log
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.storage.clock import CHANCE
-from strandline.storage.local import LocalStore
+from strandline.storage.objects.local import LocalStore
 from strandline.storage.retry import Backoff, RetryingStore
 from strandline.tables.delta.sink import DeltaSink
 from strandline.testing.clock import ManualClock

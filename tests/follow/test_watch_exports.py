@@ -13,7 +13,7 @@ from strandline.followers.events import Batching
 from strandline.followers.stores.append_log import AppendLogStore
 from strandline.followers.stores.state import MemoryStore
 from strandline.followers.watch.api import watch_applied
-from strandline.followers.watch.run import Exports
+from strandline.followers.watch.exports import Exports
 from strandline.kv.contract import KeyListing, Listed
 from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor

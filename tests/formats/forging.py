@@ -12,7 +12,8 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.compat.v1.format import encode_manifest, encode_queue_batch, encode_values
+from strandline.compat.v1.batch_format import encode_queue_batch, encode_values
+from strandline.compat.v1.manifest_format import encode_manifest
 from strandline.errors import CorruptData, UnsupportedVersion
 from strandline.formats.arrow.block import Compression, encode_page
 from strandline.formats.checksum import crc32c

@@ -14,15 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline.compat.v1.format import (
-    ManifestCodec,
-    decode_manifest,
-    decode_queue_batch,
-    decode_values,
-    encode_manifest,
-    encode_queue_batch,
-    encode_values,
-)
+from strandline.compat.v1.batch_format import decode_queue_batch, decode_values, encode_queue_batch, encode_values
+from strandline.compat.v1.manifest_format import ManifestCodec, decode_manifest, encode_manifest
 from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
 from strandline.formats.arrow.block import Compression
 from strandline.model.head import MetadataRange, QueueEntry, QueueManifest

@@ -7,7 +7,7 @@ import struct
 import pyarrow as pa
 import pytest
 
-from strandline.compat.v1.format import decode_queue_batch, encode_queue_batch, encode_values
+from strandline.compat.v1.batch_format import decode_queue_batch, encode_queue_batch, encode_values
 from strandline.errors import CorruptData, InvalidInput
 from strandline.formats.arrow.block import Compression, Parts, encode_page
 from strandline.formats.arrow.header import PADDED_LIMIT, unpacked_limit

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.compat.spool.format import LegacyEnding, decode_slots, encode_record_frame, runs
-from strandline.compat.v1.format import decode_manifest, decode_queue_batch, encode_manifest
+from strandline.compat.v1.batch_format import decode_queue_batch
+from strandline.compat.v1.manifest_format import decode_manifest, encode_manifest
 from strandline.errors import CorruptData, ExpectationFailed, InvalidInput, UnsupportedVersion
 from strandline.formats.arrow.block import Compression, encode_page
 from strandline.formats.arrow.stream import Layout, read_stream

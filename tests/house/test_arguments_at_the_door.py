@@ -39,7 +39,7 @@ from strandline.model.arguments import LONGEST, shown
 from strandline.spark.options import _KNOWN, parse_options
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import DISK
-from strandline.storage.urls import open_store
+from strandline.storage.objects.urls import open_store
 
 LONG = "\x1b[31m\n" * 1000
 HOSTILE: list[Any] = [

@@ -35,8 +35,8 @@ from strandline.model.records import Op
 from strandline.snapshots.artifacts import Artifacts
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease
-from strandline.storage.store import ABSENT
-from strandline.storage.urls import open_store
+from strandline.storage.objects.store import ABSENT
+from strandline.storage.objects.urls import open_store
 from strandline.testing.logs import records
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import attach, tiering

@@ -18,7 +18,7 @@ from strandline.log.topic.memory import MemoryTopic
 from strandline.log.wal.log import WalLog
 from strandline.snapshots.sealed import check_snapshot, newest_snapshot, next_number, read_snapshot, trim
 from strandline.storage.disk import DISK
-from strandline.storage.urls import open_store
+from strandline.storage.objects.urls import open_store
 
 REFUSED = [b"bytes", 7, None, "", "a\0b", "\ud800", 1.5, ["list"], object()]
 

@@ -11,7 +11,7 @@ from strandline.errors import AlreadyExists, Contended, Fenced, OutcomeUnknown, 
 from strandline.log.contract import Receipt, Slot
 from strandline.log.object import ObjectLog, open_log
 from strandline.model.head import WriterId
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore
 from strandline.testing.interleave import Interleaver

@@ -10,7 +10,7 @@ from strandline.compat.v1.queue import V1Queue
 from strandline.log.object import open_log
 from strandline.log.queue.contract import Queue
 from strandline.log.queue.log_queue import OwnQueue
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore
 from strandline.testing.queues import QueuePlace

@@ -7,9 +7,9 @@ from uuid import uuid4
 
 import pytest
 
+from strandline.storage.objects.store import ObjectStore
+from strandline.storage.objects.urls import open_store
 from strandline.storage.retry import RetryingStore
-from strandline.storage.store import ObjectStore
-from strandline.storage.urls import open_store
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Faults, FaultyStore
 from strandline.testing.plain import PlainStore

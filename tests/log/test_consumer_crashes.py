@@ -13,8 +13,8 @@ from strandline.followers.consumer.consumer import Consumer
 from strandline.followers.consumer.progress import AckProgress, AckStep
 from strandline.log.queue.log_queue import OwnQueue
 from strandline.model.head import Entry
+from strandline.storage.objects.store import ObjectStore
 from strandline.storage.retry import RetryingStore
-from strandline.storage.store import ObjectStore
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Call, Crash, Fault, Faults, FaultyStore
 from strandline.testing.queues import QueuePlace

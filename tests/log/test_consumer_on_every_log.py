@@ -26,7 +26,7 @@ from strandline.errors import (
 from strandline.log.queue.contract import Queue
 from strandline.log.queue.slot_queue import SlotQueue
 from strandline.log.wal.log import WalLog
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock
 from strandline.testing.logs import append
 from strandline.testing.queues import QueueContract, QueuePlace, without_store

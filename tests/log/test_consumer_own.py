@@ -34,7 +34,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import QueueEntry, WriterId
 from strandline.model.retention import Invalidation, InvalidReason, SlotLimits
 from strandline.model.stamp import OpId
-from strandline.storage.urls import open_store
+from strandline.storage.objects.urls import open_store
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash, FaultyStore
 from strandline.testing.logs import records

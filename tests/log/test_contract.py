@@ -17,7 +17,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.retention import Invalidation, InvalidReason
 from strandline.model.stamp import OpId
-from strandline.storage.urls import open_store
+from strandline.storage.objects.urls import open_store
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.logs import LogContract, append, content, fetched

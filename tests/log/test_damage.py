@@ -12,8 +12,8 @@ import pytest
 from strandline.errors import CorruptData, NotALog, NotFound, StrandlineError, UnsupportedVersion, WrongKind
 from strandline.log.object import ObjectLog, open_log
 from strandline.model.cursor import Bounds
-from strandline.storage.local import LocalStore
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.local import LocalStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.testing.logs import content, fetched, writer_named
 from strandline.testing.plain import PlainStore
 from strandline.testing.slots import append

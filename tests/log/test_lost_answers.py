@@ -21,7 +21,7 @@ from strandline.log.object import ObjectLog, open_log
 from strandline.log.writers.numbered import MAX_WRITERS
 from strandline.model.cursor import Bounds
 from strandline.model.stamp import REMEMBERED
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.logs import content, writer_named

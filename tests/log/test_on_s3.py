@@ -8,9 +8,9 @@ import pytest
 
 from strandline.log.contract import Log
 from strandline.log.object import open_log
-from strandline.storage.remote import ObstoreStore
+from strandline.storage.objects.remote import ObstoreStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.storage.retry import RetryingStore
-from strandline.storage.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.logs import append, content, writer_named
 from strandline.testing.stores import together

@@ -15,7 +15,7 @@ import strandline as sl
 from strandline.errors import InvalidInput, NotReady, ProducerFailed, StorageError, TransientStorageError
 from strandline.log.contract import Handle
 from strandline.log.produce.appending import AppendShipper, producer_by
-from strandline.log.produce.buffer import Limits
+from strandline.log.produce.limits import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.wal.log import WalLog
 from strandline.storage.clock import CHANCE, CLOCK

@@ -15,7 +15,7 @@ from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.model.cursor import Bounds
 from strandline.storage.disk import DISK
-from strandline.storage.local import LocalStore
+from strandline.storage.objects.local import LocalStore
 from strandline.storage.retry import Backoff, RetryingStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.disks import FullDisk

@@ -255,7 +255,7 @@ PROGRAM = """
 import sys, threading
 from strandline.log.object import open_log
 from strandline.testing.faulty import FaultyStore
-from strandline.storage.local import LocalStore
+from strandline.storage.objects.local import LocalStore
 
 line = FaultyStore(LocalStore(sys.argv[1]))
 log = open_log(line, create=True)

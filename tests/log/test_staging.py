@@ -19,7 +19,7 @@ from strandline.log.object.staging import FOLDER, KEPT_SECONDS, MOST_BATCHES, St
 from strandline.log.writers.source import source_writer
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore, OperationName
 from strandline.testing.plain import PlainStore

@@ -16,7 +16,7 @@ from strandline.log.object.log import open_log
 from strandline.log.wal import snapshot
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.recover.rewind import rewind
-from strandline.storage.urls import store_at
+from strandline.storage.objects.urls import store_at
 from strandline.testing.faulty import Call, FaultyStore
 from strandline.testing.logs import append, content
 from strandline.testing.simdisk import SimulatedDisk, crash_everywhere

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from strandline.compat.v1.edits import list_batches, new_location
-from strandline.compat.v1.format import encode_manifest
 from strandline.compat.v1.gc import Collection, QueueCollector, is_old, unlisted
 from strandline.compat.v1.log import QueueLog
+from strandline.compat.v1.manifest_format import encode_manifest
 from strandline.compat.v1.queue import V1Queue
 from strandline.errors import CorruptData, TransientStorageError
 from strandline.model.head import QueueEntry, QueueManifest
-from strandline.storage.store import ObjectInfo
+from strandline.storage.objects.store import ObjectInfo
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Call, FaultyStore
 from strandline.testing.plain import PlainStore

@@ -6,7 +6,7 @@ import pytest
 
 from strandline.compat.v1 import edits
 from strandline.compat.v1.edits import Moment, QueueListing, checked_path, mark_of, new_location, stored_as, time_of
-from strandline.compat.v1.format import encode_manifest
+from strandline.compat.v1.manifest_format import encode_manifest
 from strandline.errors import CorruptData, CursorExpired, Diverged, ExpectationFailed, Fenced, InvalidInput
 from strandline.log.object.head.edits import StaleUpload
 from strandline.model.cursor import Bounds

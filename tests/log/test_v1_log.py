@@ -14,8 +14,8 @@ import pytest
 
 import strandline as sl
 from strandline.compat.v1.edits import time_of
-from strandline.compat.v1.format import encode_manifest
 from strandline.compat.v1.log import QueueLog, open_queue
+from strandline.compat.v1.manifest_format import encode_manifest
 from strandline.compat.v1.queue import V1Queue
 from strandline.errors import (
     AlreadyExists,
@@ -34,7 +34,7 @@ from strandline.log.contract import Handle, Log, Slot
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.model.head import MetadataRange, QueueEntry, QueueManifest
 from strandline.model.records import READ_SCHEMA, Op
-from strandline.storage.local import LocalStore
+from strandline.storage.objects.local import LocalStore
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore

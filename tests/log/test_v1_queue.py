@@ -24,7 +24,7 @@ from strandline.errors import (
 )
 from strandline.log.queue.contract import Fetcher, Queue
 from strandline.model.head import Descriptor
-from strandline.storage.local import LocalStore
+from strandline.storage.objects.local import LocalStore
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore

@@ -9,7 +9,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from strandline.compat.v1.format import encode_manifest
+from strandline.compat.v1.manifest_format import encode_manifest
 from strandline.compat.v1.upgrade import UpgradeProgress, upgrade
 from strandline.errors import CorruptData, Diverged, NotFound, OutcomeUnknown, TransientStorageError
 from strandline.log.object import ObjectLog, open_log

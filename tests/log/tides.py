@@ -30,8 +30,8 @@ from strandline.log.object.head.index import StoredChunks, chunk_path, newest_fi
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import Head, WriterId
 from strandline.model.retention import SlotLimits, SlotState
+from strandline.storage.objects.store import Object, ObjectInfo, ObjectStore, Payload, Precondition, Version
 from strandline.storage.retry import RetryingStore
-from strandline.storage.store import Object, ObjectInfo, ObjectStore, Payload, Precondition, Version
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore
 from strandline.testing.interleave import Interleaver

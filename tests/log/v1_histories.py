@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from strandline.compat.v1.format import decode_manifest
 from strandline.compat.v1.gc import QueueCollector
 from strandline.compat.v1.log import QueueLog, open_queue
+from strandline.compat.v1.manifest_format import decode_manifest
 from strandline.compat.v1.queue import V1Queue
 from strandline.errors import Contended, Fenced, NotFound, OutcomeUnknown, TransientStorageError
 from strandline.model.head import QueueManifest
-from strandline.storage.store import Payload, Precondition, Version
+from strandline.storage.objects.store import Payload, Precondition, Version
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore
 from strandline.testing.interleave import Interleaver

@@ -7,10 +7,10 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.compat.v1.format import decode_manifest, encode_manifest
 from strandline.compat.v1.log import QueueLog, open_queue
+from strandline.compat.v1.manifest_format import decode_manifest, encode_manifest
 from strandline.model.head import MetadataRange, QueueEntry, QueueManifest, WriterId
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 
 GRACE = 600.0

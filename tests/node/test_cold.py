@@ -17,7 +17,7 @@ from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import WriterId
 from strandline.model.retention import TIER_SLOT
 from strandline.node import Primary, RemoteLog, Replica, TierSettings
-from strandline.storage.local import LocalStore
+from strandline.storage.objects.local import LocalStore
 from strandline.tier.copy.ledger import Ledger
 from strandline.tier.copy.retirement import Retirement
 

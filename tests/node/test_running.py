@@ -24,7 +24,7 @@ from strandline.node.running import NodeConfig, RunningNode
 from strandline.node.services import NodeService
 from strandline.storage.clock import CLOCK
 from strandline.storage.lease import Lease
-from strandline.storage.local import LocalStore
+from strandline.storage.objects.local import LocalStore
 from tests.interrupts import interrupted_by_a_signal, interruptions
 
 ONE = pa.table({"value": pa.array([b"one"], pa.binary())})

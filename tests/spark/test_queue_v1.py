@@ -10,7 +10,7 @@ from strandline.compat.v1.log import QueueLog, open_queue
 from strandline.errors import CursorExpired, InvalidInput, NotFound
 from strandline.spark.failures import unwrapped
 from strandline.spark.options import QueuePaths, parse_options
-from strandline.storage.local import LocalStore
+from strandline.storage.objects.local import LocalStore
 from tests.log.v1_parts import append, fill
 
 QUEUE = {"logFormat": "queue-v1"}

@@ -20,7 +20,7 @@ from strandline.spark.datasource.opened import _SKIPPED
 from strandline.spark.datasource.planning import decode_offset, encode_offset
 from strandline.spark.datasource.shaping import SPARK_SCHEMA
 from strandline.spark.datasource.source import StrandlineDataSource
-from strandline.storage.local import LocalStore
+from strandline.storage.objects.local import LocalStore
 from strandline.storage.retry import Backoff
 from strandline.testing.faulty import FaultyStore
 from tests.spark.helpers import append, contents, move_floor, new_log, numbered

@@ -11,7 +11,7 @@ from uuid import UUID
 from strandline.errors import Contended, OutcomeUnknown, TransientStorageError
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore
 from strandline.testing.interleave import Interleaver

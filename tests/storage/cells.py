@@ -20,7 +20,7 @@ from strandline.errors import (
 )
 from strandline.model.stamp import REMEMBERED, OpId, Stamped
 from strandline.storage.cell import StoreCell
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, FaultyStore
 from strandline.testing.stores import together

@@ -10,10 +10,10 @@ from obstore.store import MemoryStore
 from strandline.errors import AlreadyExists, Contended, NotFound, OutcomeUnknown, TransientStorageError
 from strandline.model.stamp import REMEMBERED, Stamped
 from strandline.storage.cell import StoreCell
-from strandline.storage.local import LocalStore
-from strandline.storage.remote import ObstoreStore
+from strandline.storage.objects.local import LocalStore
+from strandline.storage.objects.remote import ObstoreStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.storage.retry import Backoff
-from strandline.storage.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import CALM, Faults, FaultyStore
 from strandline.testing.plain import PlainStore

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from strandline.errors import NotFound, StorageError, TransientStorageError
-from strandline.storage.remote import ObstoreStore
-from strandline.storage.store import ABSENT, Match
-from strandline.storage.urls import open_store
+from strandline.storage.objects.remote import ObstoreStore
+from strandline.storage.objects.store import ABSENT, Match
+from strandline.storage.objects.urls import open_store
 from strandline.testing.stores import content, paths
 from tests.proxy import FaultyProxy, answer, latency_proxy
 from tests.servers import BUCKET, AzureServer, NoServer, S3Server, Server, free_port, fresh_prefix
@@ -24,7 +24,7 @@ from tests.storage.programs import PATIENCE, run_python
 
 OPEN = """
 import json, sys
-from strandline.storage.urls import open_store
+from strandline.storage.objects.urls import open_store
 options = json.loads(sys.argv[2])
 store = open_store(sys.argv[1], options or None)
 print(bytes(store.get("greeting").data).decode())

@@ -10,7 +10,7 @@ import pytest
 from strandline.errors import DiskFull, InvalidInput, NotFound, StorageError, TransientStorageError
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, AppendFile, Disk
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.disks import FullDisk, RecordingDisk, SlowSyncDisk
 from strandline.testing.faulty import CALM, Call, Crash, Faults, FaultyStore

@@ -21,7 +21,7 @@ from strandline.errors import (
 )
 from strandline.model.stamp import OpId, Stamped
 from strandline.storage.lease import MARGIN, Lease, LeaseCodec, LeaseState, Sighting, released, renewed, taken
-from strandline.storage.local import LocalStore
+from strandline.storage.objects.local import LocalStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash, Faults, FaultyStore
 from strandline.testing.interleave import Interleaver

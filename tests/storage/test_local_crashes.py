@@ -5,8 +5,8 @@ import contextlib
 import pytest
 
 from strandline.errors import AlreadyExists, NotFound
-from strandline.storage.local import LocalStore
-from strandline.storage.store import ABSENT, Match
+from strandline.storage.objects.local import LocalStore
+from strandline.storage.objects.store import ABSENT, Match
 from strandline.testing.clock import SeededChance
 from strandline.testing.simdisk import crash_everywhere
 

@@ -16,8 +16,8 @@ from strandline.errors import InvalidInput, StorageError
 from strandline.model.records import record_batch
 from strandline.storage.disk import LocalDisk
 from strandline.storage.file_append import SETTING, parse_umask
-from strandline.storage.local import LocalStore
-from strandline.storage.store import ABSENT, Match
+from strandline.storage.objects.local import LocalStore
+from strandline.storage.objects.store import ABSENT, Match
 from strandline.testing.clock import ManualClock
 from tests import things
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.testing.stores import ObjectStoreContract
 from tests.storage.cells import CellContract
 

@@ -12,8 +12,8 @@ import pytest
 
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
-from strandline.storage.local import LocalStore
-from strandline.storage.store import Match
+from strandline.storage.objects.local import LocalStore
+from strandline.storage.objects.store import Match
 from strandline.testing.stores import content, paths
 from tests.cases import partly, some
 from tests.storage.cells import JsonCodec, Operations, increment
@@ -23,7 +23,7 @@ FORK = """
 import os, signal, sys
 from obstore.store import MemoryStore
 from strandline.errors import UsedAcrossFork
-from strandline.storage.remote import ObstoreStore
+from strandline.storage.objects.remote import ObstoreStore
 
 store, other = ObstoreStore("memory:///one"), ObstoreStore("memory:///two")
 {before}
@@ -44,7 +44,7 @@ INCREMENT = """
 import sys
 from strandline.errors import Contended
 from strandline.storage.cell import StoreCell
-from strandline.storage.local import LocalStore
+from strandline.storage.objects.local import LocalStore
 from tests.storage.cells import JsonCodec, Operations, increment
 
 root, seed, times = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -63,8 +63,8 @@ for _ in range(times):
 
 HOLD_THE_LOCK = """
 import sys
-from strandline.storage.local import LocalStore
-from strandline.storage.store import Match
+from strandline.storage.objects.local import LocalStore
+from strandline.storage.objects.store import Match
 from strandline.testing.disks import RecordingDisk
 
 class StuckDisk(RecordingDisk):

@@ -16,9 +16,9 @@ from strandline.errors import (
     StorageError,
     TransientStorageError,
 )
-from strandline.storage.local import LocalStore
+from strandline.storage.objects.local import LocalStore
+from strandline.storage.objects.store import ABSENT, Match, ObjectStore
 from strandline.storage.retry import Backoff, RetryingStore
-from strandline.storage.store import ABSENT, Match, ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Faults, FaultyStore
 from strandline.testing.plain import PlainStore

@@ -14,10 +14,10 @@ from obstore.store import MemoryStore
 
 from strandline.errors import AlreadyExists, Conflict, CorruptData, DiskFull, InvalidInput, StorageError
 from strandline.storage.disk import DISK, FolderRow, LocalDisk
-from strandline.storage.local import LocalStore
-from strandline.storage.remote import ObstoreStore
-from strandline.storage.store import ABSENT, Match, ObjectStore
-from strandline.storage.urls import open_store
+from strandline.storage.objects.local import LocalStore
+from strandline.storage.objects.remote import ObstoreStore
+from strandline.storage.objects.store import ABSENT, Match, ObjectStore
+from strandline.storage.objects.urls import open_store
 from strandline.testing.clock import ManualClock
 from strandline.testing.disks import DiskAction, FullDisk, RecordingDisk
 from strandline.testing.faulty import FaultyStore
@@ -36,7 +36,7 @@ def test_an_object_larger_than_any_that_is_read_whole_is_refused_unread(
     store.put("small", bytes(1000))
     store.put("large", bytes(1001))
     for module in ("store", "local"):
-        monkeypatch.setattr(f"strandline.storage.{module}.LARGEST_OBJECT", 1000)
+        monkeypatch.setattr(f"strandline.storage.objects.{module}.LARGEST_OBJECT", 1000)
     assert len(store.get("small").data) == 1000
     with pytest.raises(CorruptData, match="large has more than 1,000 bytes"):
         store.get("large")
@@ -251,7 +251,7 @@ class TestFailingDisk:
         program = f"""
 import resource, signal
 from strandline.errors import DiskFull
-from strandline.storage.local import LocalStore
+from strandline.storage.objects.local import LocalStore
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 store = LocalStore({str(tmp_path)!r})
 store.put("a", b"old")

@@ -21,9 +21,9 @@ from strandline.errors import (
 )
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
-from strandline.storage.remote import ObstoreStore
+from strandline.storage.objects.remote import ObstoreStore
+from strandline.storage.objects.store import ABSENT, Match, ObjectStore, Version
 from strandline.storage.retry import RetryingStore
-from strandline.storage.store import ABSENT, Match, ObjectStore, Version
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Faults
 from strandline.testing.stores import ObjectStoreContract, content, paths, together

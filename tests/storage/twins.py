@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from strandline.errors import Conflict, Contended, TransientStorageError
 from strandline.model.stamp import OpId
 from strandline.storage.cell import CellCodec, Versioned
-from strandline.storage.store import Match, Object, ObjectInfo, ObjectStore, Payload, Precondition, Version
+from strandline.storage.objects.store import Match, Object, ObjectInfo, ObjectStore, Payload, Precondition, Version
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from strandline.model.retention import Consumed, MaxBytes
 from strandline.model.segments import COLD_FILE as COLD
 from strandline.model.segments import ColdTier
 from strandline.model.stamp import OpId, Stamped
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.interleave import Interleaver

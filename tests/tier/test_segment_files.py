@@ -17,8 +17,8 @@ from strandline.log.read.planning import SpanWithTerm
 from strandline.model.cursor import Limit, Span
 from strandline.model.records import READ_SCHEMA, record_batch, with_offsets
 from strandline.model.segments import SegmentId, SegmentMetadata, TopicPartition
-from strandline.storage.local import LocalStore
-from strandline.storage.store import ObjectStore, Payload
+from strandline.storage.objects.local import LocalStore
+from strandline.storage.objects.store import ObjectStore, Payload
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
 from strandline.tier.copy import segment_files

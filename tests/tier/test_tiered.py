@@ -18,7 +18,7 @@ from strandline.log.topic.memory import MemoryTopic
 from strandline.log.wal.log import WalLog
 from strandline.model.retention import Invalidation, InvalidReason
 from strandline.model.stamp import OpId
-from strandline.storage.urls import open_store
+from strandline.storage.objects.urls import open_store
 from strandline.testing.logs import LogContract, append
 from strandline.tier.attachment import ColdCell
 from strandline.tier.copy.segment_files import forget_tails

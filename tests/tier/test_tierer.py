@@ -32,7 +32,7 @@ from strandline.model.records import Op, record_batch
 from strandline.model.retention import TIER_SLOT as SLOT
 from strandline.model.retention import Consumed, MaxAge, MaxBytes
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, TopicPartition
-from strandline.storage.store import Payload
+from strandline.storage.objects.store import Payload
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore

@@ -23,7 +23,7 @@ from strandline.model.head import WriterId
 from strandline.model.records import Op, record_batch
 from strandline.model.retention import TIER_SLOT, MaxBytes, SlotState
 from strandline.model.segments import COLD_FILE, SegmentMetadata, SegmentState, TopicPartition
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.plain import PlainStore
 from strandline.testing.simdisk import SimulatedDisk

@@ -24,9 +24,9 @@ from strandline.model.addresses import Address
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.records import READ_SCHEMA
-from strandline.storage.store import ABSENT, ObjectStore
+from strandline.storage.objects.store import ABSENT, ObjectStore
+from strandline.storage.objects.urls import open_store
 from strandline.storage.task_pool import TaskPool, ThreadPool
-from strandline.storage.urls import open_store
 
 ExportFormat: TypeAlias = Literal["parquet", "jsonl"]
 """Parquet with the columns of records, or one JSON document per record."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 from strandline.errors import CursorExpired, InvalidInput, NotFound, TransientStorageError
 from strandline.ingestion.streams import MessageStream, message_batch
 from strandline.log.read.reading import HeadPoller
-from strandline.log.topic.kafka_stream import check_config, client, consumer_settings, kafka_error, refusal
+from strandline.log.topic.kafka_client import check_config, client, consumer_settings, kafka_error, refusal
 from strandline.model.addresses import refuse_credentials, split_address
 from strandline.model.arguments import Timeout
 from strandline.model.cursor import Bounds, Cursor

@@ -23,7 +23,7 @@ from strandline.formats.wal.folder import KIND as WAL_KIND
 from strandline.formats.wal.frame import MAGIC as FRAME_MAGIC
 from strandline.model.addresses import Address, as_address
 from strandline.storage.disk import Disk, FolderRow
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 
 
 class FolderKind(StrEnum):

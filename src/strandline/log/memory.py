@@ -19,8 +19,8 @@ from strandline.log.object.head.edits import BatchListing, apply_spills, list_ba
 from strandline.log.object.head.head_log import HeadLog
 from strandline.log.object.head.index import entries_from
 from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, producer_by
-from strandline.log.produce.buffer import Limits
 from strandline.log.produce.handles import settled
+from strandline.log.produce.limits import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.typed import ValueEncoder
 from strandline.log.read.planning import clipped, known_columns

@@ -14,7 +14,7 @@ import pyarrow as pa
 from strandline.errors import NotReady, Unsupported
 from strandline.log.contract import Handle, Log, LogReading, Receipt, Slots
 from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, RETRY_SECONDS, producer_by
-from strandline.log.produce.buffer import Limits
+from strandline.log.produce.limits import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.typed import ValueEncoder
 from strandline.log.read.value_format import named_codec

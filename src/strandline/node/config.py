@@ -16,7 +16,7 @@ from strandline.node.flight.server.limits import ServerLimits
 from strandline.node.lead.policies import CommitPolicy, FlowLimits, Quorum
 from strandline.node.options import NodeOptions, TierSettings
 from strandline.node.tickets import LIFETIME
-from strandline.storage.urls import open_store
+from strandline.storage.objects.urls import open_store
 
 LEASE: Final = "lease"
 """The object of the lease, below its address."""

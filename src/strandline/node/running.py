@@ -31,7 +31,7 @@ from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease
-from strandline.storage.urls import open_store
+from strandline.storage.objects.urls import open_store
 
 __all__ = ["NodeConfig", "RunningNode"]
 

@@ -39,8 +39,8 @@ from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease
-from strandline.storage.store import ObjectStore, cautious_now
-from strandline.storage.urls import store_at
+from strandline.storage.objects.store import ObjectStore, cautious_now
+from strandline.storage.objects.urls import store_at
 
 GRACE: Final = 3600.0
 """Seconds that superseded payloads are kept for their readers, and unfinished ones for their exporters."""

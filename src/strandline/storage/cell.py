@@ -22,8 +22,8 @@ from strandline.errors import (
 from strandline.model.stamp import REMEMBERED, OpId, Stamped
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.metrics import Role, count_write
+from strandline.storage.objects.store import ABSENT, Match, ObjectStore, Payload, Version
 from strandline.storage.retry import Backoff
-from strandline.storage.store import ABSENT, Match, ObjectStore, Payload, Version
 
 T = TypeVar("T")
 

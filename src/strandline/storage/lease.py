@@ -23,8 +23,8 @@ from strandline.model.stamp import OpId, Stamped
 from strandline.storage.cell import StoreCell
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
+from strandline.storage.objects.store import ObjectStore
 from strandline.storage.retry import Backoff
-from strandline.storage.store import ObjectStore
 from strandline.storage.worker_thread import WorkerThread
 
 MARGIN: Final = 1 / 64

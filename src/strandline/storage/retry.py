@@ -9,7 +9,15 @@ from typing import Any, TypeVar
 
 from strandline.errors import TransientStorageError
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
-from strandline.storage.store import Object, ObjectInfo, ObjectStore, Payload, Precondition, Version, copy_object
+from strandline.storage.objects.store import (
+    Object,
+    ObjectInfo,
+    ObjectStore,
+    Payload,
+    Precondition,
+    Version,
+    copy_object,
+)
 
 R = TypeVar("R")
 

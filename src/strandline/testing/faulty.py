@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeVar
 
 from strandline.errors import InvalidInput, StorageError, TransientStorageError
 from strandline.storage.clock import Clock
-from strandline.storage.store import Object, ObjectInfo, ObjectStore, Payload, Precondition, Version
+from strandline.storage.objects.store import Object, ObjectInfo, ObjectStore, Payload, Precondition, Version
 from strandline.testing.clock import ManualClock
 
 R = TypeVar("R")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from strandline.errors import AlreadyExists, Conflict, InvalidInput, NotFound
 from strandline.storage.clock import CLOCK, Clock
-from strandline.storage.store import Absent, Object, ObjectInfo, Payload, Precondition, Version, payload_parts
+from strandline.storage.objects.store import Absent, Object, ObjectInfo, Payload, Precondition, Version, payload_parts
 
 
 class PlainStore:

@@ -13,7 +13,7 @@ import pytest
 
 from strandline.errors import AlreadyExists, Conflict, InvalidInput, NotFound, StorageError
 from strandline.storage.clock import CLOCK
-from strandline.storage.store import ABSENT, Match, ObjectStore, Version, copy_object
+from strandline.storage.objects.store import ABSENT, Match, ObjectStore, Version, copy_object
 
 
 def paths(store: ObjectStore, prefix: str = "", start_after: str = "") -> list[str]:
@@ -40,7 +40,7 @@ def together(*tasks: Callable[[], None]) -> None:
 
 
 class ObjectStoreContract:
-    """Every sentence of :class:`~strandline.storage.store.ObjectStore`, as a test.
+    """Every sentence of :class:`~strandline.storage.objects.store.ObjectStore`, as a test.
 
     A subclass named ``Test...`` defines the fixture ``store``: an empty store for each test.
     """

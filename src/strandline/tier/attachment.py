@@ -26,7 +26,7 @@ from strandline.model.segments import COLD_FILE, ColdTier
 from strandline.model.stamp import OpId, Stamped
 from strandline.storage.cell import StoreCell
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 
 FORMAT_VERSION: Final = 1
 _KIND: Final = "strandline-cold"

@@ -23,7 +23,7 @@ from strandline.model.json_values import natural, read_record, stamp_fields
 from strandline.model.stamp import OpId, Stamped
 from strandline.storage.cell import StoreCell
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 
 CLAIM_FILE: Final = "tierer.json"
 FORMAT_VERSION: Final = 1

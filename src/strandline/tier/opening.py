@@ -18,8 +18,8 @@ from strandline.model.arguments import anything, checked, whole
 from strandline.model.retention import Retention, SlotLimits
 from strandline.model.segments import COLD_FOLDER, ColdTier, TopicPartition
 from strandline.storage.clock import CLOCK, Chance, Clock
-from strandline.storage.store import ObjectStore
-from strandline.storage.urls import open_store
+from strandline.storage.objects.store import ObjectStore
+from strandline.storage.objects.urls import open_store
 from strandline.tier.attachment import PARTITIONS, ColdAccess, ColdCell, open_events
 from strandline.tier.copy.tierer import Tierer
 from strandline.tier.metadata.manager import MetadataManager

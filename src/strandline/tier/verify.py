@@ -19,8 +19,8 @@ from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Bounds
 from strandline.model.retention import TIER_SLOT, SlotState
 from strandline.model.segments import ColdTier, PartitionDelete, SegmentId, SegmentMetadata, SegmentState
-from strandline.storage.store import ObjectStore
-from strandline.storage.urls import open_store
+from strandline.storage.objects.store import ObjectStore
+from strandline.storage.objects.urls import open_store
 from strandline.tier.copy.history import SegmentCut, is_same_record, plan_cuts, read_history
 from strandline.tier.copy.segment_files import (
     SegmentObject,

@@ -26,7 +26,8 @@ from strandline.errors import (
 )
 from strandline.log.topic.contract import NO_TOPIC, Message, Topic
 from strandline.log.topic.kafka import KafkaTopic
-from strandline.log.topic.kafka_stream import Track, refusal, resume
+from strandline.log.topic.kafka_client import refusal
+from strandline.log.topic.kafka_stream import Track, resume
 from strandline.model.cursor import Bounds
 from strandline.storage.clock import CLOCK
 from strandline.testing.stores import together

@@ -18,7 +18,7 @@ from strandline.cli.doctor.place import StoreChecks, disk_line, log_lines, other
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, guarded
 from strandline.cli.shared.targets import local_folder
-from strandline.storage.urls import open_store
+from strandline.storage.objects.urls import open_store
 
 _STYLES: Final = {CheckStatus.OK: "green", CheckStatus.WARNING: "bold yellow", CheckStatus.PROBLEM: "bold red"}
 _WORST_FIRST: Final = (CheckStatus.PROBLEM, CheckStatus.WARNING, CheckStatus.OK)

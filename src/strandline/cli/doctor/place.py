@@ -30,7 +30,7 @@ from strandline.model.head import Head
 from strandline.model.retention import FOREVER, SlotState
 from strandline.model.times import TOLERANCE
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
-from strandline.storage.store import ABSENT, Match, ObjectStore, Precondition, Version, measure_skew
+from strandline.storage.objects.store import ABSENT, Match, ObjectStore, Precondition, Version, measure_skew
 
 RACERS: Final = 8
 _ROUNDS: Final = 5

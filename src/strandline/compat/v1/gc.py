@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from strandline.compat.v1.edits import stored_as, time_of
-from strandline.compat.v1.format import decode_manifest
+from strandline.compat.v1.manifest_format import decode_manifest
 from strandline.errors import NotFound
 from strandline.model.cursor import SECOND
 from strandline.model.head import QueueManifest
 from strandline.storage.clock import Clock
-from strandline.storage.store import ObjectInfo, ObjectStore, cautious_now
+from strandline.storage.objects.store import ObjectInfo, ObjectStore, cautious_now
 
 GRACE: Final = 600.0
 """Seconds that an unlisted object is kept."""

@@ -17,8 +17,8 @@ from strandline.formats.arrow.block import Compression
 from strandline.log.contract import Handle, LogReading
 from strandline.log.folders import FolderKind, check_missing
 from strandline.log.object.log import ObjectLog, open_log
-from strandline.log.produce.buffer import Limits
 from strandline.log.produce.handles import settled
+from strandline.log.produce.limits import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.typed import ValueEncoder
 from strandline.log.read.planning import check_fingerprint
@@ -33,8 +33,8 @@ from strandline.model.records import RecordSource, conform
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK
 from strandline.storage.fork_check import Origin, bound_to_process
-from strandline.storage.store import ObjectStore
-from strandline.storage.urls import local_folder, store_at
+from strandline.storage.objects.store import ObjectStore
+from strandline.storage.objects.urls import local_folder, store_at
 from strandline.values.contract import Codec
 
 _NAMESPACE: Final = UUID("5b0d7a2e-6a55-5c43-9a53-1d2f6f0c7e11")

@@ -9,15 +9,15 @@ from typing import Final
 
 import pyarrow as pa
 
+from strandline.compat.v1.batch_format import decode_queue_batch
 from strandline.compat.v1.edits import stored_as, time_of
-from strandline.compat.v1.format import decode_queue_batch
 from strandline.errors import InvalidInput, NotFound
 from strandline.log.object.upload import PAGE_ROWS
 from strandline.log.read.planning import known_columns
 from strandline.model.head import Descriptor, QueueEntry
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.metrics import fetching
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 
 _PAGE: Final = 512
 """Number of batches whose sizes are requested at a time."""

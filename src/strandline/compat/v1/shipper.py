@@ -8,8 +8,9 @@ from typing import ClassVar, Final
 
 import pyarrow as pa
 
+from strandline.compat.v1.batch_format import encode_queue_batch, encode_values
 from strandline.compat.v1.edits import Moment, QueueListing, list_batches, mark_of, new_location, places_of
-from strandline.compat.v1.format import ManifestCodec, encode_queue_batch, encode_values
+from strandline.compat.v1.manifest_format import ManifestCodec
 from strandline.errors import AlreadyExists, Contended, InvalidInput, NotFound, OutcomeUnknown
 from strandline.formats.arrow.block import Compression
 from strandline.log.contract import Receipt
@@ -22,7 +23,7 @@ from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
 from strandline.storage.clock import Chance, Clock
 from strandline.storage.metrics import Role, count_write
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 
 _CREATIONS: Final = 16
 """How often an update is repeated because the manifest was created, or removed, at the same moment."""

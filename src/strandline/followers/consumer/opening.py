@@ -19,7 +19,7 @@ from strandline.model.addresses import Address, as_address, split_address
 from strandline.model.cursor import Start
 from strandline.storage.clock import Chance, Clock
 from strandline.storage.closing import Closing
-from strandline.storage.urls import open_store
+from strandline.storage.objects.urls import open_store
 
 ConsumerSource: TypeAlias = Address | LogReading | QueueLog | Queue
 """Where a consumer is opened: an address, an opened log or queue, or any object with the contract of queues."""

@@ -20,7 +20,8 @@ from strandline.errors import (
     UsedAcrossFork,
 )
 from strandline.followers.events import Batching
-from strandline.followers.watch.run import WATCHING, AppliedWatch, Exports, Options, Resume, awaiting, finishing
+from strandline.followers.watch.exports import Exports
+from strandline.followers.watch.run import WATCHING, AppliedWatch, Options, Resume, awaiting, finishing
 from strandline.kv.contract import KeyValueReader, Watcher
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor

@@ -7,9 +7,7 @@ import contextlib
 import inspect
 import logging
 import threading
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final, Literal, TypeVar
@@ -19,75 +17,13 @@ from strandline.followers import events
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching, Signal
 from strandline.followers.stores.state import RuledStore
+from strandline.followers.watch.exports import ExportRequest, Exports
 from strandline.kv.contract import Ended, KeyValueReader, KeyValueSubscription, Listed, Watcher
-from strandline.model.addresses import Address, as_address
-from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Scope, Update, Updates
 from strandline.model.sink import Store, StorePosition
-from strandline.model.snapshot import Snapshot
 from strandline.storage.clock import Clock
-from strandline.storage.closing import Closing
-from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.metrics import RESYNCS, STORE_FAILURES, UPDATES_APPLIED, UPDATES_REJECTED
-
-
-@dataclass(frozen=True, slots=True)
-class ExportRequest:
-    """A request for an export of the store into a folder."""
-
-    folder: str
-    answer: Future[Snapshot] = field(default_factory=Future)
-
-    def fail(self, error: BaseException) -> None:
-        """Fail the request, unless it was cancelled."""
-        if self.answer.set_running_or_notify_cancel():
-            self.answer.set_exception(error)
-
-
-@bound_to_process()
-@checked
-class Exports(Closing):
-    """Requests for exports, from any thread, to the one watch that has this object.
-
-    Each request gets exactly one answer; a failed export never ends the watch. After :meth:`close` the watch continues
-    without exports.
-    """
-
-    def __init__(self) -> None:
-        """Start without requests."""
-        self._lock = threading.Lock()
-        self._asked: deque[ExportRequest] = deque()
-        self._closed = False
-        self._origin = Origin("The exports of a watch", self)
-
-    def request(self, folder: Address) -> Future[Snapshot]:
-        """Request a snapshot in a folder that is absent or empty; served between two flushes.
-
-        The future holds the snapshot, whose cursor matches its data exactly, or the error. It may be cancelled.
-        ``WatchEnded`` if the watch ends first.
-        """
-        request = ExportRequest(as_address(folder))
-        with self._lock:
-            if self._closed:
-                raise InvalidInput("These exports are closed: no export can be requested any more.")
-            self._asked.append(request)
-        return request.answer
-
-    def taken(self) -> list[ExportRequest]:
-        """The requests since the last call; used by the watch."""
-        if not self._asked:
-            return []
-        with self._lock:
-            asked = list(self._asked)
-            self._asked.clear()
-        return asked
-
-    def close(self) -> None:
-        """Accept no further requests; earlier ones are still served."""
-        with self._lock:
-            self._closed = True
-
 
 _LOGGER: Final = logging.getLogger(__name__)
 _POLL: Final = 0.05

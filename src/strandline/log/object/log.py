@@ -34,8 +34,8 @@ from strandline.log.object.head.index import StoredChunks
 from strandline.log.object.maintain.collector import GRACE, GarbageCollector, TrimResult
 from strandline.log.object.slots import Hold, HoldSeconds, SlotKeeper
 from strandline.log.object.upload import Lister, ObjectShipper
-from strandline.log.produce.buffer import Limits
 from strandline.log.produce.handles import settled
+from strandline.log.produce.limits import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.typed import ValueEncoder
 from strandline.log.read.planning import clipped, known_columns
@@ -61,9 +61,9 @@ from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.metrics import fetching
+from strandline.storage.objects.store import ABSENT, Match, ObjectStore
+from strandline.storage.objects.urls import local_folder, store_at
 from strandline.storage.retry import Backoff
-from strandline.storage.store import ABSENT, Match, ObjectStore
-from strandline.storage.urls import local_folder, store_at
 from strandline.values.contract import Codec
 from strandline.values.recorded import check_recorded, newest, with_version
 

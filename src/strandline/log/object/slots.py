@@ -22,7 +22,7 @@ from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
 from strandline.storage.clock import Chance, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from strandline.model.head import Head, WriterId
 from strandline.model.records import MAX_BATCH_RECORDS
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.metrics import count_written
-from strandline.storage.store import ObjectStore, copy_object
+from strandline.storage.objects.store import ObjectStore, copy_object
 
 FOLDER: Final = "staged/"
 """Folder of staged objects; each job has its own in it."""

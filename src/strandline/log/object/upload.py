@@ -36,8 +36,8 @@ from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
 from strandline.storage.clock import Chance, Clock
 from strandline.storage.metrics import count_written
+from strandline.storage.objects.store import ObjectStore
 from strandline.storage.retry import Backoff
-from strandline.storage.store import ObjectStore
 
 RESOLVES: Final = 5
 """How often an append with an unknown outcome is repeated before it is raised."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from strandline.errors import ExpectationFailed, InvalidInput, OutcomeUnknown, OutOfOrder, StrandlineError
 from strandline.log.contract import Handle, Receipt
-from strandline.log.produce.buffer import Limits
+from strandline.log.produce.limits import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.shipper import Draft, Sealed, Shipper
 from strandline.log.produce.typed import ValueEncoder

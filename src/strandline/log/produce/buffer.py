@@ -11,8 +11,9 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import BufferFull, InvalidInput, ProducerClosed, ProducerFailed, UsedAcrossFork
+from strandline.errors import BufferFull, ProducerClosed, ProducerFailed, UsedAcrossFork
 from strandline.log.produce.handles import BatchOutcome, Era
+from strandline.log.produce.limits import Limits
 from strandline.log.produce.outbox import Bell, Outbox
 from strandline.log.produce.rows import (
     FIRST_PAGE,
@@ -29,7 +30,6 @@ from strandline.log.produce.rows import (
 )
 from strandline.log.produce.shipper import MAX_METADATA, Draft, Shipper
 from strandline.model.head import MetadataRange, MetadataRanges
-from strandline.model.records import MAX_RECORD_BYTES
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin, call_in_child
 
@@ -40,25 +40,6 @@ _NEVER: Final = 1 << 62
 """A ticket for no record."""
 
 CLOSED: Final = "The producer is closed; nothing was appended. Open a new one."
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """When batches are closed, how many are uploaded at a time, and when appenders wait."""
-
-    batch_bytes: int = 64 << 20
-    linger: float = 0.1
-    budget: int = 256 << 20
-    block: bool = True
-    uploads: int = 8
-
-    def __post_init__(self) -> None:
-        least = min(self.batch_bytes, self.budget, self.uploads)
-        if least < 1 or self.linger < 0 or self.batch_bytes > MAX_RECORD_BYTES:
-            raise InvalidInput(
-                "batch_bytes, budget and uploads must be at least 1, linger not negative, and batch_bytes at most "
-                f"{MAX_RECORD_BYTES:,}."
-            )
 
 
 @dataclass(frozen=True, slots=True)

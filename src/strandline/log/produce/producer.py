@@ -10,9 +10,10 @@ from typing import Any, Final, Self
 
 from strandline.errors import InvalidInput, Unsupported
 from strandline.log.contract import Receipt
-from strandline.log.produce.buffer import Buffer, Limits
+from strandline.log.produce.buffer import Buffer
 from strandline.log.produce.committer import ProducerThreads
 from strandline.log.produce.handles import BatchHandle, ProduceHandle, RecordHandle, placed_era
+from strandline.log.produce.limits import Limits
 from strandline.log.produce.outbox import Bell, Outbox
 from strandline.log.produce.rows import (
     CALL,

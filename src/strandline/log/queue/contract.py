@@ -14,7 +14,7 @@ import pyarrow as pa
 from strandline.errors import Diverged, NotFound
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.head import Descriptor, MetadataRange, MetadataRanges
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 
 
 @runtime_checkable

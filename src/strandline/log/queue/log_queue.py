@@ -19,7 +19,7 @@ from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import Cursor, Start
 from strandline.model.head import Descriptor, Entry, Head
 from strandline.model.retention import NEWCOMER_SECONDS, SlotState
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 
 _CLAIMS: Final = 8
 """How often opening is repeated because another consumer moved the slot meanwhile."""

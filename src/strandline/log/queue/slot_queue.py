@@ -28,7 +28,7 @@ from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.head import Descriptor, MetadataRange
 from strandline.model.retention import NEWCOMER_SECONDS, SlotState
 from strandline.storage.clock import Clock
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 
 _CLAIMS: Final = 8
 """How often opening is repeated because another consumer moved the slot meanwhile."""

@@ -10,9 +10,8 @@ from uuid import UUID
 
 from strandline.errors import InvalidInput, LogClosed, NotFound, TransientStorageError
 from strandline.log.topic.contract import NO_TOPIC, begun, check_count, check_partition
-from strandline.log.topic.kafka_stream import (
+from strandline.log.topic.kafka_client import (
     LARGEST,
-    KafkaSubscription,
     check_config,
     client,
     common_settings,
@@ -21,6 +20,7 @@ from strandline.log.topic.kafka_stream import (
     producer_settings,
     refusal,
 )
+from strandline.log.topic.kafka_stream import KafkaSubscription
 from strandline.model.addresses import refuse_credentials
 from strandline.model.arguments import Duration, Named, Signed, checked
 from strandline.model.cursor import Bounds

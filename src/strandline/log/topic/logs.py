@@ -31,8 +31,8 @@ from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk, make_own_folder, replace_file
 from strandline.storage.fork_check import Origin, bound_to_process
-from strandline.storage.store import ABSENT, ObjectStore
-from strandline.storage.urls import local_folder, open_store
+from strandline.storage.objects.store import ABSENT, ObjectStore
+from strandline.storage.objects.urls import local_folder, open_store
 
 _IDENTITY: Final = "topic.json"
 _NEW: Final = ".new"

@@ -13,7 +13,7 @@ from strandline.errors import LogClosed
 from strandline.formats.wal.mark import Mark
 from strandline.log.folders import FolderKind, check_missing, check_new
 from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, producer_by
-from strandline.log.produce.buffer import Limits
+from strandline.log.produce.limits import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.typed import ValueEncoder
 from strandline.log.read.value_format import named_codec

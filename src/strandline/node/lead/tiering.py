@@ -25,8 +25,8 @@ from strandline.node.lead.primary import PrimaryRole
 from strandline.node.options import TierSettings
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
-from strandline.storage.store import ObjectStore
-from strandline.storage.urls import open_store
+from strandline.storage.objects.store import ObjectStore
+from strandline.storage.objects.urls import open_store
 from strandline.storage.worker_thread import WorkerThread
 from strandline.tier.attachment import ColdAccess, ColdCell, open_events
 from strandline.tier.claim import CLAIM_FILE, ClaimCell, TierClaim

@@ -38,8 +38,8 @@ from strandline.node.replicate.incoming import IncomingBatches, stepped_back
 from strandline.node.replicate.log_copy import LogCopy
 from strandline.node.replicate.watermark import ReplicaWatermark
 from strandline.node.services import ReplicationFeed, Upstream
+from strandline.storage.objects.urls import open_store
 from strandline.storage.retry import Backoff
-from strandline.storage.urls import open_store
 
 _LOGGER = logging.getLogger(__name__)
 

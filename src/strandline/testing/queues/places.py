@@ -11,7 +11,7 @@ import pytest
 
 from strandline.followers.consumer.consumer import Consumer
 from strandline.log.queue.contract import Queue
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.testing.faulty import Call, FaultyStore
 
 

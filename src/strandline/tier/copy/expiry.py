@@ -11,7 +11,7 @@ from strandline.log.contract import Log, Slot
 from strandline.model.retention import Forever, MaxAge, Retention
 from strandline.model.segments import SegmentMetadata
 from strandline.storage.clock import Clock, SteadyTime
-from strandline.storage.store import cautious_now
+from strandline.storage.objects.store import cautious_now
 from strandline.tier.attachment import ColdCell
 from strandline.tier.copy import planning
 from strandline.tier.copy.ledger import Ledger

@@ -18,7 +18,7 @@ from strandline.model.segments import (
     TopicPartition,
 )
 from strandline.storage.clock import Clock
-from strandline.storage.store import ObjectStore, cautious_now
+from strandline.storage.objects.store import ObjectStore, cautious_now
 from strandline.tier.copy import planning
 from strandline.tier.copy.planning import KnownSegments
 from strandline.tier.copy.segment_files import list_segments, segment_path

@@ -31,7 +31,7 @@ from strandline.model.cursor import NO_LIMIT, Limit, RecordRange
 from strandline.model.records import READ_SCHEMA
 from strandline.model.segments import SegmentId, SegmentMetadata
 from strandline.storage.metrics import fetching
-from strandline.storage.store import ObjectInfo, ObjectStore
+from strandline.storage.objects.store import ObjectInfo, ObjectStore
 
 _STROKE: Final = 8 << 20
 """Bytes per read during verification."""

@@ -11,7 +11,7 @@ from strandline.formats.segment.file import Seal, SegmentFacts
 from strandline.formats.segment.writer import EncodedSegment, SegmentWriter
 from strandline.model.cursor import Span
 from strandline.model.segments import SegmentId, SegmentMetadata
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.tier.copy.encoding import add_spans, finished
 from strandline.tier.copy.erasure import PurgedKeys, erased
 from strandline.tier.copy.segment_files import (

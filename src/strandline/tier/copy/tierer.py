@@ -24,7 +24,7 @@ from strandline.model.retention import FOREVER, TIER_SLOT, Retention, as_retenti
 from strandline.model.segments import PartitionDeleteState, SegmentId, SegmentMetadata, TopicPartition
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock, SteadyTime
 from strandline.storage.fork_check import Origin, bound_to_process
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.storage.task_pool import TaskPool, ThreadPool
 from strandline.tier.attachment import ColdCell
 from strandline.tier.copy import planning

@@ -14,7 +14,7 @@ from strandline.model.retention import SlotState
 from strandline.model.segments import SegmentMetadata, TopicPartition
 from strandline.model.times import TOLERANCE
 from strandline.storage.clock import CLOCK, Clock
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.tier.copy.history import is_same_record
 from strandline.tier.copy.planning import first_since
 from strandline.tier.copy.segment_files import ColdSpan, listed_since, load_tail, plan_segment, segment_path

@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar
 from strandline.errors import CorruptData, NotFound
 from strandline.formats.object.head import decode_entries, decode_references
 from strandline.model.head import ChunkRef, Cut, Entry, Head
-from strandline.storage.store import ObjectStore
+from strandline.storage.objects.store import ObjectStore
 
 K = TypeVar("K")
 

@@ -17,7 +17,7 @@ from strandline.log.writers.numbered import MAX_WRITERS
 from strandline.log.writers.source import group_of, is_member, is_source, remembered
 from strandline.model.head import ChunkRef, Entry, Head, MetadataRanges, WriterId, WriterState
 from strandline.model.retention import SlotState
-from strandline.storage.store import ObjectInfo, ObjectStore
+from strandline.storage.objects.store import ObjectInfo, ObjectStore
 
 _BATCH: Final = re.compile(r"batches/([0-9]{16})/([0-9a-f]{32})\.batch")
 _IN_A_GROUP: Final = -1

@@ -15,7 +15,7 @@ from strandline.model.cursor import SECOND
 from strandline.model.head import Head
 from strandline.model.times import NO_DOUBT, TOLERANCE, Doubt, Present, doubt_of, may_expire, may_set_back
 from strandline.storage.clock import Clock
-from strandline.storage.store import ObjectStore, has_own_clock, measure_skew
+from strandline.storage.objects.store import ObjectStore, has_own_clock, measure_skew
 
 NOTE: Final = "clock/note.json"
 """Object in which a round stores its doubt, or nothing; the store's timestamp of it is the store's time."""

@@ -55,7 +55,7 @@ from strandline.model.head import Cut, Entry, Head
 from strandline.model.retention import TIER_SLOT, MaxAge, Retention, SlotLimits, SlotState
 from strandline.model.segments import COLD_FILE
 from strandline.storage import metrics
-from strandline.storage.store import ObjectInfo
+from strandline.storage.objects.store import ObjectInfo
 
 GRACE: Final = 600.0
 """Seconds that trimmed objects are kept, for readers that have planned to read them."""

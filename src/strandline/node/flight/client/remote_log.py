@@ -22,7 +22,7 @@ from strandline.formats.json.fields import Fields
 from strandline.formats.node.ticket import ReadTicket
 from strandline.log.contract import LogReading
 from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, RETRY_SECONDS, producer_by
-from strandline.log.produce.buffer import Limits
+from strandline.log.produce.limits import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.typed import ValueEncoder
 from strandline.log.read.planning import Gathering, behind

@@ -9,10 +9,10 @@ from obstore.store import MemoryStore
 
 from strandline.errors import InvalidInput
 from strandline.model.addresses import Address, as_address, refuse_credentials, split_address
-from strandline.storage.local import LocalStore
-from strandline.storage.remote import ObstoreStore
+from strandline.storage.objects.local import LocalStore
+from strandline.storage.objects.remote import ObstoreStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.storage.retry import RetryingStore
-from strandline.storage.store import ObjectStore
 
 _CLOUDS = ("s3", "s3a", "gs", "az", "abfs", "abfss", "azure", "adl")
 

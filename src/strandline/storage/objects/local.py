@@ -13,7 +13,7 @@ from strandline.errors import AlreadyExists, Conflict, InvalidInput, NotFound, S
 from strandline.storage.clock import CHANCE, Chance
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.fork_check import Origin, bound_to_process
-from strandline.storage.store import (
+from strandline.storage.objects.store import (
     LARGEST_OBJECT,
     Absent,
     Object,

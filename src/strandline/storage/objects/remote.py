@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum, auto
-from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
 import obstore
-from obstore import exceptions as raised
 from obstore import exceptions as refusals
 from obstore.store import MemoryStore, from_url
 
@@ -25,7 +20,8 @@ from strandline.errors import (
 )
 from strandline.model.cursor import microseconds
 from strandline.storage.fork_check import Origin, bound_to_process
-from strandline.storage.store import (
+from strandline.storage.objects.remote_errors import Answer, Meaning, understand
+from strandline.storage.objects.store import (
     Absent,
     Object,
     ObjectInfo,
@@ -35,159 +31,6 @@ from strandline.storage.store import (
     check_whole,
     payload_parts,
 )
-
-
-class Meaning(Enum):
-    """Kind of a failure."""
-
-    ABSENT = auto()
-    """There is no such object."""
-    NO_BUCKET = auto()
-    """There is no such bucket or container."""
-    EXISTS = auto()
-    """The object exists, but must not."""
-    CHANGED = auto()
-    """The object has another version."""
-    RACED = auto()
-    """Another request for the same object was in progress; this one did nothing, and may be repeated."""
-    PAST_END = auto()
-    """The object ends before the range."""
-    DENIED = auto()
-    """The credentials are wrong, missing, or do not permit this."""
-    MISDIRECTED = auto()
-    """The endpoint has another scheme, certificate or region."""
-    REFUSED = auto()
-    """The store refuses; retrying does not help."""
-    TRANSIENT = auto()
-    """The network or the store failed: the outcome of a write is unknown, and a retry may help."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The kind of a failure, and a short description."""
-
-    meaning: Meaning
-    said: str
-
-
-_NO_BUCKET: Final = frozenset({"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted", "ContainerDisabled"})
-_ABSENT: Final = frozenset(
-    {"", "404", "NoSuchKey", "NoSuchVersion", "BlobNotFound", "PathNotFound", "ResourceNotFound", "NotFound"}
-)
-_NOT_LET_IN: Final = frozenset(
-    {
-        "AccessDenied",
-        "AuthenticationFailed",
-        "AuthorizationFailure",
-        "AuthorizationHeaderMalformed",
-        "AuthorizationPermissionMismatch",
-        "ExpiredToken",
-        "InvalidAccessKeyId",
-        "InvalidAuthenticationInfo",
-        "InvalidToken",
-        "RequestTimeTooSkewed",
-        "SignatureDoesNotMatch",
-    }
-)
-_RACED: Final = frozenset({"ConditionalRequestConflict", "OperationAborted"})
-_PASSING: Final = frozenset({"RequestTimeout", "SlowDown", "Throttling", "ServerBusy", "OperationTimedOut"})
-_PASSING_STATUS: Final = frozenset({408, 425, 429})
-_NEVER: Final = frozenset({501, 505})
-
-_MISDIRECTED: Final = (
-    ("BadScheme", "plain http:// is used only with the option allow_http=true"),
-    ("InvalidCertificate", "its certificate is not trusted: give root_certificate, or allow_invalid_certificates=true"),
-    ("InvalidMessage", "it does not speak TLS: the endpoint may have to begin with http://"),
-    ("without LOCATION", "it redirects without a location: the region may be wrong"),
-)
-"""Words in obstore's errors without a status, and what they mean."""
-
-_METADATA: Final = ("/latest/api/token", "/latest/meta-data/", "/metadata/identity/", "/computeMetadata/")
-"""Paths of the clouds' metadata services, which are queried if no credentials are given."""
-
-_FINAL: Final = (
-    raised.NotSupportedError,
-    raised.InvalidPathError,
-    raised.UnknownConfigurationKeyError,
-    NotImplementedError,
-)
-
-
-def understand(error: BaseException) -> Answer:
-    """Classify an error of obstore."""
-    text = str(error)
-    head, _, details = text.partition("\n\nDebug source:")
-    status, code = _status(head), _code(text)
-    if any(place in head for place in _METADATA):
-        # Outside the clouds there is no such service; inside, it may be busy.
-        nobody = "kind: Connect" in details or _is_final(status, code)
-        story = "no credentials were given, and this machine's cloud provided none"
-        return Answer(Meaning.DENIED if nobody else Meaning.TRANSIENT, story)
-    if status is None:
-        for word, hint in _MISDIRECTED:
-            if word in text:
-                return Answer(Meaning.MISDIRECTED, hint)
-    return Answer(_meaning(error, status, code, head), _words(head, text, details, code))
-
-
-def _meaning(error: BaseException, status: int | None, code: str, head: str) -> Meaning:  # noqa: PLR0911 - a table
-    if code in _NO_BUCKET:
-        return Meaning.NO_BUCKET
-    # By code, too: not every server and call has the right status.
-    if code in _NOT_LET_IN or status in (401, 403):
-        return Meaning.DENIED
-    if isinstance(error, raised.PermissionDeniedError | raised.UnauthenticatedError):
-        return Meaning.DENIED
-    if code in _RACED:
-        return Meaning.RACED
-    if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or "Wanted range" in head:
-        return Meaning.PAST_END
-    if isinstance(error, raised.AlreadyExistsError):
-        return Meaning.EXISTS
-    if isinstance(error, raised.PreconditionError | raised.NotModifiedError):
-        # obstore also raises this for a 404 of a conditional write: then the object is gone.
-        return Meaning.CHANGED
-    if isinstance(error, FileNotFoundError | raised.NotFoundError):
-        # Something else is missing, such as the user: that says nothing about the object.
-        return Meaning.ABSENT if code in _ABSENT else Meaning.REFUSED
-    if isinstance(error, _FINAL):
-        return Meaning.REFUSED
-    return Meaning.REFUSED if _is_final(status, code) else Meaning.TRANSIENT
-
-
-def _is_final(status: int | None, code: str) -> bool:
-    if status is None or code in _PASSING or status in _PASSING_STATUS:
-        return False
-    return status < HTTPStatus.INTERNAL_SERVER_ERROR or status in _NEVER
-
-
-def _status(head: str) -> int | None:
-    found = re.search(r"status code: (\d{3})", head)
-    return int(found[1]) if found else None
-
-
-def _code(text: str) -> str:
-    found = re.search(r"<Code>([^<]{1,100})</Code>", text) or re.search(r"\(code: (\w+)\)", text)
-    return found[1] if found else ""
-
-
-def _words(head: str, text: str, details: str, code: str) -> str:
-    """A short description: status and the store's message, or the system's message, or obstore's first line."""
-    status = re.search(r"status code: (\d{3}[^:\n]*)", head)
-    if status:
-        message = re.search(r"<Message>([^<\n]{1,200})", text)
-        story = [status[1].strip(), code, message[1].strip().rstrip(".") if message else ""]
-        return ", ".join(part for part in story if part)
-    for pattern in (r'message: "([^"]{1,200})"', r'error: "([^"]{1,200})"'):
-        found = re.search(pattern, details)
-        if found:
-            return found[1].lower()
-    if "kind: Timeout" in details:
-        return "no answer came in time"
-    if "IncompleteMessage" in details:
-        return "the connection ended without an answer"
-    return (head.strip().splitlines() or ["it gave no reason"])[0][:300].rstrip(".")
-
 
 R = TypeVar("R")
 

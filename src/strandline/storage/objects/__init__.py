@@ -1,0 +1,1 @@
+"""Object stores: the contract, cloud stores, and a folder as a store."""
