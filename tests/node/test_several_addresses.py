@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -394,3 +395,21 @@ def test_a_stream_does_not_go_on_in_a_log_that_was_rewound_and_is_longer_again(t
             second.append_values([b"other 3", b"other 4", b"other 5"])
             with pytest.raises(Diverged, match="term"):
                 next(stream)
+
+
+def test_a_span_is_not_read_from_a_log_that_was_rewound_and_is_longer_again(tmp_path: Path) -> None:
+    first = sl.node.Primary.open(tmp_path / "a", name="a")
+    first.append_values([b"0", b"1", b"2"])
+    with sl.node.Replica.open(tmp_path / "b", first.url, name="b") as replica:
+        assert replica.running.wait_until(lambda: replica.committed == 3, 60.0)
+    first.append_values([b"3", b"4"])
+    with RemoteLog(first.url) as remote:
+        both, lost = remote.plan(remote.start())
+    first.close()
+    with sl.node.Replica.open(tmp_path / "b", "grpc://127.0.0.1:9", name="b") as replica:
+        second = replica.promote(force=True)
+        second.append_values([b"other 3", b"other 4", b"other 5"])
+        there = (second.url,)
+        assert [batch.num_rows for batch in replace(both, urls=there).fetch()] == [3]
+        with pytest.raises(Diverged, match="planned in term 1, and are of term 2 there"):
+            replace(lost, urls=there).fetch()

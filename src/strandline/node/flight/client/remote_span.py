@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import CorruptData, InvalidInput, StrandlineError
+from strandline.errors import CorruptData, Diverged, InvalidInput, StrandlineError
 from strandline.formats.node.ticket import ReadTicket, encode_ticket
 from strandline.formats.node.wire import Flag
 from strandline.log.read.reading import pauses
@@ -97,7 +97,14 @@ class RemoteSpan:
 
     def _fetched(self, url: str, ticket: ReadTicket, schema: pa.Schema) -> list[pa.RecordBatch]:
         channel = _channel(os.getpid(), url, self.security, self.timeout)
-        batches = list(streamed(channel, ticket, schema, CLOCK, signed=self.ticket))
+        found = list(streamed_with_terms(channel, ticket, schema, CLOCK, signed=self.ticket))
+        other = next((term for _, term in found if term not in (0, self.term)), None)
+        if other is not None:
+            raise Diverged(
+                f"Offsets {self.first} to {self.next - 1} of {url} were planned in term {self.term}, and are of term "
+                f"{other} there: a forced promotion or a restored folder lost the others. Plan the read again."
+            )
+        batches = [batch for batch, _ in found]
         if sum(batch.num_rows for batch in batches) != self.next - self.first:
             raise CorruptData(f"{url} gave other records than offsets {self.first} to {self.next - 1}.")
         return batches
