@@ -332,3 +332,31 @@ class TestAReplicaThatHasAcknowledgedNothing:
         newcomer = lost.start("b")
         with pytest.raises(NotReady, match="b has no copy of the log yet: let it bootstrap"):
             newcomer.promote(force=True)
+
+
+def trimmed(cluster, leader):
+    """Let the primary delete everything that it may, whatever nodes need that are away."""
+    primary = cluster.nodes[leader].primary
+    for name in ("a", "b", "c"):
+        primary.unregister(Caller(name, primary.term))
+    primary.trim(primary.log.bounds().next)
+    return primary.log.bounds().first
+
+
+@pytest.mark.parametrize("count", [2, 20])
+def test_the_returning_primary_sets_its_tail_aside_also_if_it_has_to_bootstrap(trio, count):
+    trio.append(b"one")
+    trio.settled("b", "c")
+    trio.cut |= {"a"}
+    trio.append(*[b"only here"] * count)
+    trio.kill("a")
+    trio.cut.clear()
+    trio.clock.advance(TERM)
+    trio.nodes["c"].promote()
+    trio.append(*(b"%d" % number for number in range(9)), on="c")
+    trio.settled("b", leader="c")
+    assert trimmed(trio, "c") == 10
+    trio.start("a")
+    trio.settled("a", "b", leader="c")
+    [aside] = (trio.folder / "a" / "quarantine").iterdir()
+    assert any(b"only here" in path.read_bytes() for path in aside.rglob("*.log"))

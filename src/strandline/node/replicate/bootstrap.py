@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 from uuid import UUID
 
@@ -26,10 +26,18 @@ _BOOT: Final = "BOOT"
 """Holds the boot id of the machine that wrote the partial snapshot."""
 
 
-def bootstrap(upstream: Upstream, caller: Caller, node_folder: NodeFolder, *, boot: UUID | None = None) -> Cursor:
+def bootstrap(
+    upstream: Upstream,
+    caller: Caller,
+    node_folder: NodeFolder,
+    *,
+    before_swap: Callable[[], object] = lambda: None,
+    boot: UUID | None = None,
+) -> Cursor:
     """Replace this node's copy by a snapshot of the primary's log; returns the snapshot's cursor.
 
-    The caller opens the new copy, and then ends the bootstrap on the primary.
+    The caller opens the new copy, and then ends the bootstrap on the primary. ``before_swap`` is called when the new
+    copy is complete and the old one is still current.
 
     After any interruption the node has its old copy or the new one, whole. Calling it again resumes, to the byte unless
     the machine went down meanwhile (``boot`` identifies its run). ``CorruptData`` if a chunk does not match its
@@ -57,6 +65,7 @@ def bootstrap(upstream: Upstream, caller: Caller, node_folder: NodeFolder, *, bo
     except CorruptData:
         node_folder.disk.remove_folder(folder)
         raise
+    before_swap()
     node_folder.remember(generation=generation, trouble=None)
     node_folder.disk.remove_folder(folder)
     return snapshot.cursor

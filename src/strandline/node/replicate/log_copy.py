@@ -14,7 +14,7 @@ from strandline.compat.spool.migrate import folder_of
 from strandline.errors import Diverged, Fenced, Gap, InvalidInput, StorageError
 from strandline.formats.wal.folder import SlotsFile
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.recover.rewind import rewind
+from strandline.log.wal.recover.rewind import copy_tail, rewind
 from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.snapshot import KIND, KIND_VERSION, fill, verify
 from strandline.log.wal.write.groups import WalHandle
@@ -237,13 +237,20 @@ class LogCopy:
 
     def rewind(self, to: int) -> str:
         """Truncate the log at an offset; moves the records into a quarantine folder, and returns its path."""
+        return self._quarantined(to, rewind)
+
+    def copy_tail(self, first: int) -> str:
+        """Copy the records from an offset on into a quarantine folder, and return its path; the log stays as it is."""
+        return self._quarantined(first, copy_tail)
+
+    def _quarantined(self, first: int, move: Callable[..., object]) -> str:
         number = 1 + sum(row.is_folder for row in self._node_folder.disk.scan(self._node_folder.path(QUARANTINE)))
-        aside = self._node_folder.path(QUARANTINE, f"{number:04d}-{to:020d}")
+        aside = self._node_folder.path(QUARANTINE, f"{number:04d}-{first:020d}")
         self._node_folder.disk.make_folders(self._node_folder.path(QUARANTINE))
         self.log.close()
         try:
             folder, disk = self._node_folder.data(self.generation), self._node_folder.disk
-            rewind(folder, to, quarantine=aside, disk=disk, clock=self._node_folder.clock)
+            move(folder, first, quarantine=aside, disk=disk, clock=self._node_folder.clock)
         finally:
             self.log = self._open()
         return aside

@@ -220,7 +220,7 @@ class ReplicaRole:
         self._observe_term(topology.term)
         self._term = topology.term
         self._update_topology(topology)
-        since = self._agree(upstream)
+        since = self._agree(upstream, topology)
         copy = self.copy
         if copy is None:
             raise AssertionError("after a bootstrap there is a copy")
@@ -253,7 +253,7 @@ class ReplicaRole:
             self._watermark.compared = None
         return is_same
 
-    def _agree(self, upstream: Upstream) -> Cursor:
+    def _agree(self, upstream: Upstream, topology: Topology) -> Cursor:
         """Find the position up to which both logs match; truncates the local tail behind it."""
         since = None if self.copy is None or self._asked else self.copy.end()
         is_built = False
@@ -264,8 +264,9 @@ class ReplicaRole:
                 case Rewind() as answer if since is not None and self.copy is not None:
                     since = stepped_back(since, answer, self.copy, self.copy.bounds())
                 case FullRebootstrap(cause) if not is_built:
+                    self._check_committed(topology)
                     _LOGGER.warning("Replica %s builds its copy of the log (%s).", self._node_folder.state.name, cause)
-                    since, is_built = self._bootstrap(upstream), True
+                    since, is_built = self._bootstrap(upstream, topology), True
                 case FullRebootstrap(cause):
                     raise NotReady(f"The primary requests a second bootstrap right after the first ({cause}).")
                 case answer:
@@ -274,25 +275,51 @@ class ReplicaRole:
             self._rewind(since.next)
         return since
 
+    def _check_committed(self, topology: Topology) -> None:
+        """``Diverged`` if the copy has committed records that the primary has not, unless an operator gives it up."""
+        if self.copy is None or self._asked or self.copy.end().term >= topology.term:
+            return
+        if topology.term_start < self.copy.bounds().next:  # from there on the primary has records of its own term only
+            self._check_uncommitted(topology.term_start)
+
+    def _keep_tail(self, topology: Topology) -> None:
+        """Before the copy is replaced: set aside the records that the primary may never have had.
+
+        It has everything that was committed, and all records of its own term.
+        """
+        if self.copy is None or self._asked or self.copy.end().term >= topology.term:
+            return
+        bounds = self.copy.bounds()
+        first = max(bounds.first, min(self._watermark.committed, topology.term_start))
+        if first < bounds.next:
+            _LOGGER.warning(
+                "Replica %s has %d records from offset %d on that the primary may never have had; they are in %s.",
+                self._node_folder.state.name, bounds.next - first, first, self.copy.copy_tail(first),
+            )  # fmt: skip
+
     def _rewind(self, to: int) -> None:
         if self.copy is None:
             return
-        if to < self._watermark.committed:
-            raise Diverged(
-                f"The primary's log diverges from this replica's at offset {to}, but everything below "
-                f"{self._watermark.committed} was committed: nothing was discarded. One of the two nodes belongs to "
-                "another log, or lost records."
-            )
         end = self.copy.bounds().next
+        self._check_uncommitted(to)
         aside = self.copy.rewind(to)
         _LOGGER.warning(
             "Replica %s had %d records that the primary never had, from offset %d on; they are in %s.",
             self._node_folder.state.name, end - to, to, aside,
         )  # fmt: skip
 
-    def _bootstrap(self, upstream: Upstream) -> Cursor:
+    def _check_uncommitted(self, to: int) -> None:
+        """``Diverged`` if committed records are among those of the copy from an offset on."""
+        if to < self._watermark.committed:
+            raise Diverged(
+                f"The primary's log diverges from this replica's at offset {to}, but everything below "
+                f"{self._watermark.committed} was committed: nothing was discarded. One of the two nodes belongs to "
+                "another log, or lost records."
+            )
+
+    def _bootstrap(self, upstream: Upstream, topology: Topology) -> Cursor:
         self.condition = Condition.BOOTSTRAPPING
-        cursor = bootstrap(upstream, self._caller(), self._node_folder)
+        cursor = bootstrap(upstream, self._caller(), self._node_folder, before_swap=lambda: self._keep_tail(topology))
         former = self.copy
         # The new copy is current from here on. Readers of the old one may finish: it is removed only
         # at the next bootstrap.

@@ -118,6 +118,21 @@ def rewind(folder: str, to: int, *, quarantine: str, disk: Disk = DISK, clock: C
         return Rewound(folder, quarantine, Cursor(log_id, to, decided.term), end)
 
 
+def copy_tail(folder: str, first: int, *, quarantine: str, disk: Disk = DISK, clock: Clock = CLOCK) -> None:
+    """Durably copy everything from an offset on out of a closed log, as :func:`rewind` does; the log stays as it is.
+
+    ``InvalidInput`` if the log does not have that offset; raises as :func:`rewind` otherwise.
+    """
+    with contextlib.ExitStack() as held:
+        hold_lock(held, folder, disk=disk)
+        finish_rewind(folder, disk=disk, clock=clock)
+        found = examine(folder, disk=disk, clock=clock)
+        repair(folder, found, disk=disk)
+        if not found.kept.start <= first < found.place.next:
+            raise InvalidInput(f"The log in {folder} does not have offset {first}: nothing was copied.")
+        _set_aside(folder, found, _find_cut(folder, found, first, disk=disk), first, quarantine, disk=disk)
+
+
 class _RewindCut(NamedTuple):
     """Where a log is truncated: after which frame of which file, and which frame follows there."""
 
