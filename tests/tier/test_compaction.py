@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import pickle
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -15,13 +18,15 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.errors import Fenced, InvalidInput, NotReady
-from strandline.model.cursor import Cursor
+from strandline.log.read.reading import divided_spans
+from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, Op, record_batch
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, TopicPartition
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.tier.copy import planning
-from strandline.tier.copy.segment_files import forget_tails, plan_segment, segment_path
+from strandline.tier.copy.segment_files import SegmentSpan, forget_tails, plan_segment, segment_path
+from strandline.tier.read import cold_reader
 from tests.cases import parts
 from tests.tier.tiered_parts import KINDS, Kind, PointedTopic, Tiers, rows
 
@@ -230,8 +235,6 @@ def test_merged_segments_keep_terms_listing_times_and_the_last_fingerprint() -> 
 
 
 def sl_time(microseconds: int) -> Any:
-    from datetime import UTC, datetime, timedelta
-
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
 
 
@@ -248,14 +251,35 @@ def test_a_reader_that_planned_before_a_compaction_reads_on() -> None:
 
 
 def test_a_compaction_that_is_stopped_changes_nothing_more() -> None:
-    import threading
-
     tiers, stop = Tiers("object", batches=12), threading.Event()
     tiers.tierer(target=1).run_once()
     stop.set()
     before = tiers.finished()
     assert tiers.tierer(target=1 << 20, grace=DAY).compact(everything=True, stop=stop).made == ()
     assert tiers.finished() == before
+
+
+def test_a_plan_of_many_segments_goes_on_with_whole_ones_that_are_read_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cold_reader, "_MANY_SPANS", 3)
+    tiers = Tiers("wal", batches=8, terms=True)
+    tiers.tierer(target=1).run_once()
+    tiers.trim()
+    log = tiers.tiered()
+    first, end = 2, len(tiers.truth) - 1
+    spans = log.plan(Cursor(log.log_id, first), Limit(upto=end))
+    assert [span.first for span in spans] == [first, *(span.next for span in spans[:-1])]
+    assert spans[-1].next == end, "the last one is clipped"
+    assert [isinstance(span, SegmentSpan) for span in spans] == [False] * 3 + [True] * 4 + [False]
+    plain = log.plan(Cursor(log.log_id, first), Limit(upto=end, batches=100))
+    assert not any(isinstance(span, SegmentSpan) for span in plain)
+    assert [(span.first, span.next, span.term) for span in spans] == [(s.first, s.next, s.term) for s in plain]
+    assert rows(log.read(first))[:-1] == tiers.truth[first:end]
+    sent = pickle.loads(pickle.dumps([replace(span, store=None) for span in spans]))
+    parts = [part for span in sent for part in divided_spans([replace(span, store=tiers.plain)])]
+    assert rows(batch for part in parts for batch in part.fetch()) == tiers.truth[first:end]
+    assert rows(batch for span in spans for batch in span.fetch()) == tiers.truth[first:end]
 
 
 PARTITION = TopicPartition("", UUID(int=1), 0)

@@ -118,6 +118,11 @@ class Limit:
     batches: Positive | None = None
     upto: int | None = None
 
+    @property
+    def is_bounded_by_offset_only(self) -> bool:
+        """Whether a plan may have any size."""
+        return self.records is None and self.bytes is None and self.batches is None
+
     def allows(self, *, records: int, size: int, batches: int) -> bool:
         """Whether a plan of this total size is within the limit."""
         return (

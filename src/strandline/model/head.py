@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple, NewType, Protocol, Self, overload, runtime_checkable
+from typing import Any, NamedTuple, NewType, Protocol, Self, overload, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
@@ -108,6 +108,13 @@ class Entry:
     writer: WriterId
     number: int
     metadata: Sequence[MetadataRange] = ()
+
+    def __reduce__(self) -> tuple[type[Entry], tuple[Any, ...]]:
+        # Plans of many batches are sent to other processes: by position takes a third of the time.
+        return Entry, (
+            self.sequence, self.location, self.first, self.count, self.size, self.oldest, self.newest, self.listed,
+            self.writer, self.number, self.metadata,
+        )  # fmt: skip
 
     @property
     def next(self) -> int:

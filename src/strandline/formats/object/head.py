@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import chain
 from typing import Any, Final
 from uuid import UUID
@@ -114,6 +115,7 @@ _CHECKSUM = struct.Struct("<I")
 _NUMBERS = struct.Struct("<QQQQqQQQQQQq")
 _ENTRY = struct.Struct("<QQIQqqq16sQI")
 _RANGE = struct.Struct("<IqI")
+_NO_RANGES: Final = MetadataRanges()
 _REFERENCE = struct.Struct("<QQQQQQqq")
 _WRITER = struct.Struct("<16sQQQIq")
 _SLOT = struct.Struct("<QQ")
@@ -355,8 +357,7 @@ def _unpack_entry(source: Unpacker) -> Entry:
     sequence, first, count, size, oldest, newest, listed, writer, number, ranges = source.fields(_ENTRY)
     _in_range(source, sequence, first + count, size, number)
     location = source.text()
-    leads, payloads = source.blobs(_RANGE, ranges)
-    starts, times, _ = zip(*leads, strict=True) if leads else ((), (), ())
+    metadata = _unpack_ranges(source, ranges) if ranges else _NO_RANGES
     return Entry(
         sequence,
         location,
@@ -368,8 +369,14 @@ def _unpack_entry(source: Unpacker) -> Entry:
         listed,
         _writer_id(writer),
         number,
-        MetadataRanges(starts, times, tuple(payloads)),
+        metadata,
     )
+
+
+def _unpack_ranges(source: Unpacker, count: int) -> MetadataRanges:
+    leads, payloads = source.blobs(_RANGE, count)
+    starts, times, _ = zip(*leads, strict=True)
+    return MetadataRanges(starts, times, tuple(payloads))
 
 
 def _pack_reference(reference: ChunkRef) -> bytes:
@@ -397,5 +404,6 @@ def _in_range(source: Unpacker, *numbers: int) -> None:
         raise source.corrupt("holds numbers that no log reaches")
 
 
+@lru_cache(1024)
 def _writer_id(data: bytes) -> WriterId:
     return WriterId(UUID(bytes=data))

@@ -77,6 +77,9 @@ class ObjectSpan:
     first: int
     next: int
 
+    def __reduce__(self) -> tuple[type[ObjectSpan], tuple[Any, ...]]:
+        return ObjectSpan, (self.store, self.entry, self.first, self.next)
+
     @property
     def size(self) -> int:
         """The bytes of the batch object."""

@@ -167,6 +167,8 @@ def clipped(batches: list[pa.RecordBatch], first: int, end: int) -> list[pa.Reco
 
 def plan_entries(entries: Iterable[E], since: int, limit: Limit) -> list[tuple[E, int, int]]:
     """Consecutive entries from ``since`` on with the needed offsets of each, within the limit but at least one."""
+    if limit.is_bounded_by_offset_only:
+        return _entries_upto(entries, since, limit.upto)
     planned: list[tuple[E, int, int]] = []
     records = size = 0
     for entry in entries:
@@ -180,6 +182,20 @@ def plan_entries(entries: Iterable[E], since: int, limit: Limit) -> list[tuple[E
         planned.append((entry, first, end))
         # The next entry may cost the read of a chunk: skip it if it cannot fit.
         if not limit.allows(records=records + 1, size=size + 1, batches=len(planned) + 1):
+            break
+    return planned
+
+
+def _entries_upto(entries: Iterable[E], since: int, upto: int | None) -> list[tuple[E, int, int]]:
+    """The same without a limit of size: for plans of a million spans, of which each costs as little as it can."""
+    planned: list[tuple[E, int, int]] = []
+    for entry in entries:
+        end = entry.next if upto is None else min(entry.next, upto)
+        first = max(entry.first, since)
+        if end <= first:
+            break
+        planned.append((entry, first, end))
+        if end == upto:
             break
     return planned
 

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
@@ -38,6 +38,23 @@ class Fetchable(Protocol):
 F = TypeVar("F", bound=Fetchable)
 
 
+@runtime_checkable
+class Divisible(Protocol):
+    """A span that is too large to fetch at once, such as a whole segment of a very large plan."""
+
+    def parts(self) -> Sequence[Any]:
+        """The same as smaller spans, in order; may block."""
+
+
+def divided_spans(spans: Iterable[F]) -> Iterator[F]:
+    """The spans, and the parts of those that are divisible."""
+    for span in spans:
+        if isinstance(span, Divisible):
+            yield from span.parts()
+        else:
+            yield span
+
+
 def fetch_in_order(
     spans: Iterable[F],
     *,
@@ -48,10 +65,10 @@ def fetch_in_order(
     """Each span with its batches, in order; reads up to ``workers`` at once, and about ``ahead`` bytes early.
 
     The limit is on memory: the ratio of decoded to stored bytes is learned from earlier spans. Emptying a list of
-    batches frees them early. Spans are taken one by one, when they are needed.
+    batches frees them early. Spans are taken one by one, when they are needed; a divisible one is given in parts.
     """
     origin = Origin("An iterator over batches")
-    source = iter(spans)
+    source = divided_spans(spans)
     if workers <= 1:
         for span in source:
             yield span, span.fetch(columns)

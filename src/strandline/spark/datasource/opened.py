@@ -17,7 +17,7 @@ from strandline.compat.v1.log import open_queue
 from strandline.errors import NotFound, NotReady
 from strandline.log.contract import Log
 from strandline.log.read.planning import joined, pack
-from strandline.log.read.reading import fetch_in_order
+from strandline.log.read.reading import divided_spans, fetch_in_order
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.spark.datasource.decoding import Decoding
 from strandline.spark.datasource.planning import admit, trimmed_meanwhile
@@ -144,35 +144,36 @@ class OpenedLog:
         return self.columns.names if self.decoding is None else self.decoding.needed(self.columns)
 
     def _fetched(self, spans: Sequence[Span], names: Sequence[str]) -> Iterator[tuple[Span, list[pa.RecordBatch]]]:
-        moves = 0
+        moves, end = 0, spans[-1].next if spans else 0
         while spans:
-            done = 0
+            at = first = spans[0].first
             try:
-                for fetched in fetch_in_order(spans, columns=names, ahead=_AHEAD):
-                    yield fetched
-                    done += 1
+                # The parts of whole segments were not compared with the bounds when they were planned.
+                wanted = filter(self.options.where.may_match, divided_spans(spans))
+                for span, batches in fetch_in_order(wanted, columns=names, ahead=_AHEAD):
+                    at = span.next
+                    yield span, batches
             except NotFound as error:
                 if self.options.is_node:
                     raise  # a node finds what it has moved
-                moves = 1 if done else moves + 1
-                spans = self._moved(spans[done:], moves, error)
+                moves = 1 if at > first else moves + 1
+                spans = self._moved(at, end, moves, error)
             else:
                 return
 
-    def _moved(self, spans: Sequence[Span], moves: int, error: NotFound) -> Sequence[Span]:
-        """The current location of planned spans, the first of which is missing.
+    def _moved(self, first: int, end: int, moves: int, error: NotFound) -> Sequence[Span]:
+        """The current location of planned offsets, the first of which are missing.
 
         Never "no records": they were moved to the cold tier, or trimmed, and then a new read helps, or the
         object is lost.
         """
-        end = spans[-1].next
         try:
-            trimmed = trimmed_meanwhile(spans[0], retried(self.log.bounds), self.options.url)
+            trimmed = trimmed_meanwhile(first, retried(self.log.bounds), self.options.url)
             if trimmed is not None:
                 raise trimmed from error
             if moves >= _MOVES or self.tiered is None:
                 raise error
-            found = retried(lambda: self.log.plan(Cursor(self.log.log_id, spans[0].first), Limit(upto=end)))
+            found = retried(lambda: self.log.plan(Cursor(self.log.log_id, first), Limit(upto=end)))
             check_reaches(found, end, self.options.url)
             return found
         finally:

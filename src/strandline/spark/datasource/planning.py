@@ -11,7 +11,7 @@ from uuid import UUID
 from strandline.errors import CursorExpired, Diverged, InvalidInput
 from strandline.log.slots.resume import check_cursor
 from strandline.model.addresses import split_address
-from strandline.model.cursor import Bounds, Cursor, Limit, Span
+from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.spark.options import Position
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ def admit(cursor: Cursor, log_id: UUID, bounds: Bounds, *, fail_on_data_loss: bo
     return Admitted(cursor)
 
 
-def trimmed_meanwhile(span: Span, bounds: Bounds, url: str) -> CursorExpired | None:
-    """The error for a planned span that cannot be read because the log was trimmed since; else None."""
-    if span.first >= bounds.first:
+def trimmed_meanwhile(first: int, bounds: Bounds, url: str) -> CursorExpired | None:
+    """The error for a planned offset that cannot be read because the log was trimmed since; else None."""
+    if first >= bounds.first:
         return None
     return CursorExpired(
-        f"Offsets {span.first} to {span.next - 1} of {url} were trimmed after this read was planned (the log begins at "
-        f"{bounds.first} now): read again. The option 'hold' pins the records of a batch read, a slot those of a "
+        f"Offsets {first} to {bounds.first - 1} of {url} were trimmed after this read was planned (the log begins "
+        f"at {bounds.first} now): read again. The option 'hold' pins the records of a batch read, a slot those of a "
         "stream."
     )
 

@@ -267,6 +267,45 @@ class ColdSpan:
             return _fetch(self.store, self.path, ranges)
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentSpan:
+    """A whole segment, whose row groups are planned when they are read: for plans with very many segments.
+
+    Picklable. All of its records have one term.
+    """
+
+    store: ObjectStore
+    segment: SegmentMetadata
+
+    @property
+    def first(self) -> int:
+        """The offset of its first record."""
+        return self.segment.start
+
+    @property
+    def next(self) -> int:
+        """One past the offset of its last record."""
+        return self.segment.end + 1
+
+    @property
+    def size(self) -> int:
+        """The bytes of the segment."""
+        return self.segment.size
+
+    @property
+    def term(self) -> int:
+        """The term of its records."""
+        return self.segment.terms[-1][0]
+
+    def parts(self) -> list[ColdSpan]:
+        """Its row groups; reads the segment's tail."""
+        return plan_segment(self.store, self.segment, self.segment.start)
+
+    def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
+        """All records of the segment; :meth:`parts` need less memory."""
+        return [batch for part in self.parts() for batch in part.fetch(columns)]
+
+
 def listed_batches(span: ColdSpan) -> Iterator[tuple[pa.RecordBatch, int]]:
     """The records of a span with offsets, in runs with the same listing time (microseconds), in order."""
     stored = [*(name for name in READ_SCHEMA.names if name != "offset"), LISTED]

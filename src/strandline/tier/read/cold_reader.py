@@ -17,11 +17,20 @@ from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.objects.store import ObjectStore
 from strandline.tier.copy.history import is_same_record
 from strandline.tier.copy.planning import first_since
-from strandline.tier.copy.segment_files import ColdSpan, listed_since, load_tail, plan_segment, segment_path
+from strandline.tier.copy.segment_files import (
+    ColdSpan,
+    SegmentSpan,
+    listed_since,
+    load_tail,
+    plan_segment,
+    segment_path,
+)
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.manager import MetadataManager
 
 _AT_ONCE: Final = 64
+_MANY_SPANS: Final = 4096
+"""A plan with so many spans goes on with whole segments."""
 """How many segments one lookup returns: each may cost a request to the event topic."""
 _TRIES: Final = 4
 """How often to plan again because a segment was deleted meanwhile."""
@@ -135,18 +144,25 @@ class ColdReader:
         """Whether log and segment have the same record at an offset."""
         return is_same_record(log, self.store, segment, offset)
 
-    def plan(self, since: Cursor, limit: Limit, hot: HotStart) -> list[ColdSpan]:
+    def plan(self, since: Cursor, limit: Limit, hot: HotStart) -> list[ColdSpan | SegmentSpan]:
         """Spans from a cursor on, in order and without a gap, up to the hot tier and within the limit.
 
+        A plan without a limit that has thousands of row groups goes on with whole segments: it needs no requests for
+        those.
         Empty if no segment has the offset. ``Diverged`` if the record before it is of another term.
         """
         self.check_cursor(since, hot)
-        planned: Gathering[ColdSpan] = Gathering(limit)
+        planned: Gathering[ColdSpan | SegmentSpan] = Gathering(limit)
         tries = 0
-        while segments := self.following(since.next, limit.upto, hot, _AT_ONCE):
+        is_large = False
+        while segments := self.following(since.next, limit.upto, hot, _MANY_SPANS if is_large else _AT_ONCE):
             try:
                 for segment, upto in segments:
-                    found = plan_segment(self.store, segment, since.next, replace(planned.rest, upto=upto))
+                    is_large = limit.is_bounded_by_offset_only and len(planned.spans) >= _MANY_SPANS
+                    if is_large:
+                        found = self._whole(segment, since.next, upto)
+                    else:
+                        found = plan_segment(self.store, segment, since.next, replace(planned.rest, upto=upto))
                     if not planned.add(found) or planned.is_full or found[-1].next < upto:
                         return planned.spans
                     since = behind(since, found[-1])
@@ -156,6 +172,12 @@ class ColdReader:
                 if tries >= _TRIES:
                     raise
         return planned.spans
+
+    def _whole(self, segment: SegmentMetadata, first: int, end: int) -> Sequence[ColdSpan | SegmentSpan]:
+        """The segment as one span, if all of it is needed and of one term; otherwise its row groups."""
+        if (first, end) == (segment.start, segment.end + 1) and len(segment.terms) == 1:
+            return [SegmentSpan(self.store, segment)]
+        return plan_segment(self.store, segment, first, Limit(upto=end))
 
     def check_cursor(self, since: Cursor, hot: HotStart) -> None:
         """``Diverged`` if the record before the cursor is in a segment and of another term.
