@@ -157,7 +157,7 @@ class LogSink:
         self._number = self._shown = self._at = None
 
     def give_up(self) -> None:
-        """Do not try a failing append again: whoever waits for it has been interrupted. Safe in threads."""
+        """Stop retrying a failing append: the waiting caller was interrupted. Safe in threads."""
         self._gives_up = True
 
     @property

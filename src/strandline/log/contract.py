@@ -47,7 +47,7 @@ class Handle(Protocol):
         """Block until the records are durable and listed, or raise why not; ``TimeoutError`` if neither yet."""
 
     def __await__(self) -> Generator[object, None, Receipt]:
-        """The same, for asyncio."""
+        """Await the result, as :meth:`result` blocks for it."""
 
 
 @runtime_checkable

@@ -20,7 +20,7 @@ class Severity(StrEnum):
 
 
 class FindingKind(StrEnum):
-    """What a finding is about."""
+    """The subject of a finding."""
 
     IDENTITY = "identity"
     SLOT = "slot"

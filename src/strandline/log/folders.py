@@ -285,7 +285,9 @@ def _refuse_beside_table(there: Contents, kind: FolderKind, is_leftover: Callabl
 
 
 def check_new_in_bucket(url: str, kind: FolderKind, first_bytes: Callable[[str], bytes | None]) -> None:
-    """The same for a prefix in a bucket, where a listing may be long: reads only the names that identify a kind.
+    """``WrongKind`` if this kind would be created at a prefix of a bucket where another one is.
+
+    A listing of a bucket may be long: only the objects that identify a kind are read.
 
     ``first_bytes`` returns the first bytes of the object with a name below the prefix, or None if there is none.
     """
@@ -295,7 +297,7 @@ def check_new_in_bucket(url: str, kind: FolderKind, first_bytes: Callable[[str],
 
 
 def check_new_in_store(store: ObjectStore, kind: FolderKind) -> None:
-    """The same for an object store."""
+    """``WrongKind`` if this kind would be created in an object store where another one is."""
 
     def first_bytes(name: str) -> bytes | None:
         try:

@@ -13,7 +13,7 @@ from strandline.model.cursor import SECOND, Limit
 
 @dataclass(frozen=True, slots=True)
 class LogLag:
-    """How far a position is behind the end. None: the log does not tell; never 0 for what is unknown."""
+    """Lag of a position behind the log's end. Numbers that the log does not know are None, never 0."""
 
     records: int
     bytes: int | None

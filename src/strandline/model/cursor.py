@@ -137,7 +137,7 @@ NO_LIMIT = Limit()
 
 @dataclass(frozen=True, slots=True)
 class RecordRange:
-    """What is known of the records of a span without reading them; None: unknown. Both ends are included."""
+    """Ranges of timestamps and keys of a span, known without reading it; None if unknown. Both ends are included."""
 
     oldest: int | None = None
     newest: int | None = None

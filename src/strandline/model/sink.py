@@ -141,7 +141,7 @@ class RowReader(Protocol):
         """The rows of these records, which come in the order of their offsets."""
 
     def report(self) -> Written:
-        """What it was given, and the records that have no row. Call it when ``rows`` has ended."""
+        """Count of its input, and the bad records. Call it after ``rows`` has ended."""
 
 
 class TableTransaction(Protocol):
@@ -149,7 +149,7 @@ class TableTransaction(Protocol):
 
     @property
     def parts(self) -> Sequence[Part]:
-        """What the workers have to do."""
+        """The parts for the workers."""
 
     def commit(self, written: Sequence[Written]) -> None:
         """Commit what the workers wrote, atomically with the cursor.

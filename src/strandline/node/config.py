@@ -49,7 +49,7 @@ class NodeSettings(TypedDict, total=False):
 
 
 class ReplicaSettings(NodeSettings, total=False):
-    """The same for ``Replica.open``."""
+    """Settings of ``Replica.open``."""
 
     lease: str
     create: bool

@@ -99,7 +99,7 @@ class Acknowledgement:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What the next primary needs besides the log; replicas fetch it about once a heartbeat interval."""
+    """State that the next primary needs besides the log; replicas fetch it about once per heartbeat interval."""
 
     slots: tuple[SlotState, ...]
     """The slots of consumers, as they are stored."""

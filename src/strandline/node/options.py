@@ -16,7 +16,7 @@ from strandline.tier.copy.tierer import LINGER, TARGET_BYTES
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierSettings:
-    """How a node that leads tiers its log."""
+    """Settings of the tierer of a primary."""
 
     retention: str | Retention = FOREVER
     """How long segments are kept; consumers' slots pin them."""

@@ -75,7 +75,7 @@ class PrimaryApi(Protocol):
         """Acknowledge the caller's offsets. ``NotFound`` if unregistered, ``Diverged`` past the log's end."""
 
     def acknowledge_nowait(self, caller: Caller, progress: ReplicaProgress) -> str | None:
-        """The same without waiting for the answer; returns why it was rejected, if that is known at once.
+        """Acknowledge without waiting for the answer; returns why it was rejected, if that is known at once.
 
         Over a network the rejection is not known at once: a later :meth:`acknowledge` raises it.
         """
@@ -93,7 +93,7 @@ class PrimaryApi(Protocol):
         """The replicas of the log with their offsets."""
 
     def handover(self, caller: Caller) -> Handover:
-        """What the caller keeps beside its copy of the log, to lead with it."""
+        """State that a replica needs beside its copy of the log, to become the primary."""
 
 
 class PrimaryService(PrimaryApi, Protocol):

@@ -23,7 +23,7 @@ class Clock(Protocol):
         """Wall-clock microseconds since the epoch. May jump; never decides correctness."""
 
     def now_ns(self) -> int:
-        """The same in nanoseconds, at the lowest cost: called once per record."""
+        """Wall-clock nanoseconds since the epoch, at the lowest cost: called once per record."""
 
     def monotonic(self) -> float:
         """Seconds on a clock that never goes back."""

@@ -124,7 +124,7 @@ class Disk(Protocol):
         """
 
     def try_locked(self, path: str) -> contextlib.AbstractContextManager[bool]:
-        """The same without waiting: the block gets True if it holds the lock, False if another process does."""
+        """Try to lock, without waiting: the block gets True if it holds the lock, False if another process does."""
 
 
 LOCK_TIMEOUT: Final = 60.0

@@ -1,4 +1,4 @@
-"""What a worker does, wherever it runs: fetch the spans of its part, and write it."""
+"""The task of a worker, in a thread or on an executor: fetch the spans of its part, and write it."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def records_of(spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
 
 
 class Workers(Protocol):
-    """Where the parts of a range are written."""
+    """A pool of workers that writes the parts of a range."""
 
     def tasks(self, spans: Sequence[Span]) -> int:
-        """How many workers a range is worth."""
+        """Number of workers for a range."""
 
     def run(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
         """Write all parts of the range of these spans; their reports in the order of the parts.

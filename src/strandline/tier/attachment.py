@@ -134,7 +134,7 @@ class ColdCell:
 
 
 class ColdAccess(NamedTuple):
-    """How a cold tier is reached: options of its stores, options of Kafka's client, and the clock."""
+    """Connection settings of a cold tier: options of its stores, options of Kafka's client, and the clock."""
 
     options: Mapping[str, str] | None = None
     events_options: Mapping[str, Any] | None = None

@@ -32,7 +32,7 @@ _KIND: Final = "strandline-tierer"
 
 @dataclass(frozen=True, slots=True)
 class TierClaim:
-    """Who writes the cold tier of a log."""
+    """The claim of the one writer of a log's cold tier."""
 
     log_id: UUID
     term: int

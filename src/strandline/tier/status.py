@@ -56,7 +56,7 @@ def tier_status(log: HotLog, *, clock: Clock = CLOCK) -> TierStatus:
 
 
 def untiered(log: HotLog) -> Untiered:
-    """What is in no segment yet, by the tierer's slot."""
+    """The part of a log that is in no segment yet, by the tierer's slot."""
     return _from(log, _untiered_from(_tierers_slot(log), log.bounds()))
 
 

@@ -137,7 +137,7 @@ def verify_tier(
 
 
 def examined(store: ObjectStore, segment: SegmentMetadata, found: SegmentObject | None, *, fast: bool) -> str | None:
-    """What is wrong with a segment's object, or None."""
+    """The defect of a segment's object, or None."""
     try:
         if found is not None and found.info.size != segment.size:
             return (

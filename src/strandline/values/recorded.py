@@ -29,7 +29,7 @@ _MOST_BYTES: Final = 1 << 20
 
 
 def as_version(codec: Codec, number: int = 1) -> ValueVersion:
-    """What a log records of a codec.
+    """A codec as a log records it.
 
     ``InvalidInput`` for a codec of the caller's own, which no reader could find, and for fields that none decodes.
     """

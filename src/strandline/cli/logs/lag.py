@@ -365,7 +365,7 @@ def _note(slot: SlotRow) -> tuple[str, str]:
 
 
 def floor_sentence(seen: Lag) -> str:
-    """What pins the floor, and its cost."""
+    """The slot that pins the floor, and the bytes that it retains."""
     if seen.floor is None:
         return "No valid slot pins anything: only the retention policy applies."
     pinning = [slot for slot in seen.slots if slot.pins_floor]

@@ -114,7 +114,7 @@ def look(url: str, *, quick: bool, workers: int = 8, quiet: bool = False) -> Ver
 
 
 def examined_by_reading(found: Verification, *, quick: bool) -> str:
-    """What was examined by reading the log, in words."""
+    """Records and bytes that were read, in words."""
     seen = found.examined
     how = "planned, in order and without a gap" if quick else "read, each with its checksums"
     both = f", {seen['compared']:,} of them in both tiers" if seen["compared"] else ""
@@ -126,7 +126,7 @@ def examined_by_reading(found: Verification, *, quick: bool) -> str:
 
 
 def examined(found: Verification, *, quick: bool) -> str:
-    """What was examined, in words."""
+    """The extent of the verification, in words."""
     seen = found.examined
     return (
         f"{show.counted(seen['batches'], 'batch', 'batches')} {'there' if quick else 'read'}, with "
@@ -182,7 +182,7 @@ def finish(found: Verification, looked: str, *, json: bool, **fields: Any) -> No
 
 
 def summary(found: Verification, looked: str) -> str:
-    """What was examined, and the number of findings of each severity."""
+    """The extent of the verification, and the number of findings of each severity."""
     return f"{looked}; {', '.join(_WORDS[severity](found.count(severity)) for severity in Severity)}"
 
 

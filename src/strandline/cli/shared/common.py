@@ -212,7 +212,7 @@ def log_to_stderr(level: int) -> None:
 def open_log(
     url: str, *, create: bool = False, retention: str | None = None, hint: str = "check the address"
 ) -> sl.log.ObjectLog:
-    """The object log at an address; if there is none, the error speaks of options rather than of Python."""
+    """The object log at an address; if there is none, the error names options rather than Python calls."""
     if url.startswith(("grpc://", "grpc+tls://", "wal://")):
         refuse_credentials(url, "authenticate by --token, or by a certificate")
         other = "a write-ahead log, which the process that writes it trims"

@@ -98,7 +98,7 @@ def verify(
     workers: Workers = None,
     json: Json = False,
 ) -> None:
-    """Compare each row of a table with what its log says, up to the table's cursor. Changes nothing.
+    """Compare each row of a table with its log, up to the table's cursor. Changes nothing.
 
     Ends with status 1 if there is a difference.
     """

@@ -234,7 +234,7 @@ class SpoolScanner:
 
 
 def runs(records: Iterable[SpoolRecord], *, max_count: int, max_bytes: int) -> Iterator[SpoolRun]:
-    """The same records as columns; a run ends where the term changes, lsns are not dense, or a limit is reached.
+    """The records as columns, in runs; a run ends where the term changes, lsns are not dense, or a limit is reached.
 
     A record over ``max_bytes`` is a run by itself. Where lsns leave a gap or go back, a run ends and the next begins
     with the found lsn: compare ``first`` with the expected one.

@@ -52,7 +52,7 @@ class LsnHandle:
         return self._first + self._count
 
     def lsns(self, timeout: float | None = None) -> range:
-        """The same for an append of many records: all their lsns."""
+        """All lsns of an append of many records."""
         last = self.result(timeout)
         return range(last - self._count + 1, last + 1)
 
@@ -150,7 +150,7 @@ class WriteAheadLog(Closing):
     def submit(
         self, payload: bytes, *, lsn: int | None = None, term: int | None = None, timestamp: Signed | None = None
     ) -> LsnHandle:
-        """The same without waiting: the handle's ``result()``, or awaiting it, returns the lsn when it is durable."""
+        """Append without waiting: the handle's ``result()``, or awaiting it, returns the lsn when it is durable."""
         if lsn is None and term is None and timestamp is None:
             return LsnHandle(*self._add(payload))
         check_numbers(timestamp=timestamp)
@@ -178,7 +178,7 @@ class WriteAheadLog(Closing):
     def submit_batch(
         self, batch: RecordSource, *, lsn: int | None = None, term: int | None = None, timestamp: Signed | None = None
     ) -> LsnHandle:
-        """The same without waiting; the result is the last lsn."""
+        """Append a batch without waiting; the handle's result is the last lsn."""
         with _following(lsn) as expect:
             return _lsn_handle(self.log.append_batch(batch, expect=expect, term=term, timestamp=timestamp))
 

@@ -77,7 +77,7 @@ class QueueSlots:
             self.touch(SLOT, epoch)
 
     def touch(self, name: str, epoch: int) -> None:
-        """Check that nobody else has claimed the queue since."""
+        """Check that no other consumer has claimed the queue since."""
         _check_slot(name)
         edits.check_epoch(self.cell.read(), epoch)
 
@@ -113,7 +113,7 @@ class QueueSlot:
         return SLOT
 
     def state(self) -> SlotState:
-        """What is stored now."""
+        """The slot's stored state."""
         return self.slots.get(SLOT)
 
     def advance(self, to: Cursor) -> None:

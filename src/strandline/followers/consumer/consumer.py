@@ -203,7 +203,7 @@ class Consumer:
         return None
 
     async def next_batch_async(self, timeout: Timeout | None = 0.0) -> ConsumedBatch | None:  # noqa: ASYNC109
-        """The same without blocking the event loop. A call that is cancelled leaves the cursor where it was.
+        """The next batch, without blocking the event loop. A call that is cancelled leaves the cursor where it was.
 
         The batch is read in another thread, and counts as delivered only when the caller gets it.
         """

@@ -170,7 +170,7 @@ def decode_block(block: memoryview, where: str, compression: Compression) -> lis
 
 
 def read_block(block: memoryview, where: str, compression: Compression) -> ArrowStream:
-    """The same, with the metadata: names and values, which may be any bytes."""
+    """The record batches of a block, validated, and its metadata, whose names and values may be any bytes."""
     found = read_stream(block, _LAYOUT, where, compressed=compression is not Compression.NONE)
     for batch in found.batches:
         _check_values(batch, where)

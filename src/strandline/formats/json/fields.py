@@ -100,7 +100,7 @@ class Fields:
         return self._read(name, values.natural)
 
     def maybe_natural(self, name: str) -> int | None:
-        """The same, or None."""
+        """An integer as :meth:`natural` reads it; None if the field is missing."""
         return self.natural(name) if name in self else None
 
     def whole(self, name: str) -> int:
@@ -131,7 +131,7 @@ class Fields:
         return self._read(name, values.plain_name)
 
     def maybe_text(self, name: str, *, longest: int = 4096) -> str | None:
-        """The same as :meth:`text`, or None."""
+        """A string as :meth:`text` reads it; None if the field is missing."""
         return self.text(name, longest=longest) if name in self else None
 
     def flag(self, name: str) -> bool:
@@ -156,7 +156,7 @@ class Fields:
         return self._read(name, values.cursor)
 
     def maybe_cursor(self, name: str) -> Cursor | None:
-        """The same, or None."""
+        """A cursor as text; None if the field is missing."""
         return self.cursor(name) if name in self else None
 
     def maybe_fingerprint(self, name: str) -> int | None:

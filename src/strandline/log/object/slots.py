@@ -97,7 +97,7 @@ class SlotKeeper:
         return self.read(self.cell(name), name)
 
     def read(self, cell: StoreCell[SlotState], name: str) -> SlotState:
-        """The same by its cell."""
+        """The state in a slot's cell; raises as :meth:`get` does."""
         return self._explained(name, lambda: cell.read().value)
 
     def _explained(self, name: str, act: Callable[[], T]) -> T:
@@ -358,7 +358,7 @@ class ObjectSlot:
     epoch: int
 
     def state(self) -> SlotState:
-        """What is stored now."""
+        """The slot's stored state."""
         return self.keeper.read(self.cell, self.name)
 
     def advance(self, to: Cursor) -> None:

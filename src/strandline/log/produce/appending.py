@@ -36,7 +36,7 @@ _BACKOFF: Final = Backoff(base=0.02, ceiling=1.0)
 
 @runtime_checkable
 class Recognised(Protocol):
-    """The handle of an append to a log that tells whether it recognised the number."""
+    """The handle of an append, for logs that report whether they recognised its number."""
 
     @property
     def repeated(self) -> bool:

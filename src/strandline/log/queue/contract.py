@@ -19,7 +19,7 @@ from strandline.storage.objects.store import ObjectStore
 
 @runtime_checkable
 class Beginning(Protocol):
-    """A descriptor whose sequence is that of its last record: it also tells where it begins."""
+    """A descriptor whose sequence is that of its last record, and that also has the first."""
 
     @property
     def start(self) -> int:

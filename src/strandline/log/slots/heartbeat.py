@@ -49,7 +49,7 @@ class Provisional(Protocol):
 
     @property
     def is_provisional(self) -> bool:
-        """Whether nobody has claimed it yet: it expires unless its consumer touches it."""
+        """Whether no consumer has claimed it yet: it expires unless its consumer touches it."""
 
 
 def heartbeat_interval(limits: SlotLimits) -> float:
@@ -65,7 +65,7 @@ def heartbeat_interval(limits: SlotLimits) -> float:
 
 @final
 class SlotHeartbeat:
-    """Touches a claimed slot in time, in a thread of its own, while it is entered. Safe in threads.
+    """Sends heartbeats of a claimed slot in a background thread, while it is entered. Safe in threads.
 
     Each heartbeat reads the limit again, so that a changed limit needs no restart. A failed heartbeat is
     repeated. The holder learns that the slot was taken over or invalidated when it advances.

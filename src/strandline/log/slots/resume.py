@@ -1,4 +1,4 @@
-"""Rules of resuming: where a consumer starts, and whether it goes on or has to bootstrap, as pure functions."""
+"""Rules of resuming, as pure functions: where a consumer starts, and whether it can continue or has to bootstrap."""
 
 from __future__ import annotations
 

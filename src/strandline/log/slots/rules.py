@@ -141,7 +141,7 @@ def taken_over(state: SlotState, term: int, end: int) -> SlotState:
 
 
 def resumed(state: SlotState, holder: str, now: int, *, former: int, known: int | None) -> SlotState:
-    """The slot of a holder that goes on after a failover with its claim of an earlier term.
+    """The slot of a holder that continues after a failover with its claim of an earlier term.
 
     ``former`` is the epoch of that claim, ``known`` the highest such epoch that is known of, None for unknown. Of two
     claims the later one counts, whenever it is presented. ``Fenced`` for an earlier one.

@@ -31,7 +31,7 @@ def trim_floor(states: Iterable[SlotState], pending: Iterable[int] = ()) -> int 
 
 @dataclass(frozen=True, slots=True)
 class ColdTierProof:
-    """What a log must know of its cold tier before a trim, besides the tierer's slot.
+    """Proof that the cold tier has what a trim deletes, besides the tierer's slot.
 
     ``attached()``: whether the log has a cold tier that was not given up. ``fingerprint_at(offset)``: the
     fingerprint of the log's own cursor at an offset, None if the record before it is not retained.

@@ -74,7 +74,10 @@ class Topic(Protocol):
         """Append a message and return its offset when it is durable. ``InvalidInput`` if there is no such partition."""
 
     def publish_all(self, partition: int, values: Sequence[bytes]) -> list[int]:
-        """The same for many, in their order; other publishers' messages may be in between."""
+        """Append messages in their order, and return their offsets when all are durable.
+
+        Messages of other publishers may be in between.
+        """
 
     def bounds(self, partition: int) -> Bounds:
         """The first retained offset and the high-water mark: the offset after the last durable message; 0 if empty."""

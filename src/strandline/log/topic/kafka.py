@@ -237,7 +237,7 @@ class KafkaTopic(Closing):
         return self.publish_all(partition, (payload,))[0]
 
     def publish_all(self, partition: int, values: Sequence[bytes]) -> list[int]:
-        """The same for many, in their order, waiting once; other publishers' messages may be in between."""
+        """Append messages in their order, and wait once for all; messages of other publishers may be in between."""
         check_partition(partition, self.partition_count)
         for payload in values:
             if len(payload) > self._largest:

@@ -31,7 +31,7 @@ _COLUMNS: Final = ("offset", "value")
 
 @dataclass(frozen=True, slots=True)
 class ReadSize:
-    """How a log is read: in pieces of so many batches and stored bytes, at least one batch, by so many threads."""
+    """Read sizes of a subscription: batches and stored bytes of one read, at least one batch, and number of threads."""
 
     batches: int = 64
     bytes: int = 4 << 20
@@ -39,7 +39,7 @@ class ReadSize:
 
     @property
     def limit(self) -> Limit:
-        """The same, as a limit of a plan."""
+        """The size of one read, as the limit of a plan."""
         return Limit(records=_TAKEN, batches=self.batches, bytes=self.bytes)
 
 

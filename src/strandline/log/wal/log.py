@@ -188,7 +188,7 @@ class WalLog(WalReading, Closing):
         term: int | None = None,
         timestamp: int | None = None,
     ) -> WalHandle:
-        """The same; unnumbered without a writer, and optionally at an explicit offset, term and time.
+        """Append a batch as one frame; unnumbered without a writer, optionally at a given offset, term and time.
 
         ``expect`` is the offset that the batch must get, ``timestamp`` (milliseconds) the time of its first write.
         ``InvalidInput`` for more than 256 MiB, ``ExpectationFailed`` if another offset follows, ``Fenced`` for a term
@@ -272,7 +272,7 @@ class WalLog(WalReading, Closing):
 
     @property
     def add_value(self) -> Callable[[bytes], tuple[CommitGroup, int]]:
-        """The same without options, for many values: returns the group to wait for, and the offset."""
+        """The function that queues one value, for many of them: returns the group to wait for, and the offset."""
         return self._committer.add
 
     @property
@@ -327,7 +327,7 @@ class WalLog(WalReading, Closing):
         return self._published.wait(past.next, timeout)
 
     def wait_past(self, durable: int, timeout: float, *, written: int | None = None) -> bool:
-        """The same for an offset; with ``written`` also until more than that is being synced."""
+        """Block until a record past ``durable`` is durable; with ``written`` also until one past that is being synced."""
         return self._published.wait(durable, timeout, written=written)
 
     def enforce(self, limits: SlotLimits) -> list[SlotState]:

@@ -28,7 +28,7 @@ class Candidacy:
         self._reach = reach
 
     def is_behind(self, mine: ElectionReport) -> bool:
-        """Whether this node cannot lead, or a reachable node has more. Fences nobody."""
+        """Whether this node cannot lead, or a reachable node has more records. Fences no node."""
         if mine.unhealthy is not None or not mine.adopted:
             return True
         return any(log_rank(report) > log_rank(mine) for report in self._ask(term=0))
@@ -48,7 +48,7 @@ class Candidacy:
             )
 
     def check_own(self, mine: ElectionReport, *, force: bool) -> None:
-        """``NotReady`` if this node must not lead, whatever others have. Asks and fences nobody."""
+        """``NotReady`` if this node must not lead, regardless of the others. Sends no request, and fences no node."""
         why = own_objection(mine, force=force)
         if why is not None:
             raise NotReady(f"{mine.name} was not promoted: {why}.")

@@ -75,7 +75,7 @@ class NodeLease:
         return self.lease.try_acquire(above=self._node_folder.state.seen)
 
     def acquire(self) -> None:
-        """The same, waiting until the former primary's lease has expired; ``NotReady`` if that renews it."""
+        """Acquire the lease, after the former primary's has expired; ``NotReady`` if that one is renewed."""
         deadline = self._clock.monotonic() + self.lease.seconds * _PATIENCE
         while not self.try_acquire():
             if self._clock.monotonic() >= deadline:

@@ -26,7 +26,7 @@ _COLUMNS: Final = 3
 
 
 class Role(StrEnum):
-    """What a caller may do."""
+    """Role of a caller: which calls it may make."""
 
     REPLICA = "replica"
     """Follow the log and acknowledge under its own name; ask other nodes for their election report."""
@@ -232,7 +232,7 @@ class ClientSecurity:
             raise InvalidInput("A token has plain letters only, without spaces or line breaks.")
 
     def without_token(self) -> ClientSecurity:
-        """The same for calls that carry a ticket: a certificate stays, without which there is no connection."""
+        """Security of calls that carry a ticket: no token, but the certificate that the connection needs."""
         return replace(self, token=None)
 
     @classmethod

@@ -120,7 +120,7 @@ class PrimaryRole:
             slots.reset(TIER_SLOT, first)
 
     def handover(self, caller: Caller) -> Handover:
-        """What a replica keeps beside its copy of the log, to lead with it."""
+        """State that a replica needs beside its copy of the log, to become the primary."""
         self._check_term(caller)
         self._node_folder.tickets.ensure()
         return Handover(self.slots.copies(), self._node_folder.tickets.keys())
@@ -153,7 +153,7 @@ class PrimaryRole:
         policy: CommitPolicy | None = None,
         expect: int | None = None,
     ) -> CommitHandle:
-        """The same without waiting, except for flow control."""
+        """Append without waiting, except for flow control."""
         self.leadership.check("nothing was written")
         if expect and not self.log.bounds().next:  # the log itself would begin there
             raise ExpectationFailed(f"The log ends at 0, not at {expect}: nothing was written.")
@@ -333,7 +333,7 @@ class PrimaryRole:
         return Acknowledgement(self.heartbeat(), refused)
 
     def acknowledge_nowait(self, caller: Caller, progress: ReplicaProgress) -> str | None:
-        """The same without an answer; returns the reason if it was rejected. The slot is advanced later."""
+        """Note an acknowledgement; returns the reason if it was rejected. The slot is advanced later."""
         self._check_term(caller)
         name = caller.name
         if caller.term != self.term:

@@ -345,7 +345,7 @@ class Replicas:
             return self._move_slot(name)
 
     def move_slots(self) -> None:
-        """The same for all replicas, before the slot limits are applied."""
+        """Advance the slots of all replicas, before the slot limits are applied."""
         for name in list(self._acknowledged):
             # Held by another, or dropped: the next acknowledgement is rejected.
             with contextlib.suppress(Fenced, NotFound):

@@ -1,4 +1,4 @@
-"""What a handle of ``deltalake`` tells of its version: identity, columns, data files. No state of a follower."""
+"""Identity, columns and data files of one version of a Delta table, read from a handle of ``deltalake``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_folder(url: str) -> None:
 
 
 def mode_of(table: DeltaTable) -> str | None:
-    """What a table keeps, as its follower recorded it; None for a table that follows no log."""
+    """The mode of a table, as its follower recorded it; None for a table that follows no log."""
     mode = table.metadata().configuration.get(MODE_PROPERTY)
     return None if mode is None else str(mode)
 

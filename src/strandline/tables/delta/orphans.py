@@ -35,7 +35,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 
 class OrphanSweeper:
-    """Looks for orphans in a thread of its own, at most once a day. Failures are logged, and delay nobody."""
+    """Removes orphans in a background thread, at most once a day. Failures are logged, and delay no commit."""
 
     def __init__(self, followed: FollowedDelta, hours: int | None, *, clock: Clock = CLOCK) -> None:
         """``hours``: files that are younger stay; None: all stay."""

@@ -211,7 +211,7 @@ class DeltaSink(FileTableSink):
     def rebuild(
         self, log_id: UUID, upto: Cursor, work: Callable[[Sequence[Part]], Sequence[Written]], *, tasks: int = 1
     ) -> None:
-        """Replace all rows by those that ``work`` writes, from where the table began, in one commit with the cursor.
+        """Replace all rows by those that ``work`` writes, from the table's start on, in one commit with the cursor.
 
         Readers see the old rows until then. For a table that is damaged, or whose transform or schema was corrected.
         ``Conflict`` if another commit came in between; ``NotFound`` if there is no table.

@@ -1,4 +1,4 @@
-"""Counts what a worker is given, so that the driver notices holes and duplicates."""
+"""Count of a worker's input, by which the driver detects missing and duplicate records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHUNK_ROWS: Final = 65_536
 
 @dataclass(slots=True)
 class InputCount:
-    """Counts what a worker is given, in the order of offsets; the driver finds holes by the counts."""
+    """First and next offset, and number of records, of a worker's input, which is in the order of offsets."""
 
     first: int = 0
     next: int = 0

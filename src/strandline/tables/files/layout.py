@@ -1,4 +1,4 @@
-"""Which file of a table holds which keys: dyadic ranges of the keys' hashes, written in the files' names. No I/O.
+"""Layout of keyed tables: each file covers a range of key hashes, by halves, quarters and so on. No I/O.
 
 A file of a keyed table covers one range; a file that grows is split in two halves when it is written again. So the
 number of files follows the size of the table, nothing has to be chosen when it is created, and workers with disjoint

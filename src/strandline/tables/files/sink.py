@@ -72,7 +72,7 @@ class FileTableSink(ABC):
         return self._followed.cursor(log_id)
 
     def resume(self, log_id: UUID) -> Cursor | None:
-        """The same for a starting follower, which has only the table's own history."""
+        """The cursor for a starting follower, proved by the table's history alone."""
         self._forget(log_id)
         self._refresh()
         return self.cursor(log_id)

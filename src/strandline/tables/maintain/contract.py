@@ -31,7 +31,7 @@ class TableSize:
 
 @dataclass(frozen=True, slots=True)
 class RecordedTable:
-    """What a table records of itself."""
+    """Mode and columns, as the table records them."""
 
     mode: Kind
     columns: pa.Schema

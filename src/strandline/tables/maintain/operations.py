@@ -82,7 +82,7 @@ class TableCheck:
 
 @checked
 def verify(sink: MaintainedTable, log: Log, *, pool: TaskPool | None = None) -> TableCheck:
-    """Compare each row with what the log says, from where the table began up to its cursor. Changes nothing.
+    """Compare each row with the log, from the table's start up to its cursor. Changes nothing.
 
     ``pool`` runs the comparison: threads of this process, or ``sl.spark.executors(spark)``. Its tasks divide keyed
     tables of files by their keys, and fetch everything each; those of all changes by offsets. The follower may run

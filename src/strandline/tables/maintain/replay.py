@@ -34,7 +34,7 @@ PAIRS: Final = pa.schema({"offset": pa.int64(), "key": pa.binary()})
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay did with the dead letters of a table."""
+    """Result of a replay: how many dead letters were applied, and how many stay, by cause."""
 
     applied: int
     """Letters whose records the table has now; they are removed from the dead-letter table."""
@@ -59,7 +59,7 @@ class OwnLetters:
 
 @dataclass(frozen=True, slots=True)
 class LetterChanges:
-    """What a replay changes in a table."""
+    """Changes of a table by a replay."""
 
     rows: pa.Table
     """Rows that a table of all changes lacks; or all changes of ``keys`` since the offset ``since``, in order."""

@@ -35,7 +35,7 @@ class BadShare:
             )
 
     def check_written(self, written: Sequence[Written], records: int) -> None:
-        """The same for what workers report."""
+        """``BadRecord`` if the workers report more bad records than allowed."""
         bad = sum(one.bad_records for one in written)
         self.check(bad, records, next((one.first_bad for one in written if one.first_bad), ""))
 

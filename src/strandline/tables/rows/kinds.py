@@ -260,7 +260,7 @@ def _codes(keys: pa.ChunkedArray) -> Any:
 
 
 def _are_last(changes: pa.Table, names: ColumnNames) -> Any:
-    """Which rows are the last of their key, among rows in the order of their offsets."""
+    """Mask of the rows that are the last of their key; rows are in the order of their offsets."""
     import numpy as np
 
     codes = _codes(changes.column(names.key))

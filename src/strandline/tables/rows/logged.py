@@ -51,7 +51,7 @@ class LoggedShape:
             )
 
     def frozen(self, shape: TableShape) -> Self:
-        """The same for rows that another engine transforms: ``shape``, for as long as the log names its codec."""
+        """A copy with a fixed shape, for rows that another engine transforms, as long as the log keeps its codec."""
         twin = copy.copy(self)
         twin._shape, twin._is_frozen = shape, True  # noqa: SLF001 - a copy of this object
         return twin

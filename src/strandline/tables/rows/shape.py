@@ -72,7 +72,7 @@ class ShapedRows:
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """What a table keeps of each record.
+    """Settings that turn records into rows: the kind of table, codec, key, transform.
 
     Without a codec the rows have the record's own columns. With one they have the value's fields and ``_key``,
     ``_offset``, ``_timestamp`` and ``_op``. ``key`` names columns whose values identify a row instead of the record's
@@ -122,7 +122,7 @@ class TableShape:
         return shape
 
     def recorded(self) -> str:
-        """What a table records of its shape, and a later follower has to agree with."""
+        """The part of the shape that the table records; a later follower must have the same."""
         return json.dumps({"key": list(self.key), "soft_deletes": self.soft_deletes, "hash": HASH_VERSION})
 
     def evolution(self, table: pa.Schema, wanted: pa.Schema, *, is_rebuilt: bool = False) -> Evolution:

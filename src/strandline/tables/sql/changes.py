@@ -1,4 +1,4 @@
-"""What a range changes in a table of a SQL database: rows to put, keys to delete, dead letters. No I/O."""
+"""Changes of a SQL table by a range of the log: rows to put, keys to delete, dead letters. No I/O."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SoftDeletes:
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """What a range does to a table: rows to put, keys to delete, dead letters; and the table's columns afterwards."""
+    """Changes of a table by a range: rows to put, keys to delete, dead letters; and the columns afterwards."""
 
     schema: pa.Schema
     puts: pa.Table
@@ -52,7 +52,7 @@ class TableChanges:
 
 
 class ColumnRules(Protocol):
-    """What columns and values a database can have."""
+    """Limits of a database: its types, and the columns and values that it cannot store."""
 
     @property
     def type_of(self) -> TypeOf:

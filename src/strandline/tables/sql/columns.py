@@ -25,7 +25,7 @@ CURSORS: Final = "strandline_cursors"
 
 @dataclass(frozen=True, slots=True)
 class AlteredColumns:
-    """What has to be done to a table's columns before rows of a wider schema fit."""
+    """Columns to add and to widen before rows of a wider schema fit."""
 
     added: tuple[pa.Field, ...]
     retyped: tuple[pa.Field, ...]

@@ -185,7 +185,7 @@ class PostgresTransaction:
         return RowDifferences.of(self.size()[0], missing, extra)
 
     def store(self, row: CursorRow, before: CursorRow | None) -> bool:
-        """Replace the cursor row, if nobody else has."""
+        """Replace the cursor row, unless another follower has replaced it."""
         self.run(
             f"CREATE TABLE IF NOT EXISTS {self._cursors()} (target text PRIMARY KEY, name text NOT NULL, "
             "log_id uuid NOT NULL, cursor text NOT NULL, next bigint NOT NULL, epoch bigint NOT NULL, "

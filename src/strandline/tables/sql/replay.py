@@ -22,7 +22,7 @@ from strandline.tables.sql.state import CursorRow, Expected
 class ReplayedSql:
     """A :class:`~strandline.tables.maintain.replay.ReplayedTable`: reads unlocked, and proves the table before a write.
 
-    Cursor and epoch stay: the table's follower goes on.
+    Cursor and epoch stay: the table's follower continues.
     """
 
     database: Database

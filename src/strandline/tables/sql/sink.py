@@ -123,7 +123,7 @@ class SqlSink:
         return None if row is None else row.cursor
 
     def resume(self, log_id: UUID) -> Cursor | None:
-        """The same for a starting follower, which has only what the database says."""
+        """The cursor for a starting follower, by the database alone."""
         with self._lock:
             self._held = None
             self._refresh()

@@ -198,7 +198,7 @@ class SqliteTransaction:
         return RowDifferences.of(self.size()[0], missing, extra)
 
     def store(self, row: CursorRow, before: CursorRow | None) -> bool:
-        """Replace the cursor row, if nobody else has."""
+        """Replace the cursor row, unless another follower has replaced it."""
         self.connection.execute(
             f"CREATE TABLE IF NOT EXISTS {CURSORS} (target TEXT PRIMARY KEY COLLATE NOCASE, name TEXT NOT NULL, "
             "log_id TEXT NOT NULL, cursor TEXT NOT NULL, next INTEGER NOT NULL, epoch INTEGER NOT NULL, "

@@ -1,4 +1,4 @@
-"""The cursor row of a table in a SQL database, and the proof that the table still is what that row says. No I/O."""
+"""The cursor row of a table in a SQL database, and the proof that the table still has that state. No I/O."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KEY: Final = "strandline.key"
 
 @dataclass(frozen=True, slots=True)
 class CursorRow:
-    """What a sink stores with each commit: how far which table has followed which log, and who wrote it."""
+    """The cursor row that each commit stores: table, log, next offset, and the follower that wrote it."""
 
     name: str
     cursor: Cursor
@@ -76,7 +76,7 @@ NO_TABLE: Final = SeenTable(None, {}, None)
 
 @dataclass(frozen=True, slots=True)
 class LastCommit:
-    """What a running follower knows of its own last commit."""
+    """The last commit of a running follower, as it remembers it."""
 
     row: CursorRow
     unanswered: frozenset[str] = frozenset()
@@ -85,7 +85,7 @@ class LastCommit:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a sink expects of its table."""
+    """The state that a sink expects of its table."""
 
     where: str
     name: str

@@ -1,4 +1,4 @@
-"""What the tierer did: each finished step, and the results of a round and of a compaction."""
+"""Results of the tierer: each finished step, a round, a compaction."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Truncation:
         return self._record_divergence(last, last.end + 1, self.log.bounds())
 
     def record_divergence_before(self, cuts: Sequence[SegmentCut]) -> int | None:
-        """The same for the remainders of segments that are to be cut."""
+        """The first offset at which a segment, up to its cut, has other records than the log; None if none has."""
         bounds = self.log.bounds()
         found = (self._record_divergence(piece.segment, piece.at, bounds) for piece in cuts if not piece.spare)
         return next((diverged_at for diverged_at in found if diverged_at is not None), None)

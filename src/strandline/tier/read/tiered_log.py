@@ -253,7 +253,7 @@ class TieredLog(Closing):
         return found if found and self._old().is_same_record(self._hot, found[-1][0], found[-1][1] - 1) else []
 
     def _agreeing(self, first: int, end: int) -> list[tuple[SegmentMetadata, int]]:
-        """The same by their terms alone."""
+        """Segments that agree with the log by their terms alone."""
         history = read_history(self._hot, end)
         found: list[tuple[SegmentMetadata, int]] = []
         for segment, behind_it in self._old().following(first, end, None):

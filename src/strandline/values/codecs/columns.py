@@ -36,7 +36,7 @@ _FINER: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ColumnShape:
-    """How to build one column: its field, how to take its value out of a row, and the shapes inside it.
+    """Recipe of one column: its field, the function that takes its value out of a row, and the recipes inside it.
 
     Single values that are not null go through ``load``, then become an array of type ``via``, then are cast; without
     either they become an array of the field's type at once. ``dump`` is the inverse of ``load``, for encoding; ``make``

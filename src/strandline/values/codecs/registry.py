@@ -26,7 +26,7 @@ class SchemaRegistry(Protocol):
         ...
 
     def settings(self) -> Any:
-        """What opens an equal one."""
+        """The settings that open an equal registry."""
         ...
 
 
@@ -70,7 +70,7 @@ class HttpRegistry:
         self._unknown: set[int] = set()
 
     def schema(self, number: int) -> Any:
-        """The schema of an id; asks the server if it is not known yet."""
+        """The schema of an id; requested from the server if it is not cached."""
         if number not in self._schemas:
             if number in self._unknown:
                 raise ValueError(f"The schema {number} is not in the registry")

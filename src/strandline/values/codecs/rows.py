@@ -133,7 +133,7 @@ class RowCodec:
 
 
 def reason_of(error: BaseException) -> str:
-    """What a library says about a value, as a sentence."""
+    """The message of a library's error, as a sentence."""
     text = "It is nested too deeply" if isinstance(error, RecursionError) else str(error) or type(error).__name__
     return printable(text[:500])[:500].rstrip(".") + "."
 

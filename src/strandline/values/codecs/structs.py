@@ -37,7 +37,7 @@ def msgspec_module(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How an encoding represents types that have no representation of their own in it.
+    """Conventions of an encoding for types that it does not have itself.
 
     ``text_times``: dates and timestamps are text, which Arrow parses. ``any_float``: NaN and the infinities can
     be encoded.

@@ -18,7 +18,7 @@ from strandline.values.contract import Columns
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """What a new schema changes in a table's.
+    """Changes of a table's schema by a new one.
 
     Attributes:
         added: New fields. One inside a struct has a dotted name, ``address.zip``; of list items ``[]``, of map values

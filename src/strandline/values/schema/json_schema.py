@@ -1,4 +1,4 @@
-"""JSON Schema as Arrow fields: the part of it that says which columns there are. Constraints are ignored."""
+"""JSON Schema as Arrow fields: the part that defines columns. Constraints are ignored."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Clocks:
         return self.present.is_witnessed and self.present.skew is not None and self.present.agrees
 
     def warnings(self) -> list[str]:
-        """What is wrong, by how much, and its effect: one sentence each."""
+        """Warnings about wrong clocks, each in one sentence: which clock, by how much, and the effect."""
         said = []
         if self.skew:
             which = "ahead of" if self.skew > 0 else "behind"

@@ -213,7 +213,7 @@ class IndexCheck:
         return self._index.entries[-1].offset if self._index.entries and self._wrong is None else 0
 
     def judged(self, *, is_closed: bool, size: int | None) -> str | None:
-        """What is wrong with the index, or None. The index of the active file may be behind."""
+        """The defect of an index, or None. The index of the active file may be behind."""
         if self._wrong is not None:
             return self._wrong
         if is_closed and size is None:

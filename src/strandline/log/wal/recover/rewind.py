@@ -134,7 +134,7 @@ def copy_tail(folder: str, first: int, *, quarantine: str, disk: Disk = DISK, cl
 
 
 class _RewindCut(NamedTuple):
-    """Where a log is truncated: after which frame of which file, and which frame follows there."""
+    """The point at which a log is truncated: the file, the last frame that stays, and the first that goes."""
 
     path: str
     place: JournalPosition

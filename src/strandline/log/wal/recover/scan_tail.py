@@ -223,7 +223,7 @@ def examine(folder: str, *, disk: Disk, clock: Clock) -> Examined:
 
 
 def examine_files(folder: str, kept: SlotsFile, *, disk: Disk) -> Examined:
-    """The same, with a given start and slots."""
+    """Scan the log's files, with a start and slots that were read already; raises as :func:`examine` does."""
     log_id = kept.log_id
     side = read_mark(folder, log_id, disk=disk)
     firsts = firsts_in(disk.scan(folder))

@@ -120,7 +120,7 @@ class GroupCommitter(Generic[W]):
     def add_value(
         self, value: bytes, timestamp: int, *, term: int | None, expect: int | None
     ) -> tuple[CommitGroup, int]:
-        """The same with a timestamp (microseconds) of its own, and optionally a term and an offset."""
+        """Queue one value with a timestamp (microseconds), and optionally a term and the offset that it must get."""
         with self._lock:
             group, run = self._open_run(term, expect)
             run.values.append(value)
@@ -405,7 +405,7 @@ class GroupCommitter(Generic[W]):
 
 
 def _stopped(name: str, cause: BaseException) -> Exception:
-    """What appends to a log raise after a write failed."""
+    """The error of appends to a log after a write failed."""
     error: Exception
     if isinstance(cause, DiskFull):
         error = DiskFull(f"The log in {name} stopped, since its disk is full ({cause}): make room, and open it again.")

@@ -47,7 +47,7 @@ def encoded(batch: RecordSource, *, now: int) -> Encoded:
 
 
 def encoded_copy(batches: tuple[pa.RecordBatch, ...], pages: Sequence[Parts] | None = None) -> Encoded:
-    """The same for records that are already valid, or even encoded; ``InvalidInput`` if they are over 256 MiB."""
+    """Valid records, encoded unless they are already, as a frame's pages; ``InvalidInput`` if they are over 256 MiB."""
     if pages is None:
         pages = [encode_page(page, Compression.NONE) for page in batches]
     size = sum(len(part) for page in pages for part in page)

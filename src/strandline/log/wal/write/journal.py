@@ -111,7 +111,7 @@ INDEX_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class WalSettings:
-    """How a log is written; see :meth:`~strandline.log.wal.log.WalLog.open`."""
+    """Settings of an open log; see :meth:`~strandline.log.wal.log.WalLog.open`."""
 
     roll_bytes: int
     tail_bytes: int

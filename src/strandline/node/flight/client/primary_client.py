@@ -113,7 +113,7 @@ class FlightUpstream(Closing):
         return self._report(caller, progress, _AckStream.send_and_wait)
 
     def acknowledge_nowait(self, caller: Caller, progress: ReplicaProgress) -> None:
-        """The same without waiting for the answer; a later call raises its error."""
+        """Acknowledge without waiting for the answer; a later call raises its error."""
         self._report(caller, progress, _AckStream.send)
 
     def _report(
@@ -194,7 +194,7 @@ class FlightUpstream(Closing):
         return self._answer("topology", caller).record(Topology)
 
     def handover(self, caller: Caller) -> Handover:
-        """What the caller keeps beside its copy of the log, to lead with it."""
+        """State that a replica needs beside its copy of the log, to become the primary."""
         return read_handover(self._answer("handover", caller))
 
     def report(self, caller: Caller) -> ElectionReport:

@@ -102,7 +102,7 @@ class RemoteSlot:
     epoch: int
 
     def state(self) -> SlotState:
-        """What is known now."""
+        """The slot's state on the node."""
         state = self.slots.get(self.name)
         return self.slots.get(self.name) if state.epoch != self.epoch and self._resume() else state
 

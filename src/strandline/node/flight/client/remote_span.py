@@ -143,7 +143,7 @@ def streamed(
 def streamed_with_terms(
     channel: Channel, ticket: ReadTicket, schema: pa.Schema, clock: Clock, *, signed: str | None = None
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """The same, each batch with the term of its records; 0 from a node of an earlier version."""
+    """Stream the span's batches, each with the term of its records; 0 from a node of an earlier version."""
     url, encoded = channel.url, encode_ticket(ticket)
 
     @contextlib.contextmanager

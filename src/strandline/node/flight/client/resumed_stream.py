@@ -1,4 +1,4 @@
-"""A stream of records that goes on at another node of the log when one is lost."""
+"""A stream of records that continues at another node of the log when a node is lost."""
 
 from __future__ import annotations
 

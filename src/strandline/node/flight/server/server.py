@@ -328,7 +328,7 @@ class _Service:
         yield write_put_result(write_commit(commit))
 
     def _in_time(self, receive: Callable[[], bytes | None]) -> Callable[[], bytes | None]:
-        """The same with a deadline: an endless append would hold its memory forever."""
+        """Messages of an append, until a deadline: an endless append would hold its memory forever."""
         longest = self._limits.append_seconds
         end = self._clock.monotonic() + longest
 

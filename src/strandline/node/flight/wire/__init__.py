@@ -1,1 +1,1 @@
-"""What both ends of a connection share: messages of Flight, streams, commands, errors."""
+"""The wire protocol of client and server: messages of Flight, streams, commands, errors."""
