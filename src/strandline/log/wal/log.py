@@ -327,7 +327,7 @@ class WalLog(WalReading, Closing):
         return self._published.wait(past.next, timeout)
 
     def wait_past(self, durable: int, timeout: float, *, written: int | None = None) -> bool:
-        """Block until a record past ``durable`` is durable; with ``written`` also until one past that is being synced."""
+        """Block until a record past ``durable`` is durable; with ``written`` also until one past that is written."""
         return self._published.wait(durable, timeout, written=written)
 
     def enforce(self, limits: SlotLimits) -> list[SlotState]:
