@@ -172,6 +172,12 @@ def test_values_become_typed_columns_and_new_fields_new_ones_in_the_same_snapsho
         apply(changed, 3, (b"b", b'{"id": "x"}'))
 
 
+def test_a_type_that_iceberg_lacks_is_refused_and_not_tried_again(catalog):
+    sink = sl.IcebergSink(catalog, "shop.orders", value=sl.Json(pa.schema({"at": pa.timestamp("ns")})))
+    with pytest.raises(SchemaRefused, match="'at'"):
+        apply(sink, 0, (b"a", b'{"at": "2026-01-01T00:00:00"}'))
+
+
 def test_the_dead_letters_of_another_table_are_refused_and_none_is_lost(catalog):
     def following(table):
         return sl.IcebergSink(catalog, table, value=sl.Json(ORDERS), dead_letters="shop.letters")

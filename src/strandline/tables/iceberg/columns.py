@@ -31,7 +31,7 @@ def iceberg_schema(schema: pa.Schema) -> Schema:
     try:
         unnumbered = library.io.pyarrow._pyarrow_to_schema_without_ids(schema)  # noqa: SLF001 - what its catalogs call
         found: Schema = library.schema.assign_fresh_schema_ids(unnumbered)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, library.io.pyarrow.UnsupportedPyArrowTypeException) as error:
         raise SchemaRefused(f"Iceberg has no such column: {error} Convert it with a transform.") from error
     return found
 
