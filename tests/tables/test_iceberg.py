@@ -172,6 +172,16 @@ def test_values_become_typed_columns_and_new_fields_new_ones_in_the_same_snapsho
         apply(changed, 3, (b"b", b'{"id": "x"}'))
 
 
+def test_letters_that_somebody_deleted_stay_deleted_and_the_follower_goes_on(catalog):
+    def sink():
+        return sl.IcebergSink(catalog, "shop.orders", value=sl.Json(ORDERS), dead_letters="shop.letters")
+
+    apply(sink(), 0, (b"1", b'{"id": 1}'), (b"2", b"bad"), (b"3", b"bad"))
+    catalog.load_table("shop.letters").delete("offset = 1")
+    apply(sink(), 3, (b"4", b'{"id": 4}'), (b"5", b"bad"))
+    assert sorted(catalog.load_table("shop.letters").scan().to_arrow()["offset"].to_pylist()) == [2, 4]
+
+
 def test_a_type_that_iceberg_lacks_is_refused_and_not_tried_again(catalog):
     sink = sl.IcebergSink(catalog, "shop.orders", value=sl.Json(pa.schema({"at": pa.timestamp("ns")})))
     with pytest.raises(SchemaRefused, match="'at'"):
