@@ -99,7 +99,7 @@ def test_files_that_were_committed_and_replaced_since_stay_for_earlier_versions(
         place.follow()
     known, versions = place.files(), DeltaTable(str(place.folder)).version()
     place.age()
-    assert place.swept() == 0
+    assert place.swept(hours=0) == 0, "by then VACUUM may remove them, and the follower still does not"
     assert place.files() == known
     for version in range(1, versions + 1):
         assert DeltaTable(str(place.folder), version=version).to_pyarrow_table().num_rows
