@@ -22,6 +22,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
 from strandline.tables.delta.files import added, local_path
 from strandline.tables.delta.handles import columns_of, listed_files, log_of
+from strandline.tables.delta.recorded_shape import check_shape
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.files.replay import known_letters
 from strandline.tables.rows.shape import BAD_SCHEMA
@@ -52,7 +53,7 @@ def check_letters(followed: FollowedDelta, table: DeltaTable) -> None:
             f"The dead letters {followed.url} do not say of which table they are, so that one table could take those "
             "of another: name a new place for them, and build the table again with sl.tables.rebuild."
         )
-    followed.check_shape(table)
+    check_shape(table, followed.shape, followed.url)
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from strandline.tables.delta.files import DeltaFiles, added, removed
 from strandline.tables.delta.handles import columns_of, data_files, id_of, log_of
 from strandline.tables.delta.history import letter_logs
 from strandline.tables.delta.letters import LettersOf, address_in_letters, check_letters
+from strandline.tables.delta.recorded_shape import refuse_append_only
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.rows.shape import TableShape
@@ -76,7 +77,7 @@ def replayed_delta(
         yield None
         return
     check_letters(letters, box)
-    letters.refuse_append_only(box, "a replay removes letters")
+    refuse_append_only(box, letters.url, "a replay removes letters")
     _check_logs(letters, box, log_id)
     try:
         known = letters.next_in(box, log_id)

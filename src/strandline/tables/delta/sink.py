@@ -33,6 +33,7 @@ from strandline.tables.delta.handles import (
 from strandline.tables.delta.history import own_commits
 from strandline.tables.delta.letters import LetterBox, LettersOf, address_in_letters
 from strandline.tables.delta.orphans import ORPHAN_HOURS, OrphanSweeper
+from strandline.tables.delta.recorded_shape import check_shape, refuse_append_only, schema_for
 from strandline.tables.delta.replay import replayed_delta
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.delta.transaction import DeltaTransaction
@@ -219,12 +220,12 @@ class DeltaSink(FileTableSink):
         self._refresh()
         table = self._existing()
         self._followed.next_in(table, log_id)  # Diverged for a table of another log, or of none
-        self._followed.check_shape(table, is_rebuilt=True)
-        self._followed.refuse_append_only(table, "a rebuild replaces all rows")
+        check_shape(table, self._followed.shape, self._followed.url, is_rebuilt=True)
+        refuse_append_only(table, self._followed.url, "a rebuild replaces all rows")
         self._followed.known.pop(log_id, None)
         beginning = Cursor(log_id, self._followed.start(table))
         letters = self._opened_letters(table, log_id)
-        schema = self._followed.schema_for(table, is_rebuilt=True)
+        schema = schema_for(table, self._followed.shape, is_rebuilt=True)
         planned = self._parts(None, table.version() + 1, 0, letters, tasks, schema)
         parts = tuple(replace(part, old=()) for part in planned)
         written = work(parts)
@@ -262,7 +263,7 @@ class DeltaSink(FileTableSink):
         schema: pa.Schema | None = None,
     ) -> Iterator[TablePart]:
         if schema is None:
-            schema = self._shape.schema() if table is None else self._followed.schema_for(table)
+            schema = self._shape.schema() if table is None else schema_for(table, self._followed.shape)
         part = TablePart(
             self._shape,
             schema,

@@ -29,7 +29,6 @@ from strandline.storage.disk import Disk, make_own_folder
 from strandline.tables.delta.files import DeltaFiles, added, local_path
 from strandline.tables.delta.handles import (
     LOG_PROPERTY,
-    MODE_PROPERTY,
     columns_of,
     data_files,
     deltalake_library,
@@ -49,18 +48,21 @@ from strandline.tables.delta.history import (
     parse_commit,
 )
 from strandline.tables.delta.newest import NewestVersion
+from strandline.tables.delta.recorded_shape import (
+    check_shape,
+    needed_change,
+    properties_of,
+    recorded_start,
+    refuse_append_only,
+)
 from strandline.tables.files.data_files import write_file
 from strandline.tables.files.layout import file_name, is_closed, is_data_file, range_of
 from strandline.tables.files.part import in_schema
-from strandline.tables.rows.shape import DeadLetters, TableShape, refuse_another_shape
-from strandline.values.schema.evolution import Evolution
+from strandline.tables.rows.shape import DeadLetters, TableShape
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-_SHAPE_PROPERTY: Final = "strandline.shape"
-_START_PROPERTY: Final = "strandline.start"
-_APPEND_ONLY: Final = "delta.appendOnly"
 _CHECKPOINTS: Final = {"delta.checkpointInterval": "20"}
 """Opening a table reads all commits since the last checkpoint: with ``deltalake``'s 100 the last one costs four times
 as much as the first."""
@@ -141,7 +143,7 @@ class FollowedDelta:
     def _proved(self, table: DeltaTable, log_id: UUID, known: KnownCommits | None) -> KnownCommits:
         application = self.application(log_id)
         offset = self.next_in(table, log_id)
-        self.check_shape(table)
+        check_shape(table, self.shape, self.url)
         table_id, version = id_of(table), table.version()
         if known is not None and (known.table_id, known.version) == (table_id, version):
             return known
@@ -165,39 +167,11 @@ class FollowedDelta:
             + ": give this log a table of its own, or remove that one to build it again."
         )
 
-    def check_shape(self, table: DeltaTable, *, is_rebuilt: bool = False) -> None:
-        """``InvalidInput``, ``Diverged`` or ``SchemaRefused`` if the table does not keep what this follower writes.
-
-        ``is_rebuilt``: all rows are written again.
-        """
-        properties = table.metadata().configuration
-        if MODE_PROPERTY not in properties or LOG_PROPERTY not in properties:
-            raise Diverged(f"The table {self.url} was replaced by another one at the same place. {REMEDY}")
-        mode = properties[MODE_PROPERTY]
-        if mode != self.shape.kind:
-            raise InvalidInput(f"The table {self.url} was made with mode={mode!r}; open it with that mode.")
-        if self.shape.is_keyed:
-            self.refuse_append_only(table, f"a table with mode={mode!r} replaces rows")
-        refuse_another_shape(properties.get(_SHAPE_PROPERTY), self.shape, self.url)
-        if self._change(table, is_rebuilt=is_rebuilt) is None and not self._is_as_made(table):
-            raise Diverged(
-                f"The columns of the table {self.url} were changed, so that its follower cannot write to it: change "
-                "them back, follow with repair=True, or follow into a new table."
-            )
-
-    def refuse_append_only(self, table: DeltaTable, why: str) -> None:
-        """``InvalidInput`` for a table that only takes new rows."""
-        if str(table.metadata().configuration.get(_APPEND_ONLY)).lower() == "true":
-            raise InvalidInput(
-                f"The table {self.url} has the property {_APPEND_ONLY}, and {why}: unset the property, or follow into "
-                "another table."
-            )
-
     def start(self, table: DeltaTable) -> int:
         """The offset at which the table began. Of a table that did not record it, by its first commit."""
-        recorded = table.metadata().configuration.get(_START_PROPERTY)
-        if recorded is not None and recorded.isdecimal():
-            return int(recorded)
+        recorded = recorded_start(table)
+        if recorded is not None:
+            return recorded
         log_id, first = table.metadata().configuration.get(LOG_PROPERTY), self.read_commit(0)
         if log_id is None or first is None:
             return 0
@@ -224,31 +198,12 @@ class FollowedDelta:
                 "Keep one follower per table."
             )
 
-    def _is_as_made(self, table: DeltaTable) -> bool:
-        return bool(table.schema() == deltalake_library().Schema.from_arrow(self.shape.schema()))
-
-    def schema_for(self, table: DeltaTable, *, is_rebuilt: bool = False) -> pa.Schema:
-        """The columns that the table needs for the values as they are now."""
-        change = self._change(table, is_rebuilt=is_rebuilt)
-        return columns_of(table) if not change else change.schema
-
-    def _change(self, table: DeltaTable, *, is_rebuilt: bool = False) -> Evolution | None:
-        """How the columns of a typed table have to change; None for a table without a codec, which never change.
-
-        ``SchemaRefused`` if the values no longer fit into the table.
-        """
-        if isinstance(self.shape, DeadLetters) or not self.shape.is_typed:
-            return None
-        # Both as Delta has them: it knows fewer types than Arrow.
-        wanted = pa.schema(deltalake_library().Schema.from_arrow(self.shape.schema()).to_arrow())
-        return self.shape.evolution(columns_of(table), wanted, is_rebuilt=is_rebuilt)
-
     def evolved(self, table: DeltaTable, at: Cursor) -> DeltaTable:
         """The table with the columns that its values need now, at the same cursor; a commit of its own if they change.
 
         New columns are null in older rows. A column that becomes wider rewrites all files, in one commit.
         """
-        change = self._change(table)
+        change = needed_change(table, self.shape)
         if not change:
             return table
         _LOGGER.warning(
@@ -261,7 +216,7 @@ class FollowedDelta:
         is_rewritten = bool(change.widened) or any("." in field.name for field in change.added)
         adds = []
         if is_rewritten:
-            self.refuse_append_only(table, "its columns change so that all rows have to be written again")
+            refuse_append_only(table, self.url, "its columns change so that all rows have to be written again")
             adds = [added(file, self.now()) for file in self._rewritten(table, change.schema)]
         known = KnownCommits(id_of(table), table.version() + 1, at)
         commit_id = str(CHANCE.uuid())
@@ -311,13 +266,7 @@ class FollowedDelta:
                 self.url,
                 schema=self.shape.schema(),
                 mode="error",
-                configuration={
-                    **_CHECKPOINTS,
-                    LOG_PROPERTY: str(since.log_id),
-                    MODE_PROPERTY: self.shape.kind,
-                    _SHAPE_PROPERTY: self.shape.recorded(),
-                    _START_PROPERTY: str(since.next),
-                },
+                configuration={**_CHECKPOINTS, **properties_of(self.shape, since)},
                 storage_options=self._options or None,
                 commit_properties=self._properties(since, None, commit_id),
                 raise_if_key_not_exists=False,
