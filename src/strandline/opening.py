@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias, overload
-from urllib.parse import unquote
 
 from strandline.compat.v1.log import QueueLog, open_queue
 from strandline.errors import InvalidInput, Unsupported
@@ -14,7 +13,7 @@ from strandline.followers.consumer.opening import OPENERS
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
-from strandline.model.addresses import Address, as_address, split_address
+from strandline.model.addresses import Address, as_address, local_path, split_address
 from strandline.model.arguments import checked
 from strandline.model.retention import Retention, SlotLimits
 from strandline.node.flight.client.channel import TIMEOUT
@@ -192,10 +191,9 @@ def _scheme_of(place: Address | ObjectStore) -> str:
 def wal_path(url: str) -> str:
     """The folder that an address of a write-ahead log names."""
     place = split_address(url)
-    path = unquote(place.path)
-    if place.netloc or path.strip("/") == "":
+    if place.netloc or place.path.strip("/") == "":
         raise InvalidInput(f"{url!r} names no folder of this machine: write wal:///absolute/path.")
-    return path
+    return local_path(url)
 
 
 def _only(scheme: str, schemes: tuple[str, ...], what: str, **given: Any) -> None:

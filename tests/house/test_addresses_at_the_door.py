@@ -13,6 +13,8 @@ from strandline.errors import InvalidInput
 
 BROKEN = ["g://[", "s3://[", "file://[", "s3://[::1", "grpc://[", "kafka://[/topic", "nats://[", "s3://\uff03.com/x"]
 PORTS = ["grpc://host:x", "grpc://host:99999999", "grpc://host:-1", "grpc://[::1]:x", "grpc://host"]
+MORE = ["GRPC://host:1", "grpc://h\u00f6st:1", "grpc://host:1\n", "grpc://host:1/orders", "grpc://host:1?log=orders"]
+"""Addresses of nodes that Arrow Flight cannot parse, or of which it would leave something out."""
 LOG = UUID(int=1)
 
 DOORS: dict[str, Callable[[str, Path], object]] = {
@@ -46,8 +48,26 @@ def test_an_address_that_cannot_be_parsed_is_refused(door: str, address: str, fo
     assert [path.name for path in folder.iterdir()] == ["log"]
 
 
-@pytest.mark.parametrize("address", PORTS)
+@pytest.mark.parametrize("address", PORTS + MORE)
 @pytest.mark.parametrize("door", ["remote log", "replica"])
 def test_a_node_s_address_needs_a_port_that_can_be_one(door: str, address: str, folder: Path) -> None:
     with pytest.raises(InvalidInput, match=r"no address of a node: use grpc://host:port"):
         DOORS[door](address, folder)
+
+
+@pytest.mark.parametrize("scheme", ["file", "wal"])
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ("{path}#1", "write %23"),
+        ("{path}?x=1", "write %3F"),
+        ("elsewhere{path}", "names (the machine 'elsewhere'|no folder)"),
+    ],
+)
+def test_a_part_of_an_address_that_names_no_folder_is_refused(
+    scheme: str, written: str, why: str, tmp_path: Path
+) -> None:
+    address = f"{scheme}://{written.format(path=tmp_path / 'orders')}"
+    with pytest.raises(InvalidInput, match=why):
+        sl.open(address, create=True)
+    assert not list(tmp_path.iterdir())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from typing import Annotated, Final, TypeAlias
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from strandline.errors import InvalidInput
 from strandline.model.arguments import kind_of
@@ -72,6 +72,23 @@ def split_address(address: str) -> SplitResult:
         return urlsplit(address)
     except ValueError as error:
         raise InvalidInput(f"{address!r} is no address ({error}): write one such as s3://bucket/orders.") from error
+
+
+def local_path(address: str) -> str:
+    """The path that an address of this machine names; ``InvalidInput`` for parts of it that would be left out.
+
+    >>> local_path("file:///data/orders%231")
+    '/data/orders#1'
+    >>> local_path("file://data/orders")
+    Traceback (most recent call last):
+    strandline.errors.InvalidInput: 'file://data/orders' names the machine 'data': write file:///path/to/folder.
+    """
+    place = split_address(address)
+    if place.netloc not in ("", "localhost"):
+        raise InvalidInput(f"{address!r} names the machine {place.netloc!r}: write {place.scheme}:///path/to/folder.")
+    if found := re.search("[?#]", address):
+        raise InvalidInput(f"{address!r} has a {found[0]!r}, and what follows it is no path: write {quote(found[0])}.")
+    return unquote(place.path)
 
 
 def is_text(text: str, *, name_of_file: bool = False) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from urllib.parse import unquote
 
 from obstore.store import MemoryStore
 
 from strandline.errors import InvalidInput
-from strandline.model.addresses import Address, as_address, refuse_credentials, split_address
+from strandline.model.addresses import Address, as_address, local_path, refuse_credentials, split_address
 from strandline.storage.objects.local import LocalStore
 from strandline.storage.objects.remote import ObstoreStore
 from strandline.storage.objects.store import ObjectStore
@@ -27,7 +26,7 @@ def local_folder(url: str) -> str | None:
     """
     if "://" not in url:
         return url or None
-    return unquote(split_address(url).path) or None if split_address(url).scheme == "file" else None
+    return local_path(url) or None if split_address(url).scheme == "file" else None
 
 
 def store_at(place: Address | ObjectStore, options: Mapping[str, str] | None = None) -> ObjectStore:
@@ -48,7 +47,7 @@ def open_store(place: Address, options: Mapping[str, str] | None = None) -> Obje
     )
     scheme = split_address(url).scheme if "://" in url else "file"
     if scheme == "file":
-        path = unquote(split_address(url).path) if "://" in url else url
+        path = local_path(url) if "://" in url else url
         if not path:
             raise InvalidInput(f"{url!r} names no folder; write file:///path/to/folder.")
         return RetryingStore(LocalStore(path))
