@@ -20,7 +20,7 @@ from strandline.log.topic.memory import MemoryTopic
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.records import record_batch, with_offsets
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, SegmentUpdate, TopicPartition
-from strandline.storage.local import LocalStore
+from strandline.storage.objects.local import LocalStore
 from strandline.tier.copy.encoding import finished
 from strandline.tier.copy.segment_files import put_segment, segment_path
 from strandline.tier.metadata.manager import MetadataManager
