@@ -94,7 +94,7 @@ class TestNewcomers:
             assert store.get(b"a") == b"later"
         assert not [name for name in names(tmp_path) if name.startswith(".")], "nothing hidden stays behind"
 
-    def test_it_needs_no_log(self, source, tmp_path):
+    def test_a_bootstrap_needs_no_log(self, source, tmp_path):
         with bootstrap(source, str(tmp_path / "dest"), AppendLogStore) as store:
             assert store.position().cursor.next == 8
 

@@ -130,7 +130,7 @@ def survive(folder: Path, kv, job: dict[str, object], *, kills: int, seed: int) 
 @pytest.mark.parametrize(
     "scope", [pytest.param([""], marks=pytest.mark.slow), ["a.", "c.1"]], ids=["everything", "prefixes"]
 )
-def test_over_the_own_log(tmp_path, scope, kills):
+def test_killed_watchers_of_a_log_lose_no_change(tmp_path, scope, kills):
     log = sl.open(str(tmp_path / "log"), create=True)
     job = {"kind": "log", "address": log.url, "scope": scope}
     survive(tmp_path, LogKeyValue(log), job, kills=kills, seed=1)
@@ -190,7 +190,7 @@ def test_over_a_node_that_is_read_by_its_address(tmp_path, scope, kills):
 @pytest.mark.matrix
 @pytest.mark.parametrize("kills", KILLS)
 @pytest.mark.parametrize("history", [1, pytest.param(10, marks=pytest.mark.slow)])
-def test_over_nats(tmp_path, nats_url, history, kills):
+def test_killed_watchers_of_a_nats_bucket_lose_no_change(tmp_path, nats_url, history, kills):
     name = f"kill-{tmp_path.name}-{history}".replace("_", "-").replace("[", "-").replace("]", "-")
     with NatsKeyValue.connect(nats_url, name, create=True, history=history) as kv:
         job = {"kind": "nats", "address": f"{nats_url}/{name}", "scope": [""] if history == 1 else ["a."]}

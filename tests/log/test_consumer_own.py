@@ -600,7 +600,7 @@ class TestPlaces:
         for place in (url, sl.open(url), OwnQueue(sl.open(url))):
             assert sl.Consumer(place, trim_every=None).next_batch().values == [b"a"]
 
-    def test_the_front_has_it(self) -> None:
+    def test_the_consumer_is_a_public_name(self) -> None:
         assert sl.Consumer is Consumer
 
     def test_a_queue_of_version_1_is_one_too(self) -> None:

@@ -37,7 +37,7 @@ def log(line: FaultyStore) -> ObjectLog:
 
 
 class TestWhenABatchCloses:
-    def test_at_its_size(self, log: ObjectLog) -> None:
+    def test_a_batch_closes_at_its_size(self, log: ObjectLog) -> None:
         with log.producer(batch_bytes=100_000, linger=NEVER, compression="none") as producer:
             handles = [producer.append(value=b"%4d" % number + bytes(996)) for number in range(1000)]
             assert handles[0].result(SOON) == Receipt(0, 1)
@@ -46,7 +46,7 @@ class TestWhenABatchCloses:
         assert all(50_000 < size < 200_000 for size in sizes[:-1])
 
     @pytest.mark.parametrize("size", [3, 1000, 8_000, 50_000, 200_000])
-    def test_at_its_size_however_large_its_records_are(self, log: ObjectLog, size: int) -> None:
+    def test_a_batch_closes_at_its_size_however_large_its_records_are(self, log: ObjectLog, size: int) -> None:
         with log.producer(batch_bytes=100_000, linger=NEVER, compression="none") as producer:
             first = producer.append(value=bytes(size))
             for _ in range(max(1, 3_000_000 // (size + 30))):
@@ -64,7 +64,7 @@ class TestWhenABatchCloses:
             assert first.result(0) == Receipt(0, 1)
             assert log.bounds().next < others + 1 + 10_000_000
 
-    def test_not_before_its_time(self, line: FaultyStore) -> None:
+    def test_a_batch_does_not_close_before_the_linger_time(self, line: FaultyStore) -> None:
         clock = ManualClock(auto=False)
         log = open_log(line, create=True, clock=clock)
         with log.producer(linger=5.0) as producer:
@@ -87,7 +87,7 @@ class TestWhenABatchCloses:
                 assert handle.result(0) == Receipt(number, 1)
         assert len(log.plan(log.start())) == 3
 
-    def test_when_it_is_flushed(self, log: ObjectLog) -> None:
+    def test_a_batch_closes_when_the_producer_is_flushed(self, log: ObjectLog) -> None:
         with log.producer(linger=NEVER) as producer:
             handles = [
                 producer.append(value=b"a"),

@@ -183,7 +183,7 @@ class TestWhatArrives:
 class TestWhatIsLost:
     """A primary loses its power while its disk syncs something that its replica was sent, and leads on in its term."""
 
-    def test_is_nowhere(self):
+    def test_records_that_the_primary_lost_are_on_no_node(self):
         pair = self.tell()
         assert pair.content("b") == [(0, b"kept")]
         pair.start("a", lead=True)

@@ -290,7 +290,7 @@ class TestReadingOn:
 class TestAPrimaryThatIsItsOnlyVoter:
     """Nobody else has to speak: what is durable there is committed."""
 
-    def test_commits_at_once(self, tmp_path):
+    def test_a_primary_that_is_the_only_voter_commits_at_once(self, tmp_path):
         with Primary.open(tmp_path / "a", name="a", policy="quorum(a)") as primary:
             for number in range(3):
                 commit = primary.append_values([b"%d" % number], timeout=2.0)

@@ -403,7 +403,7 @@ class TestKeeping:
 
 
 class TestCommitting:
-    def test_local_needs_nobody(self, primary):
+    def test_the_policy_local_waits_for_no_replica(self, primary):
         commit = primary.append(records(b"x"))
         assert commit.outcome == NotRequired()
         assert commit.ensure().first == 0
@@ -522,7 +522,7 @@ class TestFlow:
         primary.append(records(b"x"))
         cluster.close()
 
-    def test_off_by_default(self, primary):
+    def test_flow_control_is_off_by_default(self, primary):
         primary.register(ONE)
         primary.acknowledge(ONE, ReplicaProgress(0, 0))
         fill(primary, 50)

@@ -45,7 +45,7 @@ class TestJudging:
     def test_next_is_applied_the_one_before_compared_older_skipped(self, first, verdict):
         assert judge(arriving(first), Cursor(LOG, 10, 5), HEARTBEAT, seen=5) is verdict
 
-    def test_further_is_a_gap(self):
+    def test_a_batch_past_the_next_offset_is_a_gap(self):
         with pytest.raises(Gap, match="from offset 11 on arrived, and this replica needs 10: 1 are missing"):
             judge(arriving(11), Cursor(LOG, 10, 5), HEARTBEAT, seen=5)
 

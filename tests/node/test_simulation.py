@@ -198,7 +198,7 @@ class TestTheChecker:
         check([Shown("b", 3, leads=False), Wiped("b"), told("a", 1, "w0", 0, 0), Shown("b", 0, leads=False)])
 
     @pytest.mark.parametrize("events", BAD.values(), ids=BAD)
-    def test_it_finds(self, events):
+    def test_the_checker_rejects_a_broken_history(self, events):
         with pytest.raises(Broken):
             check(events)
 
@@ -527,14 +527,14 @@ TIERED_TWINS = [
 class TestBrokenTwins:
     @pytest.mark.matrix
     @pytest.mark.parametrize(("twin", "climate", "finding"), TWINS)
-    def test_is_caught(self, twin, climate, finding, monkeypatch):
+    def test_a_broken_twin_is_caught(self, twin, climate, finding, monkeypatch):
         twin(monkeypatch)
         with pytest.raises(Broken, match=finding):
             play_many(range(600), climate=climate)
 
     @pytest.mark.matrix
     @pytest.mark.parametrize(("twin", "climate", "finding"), SLOT_TWINS)
-    def test_is_caught_by_the_slots_of_consumers(self, twin, climate, finding, monkeypatch):
+    def test_a_broken_twin_is_caught_by_the_slots_of_consumers(self, twin, climate, finding, monkeypatch):
         twin(monkeypatch)
         with pytest.raises(Broken, match=finding):
             play_many(range(400), climate=climate)

@@ -104,7 +104,7 @@ class TestCommits:
 
 
 class TestFlow:
-    def test_off_means_off(self):
+    def test_without_limits_flow_control_admits_any_lag(self):
         assert admit(1 << 40, FlowLimits()) == Proceed()
 
     def test_the_further_behind_the_longer_the_wait_up_to_a_refusal(self):

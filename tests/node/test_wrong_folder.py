@@ -262,7 +262,7 @@ class TestTakingOver:
             Primary.open(tmp_path / "a", take_over=tmp_path / "nothing")
         assert NodeFolder.open(str(tmp_path / "a"), "primary").state.generation == 0
 
-    def test_a_replica_does_not(self, wal: Path, tmp_path: Path) -> None:
+    def test_a_replica_does_not_take_over_a_log(self, wal: Path, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match="let the primary take a log over"):
             Replica.open(tmp_path / "b", "grpc://127.0.0.1:1", take_over=str(wal))
 

@@ -82,7 +82,7 @@ def test_a_narrower_schema_reads_only_that(spark, tmp_path):
     ]
 
 
-def test_bounds_are_options(spark, tmp_path):
+def test_options_bound_the_offsets_that_are_read(spark, tmp_path):
     log = new_log(tmp_path)
     for first in (0, 10, 20):
         append(log, numbered(first, 10))

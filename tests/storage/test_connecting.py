@@ -225,7 +225,7 @@ class TestTls:
         store.put("a", b"1")
         assert content(store, "a") == b"1"
 
-    def test_or_close_one_s_eyes(self, tls_server: Server) -> None:
+    def test_an_untrusted_certificate_is_accepted_if_the_options_allow_it(self, tls_server: Server) -> None:
         store = open_store(tls_server.url(BUCKET), {**tls_server.options, "allow_invalid_certificates": "true"})
         store.put("b", b"1")
         assert content(store, "b") == b"1"

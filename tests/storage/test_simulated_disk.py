@@ -35,7 +35,7 @@ def outcome(call):
         return type(error)
 
 
-def test_it_is_a_disk():
+def test_the_simulated_disk_is_a_disk():
     disk = SimulatedDisk()
     assert isinstance(disk, Disk)
     assert isinstance(disk.open_append("/a"), AppendFile)

@@ -255,7 +255,7 @@ def test_every_type_of_column_is_stored_and_nulls_stay_null(database):
     assert (eval(tags), eval(address), odd) == (["x", "y"], {"zip": "1", "geo": "AQ=="}, "ü")
 
 
-def test_headers_come_along(database):
+def test_headers_are_stored_as_json(database):
     record = changes(0, (b"a", b"1"))
     headers = pa.array([[("source", b"x"), ("source", b"y")]], record.schema.field("headers").type)
     database.sink().apply(

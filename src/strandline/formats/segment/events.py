@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
-from strandline.formats.object.head import Unpacker
+from strandline.formats.unpacker import Unpacker
 from strandline.model.segments import (
     PartitionDelete,
     PartitionDeleteState,
