@@ -24,8 +24,8 @@ MOST_PROBLEMS: Final = 100
 """After so many problems in one file no more are reported: it has to be restored anyway."""
 
 
-class Problem(NamedTuple):
-    """Bytes in a file that should not be there."""
+class FileProblem(NamedTuple):
+    """A range of unexpected bytes in a file of the log."""
 
     at: int
     upto: int
@@ -55,7 +55,7 @@ class FileFacts:
     """Everything below this offset was durable, according to its frames and its index."""
     written: int = 0
     """Time of the last frame found, in milliseconds; 0 if there is none."""
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[FileProblem] = field(default_factory=list)
     index: str | None = None
     """What is wrong with its index, or None."""
 
@@ -151,7 +151,7 @@ class FileCheck:
         facts.term = max(facts.term, term)
 
     def _add(self, at: int, upto: int, kind: FindingKind, why: str, *, is_cut: bool = True) -> None:
-        self.facts.problems.append(Problem(at, upto, self.facts.next, kind, why, is_cut))
+        self.facts.problems.append(FileProblem(at, upto, self.facts.next, kind, why, is_cut))
 
     def done(self, *, is_closed: bool, index_size: int | None) -> FileFacts:
         """The facts, after the whole file was read; ``index_size`` is None without an index."""
@@ -237,10 +237,10 @@ def judge_closed(facts: FileFacts, following: int) -> Iterator[Finding]:
         yield _damage(facts, problem)
     if facts.next < following and not _ends_badly(facts):
         why = f"it ends at offset {facts.next}, and the next file begins at {following}"
-        yield _damage(facts, Problem(facts.size, facts.size, facts.next, FindingKind.CONTINUITY, why))
+        yield _damage(facts, FileProblem(facts.size, facts.size, facts.next, FindingKind.CONTINUITY, why))
     elif facts.next > following:
         why = f"it reaches offset {facts.next}, but the next file begins at {following}"
-        yield _damage(facts, Problem(facts.size, facts.size, facts.next, FindingKind.CONTINUITY, why))
+        yield _damage(facts, FileProblem(facts.size, facts.size, facts.next, FindingKind.CONTINUITY, why))
 
 
 def judge_last(facts: FileFacts, durable: int, *, is_active: bool, may_be_written: bool) -> Iterator[Finding]:
@@ -256,7 +256,7 @@ def judge_last(facts: FileFacts, durable: int, *, is_active: bool, may_be_writte
             yield _torn(facts, 0, f"it was never finished ({why})", may_be_written=may_be_written)
         return
     if not facts.is_begun and not facts.problems:
-        yield _damage(facts, Problem(0, 0, facts.first, FindingKind.FRAME, "it is empty"))
+        yield _damage(facts, FileProblem(0, 0, facts.first, FindingKind.FRAME, "it is empty"))
         return
     for problem in facts.problems:
         if facts.is_begun and problem.is_cut and problem.kind is not FindingKind.VERSION and problem.offset >= durable:
@@ -265,7 +265,7 @@ def judge_last(facts: FileFacts, durable: int, *, is_active: bool, may_be_writte
         yield _damage(facts, problem)
     if facts.next < durable and not _ends_badly(facts):
         why = f"it ends at offset {facts.next}, and everything below {durable} was durable"
-        yield _damage(facts, Problem(facts.size, facts.size, facts.next, FindingKind.CONTINUITY, why))
+        yield _damage(facts, FileProblem(facts.size, facts.size, facts.next, FindingKind.CONTINUITY, why))
 
 
 def judge_slots(path: str, kept: SlotsFile, end: int) -> Iterator[Finding]:
@@ -287,7 +287,7 @@ def _ends_badly(facts: FileFacts) -> bool:
     return any(problem.upto == facts.size > 0 for problem in facts.problems)
 
 
-def _damage(facts: FileFacts, problem: Problem) -> Finding:
+def _damage(facts: FileFacts, problem: FileProblem) -> Finding:
     what = (
         "Upgrade strandline"
         if problem.kind is FindingKind.VERSION
@@ -299,7 +299,7 @@ def _damage(facts: FileFacts, problem: Problem) -> Finding:
     return Finding(Severity.DAMAGE, problem.kind, facts.path, message, problem.at)
 
 
-def _note(facts: FileFacts, problem: Problem, what: str) -> Finding:
+def _note(facts: FileFacts, problem: FileProblem, what: str) -> Finding:
     message = f"{facts.path}, from byte {problem.at} on: {what} ({problem.why})."
     return Finding(Severity.NOTE, FindingKind.TAIL, facts.path, message, problem.at)
 
