@@ -38,6 +38,10 @@ class Unsupported(InvalidInput):
     """This kind of log does not support the call, or not yet; nothing was changed."""
 
 
+class UnsupportedCall(Unsupported, AttributeError):
+    """This kind of log does not have the call. Also an ``AttributeError``, so that ``hasattr`` is false."""
+
+
 class MissingExtra(StrandlineError, ImportError):
     """An optional part is not installed; the message names the extra to install."""
 

@@ -15,10 +15,11 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.addresses import Address, as_address, local_path, split_address
 from strandline.model.arguments import checked
+from strandline.model.optional_calls import OPTIONAL_CALLS
 from strandline.model.retention import Retention, SlotLimits
 from strandline.node.flight.client.channel import TIMEOUT
 from strandline.node.flight.client.node_channels import ReadFrom
-from strandline.node.flight.client.remote_log import NO_VALUE, RemoteLog
+from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.objects.store import ObjectStore
@@ -140,7 +141,7 @@ def open_url(
     _only(scheme, (), "a queue of version 1 (format='queue-v1')", **queue)
     if scheme in _NODES:
         if value is not None:
-            raise Unsupported(f"{place} is a node's log, and {NO_VALUE}")
+            raise Unsupported(f"{place} is a node's log: {OPTIONAL_CALLS['value']}")
         _only(scheme, (*_STORES, "wal"), "a log that is made here", create=create or None, options=options)
         return RemoteLog(_text(place), security=security, timeout=timeout, read_from=read_from, clock=clock)
     tiers: dict[str, Any] = {"options": options, "events_options": events_options, "clock": clock}

@@ -78,7 +78,7 @@ def test_a_producer_may_have_a_codec_of_its_own_also_where_the_log_has_none(tmp_
         producer.append(value={"id": 1}).result()
     with queue.producer() as producer, pytest.raises(Unsupported, match="records no value format"):
         producer.append(value={"id": 1})
-    with sl.open("grpc://127.0.0.1:1") as node, pytest.raises(Unsupported, match="is unknown"):
+    with sl.open("grpc://127.0.0.1:1") as node, pytest.raises(Unsupported, match="records no value format"):
         node.producer().append(value={"id": 1})
 
 

@@ -33,6 +33,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import ChunkRef, Entry, Head, WriterId
 from strandline.model.records import RecordSource, conform, with_offsets
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.values.contract import Codec
 from strandline.values.recorded import newest, with_version
@@ -69,7 +70,7 @@ class MemoryChunks(dict[ChunkRef, Any]):
 
 @bound_to_process(keep=("log_id",))
 @checked
-class MemoryLog(HeadLog[MemorySpan]):
+class MemoryLog(HeadLog[MemorySpan], Closing):
     """A log that ends with its process. Satisfies :class:`~strandline.log.contract.Log`; safe in threads."""
 
     chunks: MemoryChunks
@@ -85,6 +86,9 @@ class MemoryLog(HeadLog[MemorySpan]):
         self._changed = threading.Condition()
         self._origin = Origin("A log in memory", self)
         self.slots = SlotTable(self.log_id, (), self.bounds, origin=self._origin, clock=clock)
+
+    def close(self) -> None:
+        """Does nothing: there is nothing to close. Other logs have something to close, so all have this method."""
 
     @property
     def log_id(self) -> UUID:

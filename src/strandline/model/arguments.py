@@ -24,6 +24,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, overload
 
 from strandline.errors import InvalidInput, printable
+from strandline.model.optional_calls import OptionalCalls
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -115,7 +116,7 @@ def instance(kind: type) -> ArgumentKind:
         if isinstance(value, type):  # methods of instances are plain functions of a class
             return all(not inspect.isfunction(inspect.getattr_static(value, name, instance)) for name in names)
         own, held = type(value), getattr(value, "__dict__", ())
-        is_proxy = hasattr(own, "__getattr__")
+        is_proxy = hasattr(own, "__getattr__") and not issubclass(own, OptionalCalls)
         return own.__module__ != "builtins" and (is_proxy or any(hasattr(own, one) or one in held for one in names))
 
     return ArgumentKind(admits, _a(kind.__name__))

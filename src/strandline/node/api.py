@@ -23,6 +23,7 @@ from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import StoredAppend, WriterId, WriterState
+from strandline.model.optional_calls import OptionalCalls
 from strandline.model.records import RecordSource
 from strandline.node.config import NodeConfig, NodeSettings, ReplicaSettings
 from strandline.node.lead.commits import CommitHandle
@@ -42,7 +43,7 @@ _BUILDING: Final = str(Condition.BOOTSTRAPPING)
 
 @bound_to_process(keep=("name", "url"))
 @checked
-class _NodeHandle(LogReading, Closing):
+class _NodeHandle(OptionalCalls, LogReading, Closing):
     """A running node, which closing stops. As a log it is read up to what is committed."""
 
     def __init__(self, running: RunningNode) -> None:

@@ -29,8 +29,10 @@ from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Duration, Timeout, checked
 from strandline.model.cursor import MILLISECOND, NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import MetadataRanges, QueueEntry, QueueManifest, WriterId
+from strandline.model.optional_calls import OptionalCalls
 from strandline.model.records import RecordSource, conform
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.objects.store import ObjectStore
@@ -66,7 +68,7 @@ def open_queue(
 
 @bound_to_process()
 @checked
-class QueueLog(LogReading):
+class QueueLog(OptionalCalls, LogReading, Closing):
     """A queue that other implementations share. Satisfies :class:`~strandline.log.contract.Log` as far as it can.
 
     Its offsets are sequences of batches: all records of a batch have the same one, and a limit of records counts
@@ -102,6 +104,9 @@ class QueueLog(LogReading):
 
     def __repr__(self) -> str:
         return f"QueueLog({self.store.url!r}, manifest={self.manifest_path!r}, data={self.folder!r})"
+
+    def close(self) -> None:
+        """Does nothing: there is nothing to close. Other logs have something to close, so all have this method."""
 
     def new_cell(self) -> ManifestCell:
         """A cell for the manifest, for one more writer."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from strandline.errors import Unsupported
 from strandline.formats.json.value_versions import ValueVersion
+from strandline.model.optional_calls import refusal
 from strandline.values.contract import Codec
 
 
@@ -12,10 +12,8 @@ def named_codec(log: object) -> Codec | None:
 
     ``Unsupported`` for a log that has no place for it: there the format is unknown, which is not the same.
     """
-    if not hasattr(type(log), "value"):
-        raise Unsupported(
-            f"A {type(log).__name__} records no value format: give the codec to producers, sinks and readers (value=)."
-        )
+    if not (hasattr(type(log), "value") or hasattr(type(log), "__getattr__")):
+        raise refusal(log, "value")
     found: Codec | None = log.value  # type: ignore[attr-defined]
     return found
 
@@ -23,14 +21,4 @@ def named_codec(log: object) -> Codec | None:
 def named_versions(log: object) -> tuple[ValueVersion, ...]:
     """All versions of a log's value format; none if values are plain bytes, or the log has no place for a format."""
     found: tuple[ValueVersion, ...] = getattr(log, "value_versions", ())
-    return found
-
-
-def evolve_named_codec(log: object, value: Codec) -> Codec:
-    """Record a new version in a log; ``Unsupported`` for one that has no place for it."""
-    if not hasattr(type(log), "evolve_value"):
-        raise Unsupported(
-            f"A {type(log).__name__} records no value format: give the codec to producers, sinks and readers (value=)."
-        )
-    found: Codec = log.evolve_value(value)  # type: ignore[attr-defined]
     return found

@@ -13,6 +13,7 @@ from strandline.log.wal.read.reading import WalReading
 from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import StoredAppend, WriterId
+from strandline.model.optional_calls import OptionalCalls
 from strandline.model.records import RecordSource
 from strandline.tier.read.tiered_slots import HotSlots
 
@@ -34,7 +35,7 @@ class ReadableLog(NamedTuple):
 
 
 @final
-class CommittedLog(LogReading):
+class CommittedLog(OptionalCalls, LogReading):
     """A node's copy of the log for readers. It ends at the commit watermark, and outlives changes of role and copy.
 
     A stream continues when the node is promoted or bootstraps. A reader that was ahead on another primary waits, and

@@ -13,8 +13,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.compat.spool.lsn_log import WriteAheadLog
-from strandline.errors import CursorExpired, InvalidInput, NotReady, StrandlineError, Unsupported
-from strandline.formats.json.value_versions import ValueVersion
+from strandline.errors import CursorExpired, NotReady, StrandlineError, Unsupported
 from strandline.log.contract import READING, Handle, require
 from strandline.log.folders import FolderKind, contents
 from strandline.log.object.log import ObjectLog
@@ -22,7 +21,6 @@ from strandline.log.object.slots import Hold, HoldSeconds, SlotKeeper
 from strandline.log.produce.producer import Producer
 from strandline.log.read.planning import Gathering, behind
 from strandline.log.read.reading import read_between
-from strandline.log.read.value_format import evolve_named_codec, named_codec, named_versions
 from strandline.log.slots.heartbeat import Limited
 from strandline.log.slots.resume import position_of
 from strandline.log.slots.table import SlotTable
@@ -31,6 +29,7 @@ from strandline.log.wal.read.reading import WalReader, WalReading
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import WriterId
+from strandline.model.optional_calls import refusal
 from strandline.model.records import RecordSource
 from strandline.model.retention import NO_LIMITS, TIER_SLOT, SlotLimits, SlotState
 from strandline.model.segments import SegmentMetadata
@@ -41,7 +40,6 @@ from strandline.tier.copy.history import TermLookups, divergence, read_history
 from strandline.tier.copy.segment_files import ColdSpan, plan_segment
 from strandline.tier.read.cold_reader import ColdPiece, ColdReader, HotStart, check_term
 from strandline.tier.read.tiered_slots import ColdPins, Hot, TierableSlots, TieredSlots
-from strandline.values.contract import Codec
 
 _TRIES: Final = 8
 """How often a plan may move between the tiers while the log is trimmed."""
@@ -280,20 +278,6 @@ class TieredLog(Closing):
         # The end is known to the hot tier, also while the start is not.
         return read_between(self, since, self._hot.bounds().next if upto is None else upto, columns)
 
-    @property
-    def value(self) -> Codec | None:
-        """The codec of the log's values, as the hot log records it; None if values are plain bytes."""
-        return named_codec(self._hot)
-
-    @property
-    def value_versions(self) -> tuple[ValueVersion, ...]:
-        """All versions of the value format, as the hot log records them."""
-        return named_versions(self._hot)
-
-    def evolve_value(self, value: Codec) -> Codec:
-        """Durably record a new version of the value format in the hot log. Segments hold values of all versions."""
-        return evolve_named_codec(self._hot, value)
-
     def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
         """Append a batch to the hot tier, whole or not at all."""
         return self._hot.append(batch, writer=writer, number=number, expect=expect)
@@ -306,7 +290,7 @@ class TieredLog(Closing):
         """Pin all records from ``position`` on for some time, in either tier; raises as creating a slot does."""
         hot = self._hot
         if not isinstance(hot, ObjectLog):
-            raise InvalidInput(f"{hot!r} has no holds, only slots: create one.")
+            raise refusal(hot, "hold")
         return self._pins.pin(position, lambda first: hot.hold(position, seconds, retained_from=first), Hold.release)
 
     def slot_limits(self) -> SlotLimits:

@@ -15,12 +15,13 @@ from strandline.log.writers.source import known_as
 from strandline.model.arguments import checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import Entry, Head, StoredAppend, WriterId, WriterState
+from strandline.model.optional_calls import OptionalCalls
 
 S = TypeVar("S", bound=Span)
 
 
 @checked
-class HeadLog(LogReading, ABC, Generic[S]):
+class HeadLog(OptionalCalls, LogReading, ABC, Generic[S]):
     """Finds batches in the head and its chunks. Safe in threads, if ``head`` is."""
 
     chunks: Chunks

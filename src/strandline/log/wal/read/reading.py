@@ -27,6 +27,7 @@ from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Signed, Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import StoredAppend, WriterId
+from strandline.model.optional_calls import OptionalCalls
 from strandline.model.records import RecordSource
 from strandline.model.retention import Retention
 from strandline.model.times import TOLERANCE
@@ -41,7 +42,7 @@ R = TypeVar("R")
 
 
 @checked
-class WalReading(LogReading, ABC):
+class WalReading(OptionalCalls, LogReading, ABC):
     """The reading half of a write-ahead log. Changes nothing; shows only durable records; safe in threads."""
 
     clock: Clock

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, NoReturn, TypeVar, final
+from typing import Any, Final, TypeVar, final
 from uuid import UUID
 
 import pyarrow as pa
@@ -16,7 +16,6 @@ from strandline.errors import (
     NotReady,
     Overloaded,
     TransientStorageError,
-    Unsupported,
 )
 from strandline.formats.json.fields import Fields
 from strandline.formats.node.ticket import ReadTicket
@@ -34,6 +33,7 @@ from strandline.model.addresses import AddressText
 from strandline.model.arguments import Duration, Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import StoredAppend, WriterId, WriterState
+from strandline.model.optional_calls import OptionalCalls
 from strandline.model.records import RecordSource
 from strandline.node.flight.client.channel import TIMEOUT, Channel
 from strandline.node.flight.client.monotonic_reads import MonotonicReads
@@ -61,11 +61,6 @@ _LONGEST_WAIT: Final = 10.0
 
 _FAILED_PAUSE: Final = 0.1
 
-NO_VALUE: Final = (
-    "a node's log records no value format, since replicas would not know its changes after a failover: give the codec "
-    "to producers, sinks and readers (value=)."
-)
-
 
 def _no_end(_: Fields) -> None:
     """The answer does not say where the log ends."""
@@ -74,7 +69,7 @@ def _no_end(_: Fields) -> None:
 @bound_to_process()
 @final
 @checked
-class RemoteLog(LogReading, Closing):
+class RemoteLog(OptionalCalls, LogReading, Closing):
     """A replicated log: append to it on its primary, and read it anywhere up to what is committed. Safe in threads.
 
     Satisfies :class:`~strandline.log.contract.Log`. With the addresses of several nodes it finds the one that leads,
@@ -122,15 +117,6 @@ class RemoteLog(LogReading, Closing):
 
     def __repr__(self) -> str:
         return f"RemoteLog({self._nodes.url!r})"
-
-    @property
-    def value(self) -> NoReturn:
-        """``Unsupported``: nodes do not record a value format."""
-        raise Unsupported(f"The format of the values of {self.url} is unknown: {NO_VALUE}")
-
-    def evolve_value(self, value: Codec) -> NoReturn:
-        """``Unsupported``: nodes do not record a value format."""
-        raise Unsupported(f"The format of the values of {self.url} cannot be recorded: {NO_VALUE}")
 
     # --- appending ---------------------------------------------------------------------------------------------
 
