@@ -44,6 +44,19 @@ def test_a_verification_by_executors_finds_the_same(spark: SparkSession, log: sl
     assert there.verification.examined["records"] == here.verification.examined["records"] == 90
 
 
+def test_a_snapshot_by_executors_has_the_same_state(spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path) -> None:
+    there, here = (
+        sl.bulk.build_snapshot(log, tmp_path / name, pool=pool, scratch=tmp_path / f"{name}-scratch", group_bytes=400)
+        for name, pool in (("there", sl.spark.executors(spark)), ("here", None))
+    )
+    assert there.cursor == here.cursor == log.end()
+    states = []
+    for snapshot in (there, here):
+        with sl.AppendLogStore.import_from(snapshot.folder, f"{snapshot.folder}-store") as store:
+            states.append(list(store.range()))
+    assert states[0] == states[1] != []
+
+
 def test_a_table_is_compared_by_executors(spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path) -> None:
     for mode in ("latest", "append", "history"):
         sink = sl.DeltaSink(tmp_path / mode, mode=mode)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from strandline.lazy_names import lazy
 if TYPE_CHECKING:
     from strandline.bulk.exporting import ExportManifest as ExportManifest
     from strandline.bulk.exporting import export as export
+    from strandline.bulk.snapshot_building import build_snapshot as build_snapshot
     from strandline.bulk.verifying import LogAudit as LogAudit
     from strandline.bulk.verifying import verify as verify
     from strandline.storage.task_pool import TaskPool as TaskPool
@@ -21,6 +22,7 @@ _get, __dir__, __all__ = lazy(
         "LogAudit": "strandline.bulk.verifying",
         "TaskPool": "strandline.storage.task_pool",
         "ThreadPool": "strandline.storage.task_pool",
+        "build_snapshot": "strandline.bulk.snapshot_building",
         "export": "strandline.bulk.exporting",
         "verify": "strandline.bulk.verifying",
     },

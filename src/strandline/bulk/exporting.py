@@ -16,13 +16,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.errors import AlreadyExists, CorruptData, CursorExpired, Diverged, InvalidInput, NotFound
+from strandline.errors import AlreadyExists, CorruptData, Diverged, InvalidInput, NotFound
 from strandline.log.contract import READING, LogReading, require
 from strandline.log.read.planning import divided
-from strandline.log.read.span_tasks import records_between, run_located, spans_between
+from strandline.log.read.span_tasks import is_same_history, records_between, run_located, spans_between
 from strandline.model.addresses import Address
 from strandline.model.arguments import checked
-from strandline.model.cursor import Cursor, Limit, Span, Start
+from strandline.model.cursor import Cursor, Span, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.objects.store import ABSENT, ObjectStore
 from strandline.storage.objects.urls import open_store
@@ -216,15 +216,11 @@ def _check_same(
 
 def _check_history(stored: ExportPlan | ExportManifest, log: LogReading, store: ObjectStore) -> None:
     """``Diverged`` if the log has other records in the range now."""
-    try:
-        log.plan(Cursor.parse(stored.cursor), Limit(batches=1))
-    except CursorExpired:
-        return  # there is nothing to compare with; a part that is missing cannot be read either
-    except Diverged as error:
+    if not is_same_history(log, Cursor.parse(stored.cursor)):
         raise Diverged(
             f"{store.url} has an export of records that {log!r} does not have now: the log was restored from a copy, "
             "and has grown differently since. Export into another folder."
-        ) from error
+        )
 
 
 def _decoded(store: ObjectStore, path: str, kind: type[T]) -> T:

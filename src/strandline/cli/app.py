@@ -18,6 +18,7 @@ from strandline.cli.logs.ingest import ingest
 from strandline.cli.logs.lag import lag, with_default_interval
 from strandline.cli.logs.produce import produce
 from strandline.cli.logs.slots import retention, slots
+from strandline.cli.logs.snapshot import snapshot
 from strandline.cli.logs.tail import tail
 from strandline.cli.logs.upgrade import upgrade
 from strandline.cli.logs.verify import verify
@@ -65,7 +66,7 @@ class _Watching(TyperCommand):
 app.command()(produce)
 app.command()(tail)
 app.command(cls=_Watching)(lag)
-for command in (retention, gc, verify, promote, doctor, ingest, export, upgrade, quickstart, demo):
+for command in (retention, gc, verify, promote, doctor, ingest, export, snapshot, upgrade, quickstart, demo):
     app.command()(command)
 for name, group in {
     "slots": slots,

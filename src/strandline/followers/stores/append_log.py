@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, final
 
 import pyarrow as pa
@@ -71,7 +71,7 @@ class AppendLogStore(KeyedStore):
         self._clock = clock
         self._chance = chance
         self._state, self._position = content.state, content.position
-        self._place = content.place or FileBlock(self._new_term())
+        self._place = content.place or FileBlock(_new_term(self._chance))
         self._coming: FileBlock | None = None
         """The end of a compacted file whose rename may or may not have happened."""
         self._doubtful = False
@@ -264,40 +264,19 @@ class AppendLogStore(KeyedStore):
         """
         temporary = f"{self._folder}/{_TEMPORARY}"
         live = self._state.live
-        term = self._new_term()
+        term = _new_term(self._chance)
         frames = encode_base(live, list(live.values()), self._position, term, self._clock.now() // 1000)
-        self._coming = self._write_file(temporary, frames, term)
+        self._coming = _write_file(temporary, frames, term, disk=self._disk)
         if self._file is not None:
             # From here on either file may have the name: nothing more may be written to this one.
             self._file.close()
             self._file = None
         self._disk.rename(temporary, self._path)
 
-    def _write_file(self, path: str, frames: Iterator[Parts], term: int) -> FileBlock:
-        self._disk.remove(path)
-        file = self._disk.open_append(path)
-        try:
-            count = size = 0
-            for parts in frames:
-                file.write(parts)
-                count += 1
-                size += sum(map(len, parts))
-            file.sync()
-        except StorageError:
-            with contextlib.suppress(StorageError):
-                self._disk.remove(path)
-            raise
-        finally:
-            file.close()
-        return FileBlock(term, count, count, size, size)
-
     def _term_on_disk(self) -> int | None:
         """The term of the current file."""
         header = read_header(memoryview(self._disk.read(self._path, 0, HEADER_SIZE)))
         return None if header is None else header.term
-
-    def _new_term(self) -> int:
-        return self._chance.uuid().int >> 65
 
     def export_to(self, folder: Address) -> Snapshot:
         """Seal the state as of the call as a snapshot; reads and writes continue meanwhile."""
@@ -305,23 +284,65 @@ class AppendLogStore(KeyedStore):
         self._refuse_closed()
         copy = self._copy()
         cursor = self._exported_cursor(copy.position)
-        term, timestamp = self._new_term(), self._clock.now() // 1000
-
-        def fill(data: str) -> None:
-            frames = encode_base(copy.keys, copy.values, copy.position, term, timestamp)
-            self._write_file(f"{data}/{FILE}", frames, term)
-
-        def verify(data: str) -> Cursor:
-            return whole(f"{data}/{FILE}", disk=self._disk)
-
-        return seal(
+        return seal_frames(
             folder,
-            kind=KIND,
-            kind_version=KIND_VERSION,
-            cursor=cursor,
-            fill=fill,
-            verify=verify,
+            lambda term, timestamp: encode_base(copy.keys, copy.values, copy.position, term, timestamp),
+            cursor,
             disk=self._disk,
             clock=self._clock,
             chance=self._chance,
         )
+
+
+def seal_frames(
+    folder: str,
+    frames: Callable[[int, int], Iterator[Parts]],
+    cursor: Cursor,
+    *,
+    disk: Disk = DISK,
+    clock: Clock = CLOCK,
+    chance: Chance = CHANCE,
+) -> Snapshot:
+    """Seal a state as a snapshot of this kind: ``frames`` encodes it, given a term and a time in milliseconds."""
+    term = _new_term(chance)
+
+    def fill(data: str) -> None:
+        _write_file(f"{data}/{FILE}", frames(term, clock.now() // 1000), term, disk=disk)
+
+    def verify(data: str) -> Cursor:
+        return whole(f"{data}/{FILE}", disk=disk)
+
+    return seal(
+        folder,
+        kind=KIND,
+        kind_version=KIND_VERSION,
+        cursor=cursor,
+        fill=fill,
+        verify=verify,
+        disk=disk,
+        clock=clock,
+        chance=chance,
+    )
+
+
+def _write_file(path: str, frames: Iterator[Parts], term: int, *, disk: Disk) -> FileBlock:
+    disk.remove(path)
+    file = disk.open_append(path)
+    try:
+        count = size = 0
+        for parts in frames:
+            file.write(parts)
+            count += 1
+            size += sum(map(len, parts))
+        file.sync()
+    except StorageError:
+        with contextlib.suppress(StorageError):
+            disk.remove(path)
+        raise
+    finally:
+        file.close()
+    return FileBlock(term, count, count, size, size)
+
+
+def _new_term(chance: Chance) -> int:
+    return chance.uuid().int >> 65

@@ -6,7 +6,7 @@ made: it distinguishes the frames of the file from frames that were stored as va
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -30,7 +30,7 @@ from strandline.formats.wal.frame import (
 )
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Updates
-from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, record_batch
+from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, TIMESTAMP, no_headers
 from strandline.model.sink import StorePosition
 from strandline.storage.disk import Disk
 
@@ -47,8 +47,9 @@ ROW_OVERHEAD: Final = 22
 
 _WINDOW: Final = 32 << 20
 """Bytes read at once."""
-_PIECE_ROWS: Final = 1 << 16
-_PIECE_BYTES: Final = 8 << 20
+PIECE_ROWS: Final = 1 << 16
+PIECE_BYTES: Final = 8 << 20
+"""Rows and bytes of a piece of the whole state."""
 _FRAME_BYTES: Final = MAX_PAYLOAD - (1 << 20)
 """Largest part of a write in one frame: the limit, less room for Arrow's structures."""
 _FEW_ROWS: Final = 1 << 16
@@ -101,21 +102,25 @@ def encode_base(
     Each says that all of them are durable, which is true once the file has its name; the last one holds nothing
     else. So if one of them is damaged, another proves that it is no torn tail.
     """
-    chunks = list(pieces(keys, values, rows=_PIECE_ROWS, size=_PIECE_BYTES))
-    total = len(chunks) + 1
+    chunks = list(pieces(keys, values, rows=PIECE_ROWS, size=PIECE_BYTES))
+    columns = ((pa.array(chunk.keys, pa.binary()), pa.array(chunk.values, pa.binary())) for chunk in chunks)
+    return encode_columns(columns, len(chunks), position, term, timestamp)
+
+
+def encode_columns(
+    pieces: Iterable[tuple[pa.Array, pa.Array]], count: int, position: StorePosition, term: int, timestamp: int
+) -> Iterator[Parts]:
+    """The same for a state in ``count`` pieces of keys and values, of :data:`PIECE_BYTES` or one larger value each."""
     metadata = _metadata_of(position)
-    for number, chunk in enumerate(chunks, 1):
-        count = len(chunk.keys)
-        zeros = pa.py_buffer(bytes(8 * count))
-        batch = record_batch(
-            timestamps=pa.Array.from_buffers(pa.int64(), count, [None, zeros]),
-            ops=pa.Array.from_buffers(pa.int8(), count, [None, zeros]),
-            keys=chunk.keys,
-            values=chunk.values,
-        )
-        info = FrameInfo(term, number, count, timestamp, total, BASE | CONTINUES)
+    for number, (keys, values) in enumerate(pieces, 1):
+        rows = len(keys)
+        zeros = pa.py_buffer(bytes(8 * rows))
+        times = pa.Array.from_buffers(pa.int64(), rows, [None, zeros]).view(TIMESTAMP)
+        ops = pa.Array.from_buffers(pa.int8(), rows, [None, zeros])
+        batch = pa.RecordBatch.from_arrays([times, ops, keys, values, no_headers(rows)], schema=RECORD_SCHEMA)
+        info = FrameInfo(term, number, rows, timestamp, count + 1, BASE | CONTINUES)
         yield encode_frame(info, [encode_page(batch, Compression.NONE)], metadata)
-    yield encode_frame(FrameInfo(term, total, 0, timestamp, total, BASE, pages=0), [], metadata)
+    yield encode_frame(FrameInfo(term, count + 1, 0, timestamp, count + 1, BASE, pages=0), [], metadata)
 
 
 def _metadata_of(position: StorePosition) -> dict[str, str]:

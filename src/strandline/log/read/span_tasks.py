@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
 
-from strandline.errors import CorruptData, NotFound, NotReady
+from strandline.errors import CorruptData, CursorExpired, Diverged, NotFound, NotReady
 from strandline.log.contract import LogReading
 from strandline.log.read.reading import fetch_in_order
 from strandline.model.cursor import Cursor, Limit, Span
@@ -54,6 +54,20 @@ def spans_between(log: LogReading, first: int, end: int) -> tuple[Span, ...]:
     if not spans or spans[-1].next != end:
         raise NotReady(f"{log!r} gave offsets up to {spans[-1].next if spans else first}, and not to {end}: try again.")
     return tuple(spans)
+
+
+def is_same_history(log: LogReading, cursor: Cursor) -> bool:
+    """Whether the log still has the records before a cursor: a log that was restored from a copy may have others.
+
+    True if they were trimmed: then there is nothing to compare with.
+    """
+    try:
+        log.plan(cursor, Limit(batches=1))
+    except CursorExpired:
+        return True
+    except Diverged:
+        return False
+    return True
 
 
 def run_located(log: LogReading, tasks: Sequence[T], pool: TaskPool, title: str) -> Iterator[tuple[T, Any]]:

@@ -1,0 +1,259 @@
+"""Build of a snapshot from the log in parallel: the state of every key at one cursor, sealed as stores import it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Final, Literal, TypeAlias
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+
+from strandline.bulk.snapshot_tasks import MergeTask, ReduceTask, counts_in, states
+from strandline.errors import AlreadyExists, CorruptData, Diverged, InvalidInput, NotFound
+from strandline.followers.stores.append_log import seal_frames
+from strandline.followers.stores.append_log_file import encode_columns
+from strandline.log.contract import READING, LogReading, require
+from strandline.log.read.planning import divided
+from strandline.log.read.span_tasks import is_same_history, run_located, spans_between
+from strandline.model.addresses import Address, as_folder
+from strandline.model.arguments import checked
+from strandline.model.cursor import Cursor
+from strandline.model.sink import Store, StorePosition
+from strandline.model.snapshot import Snapshot
+from strandline.snapshots.artifacts import Artifacts
+from strandline.snapshots.sealed import check_snapshot
+from strandline.snapshots.staging import check_free
+from strandline.storage.disk import DISK
+from strandline.storage.objects.store import ABSENT, ObjectStore
+from strandline.storage.objects.urls import open_store
+from strandline.storage.task_pool import TaskPool, ThreadPool
+from strandline.tables.files.layout import shares
+
+SnapshotKind: TypeAlias = Literal["append-log", "rocksdb"]
+"""The kind of store that imports the snapshot: ``AppendLogStore`` or ``RocksStore``."""
+
+PLAN: Final = "snapshot-plan.json"
+GROUP_BYTES: Final = 64 << 20
+"""About how many stored bytes of the log one task reduces, and how many one share of the keys has."""
+_MOST_SHARES: Final = 4096
+
+
+class SnapshotPlan(msgspec.Struct, frozen=True):
+    """How a snapshot is built: fixed when it begins, so that it can be continued."""
+
+    log_id: UUID
+    upto: int
+    cuts: tuple[int, ...]
+    """The first offsets of the ranges that are reduced."""
+    shares: int
+    cursor: str
+    """The log's cursor at ``upto``: that of the snapshot."""
+    kind: Literal["strandline-snapshot-plan"] = "strandline-snapshot-plan"
+    version: Literal[1] = 1
+
+
+@checked
+def build_snapshot(
+    log: LogReading,
+    folder: Address,
+    *,
+    kind: Literal["append-log", "rocksdb"] = "append-log",
+    upto: int | None = None,
+    scratch: Address | None = None,
+    publish: Artifacts | None = None,
+    pool: TaskPool | None = None,
+    options: dict[str, str] | None = None,
+    group_bytes: int = GROUP_BYTES,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Snapshot:
+    """Seal the newest value of each key, without deleted ones, up to ``upto`` or the log's end, in a folder.
+
+    The content is that of a store of this ``kind`` which has followed the log from offset 0 to the snapshot's cursor;
+    ``sl.snapshots.bootstrap`` imports it, and the store follows on from there. ``publish`` uploads it for others.
+
+    ``pool`` runs the tasks: threads of this process, or ``sl.spark.executors(spark)``. They write to ``scratch``, the
+    address of an empty folder or prefix that all of them reach; by default ``<folder>.scratch`` on this machine. Killed
+    at any moment and called again, it continues from there, with the same cursor; at the end the scratch is removed.
+    ``options`` are for the store of the scratch. ``on_progress`` gets the records reduced so far, and all.
+
+    ``NullKey`` for a record without key, ``CursorExpired`` if the log no longer has its first records: then only a
+    store has their keys. ``AlreadyExists`` if the folder holds anything but a snapshot of this log, ``Diverged`` if the
+    log was restored from a copy meanwhile.
+    """
+    require(log, "folded", *READING)
+    folder = as_folder(folder)
+    store = open_store(f"{folder}.scratch" if scratch is None else scratch, options)
+    snapshot = _sealed(folder, log, kind, upto)
+    if snapshot is None:
+        check_free(folder, disk=DISK)
+        job = _Build(log, store, pool or ThreadPool(), on_progress)
+        snapshot = job.run(folder, kind, upto, group_bytes)
+    _cleaned(store)
+    if scratch is None:
+        DISK.remove_folder(f"{folder}.scratch")
+    if publish is not None:
+        publish.publish(folder)
+    return snapshot
+
+
+def _sealed(folder: str, log: LogReading, kind: str, upto: int | None) -> Snapshot | None:
+    """The snapshot that an earlier call has sealed; None without any."""
+    try:
+        found = check_snapshot(folder)
+    except NotFound:
+        return None
+    if (found.cursor.log_id, found.kind) != (log.log_id, kind) or upto not in (None, found.cursor.next):
+        raise AlreadyExists(
+            f"{folder} holds a snapshot of kind {found.kind} at {found.cursor}: build this one in another folder."
+        )
+    _check_history(log, found.cursor, folder)
+    return found
+
+
+def _check_history(log: LogReading, cursor: Cursor, where: str) -> None:
+    if not is_same_history(log, cursor):
+        raise Diverged(
+            f"{where} has records that {log!r} does not have now: the log was restored from a copy, and has grown "
+            "differently since. Delete it, and build the snapshot again."
+        )
+
+
+class _Build:
+    """One build, in its scratch."""
+
+    def __init__(
+        self, log: LogReading, store: ObjectStore, pool: TaskPool, on_progress: Callable[[int, int], None]
+    ) -> None:
+        self._log = log
+        self._store = store
+        self._pool = pool
+        self._on_progress = on_progress
+
+    def run(self, folder: str, kind: SnapshotKind, upto: int | None, group_bytes: int) -> Snapshot:
+        """Reduce, merge and seal."""
+        plan = self._planned(upto, group_bytes)
+        merged = self._merged(plan, self._reduced(plan))
+        cursor = Cursor.parse(plan.cursor)
+        _check_history(self._log, cursor, self._store.url)  # the log may have been restored meanwhile
+        pieces = sum(counts_in(name)[1] for name in merged)
+        found = states(self._store, merged)
+        if kind == "rocksdb":
+            return _sealed_rocks(folder, found, cursor)
+        position = StorePosition(cursor)
+        return seal_frames(folder, lambda term, time: encode_columns(found, pieces, position, term, time), cursor)
+
+    def _planned(self, upto: int | None, group_bytes: int) -> SnapshotPlan:
+        """The stored plan; a new one if there is none."""
+        if any(item.path == "log.json" for item in self._store.list("log.json")):
+            raise InvalidInput(f"{self._store.url} is a log, and no place for scratch: name another one.")
+        try:
+            plan = self._stored_plan()
+        except NotFound:
+            if any(True for _ in self._scratch()):
+                raise InvalidInput(
+                    f"{self._store.url} has scratch of a build without its {PLAN}: delete it, or name another place."
+                ) from None
+            plan = self._new_plan(upto, group_bytes)
+            try:
+                self._store.put_if(PLAN, msgspec.json.encode(plan), ABSENT)
+            except AlreadyExists:  # another process was first, or the answer was lost
+                plan = self._stored_plan()
+        if plan.log_id != self._log.log_id or upto not in (None, plan.upto):
+            raise InvalidInput(
+                f"{self._store.url} has the scratch of another snapshot, of {plan.log_id} up to {plan.upto:,}: finish "
+                "that one, or name another place."
+            )
+        _check_history(self._log, Cursor.parse(plan.cursor), self._store.url)
+        return plan
+
+    def _stored_plan(self) -> SnapshotPlan:
+        data = self._store.get(PLAN).data
+        try:
+            plan = msgspec.json.decode(data, type=SnapshotPlan)
+            ends = [*plan.cuts, plan.upto]
+            if not 1 <= plan.shares <= _MOST_SHARES or plan.shares.bit_count() != 1:
+                raise ValueError(f"{plan.shares} shares")  # noqa: TRY301 - one sentence for all
+            if ends[0] != 0 or any(first >= end for first, end in pairwise(ends)):
+                raise ValueError("its ranges do not follow each other")  # noqa: TRY301
+        except (msgspec.DecodeError, ValueError) as error:
+            raise CorruptData(f"{self._store.url}/{PLAN} is damaged: {error}. Delete the scratch.") from error
+        return plan
+
+    def _new_plan(self, upto: int | None, group_bytes: int) -> SnapshotPlan:
+        end = self._log.bounds().next
+        if upto is not None and upto > end:
+            raise InvalidInput(f"upto is {upto:,}, and the log ends at {end:,}: build it later.")
+        end = end if upto is None else upto
+        cursor = self._log.cursor_at(end)  # before the spans: a restored log then differs from one of both
+        spans = spans_between(self._log, 0, end)
+        wanted = max(1, -(-sum(span.size for span in spans) // max(1, group_bytes)))
+        cuts = tuple(group[0].first for group in divided(spans, wanted) if group)
+        return SnapshotPlan(self._log.log_id, end, cuts, len(shares(min(len(cuts), _MOST_SHARES))), str(cursor))
+
+    def _scratch(self) -> Iterator[str]:
+        return (item.path for prefix in ("reduced-", "merged-") for item in self._store.list(prefix))
+
+    def _reduced(self, plan: SnapshotPlan) -> list[str]:
+        """The newest records of all ranges; those that are missing are written."""
+        ends = [*plan.cuts, plan.upto][1:]
+        there = {item.path for item in self._store.list("reduced-")}
+        tasks, names, done = [], [], 0
+        for first, end in zip(plan.cuts, ends, strict=True):
+            name = f"reduced-{first:020d}-{end:020d}.arrow"
+            names.append(name)
+            if name in there:
+                done += end - first
+            else:
+                spans = spans_between(self._log, first, end)
+                tasks.append(ReduceTask(self._store, name, plan.shares, first, end, spans))
+        self._on_progress(done, plan.upto)
+        for task, _ in run_located(self._log, tasks, self._pool, f"snapshot of {self._log!r}: newest records"):
+            done += task.next - task.first
+            self._on_progress(done, plan.upto)
+        return names
+
+    def _merged(self, plan: SnapshotPlan, sources: Sequence[str]) -> list[str]:
+        """The states of all shares, in order; those that are missing are written."""
+        there = {counts_in(item.path)[0]: item.path for item in self._store.list("merged-")}
+        tasks = [
+            MergeTask(self._store, tuple(sources), plan.shares, number)
+            for number in range(plan.shares)
+            if number not in there
+        ]
+        for place, name in self._pool.run(tasks, f"snapshot of {self._log!r}: state"):
+            there[tasks[place].number] = name
+        return [there[number] for number in range(plan.shares)]
+
+
+def _cleaned(store: ObjectStore) -> None:
+    """Remove the scratch, the plan last: without it the rest would belong to nothing."""
+    for prefix in ("reduced-", "merged-"):
+        for item in list(store.list(prefix)):
+            store.delete(item.path)
+    store.delete(PLAN)
+
+
+def _sealed_rocks(folder: str, found: Iterator[tuple[pa.Array, pa.Array]], cursor: Cursor) -> Snapshot:
+    """The state as a RocksDB store, sealed; the store itself is beside the folder meanwhile."""
+    from strandline.followers.stores.rocks import RocksStore
+
+    place = f"{folder}.rocksdb"
+    DISK.remove_folder(place)  # of a build that was killed
+    store: Any = RocksStore.open(place, sync=False)
+    try:
+        with contextlib.closing(store):
+            return _filled(store, found, cursor).export_to(folder)
+    finally:
+        DISK.remove_folder(place)
+
+
+def _filled(store: Store, found: Iterator[tuple[pa.Array, pa.Array]], cursor: Cursor) -> Store:
+    store.begin_resync(cursor.log_id)
+    for keys, values in found:
+        ops = pa.Array.from_buffers(pa.int8(), len(keys), [None, pa.py_buffer(bytes(len(keys)))])  # all are puts
+        store.resync(pa.table({"op": ops, "key": keys, "value": values}))
+    store.end_resync(cursor)
+    return store

@@ -1,0 +1,184 @@
+"""Tasks that build the snapshot of a fold: newest record per key in a range, then the state of a share of the keys.
+
+The first stage writes one scratch object per range: an index of lengths, then an Arrow stream for each share. The
+second reads its share of all of them, in the order of offsets.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.errors import CorruptData
+from strandline.followers.stores.append_log_file import PIECE_BYTES, PIECE_ROWS
+from strandline.log.read.span_tasks import records_between
+from strandline.model.cursor import Span
+from strandline.model.records import READ_SCHEMA, Op
+from strandline.model.sink import without_key
+from strandline.storage.objects.store import ObjectStore
+from strandline.tables.rows.hashing import HASH_BITS, key_hashes
+from strandline.tables.rows.kinds import kept_rows, newest_per_key, taken_rows
+
+_CHANGES: Final = pa.schema([READ_SCHEMA.field(name) for name in ("offset", "op", "key", "value")])
+_STATE: Final = pa.schema(
+    [pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)]
+)
+_COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4")
+_MANY_ROWS: Final = 1 << 19
+_LENGTH: Final = 8
+"""Bytes of a length in the index."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceTask:
+    """Writes the newest record of each key among some offsets, deletes too, whole or not at all. Repeatable."""
+
+    store: ObjectStore
+    name: str
+    shares: int
+    """How many shares of the keys there are: a power of two."""
+    first: int
+    next: int
+    spans: tuple[Span, ...]
+
+    def __call__(self) -> int:
+        """Reduce the range; returns how many keys it has. ``NullKey`` for a record without key."""
+        newest = _NewestRecords()
+        for batch in records_between(self.spans, self.first, self.next, _CHANGES.names):
+            if batch.column("key").null_count:
+                missing = batch.filter(pc.is_null(batch.column("key")))
+                raise without_key(missing.column("offset")[0].as_py())
+            newest.add(batch)
+        rows = newest.table()
+        streams = [_stream(share) for share in _by_share(rows, self.shares)]
+        index = array("q", map(len, streams))
+        self.store.put(self.name, [memoryview(index).cast("B"), *streams])
+        return int(rows.num_rows)
+
+
+@dataclass(slots=True)
+class _NewestRecords:
+    """The newest record of each key of the batches so far; reduced when it has grown to twice its size."""
+
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    rows: int = 0
+    limit: int = _MANY_ROWS
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.waiting.append(batch)
+        self.rows += batch.num_rows
+        if self.rows >= self.limit:
+            reduced = self.table()
+            self.waiting, self.rows = reduced.to_batches(), reduced.num_rows
+            self.limit = max(_MANY_ROWS, 2 * self.rows)
+
+    def table(self) -> pa.Table:
+        return newest_per_key(pa.Table.from_batches(self.waiting, _CHANGES))
+
+
+def _by_share(rows: pa.Table, shares: int) -> Iterator[pa.Table]:
+    """The rows of each share, by the first bits of their keys' hashes."""
+    import numpy as np
+
+    depth = shares.bit_length() - 1
+    numbers = key_hashes(rows.column("key")).astype(np.uint64) >> np.uint64(HASH_BITS - depth)
+    ordered = taken_rows(rows, pa.array(np.argsort(numbers, kind="stable")))
+    at = 0
+    for count in np.bincount(numbers.astype(np.int64), minlength=shares).tolist():
+        yield ordered.slice(at, count)
+        at += count
+
+
+def _stream(rows: pa.Table) -> memoryview:
+    if not rows.num_rows:
+        return memoryview(b"")
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, rows.schema, options=_COMPRESSED) as writer:
+        writer.write_table(rows, max_chunksize=PIECE_ROWS)
+    return memoryview(out.getvalue()).cast("B")
+
+
+@dataclass(frozen=True, slots=True)
+class MergeTask:
+    """Writes the state of one share of the keys, from the reduced ranges in the order of offsets. Repeatable."""
+
+    store: ObjectStore
+    sources: tuple[str, ...]
+    shares: int
+    number: int
+
+    def __call__(self) -> str:
+        """Merge the share; returns the name of its object, which says how many pieces and keys it has."""
+        found = [_CHANGES.empty_table(), *(self._read(name) for name in self.sources)]
+        newest = newest_per_key(pa.concat_tables(found))
+        puts = kept_rows(newest, pc.equal(newest.column("op"), int(Op.PUT)))
+        values = pc.fill_null(puts.column("value"), b"")
+        state = pa.table([puts.column("key"), values], schema=_STATE)
+        out = pa.BufferOutputStream()
+        pieces = 0
+        with pa.ipc.new_stream(out, _STATE, options=_COMPRESSED) as writer:
+            for piece in _pieces(state):
+                writer.write_batch(piece)
+                pieces += 1
+        name = merged_name(self.number, pieces, state.num_rows)
+        self.store.put(name, memoryview(out.getvalue()).cast("B"))
+        return name
+
+    def _read(self, name: str) -> pa.Table:
+        index = array("q", bytes(self.store.get_range(name, 0, _LENGTH * self.shares)))
+        start, size = _LENGTH * self.shares + sum(index[: self.number]), index[self.number]
+        if not size:
+            return _CHANGES.empty_table()
+        return _opened(self.store.get_range(name, start, size), name).read_all()
+
+
+def _pieces(state: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Batches of a state within the limits of a piece, or of one larger row."""
+    for batch in state.to_batches(max_chunksize=PIECE_ROWS):
+        yield from _halves(batch)
+
+
+def _halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if batch.num_rows <= 1 or batch.nbytes <= PIECE_BYTES:
+        if batch.num_rows:
+            yield batch
+        return
+    middle = batch.num_rows // 2
+    yield from _halves(batch.slice(0, middle))
+    yield from _halves(batch.slice(middle))
+
+
+def merged_name(number: int, pieces: int, keys: int) -> str:
+    """The name of a share's state.
+
+    >>> counts_in(merged_name(3, 2, 70_000))
+    (3, 2, 70000)
+    """
+    return f"merged-{number:05d}-{pieces:08d}-{keys:012d}.arrow"
+
+
+def counts_in(name: str) -> tuple[int, int, int]:
+    """Number, pieces and keys of a share, by the name of its state."""
+    number, pieces, keys = name.removeprefix("merged-").removesuffix(".arrow").split("-")
+    return int(number), int(pieces), int(keys)
+
+
+def states(store: ObjectStore, names: Iterable[str]) -> Iterator[tuple[pa.Array, pa.Array]]:
+    """Keys and values of merged shares, piece by piece."""
+    for name in names:
+        for batch in _opened(store.get(name).data, name):
+            yield batch.column(0), batch.column(1)
+
+
+def _opened(data: bytes | memoryview, name: str) -> pa.RecordBatchStreamReader:
+    try:
+        return pa.ipc.open_stream(pa.py_buffer(data))
+    except pa.ArrowException as error:
+        raise CorruptData(
+            f"The scratch object {name} is damaged ({error}): delete the scratch, and begin again."
+        ) from error

@@ -1,0 +1,76 @@
+"""``strandline snapshot``: the state of every key, built from the log and sealed for stores."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+import strandline as sl
+from strandline.bulk.snapshot_building import build_snapshot
+from strandline.cli.shared import output as show
+from strandline.cli.shared.any_log import LogPlace, on_any_log
+from strandline.cli.shared.common import Json
+from strandline.cli.shared.pools import Workers, task_pool
+
+
+class Kind(StrEnum):
+    """The kind of store that imports the snapshot."""
+
+    APPEND_LOG = "append-log"
+    ROCKSDB = "rocksdb"
+
+
+@on_any_log
+def snapshot(
+    place: LogPlace,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A folder on this machine, absent or empty.")],
+    *,
+    kind: Annotated[Kind, typer.Option(help="The kind of store that imports it.")] = Kind.APPEND_LOG,
+    upto: Annotated[
+        int | None,
+        typer.Option("--to", metavar="OFFSET", help="Where it ends, without it; by default the log's end."),
+    ] = None,
+    scratch: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Where tasks keep results that are not sealed yet; by default beside FOLDER."),
+    ] = None,
+    publish: Annotated[
+        str | None, typer.Option(metavar="URL", help="Also publish it here, for stores that bootstrap.")
+    ] = None,
+    workers: Workers = None,
+    json: Json = False,
+) -> None:
+    """Seal the newest value of each key as a snapshot, from which a store bootstraps and follows on.
+
+    The log has to have its first record, and every record a key. Killed at any moment and started again it continues
+    with the same cursor. On a cluster all executors have to reach --scratch.
+    """
+    began = time.monotonic()
+    with place.reading() as log, show.meter("reducing records", total=None, quiet=json) as advance:
+        tell = show.so_far(advance)
+        done = build_snapshot(
+            log,
+            folder,
+            kind=kind.value,
+            upto=upto,
+            scratch=scratch,
+            publish=None if publish is None else sl.snapshots.Artifacts(publish),
+            pool=task_pool(workers),
+            on_progress=lambda records, _: tell(records),
+        )
+    seconds, size = time.monotonic() - began, sum(file.size for file in done.files)
+    fields = {
+        "cursor": str(done.cursor),
+        "next": done.cursor.next,
+        "kind": done.kind,
+        "files": len(done.files),
+        "bytes": size,
+        "seconds": round(seconds, 3),
+    }
+    told = (
+        f"The state at offset {done.cursor.next:,} is sealed in {folder} ({show.size(size)}, {show.seconds(seconds)})"
+    )
+    show.answer(fields, f"{told}{'' if publish is None else f', and published at {publish}'}.", as_json=json)
