@@ -9,6 +9,8 @@ from strandline.lazy_names import lazy
 if TYPE_CHECKING:
     from strandline.bulk.exporting import ExportManifest as ExportManifest
     from strandline.bulk.exporting import export as export
+    from strandline.bulk.loading import Loaded as Loaded
+    from strandline.bulk.loading import load as load
     from strandline.bulk.snapshot_building import build_snapshot as build_snapshot
     from strandline.bulk.verifying import LogAudit as LogAudit
     from strandline.bulk.verifying import verify as verify
@@ -19,11 +21,13 @@ _get, __dir__, __all__ = lazy(
     __name__,
     {
         "ExportManifest": "strandline.bulk.exporting",
+        "Loaded": "strandline.bulk.loading",
         "LogAudit": "strandline.bulk.verifying",
         "TaskPool": "strandline.storage.task_pool",
         "ThreadPool": "strandline.storage.task_pool",
         "build_snapshot": "strandline.bulk.snapshot_building",
         "export": "strandline.bulk.exporting",
+        "load": "strandline.bulk.loading",
         "verify": "strandline.bulk.verifying",
     },
 )

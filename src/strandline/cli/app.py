@@ -16,6 +16,7 @@ from strandline.cli.logs.export import export
 from strandline.cli.logs.gc import gc
 from strandline.cli.logs.ingest import ingest
 from strandline.cli.logs.lag import lag, with_default_interval
+from strandline.cli.logs.load import load
 from strandline.cli.logs.produce import produce
 from strandline.cli.logs.slots import retention, slots
 from strandline.cli.logs.snapshot import snapshot
@@ -66,7 +67,7 @@ class _Watching(TyperCommand):
 app.command()(produce)
 app.command()(tail)
 app.command(cls=_Watching)(lag)
-for command in (retention, gc, verify, promote, doctor, ingest, export, snapshot, upgrade, quickstart, demo):
+for command in (retention, gc, verify, promote, doctor, ingest, export, snapshot, load, upgrade, quickstart, demo):
     app.command()(command)
 for name, group in {
     "slots": slots,

@@ -10,6 +10,7 @@ import typer
 
 from strandline.cli.cold.tier import compact, run
 from strandline.cli.logs.export import export
+from strandline.cli.logs.load import load
 from strandline.cli.logs.snapshot import snapshot
 from strandline.cli.logs.verify import verify
 from strandline.cli.shared.pools import SESSION
@@ -93,5 +94,6 @@ def _started(master: str | None, remote: str | None, settings: dict[str, str]) -
 spark.command("export")(export)
 spark.command("verify")(verify)
 spark.command("snapshot")(snapshot)
+spark.command("load")(load)
 spark.command("tier")(run)
 spark.command("compact")(compact)

@@ -1,0 +1,340 @@
+"""Files of other programs as records of a log: JSON lines, CSV, Parquet and Arrow, read piece by piece."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from strandline.errors import InvalidInput
+from strandline.model.records import RECORD_SCHEMA, TIMESTAMP, Op, conform
+from strandline.storage.clock import CLOCK
+from strandline.storage.objects.store import ObjectStore
+from strandline.values.codecs.json import Json
+from strandline.values.contract import Codec
+
+FileFormat: TypeAlias = Literal["jsonl", "csv", "parquet", "arrow"]
+"""One JSON object per line, CSV with a header, Parquet, or Arrow's IPC (file or stream)."""
+
+_FORMATS: Final[dict[str, FileFormat]] = {
+    "jsonl": "jsonl",
+    "ndjson": "jsonl",
+    "json": "jsonl",
+    "csv": "csv",
+    "parquet": "parquet",
+    "arrow": "arrow",
+    "arrows": "arrow",
+    "feather": "arrow",
+    "ipc": "arrow",
+}
+_COMPRESSIONS: Final = {"gz": "gzip", "zst": "zstd"}
+_READ_AT_ONCE: Final = 8 << 20
+_LINES: Final = 1 << 15
+_ROWS: Final = 1 << 16
+_OPS: Final = pa.array([op.name.lower() for op in Op])
+_ARROW_FILE: Final = b"ARROW1"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFields:
+    """Which fields or columns become which part of a record; None: not given by the files."""
+
+    key: str | None = None
+    op: str | None = None
+    timestamp: str | None = None
+    value: str | None = None
+
+    @property
+    def named(self) -> list[str]:
+        """All of them, once each."""
+        return list(dict.fromkeys(name for name in (self.key, self.op, self.timestamp, self.value) if name is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedFile:
+    """A file to load, as it was when the job began."""
+
+    store: ObjectStore
+    path: str
+    size: int
+    modified: int
+    format: FileFormat
+    compression: str | None
+
+    @property
+    def where(self) -> str:
+        """Its address."""
+        return f"{self.store.url}/{self.path}"
+
+
+def format_of(path: str, given: FileFormat | None) -> tuple[FileFormat | None, str | None]:
+    """Format and compression of a file by its name.
+
+    >>> format_of("a/b.JSONL.gz", None), format_of("a/b", "csv"), format_of("a/b.txt", None)
+    (('jsonl', 'gzip'), ('csv', None), (None, None))
+    """
+    *stem, suffix = path.rpartition("/")[2].lower().split(".")
+    compression = _COMPRESSIONS.get(suffix) if stem else None
+    if compression is not None:
+        *stem, suffix = stem
+    return given or (_FORMATS.get(suffix) if stem else None), compression
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A file, or some row groups of a Parquet file: what one task reads in order."""
+
+    file: LoadedFile
+    groups: tuple[int, ...] | None = None
+
+    def records(self, fields: RecordFields, codec: Codec | None) -> Iterator[pa.RecordBatch]:
+        """The records, in the order of the file; ``InvalidInput`` names file and row of what cannot be one."""
+        at = 0
+        for rows in self._rows(fields, codec):
+            if not rows.num_rows:
+                continue
+            try:
+                yield from conform(rows, now=CLOCK.now())
+            except InvalidInput as error:
+                raise InvalidInput(f"{self.file.where}, from row {at:,} on: {error}") from error
+            at += rows.num_rows
+
+    def _rows(self, fields: RecordFields, codec: Codec | None) -> Iterator[pa.Table]:
+        file = self.file
+        with opened(file) as raw:
+            try:
+                if file.format == "jsonl":
+                    yield from _from_lines(_decompressed(raw, file), fields, codec, file.where)
+                    return
+                for rows in self._tables(raw, codec):
+                    yield _from_columns(rows, fields, codec, file.where)
+            except (pa.ArrowException, EOFError, OSError) as error:
+                raise InvalidInput(f"{file.where} cannot be read as {file.format}: {error}") from error
+
+    def _tables(self, raw: io.BufferedReader, codec: Codec | None) -> Iterator[pa.Table]:
+        file = self.file
+        if file.format == "parquet":
+            groups = None if self.groups is None else list(self.groups)
+            for batch in pq.ParquetFile(pa.PythonFile(raw)).iter_batches(_ROWS, row_groups=groups):
+                yield pa.Table.from_batches([batch])
+        elif file.format == "csv":
+            with opened(file) as head:  # closed by the reader
+                names = pyarrow.csv.open_csv(_decompressed(head, file)).schema.names
+            # Never guessed: a guess takes the zeros from 007, and may differ from file to file.
+            typed = {} if codec is None else {field.name: field.type for field in codec.schema}
+            kinds = {name: typed.get(name, pa.string()) for name in names}
+            convert = pyarrow.csv.ConvertOptions(
+                column_types=kinds, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+            )
+            for batch in pyarrow.csv.open_csv(_decompressed(raw, file), convert_options=convert):
+                yield pa.Table.from_batches([batch])
+        else:
+            is_file = raw.peek(len(_ARROW_FILE))[: len(_ARROW_FILE)] == _ARROW_FILE
+            if is_file:
+                reader = pa.ipc.open_file(pa.PythonFile(raw))
+                batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+            else:
+                batches = iter(pa.ipc.open_stream(pa.PythonFile(raw)))
+            for batch in batches:
+                batch.validate(full=True)
+                yield pa.Table.from_batches([batch])
+
+
+def opened(file: LoadedFile) -> io.BufferedReader:
+    """A file of a store, to be read from any position."""
+    return io.BufferedReader(_StoreFile(file), _READ_AT_ONCE)
+
+
+class _StoreFile(io.RawIOBase):
+    """An object as a file: each read is a request."""
+
+    def __init__(self, file: LoadedFile) -> None:
+        super().__init__()
+        self._file = file
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, into: Any) -> int:
+        count = min(len(into), self._file.size - self._at)
+        if count <= 0:
+            return 0
+        into[:count] = self._file.store.get_range(self._file.path, self._at, count)
+        self._at += count
+        return count
+
+
+def _decompressed(raw: io.BufferedReader, file: LoadedFile) -> Any:
+    """The stream of a text file."""
+    stream = pa.PythonFile(raw)
+    return stream if file.compression is None else pa.CompressedInputStream(stream, file.compression)
+
+
+# --- columns ------------------------------------------------------------------------------------------------------
+
+
+def _from_columns(rows: pa.Table, fields: RecordFields, codec: Codec | None, where: str) -> pa.Table:
+    """The records of rows: of an export as they are, else with the row, or one of its columns, as the value."""
+    _check_columns(rows, fields, where)
+    plain = {*RECORD_SCHEMA.names, "offset"}
+    if not fields.named and set(rows.column_names) <= plain and {"key", "value"} & set(rows.column_names):
+        return rows.select([name for name in rows.column_names if name != "offset"])
+    columns: dict[str, Any] = {}
+    if fields.value is not None:
+        columns["value"] = _as_bytes(rows.column(fields.value))
+    else:
+        columns["value"] = _encoded(rows, fields, codec)
+    if fields.key is not None:
+        columns["key"] = _as_bytes(rows.column(fields.key))
+    if fields.op is not None:
+        columns["op"] = _as_op(rows.column(fields.op), where)
+    if fields.timestamp is not None:
+        columns["timestamp"] = _as_time(rows.column(fields.timestamp), where)
+    return pa.table(columns)
+
+
+def _check_columns(rows: pa.Table, fields: RecordFields, where: str) -> None:
+    missing = [name for name in fields.named if name not in rows.column_names]
+    if missing:
+        raise InvalidInput(f"{where} has no column {missing[0]!r}; it has {', '.join(rows.column_names)}.")
+
+
+def _encoded(rows: pa.Table, fields: RecordFields, codec: Codec | None) -> pa.Array:
+    """The rows as values: in the log's format, else as JSON objects."""
+    if codec is None:
+        return Json(rows.schema).encode(rows)
+    beside = {fields.key, fields.op, fields.timestamp} - set(codec.schema.names)
+    return codec.encode(rows.select([name for name in rows.column_names if name not in beside]))
+
+
+def _as_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column as bytes: text as UTF-8, numbers and others as their text."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)):
+        column = column.cast(pa.string())
+    return column.cast(pa.binary())
+
+
+def _as_op(column: pa.ChunkedArray, where: str) -> pa.Array:
+    if pa.types.is_integer(column.type):
+        return column.cast(pa.int8())
+    found = pc.index_in(pc.utf8_lower(pc.fill_null(column.cast(pa.string()), "put")), value_set=_OPS)
+    if found.null_count:
+        wrong = column.filter(pc.is_null(found))[0]
+        raise InvalidInput(f"{where} has the operation {str(wrong)[:40]!r}: they are put, delete and purge.")
+    return found.cast(pa.int8())
+
+
+def _as_time(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+    """A time with its zone; ``InvalidInput`` for one that does not say which time it is."""
+    kind = column.type
+    has_zone = pa.types.is_timestamp(kind) and kind.tz is not None
+    if not has_zone and not pa.types.is_string(kind) and not pa.types.is_large_string(kind):
+        raise InvalidInput(
+            f"{where} has times of type {kind}, which does not say what time it is: give times with a zone, or text "
+            "such as 2026-11-01T12:00:00Z."
+        )
+    return column.cast(TIMESTAMP)
+
+
+# --- lines --------------------------------------------------------------------------------------------------------
+
+
+def _from_lines(stream: Any, fields: RecordFields, codec: Codec | None, where: str) -> Iterator[pa.Table]:
+    """The records of JSON lines: the value is the line, or one of its fields. Empty lines are skipped."""
+    names = fields.named
+    line = msgspec.defstruct(
+        "Line",
+        [(f"field_{number}", msgspec.Raw, msgspec.Raw(b"null")) for number in range(len(names))],
+        rename={f"field_{number}": name for number, name in enumerate(names)},
+    )
+    decoder = msgspec.json.Decoder(line)
+    for first, lines in _line_groups(stream):
+        found: dict[str, list[bytes]] = {name: [] for name in names}
+        for number, text in enumerate(lines):
+            try:
+                row = decoder.decode(text.decode())  # all of it is checked, not only the fields that are named
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise InvalidInput(f"{where}, object {first + number + 1:,}, is no JSON object: {error}") from error
+            for place, name in enumerate(names):
+                found[name].append(bytes(getattr(row, f"field_{place}")))
+        values = {name: [_plain(raw) for raw in raws] for name, raws in found.items()}
+        yield _line_records(lines, values, fields, codec, f"{where}, from object {first + 1:,} on")
+
+
+def _line_groups(stream: Any) -> Iterator[tuple[int, list[bytes]]]:
+    """Lines that are not empty, some at a time, each time with the number of those before."""
+    rest, waiting, count = b"", list[bytes](), 0
+    while data := stream.read(_READ_AT_ONCE):
+        *lines, rest = (rest + data).split(b"\n")
+        waiting += [line for line in lines if not line.isspace() and line]
+        while len(waiting) >= _LINES:
+            yield count, waiting[:_LINES]
+            count += _LINES
+            waiting = waiting[_LINES:]
+    if rest and not rest.isspace():
+        waiting.append(rest)
+    if waiting:
+        yield count, waiting
+
+
+def _plain(raw: bytes) -> bytes | None:
+    """A field's text: that of a string, null as None, anything else as its JSON."""
+    if raw == b"null":
+        return None
+    return msgspec.json.decode(raw, type=str).encode() if raw.startswith(b'"') else raw
+
+
+def _line_records(
+    lines: Sequence[bytes], found: dict[str, list[bytes | None]], fields: RecordFields, codec: Codec | None, where: str
+) -> pa.Table:
+    texts = [line.removesuffix(b"\r") for line in lines]
+    columns: dict[str, Any] = {}
+    if fields.value is not None:
+        columns["value"] = pa.array(found[fields.value], pa.binary())
+    else:
+        columns["value"] = _line_values(pa.array(texts, pa.binary()), codec, where)
+    if fields.key is not None:
+        columns["key"] = pa.array(found[fields.key], pa.binary())
+    if fields.op is not None:
+        columns["op"] = _as_op(_texts(found[fields.op]), where)
+    if fields.timestamp is not None:
+        columns["timestamp"] = _as_time(_texts(found[fields.timestamp]), where)
+    return pa.table(columns)
+
+
+def _texts(values: list[bytes | None]) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.array(values, pa.binary()).cast(pa.string())])
+
+
+def _line_values(lines: pa.Array, codec: Codec | None, where: str) -> pa.Array:
+    """The lines themselves, or in the format of the log; ``InvalidInput`` for one that does not fit its schema."""
+    if codec is None:
+        return lines
+    decoded = Json(codec.schema).decode(lines)
+    if decoded.bad.num_rows:
+        row, reason = (decoded.bad.column(name)[0].as_py() for name in ("row", "reason"))
+        raise InvalidInput(f"{where}: object {row + 1:,} of these does not fit the log's schema: {reason}")
+    return lines if codec.name == "json" else codec.encode(decoded.columns)

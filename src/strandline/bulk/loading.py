@@ -1,0 +1,317 @@
+"""Load of files into an object log, exactly once by the name of the job: tasks stage batches, one commit lists them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from strandline.bulk.load_files import FileFormat, FilePart, LoadedFile, RecordFields, format_of, opened
+from strandline.errors import AlreadyExists, Diverged, InvalidInput, NotFound, StrandlineError, Unsupported
+from strandline.log.object import ObjectLog
+from strandline.log.object.head.edits import BatchListing
+from strandline.log.object.staging import FOLDER, StagedAppend
+from strandline.log.read.value_format import named_codec
+from strandline.log.writers.source import source_writer
+from strandline.model.addresses import Address, as_address
+from strandline.model.arguments import Named, checked
+from strandline.model.head import WriterId
+from strandline.storage.objects.store import ABSENT
+from strandline.storage.objects.urls import open_store
+from strandline.storage.task_pool import TaskPool, ThreadPool
+from strandline.tier.read.tiered_log import TieredLog
+from strandline.values.contract import Codec
+
+PART_BYTES: Final = 64 << 20
+"""About how many bytes of files one task loads; a file that is no Parquet file is never split."""
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A job that is in the log: its ``records`` begin at offset ``first``; None if there are none."""
+
+    job: str
+    files: int
+    records: int
+    first: int | None
+
+
+class LoadNote(msgspec.Struct, frozen=True):
+    """What a job loads, as stored with its staged batches: a job that is continued has to load the same."""
+
+    digest: str
+    files: tuple[tuple[str, int, int], ...]
+    """Address, size and time of each file."""
+    kind: Literal["strandline-load"] = "strandline-load"
+    version: Literal[1] = 1
+
+
+@checked
+def load(
+    sources: Address | Sequence[Address],
+    log: Any,
+    *,
+    job: Named,
+    format: Literal["jsonl", "csv", "parquet", "arrow"] | None = None,  # noqa: A002 - the field's own word
+    key: str | None = None,
+    op: str | None = None,
+    timestamp: str | None = None,
+    value: str | None = None,
+    pool: TaskPool | None = None,
+    options: dict[str, str] | None = None,
+    part_bytes: int = PART_BYTES,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Loaded:
+    """Append the rows of files to an object log, all of them in one commit, exactly once by the name of the ``job``.
+
+    ``sources`` are files, or folders, of which all files are loaded whose names begin with neither ``.`` nor ``_``: in
+    the given order, those of a folder by name; the order within a file is kept. Their names say the ``format``, unless
+    it is given: JSON lines and CSV, also with ``.gz`` or ``.zst``, Parquet and Arrow.
+
+    ``key``, ``op`` (put, delete, purge), ``timestamp`` (with a zone) and ``value`` name fields or columns of the files.
+    Without ``value`` the whole row is the value: in the format that the log names, else as a JSON object, of JSON lines
+    the line itself. Files with the columns of records, such as those of an export, are records.
+
+    ``pool`` runs the tasks: threads of this process, or ``sl.spark.executors(spark)``. Killed at any moment and called
+    again, it continues within a day; a job that is in the log is not loaded again. ``options`` are for the store of the
+    sources. ``on_progress`` gets the bytes of files loaded so far, and all.
+
+    ``InvalidInput`` for a row that cannot be a record, with file and row, and if a file has changed since the job
+    began; ``Diverged`` if the log has the job with other files or fields. Nothing is appended then. ``Unsupported`` for
+    a log that is no object log: load into one, and move that with ``sl.ingest``.
+    """
+    target = _object_log(log)
+    given = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else sources
+    fields = RecordFields(key, op, timestamp, value)
+    files = [file for source in given for file in _files(as_address(source), format, options)]
+    work = _LoadJob(target, job, files, fields, pool or ThreadPool(), on_progress)
+    return work.run(part_bytes)
+
+
+def _object_log(log: Any) -> ObjectLog:
+    found = log.hot if isinstance(log, TieredLog) else log
+    if not isinstance(found, ObjectLog):
+        raise Unsupported(
+            f"Files are loaded into object logs, and {log!r} is none: load them into one, and move that with sl.ingest."
+        )
+    return found
+
+
+def _files(source: str, given: FileFormat | None, options: dict[str, str] | None) -> Iterator[LoadedFile]:
+    """The files at an address, by name; ``NotFound`` without any."""
+    store = open_store(source, options)
+    rows = list(store.list(""))
+    if not rows:
+        folder, _, name = source.rstrip("/").rpartition("/")
+        if name and folder and not folder.endswith(":/"):
+            store = open_store(folder, options)
+            rows = [row for row in store.list(name) if row.path == name]
+    count = 0
+    for row in sorted(rows, key=lambda row: row.path):
+        if any(part.startswith((".", "_")) for part in row.path.split("/")):
+            continue
+        kind, compression = format_of(row.path, given)
+        if kind is None:
+            raise InvalidInput(f"The name of {store.url}/{row.path} does not say its format: name it (format=).")
+        if compression is not None and kind not in ("jsonl", "csv"):
+            raise InvalidInput(f"{store.url}/{row.path} is compressed as a whole, which only text files can be.")
+        count += 1
+        yield LoadedFile(store, row.path, row.size, row.modified, kind, compression)
+    if not count:
+        raise NotFound(f"There is no file to load at {source}: check the address.")
+
+
+_NotedBatch: TypeAlias = tuple[str, int, int, int, int, int, WriterId, int, int]
+
+
+def _noted(batch: BatchListing) -> _NotedBatch:
+    """A staged batch as it is noted: the first fields of its listing; it has no metadata."""
+    times = batch.oldest, batch.newest
+    return (batch.location, batch.generation, batch.count, batch.size, *times, batch.writer, batch.number, batch.born)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTask:
+    """Stages the records of some files, or of row groups of one, and notes which batches they are. Repeatable."""
+
+    append: StagedAppend
+    number: int
+    parts: tuple[FilePart, ...]
+    fields: RecordFields
+    codec: Codec | None
+
+    @property
+    def note(self) -> str:
+        """Where the staged batches are noted; a run that divides the files differently has other notes."""
+        what = msgspec.json.encode([(part.file.where, part.groups) for part in self.parts])
+        return f"{FOLDER}{self.append.job}/task-{self.number:08d}-{hashlib.sha256(what).hexdigest()[:16]}.json"
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files; of row groups about."""
+        return sum(part.file.size for part in self.parts if not part.groups or part.groups[0] == 0)
+
+    def __call__(self) -> tuple[BatchListing, ...]:
+        """Stage the records; the note is stored last."""
+        batches = self.append.write(self._records())
+        self.append.store.put(self.note, msgspec.json.encode([_noted(batch) for batch in batches]))
+        return tuple(batches)
+
+    def _records(self) -> Iterator[pa.RecordBatch]:
+        for part in self.parts:
+            yield from part.records(self.fields, self.codec)
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadJob:
+    log: ObjectLog
+    job: str
+    files: Sequence[LoadedFile]
+    fields: RecordFields
+    pool: TaskPool
+    on_progress: Callable[[int, int], None]
+
+    def run(self, part_bytes: int) -> Loaded:
+        note = self._note()
+        name = f"load-{hashlib.sha256(self.job.encode()).hexdigest()[:32]}"
+        writer = source_writer(f"bulk-load:{self.job}")
+        append = StagedAppend(self.log.store, self.log.log_id, writer, name, run=note.digest)
+        if self._is_loaded(writer):
+            return self._committed(append, [])
+        self._begin(append, note)
+        found = named_codec(self.log)
+        codec = None if found is None or found.name == "raw" else found
+        parts = self._parts(part_bytes)
+        tasks = [LoadTask(append, number, part, self.fields, codec) for number, part in enumerate(parts)]
+        batches = self._staged(append, tasks)
+        self._check_unchanged()
+        try:
+            return self._committed(append, batches)
+        except NotFound:
+            self._discarded(append)  # staged batches are gone: the notes of the others are worth nothing
+            raise
+
+    def _note(self) -> LoadNote:
+        files = tuple((file.where, file.size, file.modified) for file in self.files)
+        named = [(file.where, file.size, file.modified, file.format) for file in self.files]
+        what = msgspec.json.encode([named, [self.fields.key, self.fields.op, self.fields.timestamp, self.fields.value]])
+        return LoadNote(hashlib.sha256(what).hexdigest(), files)
+
+    def _is_loaded(self, writer: Any) -> bool:
+        return writer in self.log.head().writers
+
+    def _begin(self, append: StagedAppend, note: LoadNote) -> None:
+        """Store what the job loads; ``InvalidInput`` if it began with something else."""
+        path = f"{FOLDER}{append.job}/load.json"
+        try:
+            self.log.store.put_if(path, msgspec.json.encode(note), ABSENT)
+        except AlreadyExists:
+            begun = msgspec.json.decode(self.log.store.get(path).data, type=LoadNote)
+            if begun.digest != note.digest:
+                raise InvalidInput(
+                    f"The job {self.job!r} began {_difference(begun, note)}: give it the same files and fields, or "
+                    "load these under another name. Nothing was appended."
+                ) from None
+
+    def _parts(self, part_bytes: int) -> Iterator[tuple[FilePart, ...]]:
+        """What each task loads: small files together, large Parquet files by row groups."""
+        waiting: list[FilePart] = []
+        size = 0
+        for file in self.files:
+            if file.format == "parquet" and file.size > part_bytes:
+                if waiting:
+                    yield tuple(waiting)
+                    waiting, size = [], 0
+                yield from ((FilePart(file, groups),) for groups in _row_groups(file, part_bytes))
+                continue
+            if waiting and size + file.size > part_bytes // 2:
+                yield tuple(waiting)
+                waiting, size = [], 0
+            waiting.append(FilePart(file))
+            size += file.size
+        if waiting:
+            yield tuple(waiting)
+
+    def _staged(self, append: StagedAppend, tasks: Sequence[LoadTask]) -> list[BatchListing]:
+        """The batches of all tasks, in order; those that an earlier run has noted are not staged again."""
+        total, done = sum(task.size for task in tasks), 0
+        noted = {item.path for item in append.store.list(f"{FOLDER}{append.job}/task-")}
+        found: dict[int, Sequence[BatchListing]] = {}
+        for task in tasks:
+            if task.note in noted:
+                rows = msgspec.json.decode(append.store.get(task.note).data, type=list[_NotedBatch])
+                found[task.number] = [BatchListing(*row) for row in rows]
+                done += task.size
+        self.on_progress(done, total)
+        missing = [task for task in tasks if task.number not in found]
+        for place, batches in self.pool.run(missing, f"load {self.job} into {self.log.store.url}"):
+            found[missing[place].number] = batches
+            done += missing[place].size
+            self.on_progress(done, total)
+        return [batch for task in tasks for batch in found[task.number]]
+
+    def _check_unchanged(self) -> None:
+        """``InvalidInput`` if a file changed while it was read: some of its rows may be old and others new."""
+        for file in self.files:
+            now = next((row for row in file.store.list(file.path) if row.path == file.path), None)
+            if now is None or (now.size, now.modified) != (file.size, file.modified):
+                raise InvalidInput(
+                    f"{file.where} changed while it was loaded, and nothing was appended: load it again."
+                )
+
+    def _committed(self, append: StagedAppend, batches: Sequence[BatchListing]) -> Loaded:
+        receipt = append.commit(batches)
+        if receipt.count and not append.listed_by_this_run(receipt):
+            raise Diverged(
+                f"{self.log.url} has the job {self.job!r} with other files or fields, from offset {receipt.first} on, "
+                "and nothing was appended: load these under another name."
+            )
+        self._discarded(append)
+        return Loaded(self.job, len(self.files), receipt.count, receipt.first)
+
+    def _discarded(self, append: StagedAppend) -> None:
+        try:
+            append.discard()
+        except StrandlineError as error:
+            _LOGGER.warning("Staged batches of %s were not deleted; a collection will: %s", self.log.url, error)
+
+
+def _row_groups(file: LoadedFile, part_bytes: int) -> Iterator[tuple[int, ...]]:
+    """The row groups of a Parquet file, in groups of about so many bytes."""
+    with opened(file) as raw:
+        try:
+            metadata = pq.ParquetFile(pa.PythonFile(raw)).metadata
+        except (pa.ArrowException, OSError) as error:
+            raise InvalidInput(f"{file.where} cannot be read as parquet: {error}") from error
+        sizes = [
+            sum(group.column(number).total_compressed_size for number in range(group.num_columns))
+            for group in (metadata.row_group(number) for number in range(metadata.num_row_groups))
+        ]
+    waiting: list[int] = []
+    size = 0
+    for number, one in enumerate(sizes):
+        if waiting and size + one > part_bytes:
+            yield tuple(waiting)
+            waiting, size = [], 0
+        waiting.append(number)
+        size += one
+    yield tuple(waiting)
+
+
+def _difference(begun: LoadNote, now: LoadNote) -> str:
+    """What a job began with, where it differs from what it is given now."""
+    before, after = ({path: rest for path, *rest in note.files} for note in (begun, now))
+    for path, rest in after.items():
+        if path not in before:
+            return f"without {path}"
+        if before[path] != rest:
+            return f"with another content of {path}, which has changed since"
+    gone = next((path for path in before if path not in after), None)
+    return "with other fields, or with the files in another order" if gone is None else f"with {gone}, too"

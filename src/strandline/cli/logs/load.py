@@ -1,0 +1,90 @@
+"""``strandline load``: files of JSON lines, CSV, Parquet or Arrow into an object log, exactly once."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from strandline.bulk.loading import load as load_files
+from strandline.cli.shared import output as show
+from strandline.cli.shared.common import Json, guarded, open_log
+from strandline.cli.shared.pools import Workers, task_pool
+
+
+class LoadFormat(StrEnum):
+    """The format of the files."""
+
+    JSONL = "jsonl"
+    CSV = "csv"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+
+
+def _field(help_: str) -> Any:
+    return typer.Option(metavar="FIELD", help=help_)
+
+
+@guarded
+def load(
+    places: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE... URL", help="Files or folders to load, and last the object log to append to."),
+    ],
+    *,
+    job: Annotated[str, typer.Option(metavar="NAME", help="Names what is loaded: a job that is in the log is done.")],
+    format: Annotated[  # noqa: A002 - the field's own word
+        LoadFormat | None, typer.Option(help="The format of the files; by default their names say it.")
+    ] = None,
+    key: Annotated[str | None, _field("The field or column that is the key.")] = None,
+    op: Annotated[str | None, _field("The one that says put, delete or purge; by default all are puts.")] = None,
+    timestamp: Annotated[str | None, _field("The one with the time, and its zone; by default it is now.")] = None,
+    value: Annotated[str | None, _field("The one that is the value; by default the whole row is.")] = None,
+    workers: Workers = None,
+    create: Annotated[bool, typer.Option("--create", help="Make the log if there is none.")] = False,
+    json: Json = False,
+) -> None:
+    """Append the rows of files to an object log: all of them or none, each once, files by name and rows in order.
+
+    Killed at any moment and started again within a day it continues. A job that is in the log is not loaded again;
+    files that changed since it began are refused. Without --value a row is a JSON object, of JSON lines the line
+    itself; a log that names a format of its values gets that.
+    """
+    *sources, url = places
+    if not sources:
+        raise typer.BadParameter("Name what is loaded, and then the log: strandline load ./orders s3://bucket/orders.")
+    began = time.monotonic()
+    log = open_log(url, create=create)
+    with show.meter("loading bytes", total=None, quiet=json) as advance:
+        tell = show.so_far(advance)
+        done = load_files(
+            sources,
+            log,
+            job=job,
+            format=None if format is None else format.value,
+            key=key,
+            op=op,
+            timestamp=timestamp,
+            value=value,
+            pool=task_pool(workers),
+            on_progress=lambda loaded, _: tell(loaded),
+        )
+    seconds = time.monotonic() - began
+    fields = {
+        "job": done.job,
+        "files": done.files,
+        "records": done.records,
+        "first": done.first,
+        "next": None if done.first is None else done.first + done.records,
+        "seconds": round(seconds, 3),
+    }
+    files = show.counted(done.files, "file")
+    text = f"The log has job {job}: there was no record in {files}."
+    if done.first is not None:
+        text = (
+            f"The log has job {job}: {show.counted(done.records, 'record')} of {files}, offsets {done.first:,} to "
+            f"{done.first + done.records - 1:,} ({show.seconds(seconds)})."
+        )
+    show.answer(fields, text, as_json=json)

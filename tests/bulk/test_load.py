@@ -1,0 +1,293 @@
+"""Loading of files: every row once and in order, whatever the format, however often the job is repeated."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import strandline as sl
+from strandline.errors import Diverged, InvalidInput, NotFound, Unsupported
+from strandline.log.object import ObjectLog
+from strandline.log.object.log import open_log
+from strandline.model.records import Op
+from strandline.testing.faulty import Crash, FaultyStore
+from strandline.testing.plain import PlainStore
+from tests.bulk.test_export import Interrupted
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> ObjectLog:
+    log = sl.open(f"file://{tmp_path}/log", create=True)
+    assert isinstance(log, ObjectLog)
+    return log
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Three files of JSON lines, ten objects each."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for number in range(3):
+        lines = [json.dumps({"id": row, "name": f"n{row}"}) for row in range(number * 10, number * 10 + 10)]
+        (folder / f"part-{number}.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "_SUCCESS").write_text("")
+    (folder / ".hidden").write_text("x")
+    return folder
+
+
+def rows(log: Any) -> list[dict[str, Any]]:
+    return [row for batch in log.read() for row in batch.to_pylist()]
+
+
+def pairs(log: Any) -> list[tuple[bytes | None, bytes | None]]:
+    return [(row["key"], row["value"]) for row in rows(log)]
+
+
+EXPECTED = [(b"%d" % row, json.dumps({"id": row, "name": f"n{row}"}).encode()) for row in range(30)]
+
+
+@pytest.mark.parametrize("part_bytes", [1, 1 << 20])
+def test_json_lines_become_records_in_the_order_of_files_and_lines(
+    log: ObjectLog, files: Path, part_bytes: int
+) -> None:
+    told: list[tuple[int, int]] = []
+    done = sl.bulk.load(files, log, job="a", key="id", part_bytes=part_bytes, on_progress=lambda *one: told.append(one))
+    assert (done.files, done.records, done.first) == (3, 30, 0)
+    assert pairs(log) == EXPECTED
+    assert told[-1][0] == told[-1][1] == sum(path.stat().st_size for path in files.glob("part*"))
+    assert not list(log.store.list("staged/"))
+    again = sl.bulk.load(str(files), log, job="a", key="id")
+    assert (again, log.bounds().next) == (done, 30)
+    assert sl.bulk.load([files / "part-1.jsonl"], log, job="b", key="id").first == 30
+    assert pairs(log)[30:] == EXPECTED[10:20]
+
+
+@pytest.mark.parametrize(
+    "name", ["rows.csv", "rows.csv.gz", "rows.parquet", "rows.arrow", "rows.arrows", "rows.jsonl.gz"]
+)
+def test_every_format_gives_the_same_records(log: ObjectLog, tmp_path: Path, name: str) -> None:
+    table = pa.table(
+        {
+            "id": pa.array(range(5)),
+            "what": ["put", "delete", "PUT", "purge", None],
+            "at": pa.array(["2026-11-01T12:00:00Z"] * 5),
+            "text": ["a", "b", "c", "d", "e"],
+        }
+    )
+    path = tmp_path / name
+    write(path, table)
+    sl.bulk.load(path, log, job="a", key="id", op="what", timestamp="at", value="text")
+    assert [(row["op"], row["key"], row["value"]) for row in rows(log)] == [
+        (op, b"%d" % number, b"abcde"[number : number + 1])
+        for number, op in enumerate([Op.PUT, Op.DELETE, Op.PUT, Op.PURGE, Op.PUT])
+    ]
+    assert {row["timestamp"] for row in rows(log)} == {datetime(2026, 11, 1, 12, tzinfo=UTC)}
+
+
+def write(path: Path, table: pa.Table) -> None:
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=2)
+    elif path.suffix == ".arrow":
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    elif path.suffix == ".arrows":
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        if "csv" in path.name:
+            lines = [",".join(table.column_names)]
+            lines += [",".join("" if cell is None else str(cell) for cell in row.values()) for row in table.to_pylist()]
+        else:
+            lines = [json.dumps(row) for row in table.to_pylist()]
+        data = "\n".join(lines).encode()
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+def test_cells_of_csv_are_text_unless_the_log_says_their_types(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text('id,name\n007,a\n8,""\n9,\n')
+    plain = sl.open(f"file://{tmp_path}/plain", create=True)
+    sl.bulk.load(tmp_path / "rows.csv", plain, job="a", key="id")
+    assert pairs(plain)[0] == (b"007", b'{"id":"007","name":"a"}')
+    assert [json.loads(value or b"")["name"] for _, value in pairs(plain)] == ["a", "", None]
+    typed = sl.open(
+        f"file://{tmp_path}/typed", create=True, value=sl.Json(pa.schema({"id": pa.int64(), "name": pa.string()}))
+    )
+    sl.bulk.load(tmp_path / "rows.csv", typed, job="a")
+    assert [json.loads(value or b"")["id"] for _, value in pairs(typed)] == [7, 8, 9]
+
+
+def test_rows_without_a_value_column_are_json_objects(log: ObjectLog, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [1, 2], "name": ["a", None]}), tmp_path / "rows.parquet")
+    sl.bulk.load(tmp_path / "rows.parquet", log, job="a", key="id")
+    assert [(key, json.loads(value or b"")) for key, value in pairs(log)] == [
+        (b"1", {"id": 1, "name": "a"}),
+        (b"2", {"id": 2, "name": None}),
+    ]
+
+
+def test_an_export_is_loaded_as_the_records_that_it_has(log: ObjectLog, files: Path, tmp_path: Path) -> None:
+    sl.bulk.load(files, log, job="a", key="id")
+    manifest = sl.bulk.export(log, tmp_path / "export", part_bytes=1)
+    copy = sl.open(f"file://{tmp_path}/copy", create=True)
+    sl.bulk.load([tmp_path / "export" / part.path for part in manifest.parts], copy, job="copy")
+    assert rows(copy) == rows(log)
+
+
+@pytest.mark.parametrize("codec", [sl.Json, sl.MessagePack])
+def test_a_typed_log_gets_values_in_its_own_format(tmp_path: Path, files: Path, codec: Any) -> None:
+    schema = pa.schema({"id": pa.int64(), "name": pa.string()})
+    log = sl.open(f"file://{tmp_path}/log", create=True, value=codec(schema))
+    sl.bulk.load(files, log, job="lines", key="id")
+    table = pa.table({"id": pa.array(range(30)), "name": [f"n{row}" for row in range(30)]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    sl.bulk.load(tmp_path / "rows.parquet", log, job="rows", key="id")
+    found = pa.Table.from_batches(sl.log.read_decoded(log)).select(["id", "name"])
+    assert found.slice(0, 30).equals(table)
+    assert found.slice(30).equals(table)
+    (tmp_path / "bad.jsonl").write_text('{"id": 1}\n{"id": "x"}\n')
+    with pytest.raises(InvalidInput, match=r"bad\.jsonl, from object 1 on: object 2 of these does not fit"):
+        sl.bulk.load(tmp_path / "bad.jsonl", log, job="bad")
+    assert log.bounds().next == 60
+
+
+def test_a_large_parquet_file_is_loaded_by_row_groups(log: ObjectLog, tmp_path: Path) -> None:
+    table = pa.table({"key": [b"%d" % row for row in range(1000)], "value": [b"v" * 100] * 1000})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=100, use_dictionary=False, compression="none")
+    done = sl.bulk.load(tmp_path / "rows.parquet", log, job="a", part_bytes=30_000)
+    assert done.records == 1000
+    assert len(log.head().tail) > 3
+    assert [key for key, _ in pairs(log)] == table.column("key").to_pylist()
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_load_that_is_killed_at_any_request_continues_and_appends_once(files: Path, after: bool) -> None:
+    for number in range(200):
+        inner = PlainStore()
+        open_log(inner, create=True)
+        store = FaultyStore(inner)
+        log = open_log(store)
+        store.crash_at(number, after=after)
+        pool = sl.bulk.ThreadPool(1)
+        with contextlib.suppress(Crash):
+            sl.bulk.load(files, log, job="a", key="id", part_bytes=1, pool=pool)
+        requests = len(store.log)
+        store.unhook()
+        for _ in range(2):
+            sl.bulk.load(files, open_log(inner), job="a", key="id", part_bytes=1, pool=pool)
+        assert pairs(open_log(inner)) == EXPECTED
+        assert not list(inner.list("staged/"))
+        if requests < number:
+            break
+    assert number > 10
+
+
+def interrupted(files: Path, log: ObjectLog, at: int = 1) -> None:
+    def end() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sl.bulk.load(files, log, job="a", key="id", part_bytes=1, pool=Interrupted(at, end))
+
+
+def test_a_continued_load_does_not_stage_again_what_is_staged(log: ObjectLog, files: Path) -> None:
+    interrupted(files, log, 2)
+    told: list[tuple[int, int]] = []
+    sl.bulk.load(files, log, job="a", key="id", part_bytes=1, on_progress=lambda *one: told.append(one))
+    assert told[0][0] == sum((files / f"part-{number}.jsonl").stat().st_size for number in range(2))
+    assert pairs(log) == EXPECTED
+
+
+def test_a_load_that_divides_its_files_differently_starts_over(log: ObjectLog, files: Path) -> None:
+    interrupted(files, log, 2)
+    sl.bulk.load(files, log, job="a", key="id", part_bytes=1 << 20)
+    assert pairs(log) == EXPECTED
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_changed_files_and_fields_are_refused(log: ObjectLog, files: Path, is_loaded: bool) -> None:
+    if is_loaded:
+        sl.bulk.load(files, log, job="a", key="id")
+    else:
+        interrupted(files, log)
+    error: type[Exception] = Diverged if is_loaded else InvalidInput
+    count = log.bounds().next
+    with pytest.raises(error, match="other files or fields" if is_loaded else "other fields"):
+        sl.bulk.load(files, log, job="a", key="name")
+    (files / "part-3.jsonl").write_text("{}\n")
+    with pytest.raises(error, match=r"other files" if is_loaded else r"without .*part-3"):
+        sl.bulk.load(files, log, job="a", key="id")
+    (files / "part-3.jsonl").unlink()
+    kept = (files / "part-1.jsonl").read_text()
+    (files / "part-1.jsonl").write_text(kept + "{}\n")
+    with pytest.raises(error, match=r"other files" if is_loaded else r"part-1\.jsonl, which has changed"):
+        sl.bulk.load(files, log, job="a", key="id")
+    (files / "part-1.jsonl").unlink()
+    with pytest.raises(error, match=r"other files" if is_loaded else r"with .*part-1\.jsonl, too"):
+        sl.bulk.load(files, log, job="a", key="id")
+    assert log.bounds().next == count
+
+
+def test_a_file_that_changes_while_it_is_loaded_ends_it(log: ObjectLog, files: Path) -> None:
+    def change() -> None:
+        (files / "part-0.jsonl").write_text("{}\n")
+
+    with pytest.raises(InvalidInput, match="changed while it was loaded"):
+        sl.bulk.load(files, log, job="a", key="id", part_bytes=1, pool=Interrupted(1, change))
+    assert log.bounds().next == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.jsonl", "{}\n\n[1]\n", r"a\.jsonl, object 2, is no JSON object"),
+        ("a.jsonl", '{"id": "\ud800"}\n', "is no JSON object"),
+        ("a.jsonl", "{} {}\n", "is no JSON object"),
+        ("a.csv", "id,b\n1\n", "cannot be read as csv"),
+        ("a.csv", "b\n1\n", "has no column 'id'"),
+        ("a.parquet", "PAR1", "cannot be read as parquet"),
+        ("a.arrow", "ARROW1", "cannot be read as arrow"),
+        ("a.jsonl.gz", "no gzip", "cannot be read as jsonl"),
+        ("a.txt", "x", "does not say its format"),
+        ("a.parquet.gz", "x", "compressed as a whole"),
+    ],
+)
+def test_what_cannot_be_a_record_is_named_and_nothing_is_appended(
+    log: ObjectLog, tmp_path: Path, name: str, text: str, says: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / name).write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(InvalidInput, match=says):
+        sl.bulk.load(tmp_path / "in", log, job="a", key="id")
+    assert log.bounds().next == 0
+
+
+def test_wrong_operations_and_times_are_refused(log: ObjectLog, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"op": "upsert", "at": "2026-11-01T12:00:00"}\n')
+    with pytest.raises(InvalidInput, match="has the operation 'upsert'"):
+        sl.bulk.load(path, log, job="a", op="op")
+    with pytest.raises(InvalidInput, match="zone"):
+        sl.bulk.load(path, log, job="b", timestamp="at")
+    pq.write_table(pa.table({"at": pa.array([1], pa.timestamp("us"))}), tmp_path / "a.parquet")
+    with pytest.raises(InvalidInput, match="does not say what time it is"):
+        sl.bulk.load(tmp_path / "a.parquet", log, job="c", timestamp="at")
+
+
+def test_a_place_without_files_and_another_log_are_refused(log: ObjectLog, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no file to load"):
+        sl.bulk.load(tmp_path / "nothing", log, job="a")
+    with sl.open(f"wal://{tmp_path}/wal", create=True) as wal, pytest.raises(Unsupported, match=r"sl\.ingest"):
+        sl.bulk.load(tmp_path, wal, job="a")
+
+
+def test_a_file_without_rows_is_loaded_as_nothing(log: ObjectLog, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n")
+    assert sl.bulk.load(tmp_path / "a.jsonl", log, job="a").records == 0
