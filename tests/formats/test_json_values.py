@@ -20,7 +20,7 @@ from strandline.formats.wal.folder import (
     append_of,
     decode_rewinding,
     decode_slots_file,
-    decode_wal_identity,
+    decode_wal_values,
     encode_rewinding,
     encode_slots_file,
     encode_wal_identity,
@@ -48,7 +48,7 @@ def resealed(data: bytes, **fields: object) -> bytes:
 @pytest.mark.parametrize("wrong", [INFINITE, 1.5, "1", None, -1, 1 << 63, 10**300, [], True])
 def test_a_number_that_is_none_is_damage_in_every_file(wrong: object) -> None:
     for decode, data in (
-        (decode_wal_identity, changed(encode_wal_identity(UUID(int=7)), min_reader=wrong)),
+        (decode_wal_values, changed(encode_wal_identity(UUID(int=7)), min_reader=wrong)),
         (decode_rewinding, resealed(encode_rewinding(Rewinding(UUID(int=7), 5, 9, 1, 0, 100, 20, 5, "q")), size=wrong)),
         (SegmentFacts.decode, changed(FACTS.encode(), terms=[[wrong, 0]])),
         (SegmentFacts.decode, changed(FACTS.encode(), terms=[[0, wrong]])),
@@ -95,7 +95,7 @@ def test_an_append_with_a_number_that_there_cannot_be_is_damage(number: bytes) -
 DECODERS: list[Callable[[bytes, str], object]] = [
     decode_identity,
     decode_topic,
-    decode_wal_identity,
+    decode_wal_values,
     decode_rewinding,
     SlotCodec("s").decode,
     lambda data, where: decode_slots_file(data, where, now=0),

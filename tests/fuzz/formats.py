@@ -72,7 +72,7 @@ from strandline.formats.wal.folder import (
     batch_metadata,
     decode_rewinding,
     decode_slots_file,
-    decode_wal_identity,
+    decode_wal_values,
     encode_rewinding,
     encode_slots_file,
     encode_wal_identity,
@@ -633,7 +633,7 @@ TARGETS = (
     ),
     _text(
         "wal-identity",
-        lambda data: decode_wal_identity(data, "x"),
+        lambda data: decode_wal_values(data, "x"),
         encode_wal_identity(UUID(int=7)),
         encode_wal_identity(UUID(int=7), _VALUES),
     ),

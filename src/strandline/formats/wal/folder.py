@@ -39,11 +39,6 @@ def encode_wal_identity(log_id: UUID, values: Sequence[ValueVersion] = ()) -> by
     return json.dumps({**fields, **version_fields(values)}, indent=1).encode() + b"\n"
 
 
-def decode_wal_identity(data: bytes, where: str) -> UUID:
-    """The log's identity, or an error that says what to do."""
-    return decode_wal_values(data, where)[0]
-
-
 def decode_wal_values(data: bytes, where: str) -> tuple[UUID, tuple[ValueVersion, ...]]:
     """The log's identity and the versions of its value format, or an error that says what to do."""
     try:
