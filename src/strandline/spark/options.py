@@ -277,7 +277,7 @@ def _queue(given: Mapping[str, str]) -> QueuePaths | None:
             return None
         case "queue-v1":
             return QueuePaths(**paths)
-    raise InvalidInput(f"logFormat is '{QUEUE_V1}' or, for an object log, left out; not {shown(given['logformat'])}.")
+    raise InvalidInput(f"logFormat is '{QUEUE_V1}', 'topic' or, for a log, left out; not {shown(given['logformat'])}.")
 
 
 def given_options(options: Mapping[str, str], known: Sequence[str], what: str) -> dict[str, str]:

@@ -235,15 +235,27 @@ def open_object_topic(
     else:
         check_new_in_store(store, FolderKind.TOPIC)
     logs = [
-        open_log(
-            f"{url.rstrip('/')}/{_name(partition)}", create=found is None, options=options, clock=clock, chance=chance
-        )
+        open_log(partition_address(url, partition), create=found is None, options=options, clock=clock, chance=chance)
         for partition in range(partition_count)
     ]
     if found is None:
         # Last, as above; of several concurrent creators one decides, and the others read its number.
         _check_same(url, _create(store, partition_count), partition_count)
     return LogTopic(logs, polling=polling or Polling(), clock=clock, chance=chance)
+
+
+def topic_partitions(url: Address, options: Mapping[str, str] | None = None) -> int:
+    """How many partitions the topic at an address has, in a store or a folder; ``NotFound`` if there is none."""
+    url = as_address(url)
+    found = _read_count(open_store(url.replace("wal://", "file://", 1) if url.startswith("wal://") else url, options))
+    if found is None:
+        raise _no_topic(url)
+    return found
+
+
+def partition_address(url: str, partition: int) -> str:
+    """The address of a partition's log."""
+    return f"{url.rstrip('/')}/{_name(partition)}"
 
 
 def _read_count(store: ObjectStore) -> int | None:

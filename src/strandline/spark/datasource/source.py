@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
-import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, DataSourceWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidInput
-from strandline.log.contract import Log
 from strandline.spark.datasource.batch_reader import LogReader
-from strandline.spark.datasource.decoding import Decoding
-from strandline.spark.datasource.opened import OpenedLog
-from strandline.spark.datasource.shaping import SPARK_SCHEMA, check_schema
+from strandline.spark.datasource.columns import asked_columns, log_schema
 from strandline.spark.datasource.stream_reader import LogStreamReader
-from strandline.spark.failures import retried
+from strandline.spark.datasource.topic import TopicReader, TopicStreamReader, is_topic, partition_options, topic_schema
 from strandline.spark.options import ReadOptions, parse_options
-
-R = TypeVar("R")
 
 
 class StrandlineDataSource(DataSource):
@@ -38,7 +35,8 @@ class StrandlineDataSource(DataSource):
     ``_timestamp``, ``_op`` and ``_headers``; a value that cannot be decoded fails the query, or with ``badRows`` =
     ``null`` has null fields, the reason in ``_error`` and its bytes in ``_value``.
     A narrower ``.schema(...)`` reads less. ``logFormat`` = ``queue-v1`` reads a queue of version 1, whose parts are at
-    ``manifest`` and ``data``; its offsets count batches, and reading acknowledges nothing.
+    ``manifest`` and ``data``; its offsets count batches, and reading acknowledges nothing. ``logFormat`` = ``topic``
+    reads all partitions of a topic, and has a column ``partition`` (``_partition`` beside decoded values).
     """
 
     @classmethod
@@ -48,17 +46,20 @@ class StrandlineDataSource(DataSource):
 
     def schema(self) -> StructType:
         """All columns of a log, or of its decoded values."""
-        options = parse_options(self.options)
-        if not options.decode:
-            return SPARK_SCHEMA
-        return _typed(options, lambda log: Decoding.of(log, options.bad_rows, options.url).spark_schema())
+        return topic_schema(self.options) if is_topic(self.options) else log_schema(parse_options(self.options))
 
-    def reader(self, schema: StructType) -> LogReader:
+    def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the log as of planning."""
-        options = parse_options(self.options)
-        if options.slot is not None:
+        options = self._parsed()
+        if options[0].slot is not None:
             raise InvalidInput("slot is for streams: hold pins the records of a batch read.")
-        return LogReader(options, *_columns(options, schema))
+        if is_topic(self.options):
+            return TopicReader(options, schema)
+        return LogReader(options[0], *asked_columns(options[0], schema))
+
+    def _parsed(self) -> list[ReadOptions]:
+        """The options of the log, or of each partition's."""
+        return partition_options(self.options) if is_topic(self.options) else [parse_options(self.options)]
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
         """A writer that appends the rows of a batch job."""
@@ -72,27 +73,14 @@ class StrandlineDataSource(DataSource):
 
         return stream_writer(self.options, schema, overwrite=overwrite)
 
-    def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802 - Spark's name
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """A reader that also follows new records."""
-        options = parse_options(self.options)
-        if options.hold is not None:
+        options = self._parsed()
+        if options[0].hold is not None:
             raise InvalidInput(
                 "hold is for batch reads, which end before it does: let a slot pin the records of a stream, with the "
                 "option slot."
             )
-        return LogStreamReader(options, *_columns(options, schema))
-
-
-def _typed(options: ReadOptions, find: Callable[[Log], R]) -> R:
-    """What the log's value format is asked for."""
-    opened = OpenedLog(options, pa.schema([]))
-    try:
-        return retried(lambda: find(opened.log))
-    finally:
-        opened.close()
-
-
-def _columns(options: ReadOptions, schema: StructType) -> tuple[pa.Schema, Decoding | None]:
-    if not options.decode:
-        return check_schema(schema, SPARK_SCHEMA), None
-    return _typed(options, lambda log: Decoding.planned(log, options.bad_rows, options.url, schema))
+        if is_topic(self.options):
+            return TopicStreamReader(options, schema)
+        return LogStreamReader(options[0], *asked_columns(options[0], schema))

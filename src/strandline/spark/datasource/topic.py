@@ -1,0 +1,223 @@
+"""Topics: the logs of all partitions as one table, with the number of the partition as a column.
+
+Each partition is read by the reader of a log. A stream's offset has that of each partition.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import IntegerType, StructField, StructType
+
+from strandline.errors import InvalidInput
+from strandline.log.topic.logs import partition_address, topic_partitions
+from strandline.model.arguments import shown
+from strandline.model.cursor import Limit
+from strandline.spark.datasource.batch_reader import LogReader
+from strandline.spark.datasource.columns import asked_columns, log_schema
+from strandline.spark.datasource.shaping import SPARK_SCHEMA
+from strandline.spark.datasource.stream_reader import LogStreamReader
+from strandline.spark.failures import retried
+from strandline.spark.options import ReadOptions, parse_options
+
+TOPIC: Final = "topic"
+"""The ``logFormat`` of a topic."""
+_POSITIONS: Final[tuple[str, ...]] = ("startingoffset", "endingoffset")
+
+
+def is_topic(options: Mapping[str, str]) -> bool:
+    """Whether the options name a topic."""
+    given = {name.lower(): value for name, value in options.items()}
+    return given.get("logformat", "").strip().lower() == TOPIC
+
+
+def partition_options(options: Mapping[str, str]) -> list[ReadOptions]:
+    """The options of each partition's log; asks the store how many there are.
+
+    ``startingOffset`` and ``endingOffset`` are a word for all partitions, or JSON with a position for some of them:
+    ``{"0": 120, "3": "latest"}``.
+    """
+    given = {name.lower(): value for name, value in options.items() if name.lower() != "logformat"}
+    plain = parse_options({name: text for name, text in given.items() if name not in _POSITIONS})
+    if plain.is_node:
+        raise InvalidInput("The partitions of a topic are logs in a store or a folder, not on nodes.")
+    count = retried(lambda: topic_partitions(plain.url, plain.storage or None))
+    positions = {name: _positions(name, given[name], count) for name in _POSITIONS if name in given}
+    found = []
+    for partition in range(count):
+        own = {name: text for name, texts in positions.items() if (text := texts[partition]) is not None}
+        rest = {name: text for name, text in given.items() if name not in _POSITIONS}
+        found.append(parse_options({**rest, **own, "path": partition_address(plain.url, partition)}))
+    return found
+
+
+def _positions(name: str, text: str, count: int) -> list[str | None]:
+    """The position of each partition; None for the default."""
+    option = "startingOffset" if name.startswith("starting") else "endingOffset"
+    if not text.strip().startswith("{"):
+        if text.strip().lower() not in ("earliest", "retained", "beginning", "latest"):
+            raise InvalidInput(
+                f"{option} of a topic is a word such as earliest, or JSON by partition such as "
+                f'{{"0": 120, "1": "latest"}}, not {shown(text)}.'
+            )
+        return [text] * count
+    try:
+        named = {int(partition): str(position) for partition, position in json.loads(text).items()}
+    except ValueError as error:
+        raise InvalidInput(f'{option} is JSON such as {{"0": 120}}, not {shown(text)}: {error}.') from error
+    wrong = [partition for partition in named if not 0 <= partition < count]
+    if wrong:
+        raise InvalidInput(f"{option} names partition {wrong[0]}, and the topic has 0 to {count - 1}.")
+    return [named.get(partition) for partition in range(count)]
+
+
+def topic_schema(options: Mapping[str, str]) -> StructType:
+    """The columns of the logs, and the number of the partition."""
+    first = partition_options(options)[0]
+    number = StructField(_column(first), IntegerType(), nullable=False)
+    return StructType([number, *log_schema(first)])
+
+
+def _column(options: ReadOptions) -> str:
+    """The name of the partition's column; decoded values have their own fields, so that of the record has a dash."""
+    return "_partition" if options.decode else "partition"
+
+
+@dataclass(frozen=True)
+class TopicTask(InputPartition):
+    """The work of one task: a part of one partition's log."""
+
+    partition: int
+    part: InputPartition
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    """Adds the partition's number to the rows of its log, if it is asked for."""
+
+    columns: pa.Schema
+    """The asked columns."""
+    name: str
+
+    @classmethod
+    def of(cls, schema: StructType, options: ReadOptions) -> _Numbered:
+        return cls(to_arrow_schema(schema, timezone="UTC"), _column(options))
+
+    def inner(self, schema: StructType) -> StructType:
+        """What is asked of the logs: at least one column, so that rows can be counted."""
+        rest = StructType([field for field in schema if field.name != self.name])
+        return rest if rest.fields else StructType([SPARK_SCHEMA["offset"]])
+
+    def added(self, batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[pa.RecordBatch]:
+        """The asked columns."""
+        for batch in batches:
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            if self.name in self.columns.names:
+                columns[self.name] = pa.repeat(pa.scalar(partition, pa.int32()), batch.num_rows)
+            yield pa.RecordBatch.from_arrays([columns[name] for name in self.columns.names], schema=self.columns)
+
+
+class TopicReader(DataSourceReader):
+    """One batch query over all partitions, each as of planning."""
+
+    def __init__(self, options: Sequence[ReadOptions], schema: StructType) -> None:
+        """Nothing is read yet."""
+        self._numbered = _Numbered.of(schema, options[0])
+        self._logs = [LogReader(one, *asked_columns(one, self._numbered.inner(schema))) for one in options]
+
+    def partitions(self) -> list[InputPartition]:  # Spark requires a list
+        """The plans of all partitions."""
+        return [TopicTask(number, part) for number, log in enumerate(self._logs) for part in log.partitions()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task, in an executor."""
+        if not isinstance(partition, TopicTask):  # Spark's placeholder for "no partitions"
+            return iter(())
+        log = self._logs[partition.partition]
+        return self._numbered.added(log.read(partition.part), partition.partition)
+
+
+class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One streaming query over all partitions. The limits of a trigger are divided among them."""
+
+    def __init__(self, options: Sequence[ReadOptions], schema: StructType) -> None:
+        """Nothing is read yet."""
+        self._numbered = _Numbered.of(schema, options[0])
+        limits = [replace(one, limit=_share(one, len(options))) for one in options]
+        self._logs = [LogStreamReader(one, *asked_columns(one, self._numbered.inner(schema))) for one in limits]
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """The start of a query without checkpoint."""
+        return _offset([log.initialOffset() for log in self._logs])
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """The limit of one partition, which each of them gets back."""
+        return self._logs[0].getDefaultReadLimit()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Fix the end of this run in each partition."""
+        for log in self._logs:
+            log.prepareForTriggerAvailableNow()
+
+    def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """The ends of the next batch."""
+        return _offset(
+            [log.latestOffset(since, limit) for log, since in zip(self._logs, self._each(start), strict=True)]
+        )
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        """The ends of the logs as last read."""
+        ends = [log.reportLatestOffset() for log in self._logs]
+        return None if any(end is None for end in ends) else _offset(ends)
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
+        """The plan of one micro-batch."""
+        ranges = zip(self._logs, self._each(start), self._each(end), strict=True)
+        return [
+            TopicTask(number, part)
+            for number, (log, since, upto) in enumerate(ranges)
+            for part in log.partitions(since, upto)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task, in an executor."""
+        if not isinstance(partition, TopicTask):
+            return iter(())
+        log = self._logs[partition.partition]
+        return self._numbered.added(log.read(partition.part), partition.partition)
+
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """Move the query's slots, if it has them."""
+        for log, upto in zip(self._logs, self._each(end), strict=True):
+            log.commit(upto)
+
+    def _each(self, offset: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """The offset of each partition; ``InvalidInput`` for a checkpoint of another topic."""
+        names = [str(number) for number in range(len(self._logs))]
+        if sorted(offset) != sorted(names):
+            raise InvalidInput(
+                f"The checkpoint has the partitions {', '.join(sorted(offset))[:100]}, and the topic {len(names)} of "
+                "them: start with a new checkpoint."
+            )
+        return [offset[name] for name in names]
+
+
+def _offset(each: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
+    return {str(number): offset for number, offset in enumerate(each)}
+
+
+def _share(options: ReadOptions, count: int) -> Limit:
+    """A partition's part of the limits of a trigger, at least one of each."""
+    limit = options.limit
+    parts = {
+        name: None if (most := getattr(limit, name)) is None else max(1, most // count)
+        for name in ("records", "bytes", "batches")
+    }
+    return replace(limit, **parts)
