@@ -9,7 +9,9 @@ from typing import Final, Literal
 from strandline.errors import InvalidInput
 from strandline.model.arguments import LARGEST_NUMBER, shown
 from strandline.spark.options import (
+    NodeAccess,
     given_options,
+    node_access_of,
     shared_address,
     storage_options,
     truth_of,
@@ -25,6 +27,12 @@ _KNOWN: Final = (
     "repeated",
     "compression",
     "create",
+    "outbox",
+    "tokenFile",
+    "ca",
+    "caFile",
+    "certFile",
+    "keyFile",
     "checkpointLocation",
     "queryName",
 )
@@ -37,7 +45,9 @@ class WriteOptions:
 
     ``job``: a batch job of this name is in the log once; with ``number`` it is one of a series, whose numbers grow.
     ``writer``: the name of a stream; None: its query's id. ``expect``: the offset at which the log has to end.
-    ``accept``: a job or micro-batch that the log has already is not compared with it.
+    ``accept``: a job or micro-batch that the log has already is not compared with it. ``outbox``: the address of an
+    object log through which rows pass into a node or a write-ahead log; ``node``: how the driver calls the node, with
+    its token in a file: Spark sends these options to executors, too.
     """
 
     url: str
@@ -49,7 +59,9 @@ class WriteOptions:
     accept: bool = False
     compression: str = "lz4"
     create: bool = False
+    outbox: str | None = None
     storage: dict[str, str] = field(default_factory=dict)
+    node: NodeAccess = field(default_factory=NodeAccess)
 
 
 def parse_write_options(options: Mapping[str, str], kind: Literal["job", "stream"]) -> WriteOptions:
@@ -86,6 +98,8 @@ def parse_write_options(options: Mapping[str, str], kind: Literal["job", "stream
         accept=_is_accepting(given),
         compression=given.get("compression", "lz4"),
         create=truth_of(given, "create", default=False),
+        outbox=None if "outbox" not in given else shared_address({"path": given["outbox"]}),
+        node=node_access_of(given, url),
         storage=storage_options(given),
     )
 

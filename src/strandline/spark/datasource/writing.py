@@ -25,6 +25,7 @@ from strandline.log.writers.source import source_writer
 from strandline.model.head import WriterId
 from strandline.model.records import RECORD_SCHEMA, conform
 from strandline.opening import open_url
+from strandline.spark.datasource.outbox import forward, needs_outbox, outbox_log
 from strandline.spark.failures import retried
 from strandline.spark.write_options import WriteOptions, parse_write_options
 from strandline.storage.clock import CHANCE, CLOCK
@@ -86,16 +87,10 @@ class Target:
 
 
 def _opened(options: WriteOptions) -> ObjectLog:
-    if options.url.startswith(("grpc:", "grpc+tls:")):
-        raise Unsupported(
-            f"Spark writes into object logs, and {options.url} is a node: write into an object log, and move that into "
-            "the node with sl.ingest."
-        )
-    if options.url.startswith("wal:"):
-        raise Unsupported(
-            f"{options.url} has one writing process, and Spark has many: write into an object log, and move that into "
-            "the write-ahead log with sl.ingest."
-        )
+    if needs_outbox(options.url):
+        return outbox_log(options)
+    if options.outbox is not None:
+        raise InvalidInput(f"outbox is for nodes and write-ahead logs: executors write into {options.url} themselves.")
     opened = retried(lambda: open_url(options.url, options=options.storage or None, create=options.create))
     log = opened.hot if isinstance(opened, TieredLog) else opened
     opened.close()
@@ -226,6 +221,8 @@ def _committed(append: StagedAppend, tasks: Sequence[StagedTask], upto: int, opt
     batches = _batches_of(tasks)
     receipt = retried(lambda: append.commit(batches, upto=upto, expect=options.expect))
     _discarded(append, batches)
+    if needs_outbox(options.url):
+        forward(options)
     if not options.accept:
         _check_same(receipt, sum(task.rows for task in tasks), upto, options)
         if options.writer is not None:

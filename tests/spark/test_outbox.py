@@ -1,0 +1,132 @@
+"""Spark writes into nodes and write-ahead logs through an outbox: each row once, whatever fails in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+import strandline as sl
+from strandline.errors import InvalidInput, Unsupported
+from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
+from strandline.spark.datasource.outbox import SLOT
+from strandline.spark.datasource.source import StrandlineDataSource
+from tests.spark.test_write import numbers, refused, text
+
+TOKEN = "token-of-the-spark-driver"
+SERVER = ServerSecurity(tokens=Tokens.parse(f"spark client {TOKEN}\n", "tokens"))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[sl.node.Primary]:
+    with sl.node.Primary.open(tmp_path / "a", name="a", policy="local", server=SERVER) as primary:
+        yield primary
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/outbox"
+
+
+def save(frame: DataFrame, url: str, outbox: str, **options: str) -> None:
+    writer = frame.write.format("strandline").mode("append").options(outbox=outbox, **options)
+    (writer.option("tokenFile", token_file(outbox)) if url.startswith("grpc") else writer).save(url)
+
+
+def token_file(outbox: str) -> str:
+    path = Path(outbox.removeprefix("file://")).parent / "token"
+    path.write_text(TOKEN + "\n")
+    return str(path)
+
+
+def written(url: str) -> list[bytes]:
+    security = ClientSecurity(token=TOKEN) if url.startswith("grpc") else None
+    with sl.open(url, **({"security": security} if security else {"read_only": True})) as log:
+        return [value for batch in log.read("beginning") for value in batch.column("value").to_pylist()]
+
+
+def test_a_job_into_a_node_is_there_once_and_in_order(spark: SparkSession, node: sl.node.Primary, outbox: str) -> None:
+    for _ in range(2):
+        save(numbers(spark, 0, 300), node.url, outbox, job="first")
+    save(numbers(spark, 300, 400, partitions=1), node.url, outbox, job="second")
+    assert written(node.url) == text(0, 400)
+    with sl.open(outbox) as box:
+        assert box.slots.get(SLOT).position == 400
+
+
+def test_what_a_lost_driver_left_in_the_outbox_is_moved_by_the_same_job(
+    spark: SparkSession, tmp_path: Path, outbox: str
+) -> None:
+    with sl.node.Primary.open(tmp_path / "a", name="a", policy="local", server=SERVER) as primary:
+        url = primary.url
+        save(numbers(spark, 0, 100), url, outbox, job="first")
+    refused(lambda: save(numbers(spark, 100, 200), url, outbox, job="second"))
+    with sl.open(outbox) as box:
+        assert box.bounds().next == 200, "listed, and not moved"
+    port = url.rpartition(":")[2]
+    with sl.node.Primary.open(
+        tmp_path / "a", name="a", policy="local", server=SERVER, listen=("127.0.0.1", int(port))
+    ) as primary:
+        save(numbers(spark, 100, 200), primary.url, outbox, job="second")
+        assert sorted(written(primary.url), key=int) == text(0, 200)
+
+
+def test_a_stream_into_a_node_writes_each_row_once_over_restarts_and_a_lost_checkpoint(
+    spark: SparkSession, node: sl.node.Primary, outbox: str, tmp_path: Path
+) -> None:
+    source = sl.open(f"file://{tmp_path}/source", create=True)
+
+    def run(checkpoint: str, **options: str) -> None:
+        given = {"checkpointLocation": f"{tmp_path}/{checkpoint}", "outbox": outbox, **options}
+        stream = spark.readStream.format("strandline").load(source.url)
+        query = (
+            stream.select("key", "value")
+            .writeStream.format("strandline")
+            .options(tokenFile=token_file(outbox), **given)
+            .trigger(availableNow=True)
+            .start(node.url)
+        )
+        query.awaitTermination(600)
+
+    for first in (0, 10):
+        with source.producer() as producer:
+            for value in text(first, first + 10):
+                producer.append(value=value)
+        run("one", writer="copy")
+    assert written(node.url) == text(0, 20)
+    run("lost", writer="copy", repeated="accept")
+    assert written(node.url) == text(0, 20)
+
+
+def test_a_write_ahead_log_is_written_by_the_driver(spark: SparkSession, tmp_path: Path, outbox: str) -> None:
+    url = f"wal://{tmp_path}/log"
+    save(numbers(spark, 0, 50), url, outbox)
+    assert written(url) == text(0, 50)
+
+
+def test_what_cannot_be_is_one_sentence(
+    spark: SparkSession, node: sl.node.Primary, tmp_path: Path, outbox: str
+) -> None:
+    frame = numbers(spark, 0, 5)
+    plain = frame.write.format("strandline").mode("append").option("tokenFile", token_file(outbox))
+    assert isinstance(refused(lambda: plain.save(node.url)), Unsupported)
+    expecting = plain.option("outbox", outbox).option("expectedOffset", "0")
+    assert "expectedOffset is for object logs" in str(refused(lambda: expecting.save(node.url)))
+    boxed = frame.write.format("strandline").mode("append").option("outbox", outbox).option("create", "true")
+    error = refused(lambda: boxed.save(f"file://{tmp_path}/plain"))
+    assert isinstance(error, InvalidInput)
+    assert "outbox is for nodes" in str(error)
+
+
+def test_executors_get_no_token(node: sl.node.Primary, outbox: str) -> None:
+    source = StrandlineDataSource({"path": node.url, "outbox": outbox, "tokenFile": token_file(outbox)})
+    schema = StructType([StructField("value", BinaryType())])
+    for writer in (source.writer(schema, overwrite=False), source.streamWriter(schema, overwrite=False)):
+        assert TOKEN.encode() not in cloudpickle.dumps(writer)
+    telling = StrandlineDataSource({"path": node.url, "outbox": outbox, "token": TOKEN})
+    with pytest.raises(InvalidInput, match="did you mean 'tokenFile'"):
+        telling.writer(schema, overwrite=False)
