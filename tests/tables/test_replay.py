@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -294,10 +295,48 @@ def test_a_table_that_was_built_again_takes_all_letters_of_its_address_however_i
     shutil.rmtree(tmp_path / "table")
     monkeypatch.chdir(tmp_path)
     sl.follow(place.log, sl.DeltaSink("table", mode="append", value=NARROW, dead_letters="letters"), until="end")
-    assert place.letters() == [0, 0]
+    assert place.letters() == [0]
     same = sl.DeltaSink(f"file://{tmp_path}/table/", mode="append", value=WIDE, dead_letters="letters")
     assert sl.tables.replay_letters(same, place.log) == sl.tables.Replayed(1, 0, 0)
     assert place.letters() == []
+    place.check()
+
+
+def test_a_table_that_is_built_again_from_another_log_loses_none_of_its_letters(tmp_path: Path) -> None:
+    """An offset of another log is another record."""
+    place = Place(tmp_path, mode="append")
+    place.append((b"a", BIG), (b"b", 1))
+    place.follow()
+    shutil.rmtree(tmp_path / "table")
+    place.log = sl.open(f"{tmp_path}/other", create=True)
+    place.append((b"c", BIG), (b"d", BIG))
+    place.follow()
+    assert place.letters() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("done", [1, 2, 3])
+@pytest.mark.parametrize("step", ["create", "commit", "_settle"])
+def test_a_table_that_is_built_again_has_each_letter_once_also_after_a_crash_in_its_first_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, done: int
+) -> None:
+    place = Place(tmp_path, mode="append")
+    place.append((b"a", BIG), (b"b", 1), (b"c", BIG))
+    place.follow()
+    shutil.rmtree(tmp_path / "table")
+    real, calls = getattr(FollowedDelta, step), iter(range(1, 100))
+
+    def crashing(*given: Any, **options: Any) -> Any:
+        found = real(*given, **options)
+        if next(calls) == done:
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(FollowedDelta, step, crashing)
+        place.follow()
+    place.follow()
+    assert place.letters() == [0, 2]
+    assert place.replay() == sl.tables.Replayed(2, 0, 0)
     place.check()
 
 
@@ -449,6 +488,16 @@ def test_the_command_replays_by_a_schema_and_as_the_log_says(run: Run, tmp_path:
     assert "1 still cannot become rows (first: offset 1: " in done.stdout
     assert json.loads(run(*arguments, "--json").stdout)["applied"] == 0
     place.check()
+
+
+def test_the_command_names_its_option_if_the_place_of_the_letters_is_missing(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    place = Place(tmp_path)
+    place.append((b"a", BIG), (b"b", 1))
+    place.follow()
+    refused = run("table", "replay", f"{tmp_path}/table", place.log.url)
+    assert refused.exit_code != 0
+    assert "name their table with --dead-letters" in " ".join(refused.output.split())
+    assert "dead_letters=" not in refused.output
 
 
 def test_the_command_finds_the_letters_of_a_table_in_a_database_by_itself(run: Run, tmp_path: Path) -> None:  # noqa: F811

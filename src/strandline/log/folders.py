@@ -245,8 +245,10 @@ _TAKEN_OVER: Final = {
 }
 """How one kind becomes another."""
 
-_IN_BUCKETS: Final = (*PROBED, "topic.json", "_delta_log/_last_checkpoint", "_delta_log/00000000000000000000.json")
-"""Object names that identify a kind in a bucket; a table without its first commit has had a checkpoint."""
+TABLE_SIGNS: Final = ("_delta_log/_last_checkpoint", "_delta_log/00000000000000000000.json")
+"""Object names of which each Delta table has one: a table without its first commit has had a checkpoint."""
+_IN_BUCKETS: Final = (*PROBED, "topic.json", *TABLE_SIGNS)
+"""Object names that identify a kind in a bucket."""
 
 
 def check_new(
@@ -264,23 +266,35 @@ def check_new(
     there = contents(folder, disk=disk)
     _refuse_new(there, kind, "folder")
     if kind not in there.found:
-        _refuse_beside_table(there, kind, is_leftover, disk=disk)
+        path = Path(there.path).absolute()
+        around = next((parent for parent in path.parents if disk.scan(str(parent / "_delta_log"))), None)
+        _refuse_beside_table(Contents(str(path), there.found), kind, around, is_leftover)
 
 
-def _refuse_beside_table(there: Contents, kind: FolderKind, is_leftover: Callable[[str], bool], *, disk: Disk) -> None:
+def check_new_table(there: Contents, around: str | None, is_leftover: Callable[[str], bool]) -> None:
+    """``WrongKind`` if a Delta table would be created at a prefix of a bucket that holds something else.
+
+    ``around`` is the table within which it would be; ``is_leftover`` as of :func:`check_new`.
+    """
+    _refuse_new(there, FolderKind.DELTA_TABLE, "place")
+    if FolderKind.DELTA_TABLE not in there.found:
+        _refuse_beside_table(there, FolderKind.DELTA_TABLE, around, is_leftover)
+
+
+def _refuse_beside_table(
+    there: Contents, kind: FolderKind, around: str | Path | None, is_leftover: Callable[[str], bool]
+) -> None:
     """``WrongKind`` for a new folder within a table, and for a table around other files: VACUUM would delete those."""
-    path = Path(there.path).absolute()
     others = [name for name in there.found.get(FolderKind.OTHER, ()) if not is_leftover(name)]
     if kind is FolderKind.DELTA_TABLE and others:
         raise WrongKind(
-            f"{path} holds other files ({', '.join(others[:3])}), which a VACUUM of a table there would delete: "
+            f"{there.path} holds other files ({', '.join(others[:3])}), which a VACUUM of a table there would delete: "
             "nothing was changed. Name an empty folder."
         )
-    around = next((parent for parent in path.parents if disk.scan(str(parent / "_delta_log"))), None)
     if around is not None:
         raise WrongKind(
-            f"{path} is within the Delta table {around}, and a VACUUM of that would delete it: nothing was changed. "
-            "Name a folder outside of the table."
+            f"{there.path} is within the Delta table {around}, and a VACUUM of that would delete it: nothing was "
+            "changed. Name a folder outside of the table."
         )
 
 

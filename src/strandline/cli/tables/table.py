@@ -195,6 +195,10 @@ def replay(
     """
     opened = _log(log)
     letters = True if is_in_database(url) else dead_letters
+    if letters is None:
+        raise InvalidInput(
+            f"Where the dead letters of {url} are is not recorded: name their table with --dead-letters."
+        )
     done = sl.tables.replay_letters(
         followed_table(url, opened, schema=schema, key=key, name=name, dead_letters=letters), opened
     )

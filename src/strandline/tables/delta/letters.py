@@ -4,7 +4,8 @@ Delta has no transaction over two tables. So the letters of a range are committe
 of the table that they belong to: after a crash in between, the range is applied again, and letters that are stored
 already are dropped. Below that table's cursor among the letters they are looked for: a record that had a row may have
 none now. Several tables may share one dead-letter table: each letter names its table by its address, which a table that
-is built again keeps. Anybody may delete letters.
+is built again keeps. The first commit of such a table puts its cursor behind the letters of the earlier one, unless
+letters of several logs are there: offsets alone would confuse them. Anybody may delete letters.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.errors import InvalidInput
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
 from strandline.tables.delta.files import added, local_path
 from strandline.tables.delta.handles import columns_of, listed_files, log_of
+from strandline.tables.delta.history import letter_logs
+from strandline.tables.delta.place import check_place
 from strandline.tables.delta.recorded_shape import check_shape
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.files.replay import known_letters
@@ -56,6 +60,12 @@ def check_letters(followed: FollowedDelta, table: DeltaTable) -> None:
     check_shape(table, followed.shape, followed.url)
 
 
+def logs_of(followed: FollowedDelta, table: DeltaTable) -> set[str]:
+    """The logs whose letters were stored, as far as commit files reach. Letters carry offsets, and no log."""
+    commits = (followed.read_commit(version) for version in range(table.version() + 1))
+    return {log for log in (log_of(table), *letter_logs(commits)) if log is not None}
+
+
 @dataclass(slots=True)
 class LetterBox:
     """The dead-letter table as it was when a range was begun."""
@@ -64,18 +74,29 @@ class LetterBox:
     table: DeltaTable | None
     floor: int
     """Letters below were stored already, as far as their records had no row then."""
+    is_earlier: bool = False
+    """Whether they are of an earlier table at the same address."""
 
     @classmethod
-    def opened(cls, letters_of: LettersOf, log_id: UUID, table_id: str | None) -> LetterBox:
-        """The dead-letter table now. A table that is not created yet has no letters."""
+    def opened(cls, letters_of: LettersOf, log_id: UUID, table_id: str | None, address: str | None) -> LetterBox:
+        """The dead-letter table now. A table that is not created yet has no letters.
+
+        ``address`` is that of a table that has applied nothing yet, whose letters an earlier one may have stored.
+        """
         followed = letters_of(table_id or "")
         table = followed.open()
         if table is None:
-            followed.check_place()
+            check_place(followed.files)
             return cls(letters_of, None, 0)
         check_letters(followed, table)
         known = None if table_id is None else table.transaction_version(followed.application(log_id).cursor)
-        return cls(letters_of, table, 0 if known is None else int(known))
+        if known is not None:
+            return cls(letters_of, table, int(known))
+        floor = 0
+        if address is not None and logs_of(followed, table) == {str(log_id)}:
+            earlier = known_letters(followed.files, listed_files(table), columns_of(table), address)
+            floor = (pc.max(earlier).as_py() or 0) + 1 if len(earlier) else 0
+        return cls(letters_of, table, floor, is_earlier=floor > 0)
 
     def known(self, address: str, since: int) -> pa.Array | None:
         """The offsets of a table's letters; None if none were stored from the offset ``since`` on."""
@@ -86,7 +107,7 @@ class LetterBox:
 
     def commit(self, files: Sequence[DataFile], table_id: str, since: Cursor, upto: Cursor) -> None:
         """Store the letters of a range. ``Conflict`` if another job committed to the table first."""
-        if not files:
+        if not files and not self.is_earlier:
             return
         followed = self.letters_of(table_id)
         table = followed.create(since) if self.table is None else self.table

@@ -14,9 +14,8 @@ from strandline.errors import Diverged, InvalidInput, NotFound
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
 from strandline.tables.delta.files import DeltaFiles, added, removed
-from strandline.tables.delta.handles import columns_of, data_files, id_of, log_of
-from strandline.tables.delta.history import letter_logs
-from strandline.tables.delta.letters import LettersOf, address_in_letters, check_letters
+from strandline.tables.delta.handles import columns_of, data_files, id_of
+from strandline.tables.delta.letters import LettersOf, address_in_letters, check_letters, logs_of
 from strandline.tables.delta.recorded_shape import refuse_append_only
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.files.replay import ReplayedFiles
@@ -94,10 +93,9 @@ def replayed_delta(
 
 def _check_logs(letters: FollowedDelta, box: DeltaTable, log_id: UUID) -> None:
     """Letters carry offsets, and no log: they can be replayed only if all are of one log."""
-    commits = (letters.read_commit(version) for version in range(box.version() + 1))
-    others = {log_of(box), *letter_logs(commits)} - {None, str(log_id)}
+    others = logs_of(letters, box) - {str(log_id)}
     if others:
         raise InvalidInput(
-            f"The dead letters {letters.url} are of several logs, or of another one ({min(map(str, others))}): "
+            f"The dead letters {letters.url} are of several logs, or of another one ({min(others)}): "
             "letters can be replayed if each log has a dead-letter table of its own."
         )

@@ -33,6 +33,7 @@ from strandline.tables.delta.handles import (
 from strandline.tables.delta.history import own_commits
 from strandline.tables.delta.letters import LetterBox, LettersOf, address_in_letters
 from strandline.tables.delta.orphans import ORPHAN_HOURS, OrphanSweeper
+from strandline.tables.delta.place import check_place, refuse_other_files
 from strandline.tables.delta.recorded_shape import check_shape, refuse_append_only, schema_for
 from strandline.tables.delta.replay import replayed_delta
 from strandline.tables.delta.table import FollowedDelta
@@ -132,13 +133,14 @@ class DeltaSink(FileTableSink):
         table = self._followed.open()
         if table is None:
             self._followed.refuse_removed(self._followed.known.get(since.log_id))
-            self._followed.check_place()
+            check_place(self._followed.files)
         at = None if table is None else self._followed.last_commit(table, since.log_id).cursor
         if is_applied(since=since, upto=upto, at=at):
             return None
         if table is not None and at is not None:
             table = self._followed.evolved(table, at)
-        letters = self._opened_letters(table, since.log_id)
+        is_new = table is None or at is None or at.next == self._followed.start(table)
+        letters = self._opened_letters(table, since.log_id, is_new=is_new)
         floor = max(since.next, 0 if at is None else at.next)
         version = 1 if table is None else table.version() + 1  # a new table is created before its first range
         parts = tuple(self._parts(table, version, floor, letters, tasks))
@@ -206,6 +208,8 @@ class DeltaSink(FileTableSink):
         """Remove unnamed files; see :func:`~strandline.tables.maintain.operations.vacuum`."""
         table = self._existing(is_moved=True)
         with self._followed.named_errors():
+            # Young files, too: those of another table within this one are the next that would go.
+            refuse_other_files(self.url, table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True))
             gone = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
         return len(gone)
 
@@ -224,7 +228,7 @@ class DeltaSink(FileTableSink):
         refuse_append_only(table, self._followed.url, "a rebuild replaces all rows")
         self._followed.known.pop(log_id, None)
         beginning = Cursor(log_id, self._followed.start(table))
-        letters = self._opened_letters(table, log_id)
+        letters = self._opened_letters(table, log_id, is_new=True)
         schema = schema_for(table, self._followed.shape, is_rebuilt=True)
         planned = self._parts(None, table.version() + 1, 0, letters, tasks, schema)
         parts = tuple(replace(part, old=()) for part in planned)
@@ -241,10 +245,12 @@ class DeltaSink(FileTableSink):
             return None
         return partial(replayed_delta, self._followed, self._letters, self._shape, log_id)
 
-    def _opened_letters(self, table: DeltaTable | None, log_id: UUID) -> LetterBox | None:
+    def _opened_letters(self, table: DeltaTable | None, log_id: UUID, *, is_new: bool) -> LetterBox | None:
+        """``is_new``: the table has applied nothing yet, or is built again."""
         if self._letters is None:
             return None
-        return LetterBox.opened(self._letters, log_id, None if table is None else id_of(table))
+        address = address_in_letters(self.url) if is_new else None
+        return LetterBox.opened(self._letters, log_id, None if table is None else id_of(table), address)
 
     def _existing(self, *, is_moved: bool = False) -> DeltaTable:
         """``is_moved``: for an operation that moves the handle; another thread may commit on the remembered one."""

@@ -21,7 +21,6 @@ from strandline.errors import (
     NotFound,
     TransientStorageError,
 )
-from strandline.log.folders import FIRST_BYTES, FolderKind, check_new, check_new_in_bucket
 from strandline.model.cursor import MILLISECOND, Cursor
 from strandline.model.sink import DataFile
 from strandline.storage.clock import CHANCE, CLOCK, Clock
@@ -48,6 +47,7 @@ from strandline.tables.delta.history import (
     parse_commit,
 )
 from strandline.tables.delta.newest import NewestVersion
+from strandline.tables.delta.place import refuse_file
 from strandline.tables.delta.recorded_shape import (
     check_shape,
     needed_change,
@@ -119,6 +119,7 @@ class FollowedDelta:
                     f"The newest checkpoint of the table {self.url} is damaged or missing ({error}): remove it and "
                     "_last_checkpoint from _delta_log, if the commit files since the one before are still there."
                 ) from error
+            refuse_file(self.files)
             raise TransientStorageError(f"The table {self.url} could not be opened: {error}") from error
         return table
 
@@ -243,15 +244,6 @@ class FollowedDelta:
             name = file_name(role, range_of(path), job) if self.shape.is_keyed else f"part-{job}.parquet"
             yield write_file(self.files, name, rows)
 
-    def check_place(self) -> None:
-        """``WrongKind`` if a new table would be created where something else of this package is."""
-        # VACUUM deletes all files in the table's folder that do not belong to it.
-        folder = local_path(self.url)
-        if folder is not None:
-            check_new(folder, FolderKind.DELTA_TABLE, disk=self._disk, is_leftover=is_data_file)
-        else:
-            check_new_in_bucket(self.url, FolderKind.DELTA_TABLE, self._first_bytes)
-
     def create(self, since: Cursor) -> DeltaTable:
         """Create the table at a cursor. ``Conflict`` if another follower was first."""
         folder = local_path(self.url)
@@ -291,17 +283,6 @@ class FollowedDelta:
             self._disk.remove(f"{folder}/{name}")
         if rows and len(mine) == len(rows):
             self._disk.remove_folder(folder)
-
-    def _first_bytes(self, name: str) -> bytes | None:
-        """First bytes of an object beside the table, by its own storage options; None if there is none of that name."""
-        from deltalake.fs import DeltaStorageHandler
-
-        with self.named_errors():
-            try:
-                with DeltaStorageHandler(self.url, self._options or None).open_input_file(name) as found:
-                    return bytes(found.read(FIRST_BYTES))
-            except FileNotFoundError:
-                return None
 
     def commit(self, table: DeltaTable, actions: list[Any], upto: Cursor, *, replaces: pa.Schema | None = None) -> None:
         """Commit the actions with the cursor as the next version; ``Conflict`` if another commit was first.

@@ -209,7 +209,8 @@ def vacuum(sink: MaintainedTable, hours: int = GRACE_HOURS) -> int:
 
     Delta: data files that no such version names, such as those of failed jobs. Iceberg: older snapshots, but never
     those that prove the cursor; their files stay. The table can then be restored only to versions of that time. A
-    commit that takes longer than ``hours`` would lose its files: keep them for longer than any job takes.
+    commit that takes longer than ``hours`` would lose its files: keep them for longer than any job takes. ``WrongKind``
+    if files of something else are within a Delta table, such as another table.
     """
     if hours < 1:
         raise InvalidInput("Files are kept for an hour at least: a running job may still commit them.")

@@ -1,0 +1,127 @@
+"""Checks of a Delta table's place: VACUUM deletes every file within it that is not the table's.
+
+So no table is created around other files or within another table, and none is vacuumed that has come to hold others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from strandline.errors import TransientStorageError, WrongKind
+from strandline.log.folders import (
+    FIRST_BYTES,
+    PROBED,
+    TABLE_SIGNS,
+    Contents,
+    FolderKind,
+    check_new,
+    check_new_table,
+    contents,
+    recognise,
+)
+from strandline.model.addresses import split_address
+from strandline.storage.disk import FolderRow
+from strandline.tables.delta.files import DeltaFiles, local_path
+from strandline.tables.files.layout import is_data_file
+
+_BUCKETS: Final = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl"})
+"""Schemes whose addresses are a bucket and a prefix in it."""
+_FORBIDDEN: Final = "403 Forbidden"
+_OF_TABLES: Final = re.compile(r".*\.(parquet|bin|crc)(#\d+)?", re.DOTALL)
+"""Data files, deletion vectors and Hadoop's checksums; with a number: an upload into a folder that was not finished."""
+
+
+def check_place(files: DeltaFiles) -> None:
+    """``WrongKind`` if a new table would be created where or around which something else is, or within another table.
+
+    In a bucket this is one listing, and two requests for each prefix above. Prefixes that the credentials may not read
+    are not looked at.
+    """
+    folder = local_path(files.url)
+    if folder is not None:
+        check_new(folder, FolderKind.DELTA_TABLE, disk=files.disk, is_leftover=is_data_file)
+        return
+    rows = _listed(files)
+    tops = {row.name for row in rows}
+    probed = {name: _first_bytes(files, files.url, name) for name in PROBED if name.partition("/")[0] in tops}
+    firsts = {name: first for name, first in probed.items() if first is not None}
+    around = next((prefix for prefix in prefixes_above(files.url) if _is_table(files, prefix)), None)
+    check_new_table(Contents(files.url, recognise(rows, firsts)), around, is_data_file)
+
+
+def refuse_file(files: DeltaFiles) -> None:
+    """``WrongKind`` if the table's folder is a file."""
+    folder = local_path(files.url)
+    if folder is not None and contents(folder, disk=files.disk).kinds & {FolderKind.FILE, FolderKind.SPOOL}:
+        raise WrongKind(f"{files.url} is a file, and a Delta table is a folder: name another place.")
+
+
+def refuse_other_files(url: str, unnamed: Iterable[str]) -> None:
+    """``WrongKind`` if files that the table does not name are not data files: they belong to something else."""
+    others = sorted(path for path in unnamed if not _OF_TABLES.fullmatch(path))
+    if others:
+        raise WrongKind(
+            f"There are files of something else within the table {url} ({', '.join(others[:3])}"
+            f"{', …' if len(others) > 3 else ''}), which a VACUUM would delete: "  # noqa: PLR2004 - enough to find them
+            "nothing was removed. Move them elsewhere first."
+        )
+
+
+def prefixes_above(url: str) -> Iterator[str]:
+    """The prefixes of a bucket above an address in it, the nearest first.
+
+    >>> list(prefixes_above("s3://bucket/a/b/c/"))
+    ['s3://bucket/a/b', 's3://bucket/a', 's3://bucket']
+    >>> list(prefixes_above("memory://a/b"))
+    []
+    """
+    place = split_address(url)
+    if place.scheme not in _BUCKETS:
+        return
+    above = place.path.rstrip("/")
+    while above:
+        above = above.rpartition("/")[0].rstrip("/")
+        yield f"{place.scheme}://{place.netloc}{above}"
+
+
+def _is_table(files: DeltaFiles, prefix: str) -> bool:
+    try:
+        return any(_first_bytes(files, prefix, name) is not None for name in TABLE_SIGNS)
+    except TransientStorageError as error:
+        if _FORBIDDEN in str(error):
+            return False
+        raise
+
+
+def _listed(files: DeltaFiles) -> list[FolderRow]:
+    """The names directly below the table's prefix."""
+    from pyarrow.fs import FileSelector, FileType
+
+    try:
+        found = _handler(files, files.url).get_file_info_selector(FileSelector("", allow_not_found=True))
+    except OSError as error:
+        raise _unknown(files.url, error) from error
+    return [FolderRow(one.path, one.type is FileType.Directory) for one in found]
+
+
+def _first_bytes(files: DeltaFiles, prefix: str, name: str) -> bytes | None:
+    """First bytes of an object, by the table's storage options; None if there is none of that name."""
+    try:
+        with _handler(files, prefix).open_input_file(name) as found:
+            return bytes(found.read(FIRST_BYTES))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unknown(prefix, error) from error
+
+
+def _handler(files: DeltaFiles, prefix: str) -> Any:
+    from deltalake.fs import DeltaStorageHandler
+
+    return DeltaStorageHandler(prefix, dict(files.options) or None)
+
+
+def _unknown(place: str, error: Exception) -> TransientStorageError:
+    return TransientStorageError(f"It is unknown what is at {place}, and no table was created: {error}")
