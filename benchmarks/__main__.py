@@ -8,6 +8,7 @@ from collections.abc import Callable
 from benchmarks import (
     append,
     backlog,
+    bulk,
     cold,
     collect,
     contention,
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
     "append_single": append.singles,
     "decode": decode.run,
     "backlog": backlog.run,
+    "bulk": bulk.run,
     "cold": cold.run,
     "collect": collect.run,
     "contention": contention.run,
