@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import CorruptData, InvalidInput, NullKey, UnsupportedVersion
+from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
 from strandline.followers.stores.state import KeyChange, KeyedState, change_of, pieces
 from strandline.formats.arrow.block import Compression, Parts, encode_page
 from strandline.formats.wal.frame import (
@@ -189,6 +189,8 @@ class _Replay:
     mark: int = 0
     """The highest frame that another frame marks as durable."""
     waiting: list[KeyChange] = field(default_factory=list)
+    keeps: bool = True
+    """Whether the state is wanted, and not only the proof that it is whole."""
 
     def fits(self, frame: Frame) -> bool:
         expected = 1 if self.seen is None else self.seen.frames + 1
@@ -200,10 +202,10 @@ class _Replay:
         if info.flags & ~(CONTINUES | BASE):
             raise UnsupportedVersion(f"{where} has flags that this program does not know: upgrade strandline.")
         block = decode_frame(frame, where)
-        try:
+        if any(batch.column("key").null_count for batch in block.batches):
+            raise CorruptData(f"{where} is damaged: it holds a record without key.")
+        if self.keeps:
             self.waiting += [change_of(batch) for batch in block.batches if batch.num_rows]
-        except NullKey as error:
-            raise CorruptData(f"{where} is damaged: it holds a record without key.") from error
         seen = self.seen or FileBlock(info.term)
         base = frame.end if info.flags & BASE else seen.base
         self.seen = seen._replace(frames=info.first, size=frame.end, base=base)
@@ -217,14 +219,15 @@ class _Replay:
         self.content.place = self.seen
 
 
-def read_content(path: str, *, disk: Disk) -> Content:
+def read_content(path: str, *, disk: Disk, keeps: bool = True) -> Content:
     """The content of the file; changes nothing. A torn tail is reported; the writer truncates it.
 
+    Without ``keeps`` everything is checked, and the state is left out.
     ``CorruptData``, with file and byte, for damage that a crash cannot cause: at or below a frame that any frame in the
     file, also one after the damage, marks as durable. ``UnsupportedVersion`` for frames of another version.
     """
     size = disk.size(path)
-    replay = _Replay(Content(path))
+    replay = _Replay(Content(path), keeps=keeps)
     stop = _replay(replay, path, size, disk)
     content = replay.content
     if stop.ending is Ending.CLEAN and content.place == replay.seen:
@@ -286,7 +289,7 @@ def _position(metadata: dict[bytes, bytes], where: str) -> StorePosition:
 
 def whole(path: str, *, disk: Disk) -> Cursor:
     """The cursor of a file that must hold a state and nothing else, such as that of a snapshot."""
-    content = read_content(path, disk=disk)
+    content = read_content(path, disk=disk, keeps=False)
     if content.torn or content.position.cursor is None or content.position.resync is not None:
         raise CorruptData(f"{path} is damaged: it does not hold a whole state and its cursor. {content.why}".rstrip())
     return content.position.cursor
