@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 import strandline as sl
 from strandline.bulk.span_checks import CheckTask
-from strandline.errors import CorruptData, NotFound
+from strandline.errors import CorruptData, NotFound, NotReady
 from strandline.log.findings import FindingKind, Severity
 from strandline.log.object import ObjectLog
 from strandline.log.object.log import open_log
@@ -25,6 +25,7 @@ from strandline.log.read.span_tasks import spans_between
 from strandline.model.cursor import Limit
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, record_batch
+from strandline.model.segments import SegmentState
 from strandline.tables.files.layout import HashRange, file_name
 from strandline.tables.rows.hashing import key_hashes
 from strandline.testing.plain import PlainStore
@@ -336,6 +337,46 @@ def test_a_row_in_a_file_of_other_keys_is_an_extra_one(log: ObjectLog, tmp_path:
     half = replace(task, paths=(name,), share=HashRange(1, 0), spans=spans)()
     assert (half.missing, half.extra) == (0, strays)
     assert "a file of other keys" in half.first[0]
+
+
+def test_stores_are_compared_with_the_log_at_their_own_cursor(log: ObjectLog, tmp_path: Path) -> None:
+    with sl.AppendLogStore.open(tmp_path / "right") as right, sl.AppendLogStore.open(tmp_path / "wrong") as wrong:
+        for store in (right, wrong):
+            sl.follow(log, store, until="end")
+        grown(log, 20)
+        assert sl.bulk.verify(log, stores=[right, wrong]).is_clean
+        wrong.begin_resync(log.log_id)
+        changed = record_batch(
+            timestamps=[0] * 3, ops=[0, 1, 0], keys=[b"k1", b"k2", b"k99"], values=[b"other", None, b"more"]
+        )
+        wrong.resync(pa.Table.from_batches([changed]))
+        wrong.end_resync(log.cursor_at(120))
+        audit = sl.bulk.verify(log, stores=[right, wrong])
+        assert kinds(audit) == [FindingKind.STORE]
+        (finding,) = audit.verification.damage
+        assert "in 3 keys: 'k1': the log gives 'v" in finding.message
+        assert "'k2': the log gives 'v" in finding.message
+        assert "'k99': the log gives None, the store has 'more'" in finding.message
+        assert [(row.next, bool(row.damage)) for row in audit.rows] == [(140, False), (120, False), (120, True)]
+        with sl.AppendLogStore.open(tmp_path / "new") as new, pytest.raises(NotReady):
+            sl.bulk.verify(log, stores=[new])
+        log.set_retention("bytes:1")
+        log.trim(grace=0)
+        audit = sl.bulk.verify(log, stores=[right])
+        assert audit.is_clean
+        assert "no longer has its first records" in audit.verification.findings[0].message
+
+
+def test_the_events_of_a_cold_tier_are_checked(tiers: Tiers) -> None:
+    lost = next(segment for segment in tiers.finished() if segment.start)
+    tiers.trim(lost.end + 1)
+    log = tiers.tiered()
+    assert sl.bulk.verify(log, quick=True).verification.findings == []
+    segment = replace(lost.segment, id=UUID(int=77))
+    tiers.manager().add(replace(lost, segment=segment, state=SegmentState.COPY_STARTED))
+    audit = sl.bulk.verify(tiers.tiered())
+    assert audit.is_clean
+    assert FindingKind.STATE in [finding.kind for finding in audit.verification.findings]
 
 
 def test_a_table_that_another_program_changed_is_a_finding(log: ObjectLog, tmp_path: Path) -> None:

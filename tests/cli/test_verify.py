@@ -62,6 +62,20 @@ def test_a_deep_verification_compares_tables_and_draws_a_picture(run: Run, log: 
     assert run("verify", log, "--deep", "--quick").exit_code == 1
 
 
+def test_a_deep_verification_of_a_write_ahead_log_reads_its_files_too(run: Run, tmp_path: Path) -> None:
+    with sl.open(f"wal://{tmp_path}/wal", create=True) as opened, opened.producer() as producer:
+        producer.append(value=b"1")
+    done = run("verify", str(tmp_path / "wal"), "--deep", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["looked_at"]["records"]) == (0, 1)
+    (index,) = (tmp_path / "wal").glob("*.index")
+    index.write_bytes(b"damaged")
+    kinds = {
+        finding["kind"]
+        for finding in json.loads(run("verify", str(tmp_path / "wal"), "--deep", "--json").stdout)["findings"]
+    }
+    assert "index" in kinds
+
+
 def test_waste_and_notes_are_reported_and_are_no_failure(run: Run, log: str) -> None:
     opened = fill(log)
     opened.store.put(f"batches/{0:016d}/{'f' * 32}.batch", b"x")

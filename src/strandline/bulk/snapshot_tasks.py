@@ -24,7 +24,8 @@ from strandline.storage.objects.store import ObjectStore
 from strandline.tables.rows.hashing import HASH_BITS, key_hashes
 from strandline.tables.rows.kinds import kept_rows, newest_per_key, taken_rows
 
-_CHANGES: Final = pa.schema([READ_SCHEMA.field(name) for name in ("offset", "op", "key", "value")])
+CHANGES: Final = pa.schema([READ_SCHEMA.field(name) for name in ("offset", "op", "key", "value")])
+"""The columns of a record that a fold needs."""
 _STATE: Final = pa.schema(
     [pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)]
 )
@@ -48,17 +49,28 @@ class ReduceTask:
 
     def __call__(self) -> int:
         """Reduce the range; returns how many keys it has. ``NullKey`` for a record without key."""
-        newest = _NewestRecords()
-        for batch in records_between(self.spans, self.first, self.next, _CHANGES.names):
-            if batch.column("key").null_count:
-                missing = batch.filter(pc.is_null(batch.column("key")))
-                raise without_key(missing.column("offset")[0].as_py())
-            newest.add(batch)
-        rows = newest.table()
+        rows = newest_records(records_between(self.spans, self.first, self.next, CHANGES.names))
         streams = [_stream(share) for share in _by_share(rows, self.shares)]
         index = array("q", map(len, streams))
         self.store.put(self.name, [memoryview(index).cast("B"), *streams])
         return int(rows.num_rows)
+
+
+def newest_records(batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    """The newest record of each key, deletes too; ``NullKey`` for a record without key."""
+    newest = _NewestRecords()
+    for batch in batches:
+        if batch.column("key").null_count:
+            missing = batch.filter(pc.is_null(batch.column("key")))
+            raise without_key(missing.column("offset")[0].as_py())
+        newest.add(batch)
+    return newest.table()
+
+
+def state_of(newest: pa.Table) -> pa.Table:
+    """Keys and values after these records, which are the newest of their keys."""
+    puts = kept_rows(newest, pc.equal(newest.column("op"), int(Op.PUT)))
+    return pa.table([puts.column("key"), pc.fill_null(puts.column("value"), b"")], schema=_STATE)
 
 
 @dataclass(slots=True)
@@ -78,7 +90,7 @@ class _NewestRecords:
             self.limit = max(_MANY_ROWS, 2 * self.rows)
 
     def table(self) -> pa.Table:
-        return newest_per_key(pa.Table.from_batches(self.waiting, _CHANGES))
+        return newest_per_key(pa.Table.from_batches(self.waiting, CHANGES))
 
 
 def _by_share(rows: pa.Table, shares: int) -> Iterator[pa.Table]:
@@ -114,11 +126,8 @@ class MergeTask:
 
     def __call__(self) -> str:
         """Merge the share; returns the name of its object, which says how many pieces and keys it has."""
-        found = [_CHANGES.empty_table(), *(self._read(name) for name in self.sources)]
-        newest = newest_per_key(pa.concat_tables(found))
-        puts = kept_rows(newest, pc.equal(newest.column("op"), int(Op.PUT)))
-        values = pc.fill_null(puts.column("value"), b"")
-        state = pa.table([puts.column("key"), values], schema=_STATE)
+        found = [CHANGES.empty_table(), *(self._read(name) for name in self.sources)]
+        state = state_of(newest_per_key(pa.concat_tables(found)))
         out = pa.BufferOutputStream()
         pieces = 0
         with pa.ipc.new_stream(out, _STATE, options=_COMPRESSED) as writer:
@@ -133,7 +142,7 @@ class MergeTask:
         index = array("q", bytes(self.store.get_range(name, 0, _LENGTH * self.shares)))
         start, size = _LENGTH * self.shares + sum(index[: self.number]), index[self.number]
         if not size:
-            return _CHANGES.empty_table()
+            return CHANGES.empty_table()
         return _opened(self.store.get_range(name, start, size), name).read_all()
 
 

@@ -185,10 +185,16 @@ def _bisected(count: int, is_equal: Any) -> int:
 def _shown(row: pa.Table) -> str:
     """A record, short."""
     op, key, value = (row.column(name)[0].as_py() for name in ("op", "key", "value"))
-    return f"{Op(op).name.lower()} {_short(key)} = {_short(value)}, {row.column('timestamp').cast(pa.int64())[0]} µs"
+    time = row.column("timestamp").cast(pa.int64())[0]
+    return f"{Op(op).name.lower()} {short_bytes(key)} = {short_bytes(value)}, {time} µs"
 
 
-def _short(value: bytes | None) -> str:
+def short_bytes(value: bytes | None) -> str:
+    """Bytes for a message, cut.
+
+    >>> short_bytes(None), short_bytes(b"a"), short_bytes(bytes(50))[-6:]
+    ('None', "'a'", "x00'…")
+    """
     text = repr(value) if value is None or len(value) <= _SHOWN else f"{value[:_SHOWN]!r}…"
     return text.removeprefix("b")
 

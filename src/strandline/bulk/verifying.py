@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from strandline.bulk.span_checks import COLD, HOT, CheckTask, Problem, tier_of
+from strandline.bulk.store_check import compared_store
 from strandline.errors import CorruptData, CursorExpired, Diverged, NotFound, NotReady
 from strandline.log.contract import READING, Log, LogReading, require
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
@@ -17,11 +18,13 @@ from strandline.log.read.span_tasks import MOVES, spans_between
 from strandline.model.arguments import checked
 from strandline.model.cursor import Bounds, Cursor, Limit, Span, Start
 from strandline.model.retention import SlotState
+from strandline.model.sink import Store
 from strandline.storage.task_pool import TaskPool, ThreadPool
 from strandline.tables.maintain.contract import MaintainedTable
 from strandline.tables.maintain.operations import TableCheck
 from strandline.tables.maintain.operations import verify as verify_table
 from strandline.tier.read.tiered_log import TieredLog
+from strandline.tier.verify import HotLog, check_known, look_at
 
 _PLANNED: Final = 4096
 """Batches that one plan gives."""
@@ -66,6 +69,7 @@ def verify(
     *,
     pool: TaskPool | None = None,
     tables: Sequence[MaintainedTable] = (),
+    stores: Sequence[Store] = (),
     since: Start = "retained",
     upto: int | None = None,
     quick: bool = False,
@@ -74,8 +78,9 @@ def verify(
     """Read every record from ``since`` up to ``upto`` or the end, and report everything that is wrong. Changes nothing.
 
     Each offset must be given once and in order, and each batch with its checksum. Records that are in both tiers are
-    compared. Each of ``tables`` is compared with the log at its own cursor. An object log's listing, slots and unneeded
-    objects are checked, too. ``pool`` runs the tasks: threads of this process, or ``sl.spark.executors(spark)``.
+    compared. Each of ``tables`` and ``stores`` is compared with the log at its own cursor, a store in this process. An
+    object log's listing, slots and unneeded objects are checked, too, and the events of a cold tier.
+    ``pool`` runs the tasks: threads of this process, or ``sl.spark.executors(spark)``.
     ``quick`` reads no records: only the listing is checked. ``on_progress`` gets the records verified so far, and all.
 
     The log may be used meanwhile: records that move to the cold tier are located again, and trimmed ones are a note.
@@ -86,8 +91,10 @@ def verify(
         return LogAudit(0, 0, job.found, ())
     bounds = Bounds(log.position_of(since), log.bounds().next if upto is None else upto)
     job.check_slots(log.bounds())
+    job.check_segments(quick=quick)
     job.check(bounds, quick=quick)
     checks = tuple(job.checked_tables(tables))
+    job.check_stores(stores)
     return LogAudit(bounds.first, bounds.next, job.found, tuple(job.rows(bounds)), checks)
 
 
@@ -133,6 +140,18 @@ class _Job:
                     f"Slot {state.name!r} is at {state.position}, outside of offsets {bounds.first} to {bounds.next}."
                 )
                 self.found.take([Finding(Severity.DAMAGE, FindingKind.SLOT, state.name, what)])
+
+    def check_segments(self, *, quick: bool) -> None:
+        """Check the events of a cold tier; holes are found by reading, if that follows."""
+        hot = self.hot
+        if not isinstance(self.log, TieredLog) or not isinstance(hot, HotLog):
+            return
+        try:
+            seen = look_at(hot, *self.log.segment_events())
+        except Diverged as error:
+            self.found.take([Finding(Severity.DAMAGE, FindingKind.HISTORY, self.found.subject, str(error))])
+            return
+        self.found.take(one for one in check_known(seen) if quick or one.kind is not FindingKind.HOLE)
 
     # --- records ------------------------------------------------------------------------------------------------
 
@@ -280,6 +299,26 @@ class _Job:
                 )
                 self.found.take([Finding(Severity.DAMAGE, FindingKind.TABLE, table.where, what)])
             yield table.where, check
+
+    def check_stores(self, stores: Sequence[Store]) -> None:
+        """Compare each store with the log at its cursor."""
+        for store in stores:
+            try:
+                found = compared_store(self.log, store)
+            except CursorExpired as error:
+                what = f"{store!r} cannot be compared, since the log no longer has its first records: {error}"
+                self.found.take([Finding(Severity.NOTE, FindingKind.STORE, repr(store), what)])
+                continue
+            wrong = found.differences
+            held = (0, found.next)
+            self.table_rows.append(AuditRow(repr(store), *held, (held,) if wrong else ()))
+            self.found.examined["keys"] += found.keys
+            if wrong:
+                what = (
+                    f"{store!r} differs from the log at offset {found.next} in {wrong:,} keys: "
+                    f"{'; '.join(found.first)}. Bootstrap the store again."
+                )
+                self.found.take([Finding(Severity.DAMAGE, FindingKind.STORE, repr(store), what)])
 
     def rows(self, bounds: Bounds) -> Iterator[AuditRow]:
         """A row for each tier and each table."""

@@ -52,6 +52,7 @@ class FindingKind(StrEnum):
     # several of them
     DIFFERENCE = "difference"
     TABLE = "table"
+    STORE = "store"
 
 
 @dataclass(frozen=True, slots=True)

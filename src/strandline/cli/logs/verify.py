@@ -73,6 +73,8 @@ def verify(
         with place.reading() as log:
             audit = audited(log, quick=quick, workers=workers, tables=table or (), quiet=json)
         found = audit.verification
+        if place.folder is not None:
+            found.take(verify_wal(place.folder, disk=DISK, clock=CLOCK).findings)
         if picture is not None:
             picture.write_text(audit.svg(), encoding="utf-8")
         finish(found, examined_by_reading(found, quick=quick), json=json, url=found.subject, quick=quick)

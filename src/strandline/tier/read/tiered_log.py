@@ -13,7 +13,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.compat.spool.lsn_log import WriteAheadLog
-from strandline.errors import CursorExpired, NotReady, StrandlineError, Unsupported
+from strandline.errors import CursorExpired, NotFound, NotReady, StrandlineError, Unsupported
 from strandline.log.contract import READING, Handle, require
 from strandline.log.folders import FolderKind, contents
 from strandline.log.object.log import ObjectLog
@@ -32,12 +32,13 @@ from strandline.model.head import WriterId
 from strandline.model.optional_calls import refusal
 from strandline.model.records import RecordSource
 from strandline.model.retention import NO_LIMITS, TIER_SLOT, SlotLimits, SlotState
-from strandline.model.segments import SegmentMetadata
+from strandline.model.segments import ColdTier, SegmentMetadata
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.tier.attachment import ColdCell
 from strandline.tier.copy.history import TermLookups, divergence, read_history
 from strandline.tier.copy.segment_files import ColdSpan, plan_segment
+from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.read.cold_reader import ColdPiece, ColdReader, HotStart, check_term
 from strandline.tier.read.tiered_slots import ColdPins, Hot, TierableSlots, TieredSlots
 
@@ -229,6 +230,13 @@ class TieredLog(Closing):
                 found.pop()
             found += more
         return old.pieces(first, found)
+
+    def segment_events(self) -> tuple[ColdTier, MetadataManager]:
+        """The cold tier and the events of its segments, for a verification."""
+        cold = self._cold.look()
+        if cold is None:
+            raise NotFound(f"{self!r} has no cold tier any more.")
+        return cold, self._old().registry
 
     def copies(self, first: int, end: int) -> list[ColdSpan]:
         """Spans of segments over offsets that the hot tier has, too, for a comparison of both: in order, may be fewer.

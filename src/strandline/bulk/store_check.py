@@ -1,0 +1,70 @@
+"""Comparison of a store with the log that it follows, at the store's cursor, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from strandline.bulk.snapshot_tasks import CHANGES, newest_records, state_of
+from strandline.bulk.span_checks import short_bytes
+from strandline.errors import Conflict, NotReady
+from strandline.model.sink import Store
+
+_FIRST: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCheck:
+    """Comparison of a store with its log, up to the store's cursor."""
+
+    next: int
+    keys: int
+    """How many the store has."""
+    differences: int
+    """Keys that only one side has, or that have different values."""
+    first: tuple[str, ...]
+
+
+def compared_store(log: Any, store: Store) -> StoreCheck:
+    """Compare each key with what the log says, from offset 0 up to the store's cursor. Changes nothing.
+
+    Takes the memory of the state that the log gives. ``CursorExpired`` if the log no longer has its first records,
+    ``Conflict`` if a follower applies something meanwhile, ``NotReady`` for a store without a cursor.
+    """
+    cursor = store.cursor(log.log_id)
+    if cursor is None:
+        raise NotReady(f"{store!r} has no cursor yet, so that there is nothing to compare.")
+    expected = state_of(newest_records(log.read(0, upto=cursor.next, columns=CHANGES.names))).sort_by("key")
+    keys = differences = 0
+    first: list[str] = []
+    rows = zip(*(expected.column(name).to_pylist() for name in ("key", "value")), strict=True)
+    for key, ours, theirs in _aligned(iter(rows), store.range()):
+        keys += theirs is not None
+        if ours != theirs:
+            differences += 1
+            if len(first) < _FIRST:
+                first.append(
+                    f"{short_bytes(key)}: the log gives {short_bytes(ours)}, the store has {short_bytes(theirs)}"
+                )
+    if store.cursor(log.log_id) != cursor:
+        raise Conflict(f"{store!r} was written while it was compared: stop its follower, or try again.")
+    return StoreCheck(cursor.next, keys, differences, tuple(first))
+
+
+def _aligned(
+    ours: Iterator[tuple[bytes, bytes]], theirs: Iterator[tuple[bytes, bytes]]
+) -> Iterator[tuple[bytes, bytes | None, bytes | None]]:
+    """Each key of two sorted sides with both values; None where it is absent."""
+    left, right = next(ours, None), next(theirs, None)
+    while left is not None or right is not None:
+        if right is None or (left is not None and left[0] < right[0]):
+            assert left is not None  # noqa: S101 - for the type checker
+            yield left[0], left[1], None
+            left = next(ours, None)
+        elif left is None or right[0] < left[0]:
+            yield right[0], None, right[1]
+            right = next(theirs, None)
+        else:
+            yield left[0], left[1], right[1]
+            left, right = next(ours, None), next(theirs, None)
