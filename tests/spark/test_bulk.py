@@ -137,3 +137,11 @@ def test_executors_copy_a_backlog_and_compact_and_the_command_does_the_same(
     with sl.open(log.url) as both:
         assert list(both.read()) == truth
     assert not spark.sparkContext._jsc.sc().isStopped(), "a session that was there is not stopped"
+
+
+def test_the_command_rebuilds_a_table_on_executors(spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path) -> None:
+    sl.follow(log, sl.DeltaSink(tmp_path / "table"), until="end")
+    DeltaTable(tmp_path / "table").delete()
+    result = CliRunner().invoke(app, ["spark", "rebuild", str(tmp_path / "table"), log.url, "--yes", "--json"])
+    assert result.exit_code == 0, result.output
+    assert sl.tables.verify(sl.DeltaSink(tmp_path / "table"), log).is_right

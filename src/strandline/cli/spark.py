@@ -14,6 +14,7 @@ from strandline.cli.logs.load import load
 from strandline.cli.logs.snapshot import snapshot
 from strandline.cli.logs.verify import verify
 from strandline.cli.shared.pools import SESSION
+from strandline.cli.tables.table import rebuild
 from strandline.errors import InvalidInput, JobFailed
 
 spark = typer.Typer(
@@ -95,5 +96,6 @@ spark.command("export")(export)
 spark.command("verify")(verify)
 spark.command("snapshot")(snapshot)
 spark.command("load")(load)
+spark.command("rebuild")(rebuild)
 spark.command("tier")(run)
 spark.command("compact")(compact)

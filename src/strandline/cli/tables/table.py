@@ -11,7 +11,7 @@ import typer
 import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, confirm, guarded
-from strandline.cli.shared.pools import Workers, task_pool
+from strandline.cli.shared.pools import Workers, is_on_spark, spark_session, task_pool
 from strandline.cli.shared.tables import followed_table
 from strandline.cli.shared.text import escaped
 from strandline.errors import InvalidInput
@@ -137,12 +137,13 @@ def rebuild(
 ) -> None:
     """Build all rows of a table again from its log's beginning, and replace them in one commit.
 
-    Readers see the old rows until then. Stop the table's follower first: it would be refused.
+    Readers see the old rows until then. Stop the table's follower first: it would be refused. A Delta or Iceberg table
+    is built by a cluster with 'strandline spark rebuild'.
     """
     opened = _log(log)
     sink = followed_table(url, opened, schema=schema, key=key, name=name)
     confirm(f"Replace all rows of {sink.where} by those of {log}?", yes=yes)
-    cursor = sl.tables.rebuild(sink, opened)
+    cursor = sl.spark.rebuild(spark_session(), log, sink) if is_on_spark() else sl.tables.rebuild(sink, opened)
     found = sl.tables.describe(sink)
     text = f"{show.counted(found.rows, 'row')} were built again, up to offset {cursor.next:,}."
     show.answer({"rows": found.rows, "cursor": str(cursor)}, text, as_json=json)
