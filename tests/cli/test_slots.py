@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -239,3 +240,17 @@ def test_help_shows_the_commands_and_that_an_address_alone_lists(run: Run) -> No
     assert "strandline slots URL" in text
     for command in ("list", "create", "reset", "drop"):
         assert command in text
+
+
+def test_sources_are_listed_and_forgotten(run: Run, log: str, tmp_path: Path) -> None:
+    source = sl.open(f"file://{tmp_path}/source", create=True)
+    with source.producer() as producer:
+        producer.append(value=b"1")
+    sl.ingest(source, f"file://{log}")
+    listed = run("sources", "list", log)
+    assert listed.exit_code == 0, listed.output
+    assert "1 of 256 sources" in listed.stdout
+    (found,) = json.loads(run("sources", "list", log, "--json").stdout)["sources"]
+    assert run("sources", "forget", log, found["id"], "--yes").exit_code == 0
+    assert json.loads(run("sources", "list", log, "--json").stdout)["sources"] == []
+    assert run("sources", "forget", log, found["id"], "--yes").exit_code == 1

@@ -20,6 +20,7 @@ from strandline.cli.logs.load import load
 from strandline.cli.logs.produce import produce
 from strandline.cli.logs.slots import retention, slots
 from strandline.cli.logs.snapshot import snapshot
+from strandline.cli.logs.sources import sources
 from strandline.cli.logs.tail import tail
 from strandline.cli.logs.upgrade import upgrade
 from strandline.cli.logs.verify import verify
@@ -71,6 +72,7 @@ for command in (retention, gc, verify, promote, doctor, ingest, export, snapshot
     app.command()(command)
 for name, group in {
     "slots": slots,
+    "sources": sources,
     "table": table,
     "tier": tier,
     "segments": segments,

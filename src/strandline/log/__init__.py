@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from strandline.log.contract import Receipt as Receipt
     from strandline.log.memory import MemoryLog as MemoryLog
     from strandline.log.object.log import ObjectLog as ObjectLog
+    from strandline.log.object.maintain.remembered_sources import forget_source as forget_source
+    from strandline.log.object.maintain.remembered_sources import sources as sources
     from strandline.log.read.decoded import read_decoded as read_decoded
     from strandline.log.wal.read.reading import WalReader as WalReader
     from strandline.model.cursor import Bounds as Bounds
@@ -33,7 +35,9 @@ __getattr__, __dir__, __all__ = lazy(
         "SlotLimits": "strandline.model.retention",
         "WalReader": "strandline.log.wal.read.reading",
         "WriterId": "strandline.model.head",
+        "forget_source": "strandline.log.object.maintain.remembered_sources",
         "read_decoded": "strandline.log.read.decoded",
+        "sources": "strandline.log.object.maintain.remembered_sources",
         "topic": "strandline.log.topic:",
     },
 )

@@ -90,7 +90,7 @@ def _check_position(writer: WriterId, number: int, last: WriterState | None, kno
             raise InvalidInput(
                 f"The log remembers the positions of {MAX_SOURCES} sources, and cannot take records of another one: "
                 "append under a name that it knows (an ingested source, the writer of a Spark stream, a series of "
-                "jobs), or to another log."
+                "jobs), append to another log, or forget a source that has ended (strandline sources, of object logs)."
             )
     elif number != last.number:
         raise OutOfOrder(

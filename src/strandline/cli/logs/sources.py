@@ -1,0 +1,75 @@
+"""``strandline sources``: what an object log has ingested, and forgetting a source that has ended."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+
+import strandline as sl
+from strandline.cli.shared import output as show
+from strandline.cli.shared.common import Json, Url, Yes, confirm, guarded, open_log
+from strandline.log.writers.numbered import MAX_SOURCES
+
+sources = typer.Typer(
+    no_args_is_help=True,
+    help="List the sources whose positions an object log remembers (ingested logs and topics, Spark streams, series of "
+    f"jobs; {MAX_SOURCES} at most), and forget those that have ended.",
+    short_help="List what a log has ingested; forget a source that has ended.",
+    rich_markup_mode="markdown",
+)
+
+
+@sources.command("list")
+@guarded
+def list_(url: Url, *, json: Json = False) -> None:
+    """List the sources: id, position, and the last record that came from each.
+
+    Example: strandline sources list s3://bucket/orders
+    """
+    found = sl.log.sources(open_log(url))
+    lines = [
+        f"{one.id}  position {one.position:,}  last at offset {one.last_offset:,}, {_when(one.listed)}" for one in found
+    ]
+    text = "\n".join([*lines, f"{len(found)} of {MAX_SOURCES} sources"])
+    show.answer({"sources": [_fields(one) for one in found], "most": MAX_SOURCES}, text, as_json=json)
+
+
+@sources.command()
+@guarded
+def forget(
+    url: Url,
+    source: Annotated[UUID, typer.Argument(metavar="ID", help="The id of the source, as 'sources list' shows it.")],
+    *,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Forget a source that has ended, so that the log can remember another one.
+
+    If the same source is ingested again, or a stream or job of the same name runs again, its records are appended
+    again.
+
+    Example: strandline sources forget s3://bucket/orders 73726308-2f4c-8a81-b1cc-000000000000
+    """
+    confirm(f"Forget source {source} of {url}? Ingested again, its records would be appended again.", yes=yes)
+    gone = sl.log.forget_source(open_log(url), source)
+    show.answer(_fields(gone), f"{source} is forgotten; it was at position {gone.position:,}.", as_json=json)
+
+
+def _line(one: Any) -> str:
+    return f"{one.id}  position {one.position:,}  last at offset {one.last_offset:,}, {_when(one.listed)}"
+
+
+def _fields(one: Any) -> dict[str, Any]:
+    return {
+        "id": str(one.id),
+        "position": one.position,
+        "last_offset": one.last_offset,
+        "listed": None if one.listed is None else one.listed.isoformat(),
+    }
+
+
+def _when(listed: datetime | None) -> str:
+    return "at an unknown time" if listed is None else f"listed {listed:%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,78 @@
+"""The sources that an object log remembers: ingested logs and topics, Spark streams, series of jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+from uuid import UUID
+
+from strandline.errors import NotFound, Unsupported
+from strandline.log.contract import LogReading
+from strandline.log.object.log import ObjectLog
+from strandline.log.object.upload import Lister
+from strandline.log.writers.source import is_source
+from strandline.model.arguments import anything, checked, shown
+from strandline.model.head import Head
+from strandline.model.stamp import OpId
+from strandline.storage.clock import CHANCE
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedSource:
+    """A source, and how far the log has it."""
+
+    id: UUID
+    """Derived from the source's identity, which the log does not store."""
+    position: int
+    """Everything of the source below this is in the log."""
+    last_offset: int
+    """The offset of the last record that came from it."""
+    listed: datetime | None
+    """When that was listed; None for a time outside the calendar."""
+
+
+@checked
+def sources(log: Annotated[LogReading, anything("an object log")]) -> list[RememberedSource]:
+    """The sources whose positions an object log remembers, the one that was appended to last at the end.
+
+    A log remembers 256 of them. ``Unsupported`` for other kinds of logs.
+    """
+    return [
+        RememberedSource(writer, state.number, state.first + state.count - 1, _time(state.listed))
+        for writer, state in sorted(_hot(log).head().writers.items(), key=lambda item: item[1].sequence)
+        if is_source(writer)
+    ]
+
+
+@checked
+def forget_source(log: Annotated[LogReading, anything("an object log")], source: UUID) -> RememberedSource:
+    """Forget a source that has ended, so that the log can remember another one; returns what was known of it.
+
+    If the same source is ingested again, or a stream or job of the same name runs again, its records are appended
+    again: the log no longer knows that it has them. ``NotFound`` if the log does not know the source.
+    """
+    hot = _hot(log)
+    known = next((one for one in sources(log) if one.id == source), None)
+    if known is None:
+        raise NotFound(f"{hot.url} remembers no source {source}: sources(log) lists them.")
+
+    def without(head: Head) -> Head:
+        return replace(head, writers={writer: state for writer, state in head.writers.items() if writer != source})
+
+    Lister(hot.store, hot.log_id, clock=hot.clock, chance=CHANCE).cell.update(OpId(CHANCE.uuid()), without)
+    return known
+
+
+def _hot(log: LogReading) -> ObjectLog:
+    hot = getattr(log, "hot", log)
+    if not isinstance(hot, ObjectLog):
+        raise Unsupported(f"Only object logs list their sources, and {shown(log)} is none.")
+    return hot
+
+
+def _time(microseconds: int) -> datetime | None:
+    try:
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+    except OverflowError:
+        return None
