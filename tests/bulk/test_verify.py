@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 import strandline as sl
 from strandline.bulk.span_checks import CheckTask
-from strandline.errors import CorruptData, NotFound, NotReady
+from strandline.errors import CorruptData, CursorExpired, NotFound, NotReady
 from strandline.log.findings import FindingKind, Severity
 from strandline.log.object import ObjectLog
 from strandline.log.object.log import open_log
@@ -223,6 +223,17 @@ def test_records_that_are_trimmed_during_a_verification_are_a_note(log: ObjectLo
     assert set(notes) == {FindingKind.TRIM}
 
 
+def test_records_that_were_trimmed_before_are_a_note_too(log: ObjectLog) -> None:
+    log.set_retention("bytes:1")
+    log.trim(grace=0)
+    first = log.bounds().first
+    assert first
+    audit = sl.bulk.verify(log, since=0)
+    assert audit.is_clean
+    assert audit.verification.examined["records"] == 120 - first
+    assert f"Offsets 0 to {first - 1} were trimmed." in [one.message for one in audit.verification.findings]
+
+
 def test_a_task_that_gets_other_records_than_planned_says_so(log: ObjectLog) -> None:
     spans = log.plan(log.cursor_at(0))
     shifted = replace(spans[1], first=spans[1].first + 3)  # gives seven records
@@ -259,7 +270,13 @@ def test_a_record_that_neither_tier_can_read_is_a_problem_of_both() -> None:
         def fetch(self, columns: Any = None) -> list[pa.RecordBatch]:
             raise CorruptData("broken on purpose")
 
+    class Trimmed(Fixed):
+        def fetch(self, columns: Any = None) -> list[pa.RecordBatch]:
+            raise CursorExpired("trimmed on purpose")
+
     empty = READ_SCHEMA.empty_table()
+    (trimmed,) = CheckTask(0, 10, (Trimmed(0, 10, empty),))().problems
+    assert trimmed.kind is FindingKind.TRIM
     report = CheckTask(0, 10, (Broken(0, 10, empty),), (Broken(0, 10, empty),))()
     assert [(one.kind, one.is_read) for one in report.problems] == [
         (FindingKind.BATCH, False),

@@ -7,6 +7,7 @@ import json
 import threading
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from typer.testing import CliRunner
@@ -84,6 +85,8 @@ def test_a_delta_table_follows(opened: Opened) -> None:
         sl.follow(opened.log, sl.DeltaSink(place, mode="append"), until="end")
         found = DeltaTable(str(place)).to_pyarrow_table(columns=["value"])["value"].to_pylist()
         assert sorted(found) == sorted([*expected(), b"%d" % RECORDS][: RECORDS + turn])
+        check = sl.tables.verify(sl.DeltaSink(place, mode="append"), opened.log)
+        assert (check.is_right, check.rows) == (True, RECORDS + turn)
 
 
 @pair(
@@ -283,6 +286,36 @@ def test_verify(opened: Opened) -> None:
     assert seen["looked_at"]["records"] >= (RECORDS - COLD if is_split else RECORDS)
     if is_split:
         assert json.loads(command("segments", "verify", opened.url, "--json"))["clean"] is True
+
+
+@pair("`sl.bulk.verify`", default=("wal", "node_cold"))
+def test_a_bulk_verification(opened: Opened) -> None:
+    audit = sl.bulk.verify(opened.log)
+    assert audit.is_clean, audit.verification.findings
+    assert audit.verification.examined["records"] == RECORDS
+
+
+@pair(
+    "`sl.bulk.export`",
+    default=("wal", "node_cold"),
+    queue_v1=No(
+        Unsupported, "number batches and not records", "A queue of version 1 numbers batches: copy it into a log first."
+    ),
+)
+def test_a_bulk_export(opened: Opened) -> None:
+    done = sl.bulk.export(opened.log, opened.folder / "exported", part_bytes=1)
+    tables = [pq.read_table(opened.folder / "exported" / part.path) for part in done.parts]
+    assert pa.concat_tables(tables).column("value").to_pylist() == expected()
+
+
+@pair("`sl.bulk.build_snapshot`", default=("wal", "node_cold"), queue_v1=NO_KEYS)
+def test_a_snapshot_that_is_built_in_bulk(opened: Opened) -> None:
+    done = sl.bulk.build_snapshot(opened.log, opened.folder / "sealed", group_bytes=1)
+    opened.append(RECORDS)
+    with sl.snapshots.bootstrap(done.folder, opened.folder / "store", sl.AppendLogStore, log=opened.log) as store:
+        assert store.position().cursor.next == RECORDS
+        sl.follow(opened.log, store, until="end")
+        assert len(list(store.range())) == RECORDS + 1
 
 
 _NO_TARGET = No(

@@ -16,7 +16,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.errors import AlreadyExists, CorruptData, Diverged, InvalidInput, NotFound
+from strandline.compat.v1.log import QueueLog
+from strandline.errors import AlreadyExists, CorruptData, Diverged, InvalidInput, NotFound, Unsupported
 from strandline.log.contract import READING, LogReading, require
 from strandline.log.read.planning import divided
 from strandline.log.read.span_tasks import is_same_history, records_between, run_located, spans_between
@@ -106,6 +107,11 @@ def export(
     since, and has other records there; ``CursorExpired`` if records were deleted before they were exported.
     """
     require(log, "exported", *READING)
+    if isinstance(log, QueueLog):
+        raise Unsupported(
+            f"{log!r} is a queue of version 1, whose offsets number batches and not records: copy it into a log with "
+            "sl.ingest, and export that."
+        )
     store = open_store(target, options)
     with contextlib.suppress(NotFound):
         whole = _decoded(store, MANIFEST, ExportManifest)

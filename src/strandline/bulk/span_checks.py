@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from strandline.errors import CorruptData, CursorExpired, NotFound
 from strandline.log.findings import FindingKind
+from strandline.log.read.planning import SpanOfBatches
 from strandline.log.read.reading import fetch_in_order
 from strandline.log.read.span_tasks import AHEAD
 from strandline.model.cursor import Span
@@ -103,11 +104,18 @@ class _CheckedSpan:
             self.problem = Problem(tier, kind, first, end, f"Offsets {first} to {end - 1} cannot be read: {error}")
         else:
             given = [batch.column("offset") for batch in batches]
-            if given and pa.concat_arrays(given).equals(pa.arange(first, end)):
+            if given and pa.concat_arrays(given).equals(_offsets(self.span, sum(map(len, given)))):
                 return batches
             what = f"Other records than offsets {first} to {end - 1} were given for them."
             self.problem = Problem(tier, FindingKind.CONTINUITY, first, end, what)
         return []
+
+
+def _offsets(span: Span, records: int) -> pa.Array:
+    """The offsets that the records of a span have to have."""
+    if isinstance(span, SpanOfBatches):
+        return pa.repeat(pa.scalar(span.first, pa.int64()), records)
+    return pa.arange(span.first, span.next)
 
 
 @dataclass(slots=True)

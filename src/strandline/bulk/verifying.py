@@ -220,7 +220,7 @@ class _Job:
             yield now
 
     def _trimmed(self, first: int, end: int) -> None:
-        what = f"Offsets {first} to {end - 1} were trimmed meanwhile."
+        what = f"Offsets {first} to {end - 1} were trimmed."
         self.found.take([Finding(Severity.NOTE, FindingKind.TRIM, self.found.subject, what)])
 
     def _damaged(self, problem: Problem) -> None:

@@ -85,6 +85,11 @@ class QueueSpan:
         return self.entry.sequence + 1
 
     @property
+    def numbers_batches(self) -> bool:
+        """Its offset is that of all its records."""
+        return True
+
+    @property
     def fingerprint(self) -> int:
         """Identifies its batch among all that could be listed with its sequence."""
         return self.entry.fingerprint

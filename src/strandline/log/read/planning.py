@@ -39,6 +39,15 @@ class SpanWithTerm(Protocol):
 
 
 @runtime_checkable
+class SpanOfBatches(Protocol):
+    """A span of a log whose offsets number batches: all records of a batch have its offset."""
+
+    @property
+    def numbers_batches(self) -> bool:
+        """True."""
+
+
+@runtime_checkable
 class Fingerprinted(Protocol):
     """A batch, or a span of one, that can be distinguished from any other batch at the same offset."""
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from strandline.errors import CorruptData, CursorExpired, Diverged, NotFound, NotReady
 from strandline.log.contract import LogReading
+from strandline.log.read.planning import SpanOfBatches
 from strandline.log.read.reading import fetch_in_order
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.records import READ_SCHEMA
@@ -102,11 +103,14 @@ def records_between(
     ``columns`` begin with the offset.
     """
     at = first
-    for _, batches in fetch_in_order(spans, columns=READ_SCHEMA.names if columns is None else columns, ahead=AHEAD):
+    for span, batches in fetch_in_order(spans, columns=READ_SCHEMA.names if columns is None else columns, ahead=AHEAD):
         for batch in batches:
             if batch.num_rows and batch.column(0)[0].as_py() != at:
                 raise CorruptData(f"The log gave offset {batch.column(0)[0]} where {at} was expected.")
-            at += batch.num_rows
+            if not isinstance(span, SpanOfBatches):
+                at += batch.num_rows
             yield batch
+        if isinstance(span, SpanOfBatches):
+            at = span.next
     if at != end:
         raise CorruptData(f"The log gave offsets {first} to {at - 1} instead of {first} to {end - 1}.")
