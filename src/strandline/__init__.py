@@ -14,7 +14,6 @@ Receipt(first=0, count=1)
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from strandline.lazy_names import lazy
@@ -121,4 +120,8 @@ _get, __dir__, __all__ = lazy(
 
 
 def __getattr__(name: str) -> Any:
-    return version("strandline") if name == "__version__" else _get(name)
+    if name == "__version__":
+        from importlib.metadata import version  # takes longer than all else here
+
+        return version("strandline")
+    return _get(name)

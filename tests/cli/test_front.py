@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from strandline.cli.app import app
+from strandline.cli.app import COMMANDS, imported_command
 from strandline.cli.quickstart import compare
 from strandline.cli.shared import output as show
 from tests.cli.conftest import Run
@@ -27,16 +26,33 @@ def test_help_names_every_command(run: Run) -> None:
         assert command in done.stdout
 
 
-def commands(group: Any, *path: str) -> Iterator[tuple[str, ...]]:
-    """Every command that needs an argument, by the words that call it."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, *path, name)
-        elif any(parameter.required for parameter in command.params):
-            yield *path, name
+def commands() -> Iterator[tuple[Any, tuple[str, ...]]]:
+    """Every command, with the words that call it."""
+    for name in COMMANDS:
+        yield from leaves(imported_command(name), name)
 
 
-@pytest.mark.parametrize("words", list(commands(typer.main.get_command(app))), ids=" ".join)
+def leaves(command: Any, *path: str) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    """The commands of a group, or the command itself."""
+    if not hasattr(command, "commands"):
+        yield command, path
+        return
+    for name, one in command.commands.items():
+        yield from leaves(one, *path, name)
+
+
+def with_arguments() -> list[tuple[str, ...]]:
+    return [words for command, words in commands() if any(parameter.required for parameter in command.params)]
+
+
+def test_the_list_of_commands_says_of_each_what_its_own_help_says() -> None:
+    for name, (_, text) in COMMANDS.items():
+        command = imported_command(name)
+        said = command.short_help or command.help.split("\n\n")[0]
+        assert " ".join(said.split()) == text, name
+
+
+@pytest.mark.parametrize("words", with_arguments(), ids=" ".join)
 def test_a_command_without_its_arguments_says_which_is_missing(run: Run, words: tuple[str, ...]) -> None:
     done = run(*words)
     assert done.exit_code == 2
@@ -64,7 +80,8 @@ def test_quickstart_without_deltalake_says_what_to_install() -> None:
         capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr.endswith("error: Delta tables need the extra 'delta': pip install 'strandline[delta]'.\n")
+    message = "Delta tables need the extra 'delta': pip install 'strandline[delta]'."
+    assert json.loads(done.stderr) == {"error": "MissingExtra", "message": message, "retryable": False}
 
 
 def test_an_error_is_one_line_whatever_its_message_holds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,15 +144,80 @@ def test_quickstart_s_comparison_finds_what_is_wrong(tmp_path: object) -> None:
     assert compare(str(tmp_path), truth) == {"rows": 5, "missing": 1, "extra": 1, "different": 1, "doubled": 1}
 
 
-def test_a_command_starts_without_pandas_which_arrow_would_import() -> None:
-    pytest.importorskip("pandas")
+def modules_after(*arguments: str, **environment: str) -> set[str]:
+    """The modules that a process has imported when its command has ended."""
     code = (
-        "import sys, pyarrow as pa, strandline.cli\n"
+        "import sys, strandline.cli\n"
         "try: strandline.cli.main()\n"
         "except SystemExit: pass\n"
-        "print(pa.array([1]).to_pylist(), 'pandas' in sys.modules)"
+        "print(*sys.modules, sep=chr(10), file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True, timeout=600
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True, text=True, check=True, timeout=600, env={**os.environ, **environment},
+    )  # fmt: skip
+    return set(done.stderr.splitlines())
+
+
+HEAVY = {"pyarrow", "numpy", "pandas", "pyspark", "deltalake", "obstore", "asyncio", "prometheus_client"}
+
+
+@pytest.mark.parametrize("arguments", ["--version", "--help", "--show-completion bash"])
+def test_what_needs_no_log_is_answered_without_the_libraries_of_logs(arguments: str) -> None:
+    imported = modules_after(*arguments.split())
+    assert "typer" in imported
+    assert not imported & HEAVY
+    ours = {name for name in imported if name.startswith("strandline")}
+    assert ours <= {"strandline", "strandline.lazy_names", "strandline.cli", "strandline.cli.app"}
+
+
+def test_the_names_of_commands_are_completed_without_importing_them() -> None:
+    words = {"_STRANDLINE_COMPLETE": "complete_bash", "COMP_WORDS": "strandline ", "COMP_CWORD": "1"}
+    code = "import strandline.cli; strandline.cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=600,
+        env={**os.environ, **words},
+    )  # fmt: skip
+    assert set(done.stdout.split()) == set(COMMANDS)
+    assert not modules_after(**words) & HEAVY
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_options_of_a_command_are_completed_in_each_shell(shell: str) -> None:
+    line = "strandline tail --fol"
+    words = {"_STRANDLINE_COMPLETE": f"complete_{shell}", "COMP_WORDS": line, "COMP_CWORD": "2"}
+    words |= {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    code = "import strandline.cli; strandline.cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=600,
+        env={**os.environ, **words},
+    )  # fmt: skip
+    assert "--follow" in done.stdout
+    assert "--json" not in done.stdout
+
+
+def test_a_command_starts_without_pandas_which_arrow_would_import(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    imported = modules_after("tail", str(tmp_path))
+    assert "pyarrow" in imported
+    assert not imported & {"pandas", "pyspark", "deltalake", "rocksdict", "nats", "confluent_kafka"}
+
+
+@pytest.mark.parametrize("module", ["typer", "strandline.cli.app", "pyarrow", "strandline.cli.logs.tail", "at exit"])
+def test_ctrl_c_while_a_command_starts_or_ends_is_one_line(module: str, tmp_path: Path) -> None:
+    code = (
+        "import atexit, os, signal, sys, strandline.cli\n"
+        "press = lambda: os.kill(os.getpid(), signal.SIGINT)\n"
+        "class Pressing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}: press()\n"
+        "sys.meta_path.insert(0, Pressing())\n"
+        f"if {module!r} == 'at exit': atexit.register(press)\n"
+        "strandline.cli.main()"
     )
-    assert done.stdout.splitlines()[1:] == ["[1] False"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "tail", str(tmp_path / "log"), "--json"],
+        capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr.splitlines()[-1]) == (130, "", "interrupted")
+    assert len(done.stderr.splitlines()) == (2 if module == "at exit" else 1), "at its end it had said what is wrong"

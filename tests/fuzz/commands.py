@@ -21,7 +21,7 @@ from typing import Any, Final
 import typer.testing
 from typer.main import get_command
 
-from strandline.cli.app import app
+from strandline.cli.app import COMMANDS, app, imported_command
 from strandline.errors import StrandlineError
 from tests.fuzz.formats import TARGETS as DECODERS
 from tests.fuzz.mutation import JSON_PIECES, JSON_VALUES, damage
@@ -77,7 +77,8 @@ def _tree() -> dict[str, Any]:
         else:
             found[" ".join(path)] = command
 
-    walk(get_command(app), ())
+    for name in COMMANDS:
+        walk(imported_command(name), (name,))
     return {name: command for name, command in sorted(found.items()) if name not in _ENDLESS}
 
 

@@ -1,50 +1,160 @@
-"""The Typer application with all commands."""
+"""The Typer application: its commands are imported when they are called."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import sys
+from functools import cache
+from importlib import import_module
+from importlib.abc import MetaPathFinder
+from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
-import strandline
-from strandline.cli.cold.segments import segments
-from strandline.cli.cold.tier import tier
-from strandline.cli.demo.command import demo
-from strandline.cli.doctor.command import doctor
-from strandline.cli.logs.export import export
-from strandline.cli.logs.gc import gc
-from strandline.cli.logs.ingest import ingest
-from strandline.cli.logs.lag import lag, with_default_interval
-from strandline.cli.logs.load import load
-from strandline.cli.logs.produce import produce
-from strandline.cli.logs.slots import retention, slots
-from strandline.cli.logs.snapshot import snapshot
-from strandline.cli.logs.sources import sources
-from strandline.cli.logs.tail import tail
-from strandline.cli.logs.upgrade import upgrade
-from strandline.cli.logs.verify import verify
-from strandline.cli.logs.wal import wal
-from strandline.cli.node import node
-from strandline.cli.node.admin import promote
-from strandline.cli.quickstart import quickstart
-from strandline.cli.spark import spark
-from strandline.cli.tables.table import table
+_MARKUP: Final = "markdown"
+
+COMMANDS: Final = {
+    "produce": (
+        "strandline.cli.logs.produce:produce",
+        "Append records: lines of standard input, lines of JSON, or made-up ones.",
+    ),
+    "tail": (
+        "strandline.cli.logs.tail:tail",
+        "Print records: offset, time, operation, key and value. Reading claims nothing and moves no slot.",
+    ),
+    "lag": (
+        "strandline.cli.logs.lag:lag",
+        "Show the lag of each slot, in records, bytes and time, and what pins the floor. Changes nothing.",
+    ),
+    "retention": (
+        "strandline.cli.logs.slots:retention",
+        "Show or change the retention policy of a log. The next collection applies it.",
+    ),
+    "gc": (
+        "strandline.cli.logs.gc:gc",
+        (
+            "Collect garbage: invalidate slots that break a limit, trim as retention and slots allow, delete unneeded "
+            "objects."
+        ),
+    ),
+    "verify": (
+        "strandline.cli.logs.verify:verify",
+        "Verify a log: each offset in one batch, each batch there and whole, slots in bounds, and nothing left over.",
+    ),
+    "promote": (
+        "strandline.cli.node.admin:promote",
+        "Make the node at URL the primary, if that loses nothing committed.",
+    ),
+    "doctor": (
+        "strandline.cli.doctor.command:doctor",
+        "Check that all requirements are met: Python, packages, extras, Java; and the store at URL.",
+    ),
+    "ingest": (
+        "strandline.cli.logs.ingest:ingest",
+        "Append every record of a source to a log, each once and in order.",
+    ),
+    "export": (
+        "strandline.cli.logs.export:export",
+        "Write the records of a range into files, each once and in order, with a manifest.",
+    ),
+    "snapshot": (
+        "strandline.cli.logs.snapshot:snapshot",
+        "Seal the newest value of each key as a snapshot, from which a store bootstraps and follows on.",
+    ),
+    "load": (
+        "strandline.cli.logs.load:load",
+        "Append the rows of files to an object log: all of them or none, each once, files by name and rows in order.",
+    ),
+    "upgrade": (
+        "strandline.cli.logs.upgrade:upgrade",
+        "Copy every batch that a queue-v1 lists now into a log, each once and in order, with its metadata.",
+    ),
+    "quickstart": (
+        "strandline.cli.quickstart:quickstart",
+        "Append, follow into a Delta table, kill the follower half-way, resume, compare. Needs neither Spark nor Java.",
+    ),
+    "demo": (
+        "strandline.cli.demo.command:demo",
+        "Kill a Spark pipeline at its worst moments, delete its checkpoint, and count what is wrong: nothing.",
+    ),
+    "slots": ("strandline.cli.logs.slots:slots", "List slots and what they retain; create, reset and drop them."),
+    "sources": ("strandline.cli.logs.sources:sources", "List what a log has ingested; forget a source that has ended."),
+    "table": ("strandline.cli.tables.table:table", "Look after a table that follows a log."),
+    "tier": ("strandline.cli.cold.tier:tier", "Give a log a cold tier, and copy what is old into it."),
+    "segments": (
+        "strandline.cli.cold.segments:segments",
+        "List, draw and verify the segments of a cold tier.",
+    ),
+    "spark": ("strandline.cli.spark:spark", "Run a bulk command on Spark's executors."),
+    "wal": (
+        "strandline.cli.logs.wal:wal",
+        "Inspect, verify, repair, export and migrate a write-ahead log.",
+    ),
+    "node": (
+        "strandline.cli.node:node",
+        "Run a node of a replicated log; see who replicates it, and how far each is.",
+    ),
+}
+"""Module and name of each command, and its help in the list of commands, which is shown without importing it."""
+
+
+class _Watching(TyperCommand):
+    """``--watch`` takes an optional value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from strandline.cli.logs.lag import with_default_interval
+
+        return super().parse_args(ctx, with_default_interval(args))
+
+
+class CommandsOnDemand(TyperGroup):
+    """Lists commands by name and help, and imports one when it is called, or when its arguments are completed."""
+
+    def __init__(self, **options: Any) -> None:
+        """Of all commands only names and helps."""
+        super().__init__(**options)
+        for name, (_, text) in COMMANDS.items():
+            self.add_command(TyperCommand(name, help=text, rich_markup_mode=_MARKUP))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the arguments name, imported now."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, None if found is None or name is None else imported_command(name), rest
+
+
+@cache
+def imported_command(name: str) -> Any:
+    """The command itself, with its options."""
+    _let_arrow_forget_pandas()
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    found = getattr(import_module(module), attribute)
+    if not isinstance(found, typer.Typer):
+        alone = typer.Typer(add_completion=False, rich_markup_mode=_MARKUP)
+        alone.command(name, cls=_Watching if name == "lag" else None)(found)
+        found = alone
+    found._add_completion = False  # noqa: SLF001 - only the front command has these options
+    command = typer.main.get_command(found)
+    command.name = name
+    return command
+
 
 app = typer.Typer(
     name="strandline",
+    cls=CommandsOnDemand,
     help="A change log in a bucket that tables, caches and replicas follow exactly.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=_MARKUP,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"strandline {strandline.__version__}")
+        from strandline import __version__
+
+        typer.echo(f"strandline {__version__}")
         raise typer.Exit
 
 
@@ -58,26 +168,25 @@ def strandline_(
     """A change log in a bucket that tables, caches and replicas follow exactly."""
 
 
-class _Watching(TyperCommand):
-    """``--watch`` takes an optional value."""
+class _NoPandas(MetaPathFinder):
+    """Finds every module but pandas."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, with_default_interval(args))
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Leave the module to other finders, unless it is pandas."""
+        if name == "pandas":
+            raise ImportError(name=name)
 
 
-app.command()(produce)
-app.command()(tail)
-app.command(cls=_Watching)(lag)
-for command in (retention, gc, verify, promote, doctor, ingest, export, snapshot, load, upgrade, quickstart, demo):
-    app.command()(command)
-for name, group in {
-    "slots": slots,
-    "sources": sources,
-    "table": table,
-    "tier": tier,
-    "segments": segments,
-    "spark": spark,
-    "wal": wal,
-    "node": node,
-}.items():
-    app.add_typer(group, name=name)
+def _let_arrow_forget_pandas() -> None:
+    """Keep pyarrow from importing pandas at its first array, which takes a third of the start of a command.
+
+    pyarrow then takes no argument for a pandas object, and commands have none. It asks again where its result is one.
+    """
+    import pyarrow as pa
+
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
+    try:
+        pa.array([])
+    finally:
+        sys.meta_path.remove(finder)

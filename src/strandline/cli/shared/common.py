@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, ParamSpec, Self, TypeVar
 import typer
 
 import strandline as sl
+from strandline.cli import end_at_once
 from strandline.cli.shared import output as show
 from strandline.cli.shared.targets import is_free, local_folder, look, need, need_object_log
 from strandline.cli.shared.text import escaped, parse_start
@@ -106,7 +107,7 @@ def retention(text: str) -> str:
 
 
 def guarded(command: Callable[P, R], *, fenced: int = 1) -> Callable[..., R]:
-    """End the command properly: an error is one sentence and status 1, Ctrl-C is quiet and status 130.
+    """End the command properly: an error is one sentence and status 1, Ctrl-C is one word and status 130.
 
     Adds the option ``--debug``, with which an error keeps its traceback. ``fenced`` is the status if another
     process has taken over. A closed standard output (``| head``) is no error.
@@ -115,8 +116,10 @@ def guarded(command: Callable[P, R], *, fenced: int = 1) -> Callable[..., R]:
     @wraps(command)
     def run(*args: Any, debug: bool = False, **options: Any) -> R:
         try:
-            return command(*args, **options)
+            with _interruptible():
+                return command(*args, **options)
         except KeyboardInterrupt:
+            show.line("interrupted", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             # Python flushes standard output once more at exit, and would complain.
@@ -125,13 +128,26 @@ def guarded(command: Callable[P, R], *, fenced: int = 1) -> Callable[..., R]:
         except (StrandlineError, OSError) as error:
             if debug:
                 raise
-            show.error(error)
+            show.error(error, as_json=bool(options.get("json")))
             raise typer.Exit(fenced if isinstance(error, Fenced) else 1) from None
 
     own = inspect.signature(command, eval_str=True)
     option = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_DEBUG)
     run.__signature__ = own.replace(parameters=[*own.parameters.values(), option])  # type: ignore[attr-defined]
     return run
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C raises ``KeyboardInterrupt`` meanwhile; before and after, it ends the process at once."""
+    if signal.getsignal(signal.SIGINT) is not end_at_once:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, end_at_once)
 
 
 class Interruption:

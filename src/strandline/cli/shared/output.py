@@ -63,10 +63,16 @@ _CALL: Final = re.compile(r"^[A-Za-z_.]+: (?=\w+ is )")
 """The beginning of an argument error: the name of the call."""
 
 
-def error(reason: BaseException | str) -> None:
-    """Print one error as one line on standard error."""
-    sentence = _CALL.sub("", " ".join(str(reason).split()))  # users of commands know options, not calls
-    _say("error", "bold red", sentence or type(reason).__name__)
+def error(reason: BaseException | str, *, as_json: bool = False) -> None:
+    """Print one error as one line on standard error: a sentence, or a JSON object for programs."""
+    sentence = _CALL.sub("", " ".join(str(reason).split())) or type(reason).__name__  # commands have options, not calls
+    if as_json:
+        kind = "Error" if isinstance(reason, str) else type(reason).__name__
+        document(
+            {"error": kind, "message": sentence, "retryable": getattr(reason, "retryable", False)}, file=sys.stderr
+        )
+    else:
+        _say("error", "bold red", sentence)
 
 
 def warning(text: str) -> None:
@@ -103,12 +109,12 @@ def table(*columns: str) -> Table:
     return empty
 
 
-def document(value: Any) -> None:
-    """One JSON value on one line of standard output."""
+def document(value: Any, *, file: TextIO | None = None) -> None:
+    """One JSON value on one line, of standard output by default."""
     text = json.dumps(value, ensure_ascii=False)
     if not text.isprintable():  # JSON itself escapes only ASCII control characters
         text = "".join(char if char.isprintable() else _in_json(char) for char in text)
-    print(text, flush=True)
+    print(text, file=file, flush=True)
 
 
 def _in_json(char: str) -> str:
