@@ -11,7 +11,9 @@ import strandline as sl
 from strandline.errors import CursorExpired, Diverged, InvalidInput, NotFound, Unsupported
 from strandline.ingestion.kafka import KafkaPartition
 from strandline.log.memory import MemoryLog
+from strandline.log.object.log import open_log
 from strandline.model.records import Op
+from strandline.testing.plain import PlainStore
 from tests.ingest.parts import content, position
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
@@ -179,3 +181,24 @@ def test_an_open_transaction_is_waited_for_without_an_error(kafka_server, topic)
         while not (spans := source.plan(cursor)):
             assert time.monotonic() < until
         assert spans[0].batch.column("key").to_pylist() == [b"k2", b"k3", b"k4"]
+
+
+def test_a_large_partition_is_read_by_many_tasks_in_ranges_also_where_some_have_no_records(
+    kafka_server, topic, monkeypatch
+):
+    monkeypatch.setattr("strandline.bulk.ingesting.TASK_POSITIONS", 7)
+    produce(kafka_server, topic, 30)
+    aborted = produce(kafka_server, topic, 40, 100, **{"transactional.id": f"bulk-{topic}"})
+    aborted.abort_transaction(60)
+    produce(kafka_server, topic, 20, 200)
+    alone, together = MemoryLog(), open_log(PlainStore(), create=True)
+    ingest(kafka_server, topic, alone)
+    address = f"kafka://{kafka_server.bootstrap}/{topic}"
+    done = sl.bulk.ingest(address, together, pool=sl.bulk.ThreadPool(2))
+    assert done.records == 50
+    assert content(together).equals(content(alone))
+    produce(kafka_server, topic, 1, 300)
+    assert sl.bulk.ingest(address, together).records == 1
+    assert ingest(kafka_server, topic, together).records == 0
+    with pytest.raises(InvalidInput, match="by its address"), KafkaPartition(address) as stream:
+        sl.bulk.ingest(stream, together)

@@ -8,6 +8,7 @@ import strandline as sl
 from strandline.compat.v1.log import QueueLog
 from strandline.errors import CursorExpired
 from strandline.log.memory import MemoryLog
+from strandline.log.object.log import open_log
 from strandline.testing.plain import PlainStore
 from tests.ingest.parts import a_log, content, position
 
@@ -66,3 +67,14 @@ def test_an_ingest_with_the_queue_s_own_slot_takes_what_is_durable_out_of_the_qu
     filled(queue, 3, 1)
     assert sl.ingest(queue, target, slot="queue").records == 3
     assert target.bounds().next == 12
+
+
+def test_a_large_queue_is_ingested_in_parallel_as_one_process_would(queue: QueueLog) -> None:
+    filled(queue, 0, 12)
+    alone, together = open_log(PlainStore(), create=True), open_log(PlainStore(), create=True)
+    sl.ingest(queue, alone)
+    done = sl.bulk.ingest(queue, together, pool=sl.bulk.ThreadPool(2))
+    assert done.records == alone.bounds().next
+    assert [batch.to_pylist() for batch in together.read()] == [batch.to_pylist() for batch in alone.read()]
+    filled(queue, 12, 3)
+    assert sl.ingest(queue, together).records == sl.ingest(queue, alone).records > 0

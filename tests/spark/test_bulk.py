@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -145,3 +146,16 @@ def test_the_command_rebuilds_a_table_on_executors(spark: SparkSession, log: sl.
     result = CliRunner().invoke(app, ["spark", "rebuild", str(tmp_path / "table"), log.url, "--yes", "--json"])
     assert result.exit_code == 0, result.output
     assert sl.tables.verify(sl.DeltaSink(tmp_path / "table"), log).is_right
+
+
+def test_executors_ingest_a_log_and_the_command_goes_on(
+    spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path
+) -> None:
+    target = f"file://{tmp_path}/copy"
+    assert sl.bulk.ingest(log.url, target, pool=sl.spark.executors(spark)).records == 100
+    append(log, numbered(100, 10))
+    result = CliRunner().invoke(app, ["spark", "ingest", log.url, target, "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["records"] == 10
+    with sl.open(target) as copy:
+        assert pa.Table.from_batches(copy.read()) == pa.Table.from_batches(log.read())

@@ -9,6 +9,7 @@ from strandline.lazy_names import lazy
 if TYPE_CHECKING:
     from strandline.bulk.exporting import ExportManifest as ExportManifest
     from strandline.bulk.exporting import export as export
+    from strandline.bulk.ingesting import ingest as ingest
     from strandline.bulk.loading import Loaded as Loaded
     from strandline.bulk.loading import load as load
     from strandline.bulk.snapshot_building import build_snapshot as build_snapshot
@@ -27,6 +28,7 @@ _get, __dir__, __all__ = lazy(
         "ThreadPool": "strandline.storage.task_pool",
         "build_snapshot": "strandline.bulk.snapshot_building",
         "export": "strandline.bulk.exporting",
+        "ingest": "strandline.bulk.ingesting",
         "load": "strandline.bulk.loading",
         "verify": "strandline.bulk.verifying",
     },

@@ -10,6 +10,7 @@ import typer
 
 from strandline.cli.cold.tier import compact, run
 from strandline.cli.logs.export import export
+from strandline.cli.logs.ingest import ingest
 from strandline.cli.logs.load import load
 from strandline.cli.logs.snapshot import snapshot
 from strandline.cli.logs.verify import verify
@@ -96,6 +97,7 @@ spark.command("export")(export)
 spark.command("verify")(verify)
 spark.command("snapshot")(snapshot)
 spark.command("load")(load)
+spark.command("ingest")(ingest)
 spark.command("rebuild")(rebuild)
 spark.command("tier")(run)
 spark.command("compact")(compact)

@@ -199,7 +199,7 @@ def ingest_log(
         raise InvalidInput("A log cannot be ingested into itself: choose another target.")
     check_copied(named_versions(source), named_versions(target), f"The target {target!r}")
     sink = LogSink(target, whole=isinstance(source, QueueLog), clock=clock, chance=chance)
-    _resume(source, target, sink, skip_trimmed=skip_trimmed)
+    resume_ingest(source, target, sink, skip_trimmed=skip_trimmed)
     end = source.end().next
     if slot is None and keep_following and not isinstance(source, QueueLog) and has_slots(source):
         slot = f"ingest-{target.log_id}"
@@ -221,14 +221,14 @@ def ingest_log(
             batching=limits,
             clock=clock,
             chance=chance,
-            resume=lambda: _resume(source, target, sink, skip_trimmed=skip_trimmed),
+            resume=lambda: resume_ingest(source, target, sink, skip_trimmed=skip_trimmed),
         )
         behind.flush()
     last = sink.last_append(source.log_id)
     return Ingested(reached, None if last is None else target.cursor_at(last.first + last.count), sink.records)
 
 
-def _resume(source: Log, target: TargetLog, sink: LogSink, *, skip_trimmed: bool) -> None:
+def resume_ingest(source: Log, target: TargetLog, sink: LogSink, *, skip_trimmed: bool) -> None:
     """Find the position of an earlier ingest; refuses a source that cannot continue from there."""
     last = sink.last_append(source.log_id)
     cursor = sink.cursor(source.log_id)

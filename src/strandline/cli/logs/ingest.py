@@ -27,8 +27,11 @@ from strandline.cli.shared.common import (
     wal_folder,
 )
 from strandline.cli.shared.common import start as known_start
+from strandline.cli.shared.pools import Workers, is_on_spark, task_pool
+from strandline.errors import InvalidInput
 from strandline.ingestion.api import open_source, open_target
 from strandline.ingestion.run import Ingested, IngestProgress
+from strandline.ingestion.streams import MessageStream
 from strandline.model.cursor import Start
 from strandline.node.flight.security import ClientSecurity
 from strandline.storage.closing import Closing
@@ -72,6 +75,7 @@ def ingest(
     manifest: Manifest = MANIFEST,
     data: Data = DATA,
     retention: Annotated[str | None, retention_option("What an object log that is made")] = None,
+    workers: Workers = None,
     token: TokenFile = None,
     ca: Ca = None,
     cert: Cert = None,
@@ -81,8 +85,12 @@ def ingest(
     """Append every record of a source to a log, each once and in order.
 
     Killed at any moment and started again it continues: the target holds the position in the source, in the same
-    append as the records. Others may append to source and target meanwhile.
+    append as the records. Others may append to source and target meanwhile. A large backlog goes into an object log in
+    parallel with --workers, or on a cluster with 'strandline spark ingest'; a later ingest with --follow continues it.
     """
+    in_parallel = workers is not None or is_on_spark()
+    if in_parallel and (follow or slot is not None):
+        raise InvalidInput("An ingest by many workers ends at the source's end: then run one with --follow.")
     security = ClientSecurity.load(roots=ca, certificate=cert, key=key, token=token)
     with ExitStack() as opened, stop_on_signal() as stop:
         copied = _source(source, format, manifest, data, security)
@@ -99,16 +107,26 @@ def ingest(
         def on_progress(progress: IngestProgress) -> None:
             tell(progress.records)
 
-        done = sl.ingest(
-            copied,
-            into,
-            follow=follow,
-            slot=slot,
-            start=cast("Start", start),
-            skip_trimmed=skip_trimmed,
-            stop=stop,
-            on_progress=on_progress,
-        )
+        if in_parallel:
+            done = sl.bulk.ingest(
+                _place(source) if isinstance(copied, MessageStream) else copied,
+                into,
+                pool=task_pool(workers),
+                start=cast("Start", start),
+                skip_trimmed=skip_trimmed,
+                on_progress=on_progress,
+            )
+        else:
+            done = sl.ingest(
+                copied,
+                into,
+                follow=follow,
+                slot=slot,
+                start=cast("Start", start),
+                skip_trimmed=skip_trimmed,
+                stop=stop,
+                on_progress=on_progress,
+            )
         interrupted = stop.is_set() and not follow
         end = into.bounds().next
     seconds = time.monotonic() - began

@@ -103,6 +103,40 @@ class StagedAppend:
         count_written(sealed.listing.count, sealed.listing.size)
         return replace(sealed.listing, location=location)
 
+    def stage_numbered(self, records: pa.Table, number: int, upto: int) -> BatchListing:
+        """Store records as one batch that nothing lists yet: those of the source's positions from ``number`` on."""
+        draft = ObjectDraft(compression=self.compression)
+        draft.add(records.combine_chunks().to_batches())
+        return self._put(draft, advancing(self.writer, upto - number), number)
+
+    def commit_numbered(self, batches: Sequence[BatchListing], *, upto: int) -> None:
+        """List such batches, which follow each other up to position ``upto``, all or nothing.
+
+        Nothing happens if the log has them already; ``OutOfOrder`` if it has the source up to another position than
+        that of the first one.
+        """
+        if not batches:
+            return
+        if len(batches) > MOST_BATCHES:
+            raise InvalidInput(f"One commit lists at most {MOST_BATCHES:,} batches, and this has {len(batches):,}.")
+        lister = Lister(self.store, self.log_id, clock=self.clock, chance=self.chance)
+        for attempt in range(1, RESOLVES + 1):
+            head = lister.cell.read().value
+            last = head.writers.get(self.writer)
+            if last is not None and last.number >= upto:
+                return
+            copies = self._copied(batches, head.generation)
+            try:
+                lister.enlist_all(copies)
+            except StaleUpload:
+                continue
+            except OutcomeUnknown:
+                if attempt == RESOLVES:
+                    raise
+            else:
+                return
+        raise Contended(f"{self.store.url} was collected at each of {RESOLVES} tries; nothing was listed. Try again.")
+
     def commit(
         self, batches: Sequence[BatchListing], *, since: int | None = None, upto: int = 1, expect: int | None = None
     ) -> Receipt:

@@ -203,7 +203,14 @@ class Lister:
 
     def enlist_group(self, group: Group) -> Head:
         """List the batches of a group with one conditional write; returns a head in which they are listed."""
-        head = self._listed(lambda head: list_group(head, group, self._clock.now()))
+        return self._many_listed(lambda head: list_group(head, group, self._clock.now()))
+
+    def enlist_all(self, listings: Sequence[BatchListing]) -> Head:
+        """List many numbered batches with one conditional write; returns a head in which they are listed."""
+        return self._many_listed(lambda head: list_batches(head, listings, self._clock.now()))
+
+    def _many_listed(self, edit: Callable[[Head], Head]) -> Head:
+        head = self._listed(edit)
         if plan_spills(head):  # a large group makes the head large, and its next writer would pay for that
             with suppress(StrandlineError):
                 self._listed(replace)

@@ -1,0 +1,254 @@
+"""Ingest of a large source in parallel: tasks fetch and stage its records, one write per wave lists them in order.
+
+What is listed is what :func:`strandline.ingest` would append: each batch has the position in the source as its number.
+So both can continue each other, and cursors are translated as after any ingest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from os import PathLike
+from typing import Annotated, Any, Final, TypeVar
+
+import pyarrow as pa
+
+from strandline.errors import CorruptData, InvalidInput, StrandlineError, Unsupported
+from strandline.ingestion.api import open_source, open_target
+from strandline.ingestion.log_sink import TARGET, LogSink, pieces_of
+from strandline.ingestion.run import Ingested, IngestProgress, pinned, resume_ingest
+from strandline.ingestion.streams import MessageStream
+from strandline.log.contract import READING, Log, require
+from strandline.log.object import ObjectLog
+from strandline.log.object.head.edits import BatchListing
+from strandline.log.object.staging import StagedAppend
+from strandline.log.read.planning import divided
+from strandline.log.read.reading import fetch_in_order, read_between
+from strandline.log.read.value_format import named_versions
+from strandline.log.writers.source import source_writer
+from strandline.model.addresses import Address
+from strandline.model.arguments import anything, checked
+from strandline.model.cursor import Cursor, Limit, Span, Start
+from strandline.model.records import READ_SCHEMA
+from strandline.storage.clock import CHANCE, CLOCK
+from strandline.storage.task_pool import TaskPool, ThreadPool
+from strandline.tier.read.tiered_log import TieredLog
+from strandline.values.recorded import check_copied
+
+TASK_BYTES: Final = 64 << 20
+"""About how many stored bytes of a log one task ingests."""
+TASK_POSITIONS: Final = 500_000
+"""How many positions of a stream one task ingests: their bytes are not known before."""
+WAVE: Final = 4
+"""Tasks per worker whose batches are listed together."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SpansRange:
+    """Planned records of a log. Picklable."""
+
+    spans: tuple[Span, ...]
+    first: int
+    next: int
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """The records, in order."""
+        for _, batches in fetch_in_order(self.spans, columns=READ_SCHEMA.names):
+            yield from batches
+            batches.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRange:
+    """Positions of a stream of another system, which each task opens by itself. Picklable."""
+
+    open: Callable[[], MessageStream]
+    first: int
+    next: int
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """The messages, in order."""
+        with contextlib.closing(self.open()) as stream:
+            yield from read_between(stream, Cursor(stream.log_id, self.first), self.next, None)
+
+
+@dataclass(frozen=True, slots=True)
+class IngestTask:
+    """Stages the records of one range; returns the batches, in order. Staging it again gives the same records."""
+
+    range: SpansRange | StreamRange
+    number: int
+    """The position behind what comes before: lower than that of the range, if positions without records are between."""
+    append: StagedAppend
+    is_whole: bool
+    """Whether each source batch with an offset of its own becomes a batch of its own."""
+
+    def __call__(self) -> list[BatchListing]:
+        """Fetch, check and stage."""
+        found: list[BatchListing] = []
+        number = self.number
+        for records, upto in self._parts():
+            for piece in pieces_of(records, upto, whole=self.is_whole):
+                found.append(self.append.stage_numbered(piece.records, number, piece.next))
+                number = piece.next
+        return found
+
+    def _parts(self) -> Iterator[tuple[pa.Table, int]]:
+        """Tables of a bounded size, each with the position behind it."""
+        held: list[pa.RecordBatch] = []
+        last = self.range.first - 1
+        for batch in self.range.read():
+            if not batch.num_rows:
+                continue
+            first, end = batch.column(0)[0].as_py(), batch.column(0)[-1].as_py()
+            if first < last or end >= self.range.next or (first == last and not self.is_whole):
+                raise CorruptData(
+                    f"The source gave offset {first} after {last}, of {self.range.first} up to {self.range.next}."
+                )
+            if held and first > last and sum(each.nbytes for each in held) + batch.nbytes > TASK_BYTES:
+                yield pa.Table.from_batches(held), first
+                held = []
+            held.append(batch)
+            last = end
+        if held:
+            yield pa.Table.from_batches(held), self.range.next
+
+
+@checked
+def ingest(
+    source: Address | Annotated[Log, anything("a log")],
+    target: Address | Annotated[ObjectLog | TieredLog, anything("an object log")],
+    *,
+    pool: TaskPool | None = None,
+    start: Start = "beginning",
+    skip_trimmed: bool = False,
+    source_options: Mapping[str, Any] | None = None,
+    target_options: Mapping[str, Any] | None = None,
+    on_progress: Callable[[IngestProgress], None] = lambda _: None,
+) -> Ingested:
+    """Append every record of a large source to an object log in parallel, exactly once and in order.
+
+    Up to the source's end as of now. Its records are staged by the tasks of a ``pool`` (threads of this process, or
+    ``sl.spark.executors(spark)``) and listed in waves, each in one conditional write that also moves the position.
+    Killed at any moment and called again, it continues there; so does :func:`strandline.ingest`, which then follows the
+    source. Arguments and errors are those of that function; the source is pinned meanwhile. A stream of Kafka or NATS
+    has to be given by its address, because each task opens it.
+
+    ``Unsupported`` for a target that is no object log: ingest into one, or without a pool.
+    """
+    with contextlib.ExitStack() as held:
+        copied, reopen = _opened(source, source_options or {}, held)
+        log: Any = open_target(target, **(target_options or {})) if isinstance(target, (str, PathLike)) else target
+        hot = _object_log(log)
+        require(copied, "ingested", *READING)
+        require(hot, "the target of an ingest", *TARGET)
+        if copied.log_id == hot.log_id:
+            raise InvalidInput("A log cannot be ingested into itself: choose another target.")
+        check_copied(named_versions(copied), named_versions(hot), f"The target {hot!r}")
+        sink = LogSink(hot)
+        resume_ingest(copied, hot, sink, skip_trimmed=skip_trimmed)
+        stored, known = sink.last_append(copied.log_id), sink.cursor(copied.log_id)
+        first = copied.cursor_at(copied.position_of(start)) if known is None else known
+        held.enter_context(pinned(copied, first.next, clock=CLOCK, chance=CHANCE))
+        job = _IngestJob(copied, hot, pool or ThreadPool(), reopen, on_progress)
+        reached, records = job.run(first, None if stored is None else stored.number, copied.end().next)
+    last = sink.last_append(copied.log_id)
+    return Ingested(reached, None if last is None else hot.cursor_at(last.first + last.count), records)
+
+
+def _opened(
+    source: Address | Log, options: Mapping[str, Any], held: contextlib.ExitStack
+) -> tuple[Log, Callable[[], MessageStream] | None]:
+    """The source, and for a stream how a task opens it."""
+    if isinstance(source, MessageStream):
+        raise InvalidInput("Give a stream by its address, such as kafka://host:port/topic/0: each task opens it.")
+    if not isinstance(source, (str, PathLike)):
+        return source, None
+    opened = open_source(source, **options)
+    if hasattr(opened, "close"):
+        held.callback(opened.close)
+    return opened, partial(open_source, source, **options) if isinstance(opened, MessageStream) else None
+
+
+def _object_log(target: Any) -> ObjectLog:
+    hot = target.hot if isinstance(target, TieredLog) else target
+    if not isinstance(hot, ObjectLog):
+        raise Unsupported(f"Only an object log takes batches of many processes, and {target!r} is none: use sl.ingest.")
+    return hot
+
+
+@dataclass(frozen=True, slots=True)
+class _IngestJob:
+    source: Log
+    target: ObjectLog
+    pool: TaskPool
+    reopen: Callable[[], MessageStream] | None
+    report: Callable[[IngestProgress], None]
+
+    def run(self, at: Cursor, known: int | None, end: int) -> tuple[Cursor, int]:
+        """Wave after wave; returns the cursor that was reached, and the records appended."""
+        append = StagedAppend(
+            self.target.store, self.target.log_id, source_writer(str(self.source.log_id)), CHANCE.uuid().hex
+        )
+        is_whole = not isinstance(self.source, MessageStream) and _repeats_offsets(self.source)
+        records = 0
+        try:
+            while at.next < end and (ranges := self._ranges(at, end)):
+                numbers = [at.next if known is None else known, *(one.first for one in ranges[1:])]
+                tasks = [IngestTask(*each, append, is_whole) for each in zip(ranges, numbers, strict=True)]
+                title = f"ingest of offsets {at.next:,} to {ranges[-1].next - 1:,}"
+                found = dict(self.pool.run(tasks, title))
+                staged = _joined([found[number] for number in range(len(tasks))])
+                batches = [batch for part in staged for batch in part]
+                upto = ranges[len(staged) - 1].next
+                # Positions without records behind the last batch are passed over by the next one.
+                known = max((one.next for one, part in zip(ranges, staged, strict=False) if part), default=known)
+                if known is not None:
+                    append.commit_numbered(batches, upto=known)
+                append.discard()
+                records += sum(batch.count for batch in batches)
+                at = self.source.cursor_at(upto) if self.reopen is None else at.at(upto)
+                self.report(IngestProgress(at.next, end, records))
+        except BaseException:
+            with contextlib.suppress(StrandlineError):
+                append.discard()
+            raise
+        return at, records
+
+    def _ranges(self, at: Cursor, end: int) -> Sequence[SpansRange | StreamRange]:
+        """What the tasks of the next wave ingest."""
+        count = WAVE * self.pool.count
+        if self.reopen is not None:
+            upto = min(end, at.next + count * TASK_POSITIONS)
+            cuts = [*range(at.next, upto, TASK_POSITIONS), upto]
+            return [StreamRange(self.reopen, first, behind) for first, behind in pairwise(cuts)]
+        spans = self.source.plan(at, Limit(bytes=count * TASK_BYTES, upto=end))
+        wanted = max(1, min(count, -(-sum(span.size for span in spans) // TASK_BYTES)))
+        groups = [group for group in divided(spans, wanted) if group]
+        return [SpansRange(tuple(group), group[0].first, group[-1].next) for group in groups]
+
+
+def _joined(staged: Sequence[list[BatchListing]]) -> Sequence[list[BatchListing]]:
+    """The parts that can be listed together: up to the first that has no records and is followed by one that has.
+
+    The number of the next batch is then another one than its task knew.
+
+    >>> _joined([["a"], [], ["b"]]), _joined([["a"], []]), _joined([[], ["b"]])
+    ([['a'], []], [['a'], []], [[]])
+    """
+    for number, part in enumerate(staged):
+        if not part:
+            return staged[: number + 1]
+    return staged
+
+
+def _repeats_offsets(source: Log) -> bool:
+    """Whether all records of a batch have one offset, as in a queue of version 1."""
+    from strandline.compat.v1.log import QueueLog
+
+    return isinstance(source, QueueLog)
