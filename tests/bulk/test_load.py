@@ -167,6 +167,22 @@ def test_a_large_parquet_file_is_loaded_by_row_groups(log: ObjectLog, tmp_path: 
     assert [key for key, _ in pairs(log)] == table.column("key").to_pylist()
 
 
+def test_files_are_divided_among_all_workers(log: ObjectLog, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(8):
+        (tmp_path / "in" / f"{number}.csv").write_text("key,value\n" + f"{number},{'x' * 1_100_000}\n")
+    counts: list[int] = []
+
+    class Counting(Interrupted):
+        def run(self, tasks: Any, title: str) -> Any:
+            counts.append(len(tasks))
+            return super().run(tasks, title)
+
+    sl.bulk.load(tmp_path / "in", log, job="a", pool=Counting(-1, lambda: None))
+    assert counts == [2]  # of one worker
+    assert [key for key, _ in pairs(log)] == [b"%d" % number for number in range(8)]
+
+
 @pytest.mark.parametrize("after", [False, True])
 def test_a_load_that_is_killed_at_any_request_continues_and_appends_once(files: Path, after: bool) -> None:
     for number in range(200):

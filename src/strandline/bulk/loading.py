@@ -17,6 +17,7 @@ from strandline.errors import AlreadyExists, Diverged, InvalidInput, NotFound, S
 from strandline.log.object import ObjectLog
 from strandline.log.object.head.edits import BatchListing
 from strandline.log.object.staging import FOLDER, StagedAppend
+from strandline.log.read.planning import SMALL_PARTITION
 from strandline.log.read.value_format import named_codec
 from strandline.log.writers.source import source_writer
 from strandline.model.addresses import Address, as_address
@@ -222,6 +223,9 @@ class _LoadJob:
 
     def _parts(self, part_bytes: int) -> Iterator[tuple[FilePart, ...]]:
         """What each task loads: small files together, large Parquet files by row groups."""
+        # As many bytes in one task as leave work for all others, and are worth a task.
+        share = sum(file.size for file in self.files) // (2 * self.pool.count)
+        together = min(part_bytes // 2, max(SMALL_PARTITION, share))
         waiting: list[FilePart] = []
         size = 0
         for file in self.files:
@@ -231,7 +235,7 @@ class _LoadJob:
                     waiting, size = [], 0
                 yield from ((FilePart(file, groups),) for groups in _row_groups(file, part_bytes))
                 continue
-            if waiting and size + file.size > part_bytes // 2:
+            if waiting and size + file.size > together:
                 yield tuple(waiting)
                 waiting, size = [], 0
             waiting.append(FilePart(file))
