@@ -153,6 +153,25 @@ def test_a_build_that_is_continued_keeps_its_cursor_and_reduces_nothing_twice(lo
         sl.bulk.build_snapshot(log, tmp_path / "snapshot", upto=101)
 
 
+def test_neither_files_of_others_nor_the_scratch_of_another_build_are_removed(log: Any, tmp_path: Path) -> None:
+    def end() -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "a.scratch").mkdir()
+    (tmp_path / "a.scratch" / "mine").write_bytes(b"kept")
+    (tmp_path / "b.rocksdb").mkdir()
+    sl.bulk.build_snapshot(log, tmp_path / "a", upto=50)
+    sl.bulk.build_snapshot(log, tmp_path / "b", kind="rocksdb")
+    assert [path.name for path in (tmp_path / "a.scratch").iterdir()] == ["mine"]
+    with pytest.raises(KeyboardInterrupt):
+        sl.bulk.build_snapshot(log, tmp_path / "c", scratch=tmp_path / "shared", pool=Interrupted(0, end))
+    sl.bulk.build_snapshot(log, tmp_path / "a", scratch=tmp_path / "shared", upto=50)  # is sealed
+    assert (tmp_path / "shared" / "snapshot-plan.json").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("a", "a.scratch", "b", "b.rocksdb", "log", "shared"),
+    ]
+
+
 def test_a_record_without_key_ends_it(tmp_path: Path) -> None:
     log = new_log([[(Op.PUT, b"a", b"1")], [(Op.PUT, b"b", b"2"), (Op.PUT, None, b"3")]])
     with pytest.raises(NullKey, match="offset 2 "):

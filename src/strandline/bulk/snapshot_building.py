@@ -25,7 +25,8 @@ from strandline.model.sink import Store, StorePosition
 from strandline.model.snapshot import Snapshot
 from strandline.snapshots.artifacts import Artifacts
 from strandline.snapshots.sealed import check_snapshot
-from strandline.snapshots.staging import check_free
+from strandline.snapshots.staging import check_free, scratch_folder
+from strandline.storage.clock import CHANCE
 from strandline.storage.disk import DISK
 from strandline.storage.objects.store import ABSENT, ObjectStore
 from strandline.storage.objects.urls import open_store
@@ -91,8 +92,8 @@ def build_snapshot(
         check_free(folder, disk=DISK)
         job = _Build(log, store, pool or ThreadPool(), on_progress)
         snapshot = job.run(folder, kind, upto, group_bytes)
-    _cleaned(store)
-    if scratch is None:
+    _clean(store, snapshot.cursor)
+    if scratch is None and not DISK.scan(f"{folder}.scratch"):
         DISK.remove_folder(f"{folder}.scratch")
     if publish is not None:
         publish.publish(folder)
@@ -150,7 +151,7 @@ class _Build:
         if any(item.path == "log.json" for item in self._store.list("log.json")):
             raise InvalidInput(f"{self._store.url} is a log, and no place for scratch: name another one.")
         try:
-            plan = self._stored_plan()
+            plan = _stored_plan(self._store)
         except NotFound:
             if any(True for _ in self._scratch()):
                 raise InvalidInput(
@@ -160,26 +161,13 @@ class _Build:
             try:
                 self._store.put_if(PLAN, msgspec.json.encode(plan), ABSENT)
             except AlreadyExists:  # another process was first, or the answer was lost
-                plan = self._stored_plan()
+                plan = _stored_plan(self._store)
         if plan.log_id != self._log.log_id or upto not in (None, plan.upto):
             raise InvalidInput(
                 f"{self._store.url} has the scratch of another snapshot, of {plan.log_id} up to {plan.upto:,}: finish "
                 "that one, or name another place."
             )
         _check_history(self._log, Cursor.parse(plan.cursor), self._store.url)
-        return plan
-
-    def _stored_plan(self) -> SnapshotPlan:
-        data = self._store.get(PLAN).data
-        try:
-            plan = msgspec.json.decode(data, type=SnapshotPlan)
-            ends = [*plan.cuts, plan.upto]
-            if not 1 <= plan.shares <= _MOST_SHARES or plan.shares.bit_count() != 1:
-                raise ValueError(f"{plan.shares} shares")  # noqa: TRY301 - one sentence for all
-            if ends[0] != 0 or any(first >= end for first, end in pairwise(ends)):
-                raise ValueError("its ranges do not follow each other")  # noqa: TRY301
-        except (msgspec.DecodeError, ValueError) as error:
-            raise CorruptData(f"{self._store.url}/{PLAN} is damaged: {error}. Delete the scratch.") from error
         return plan
 
     def _new_plan(self, upto: int | None, group_bytes: int) -> SnapshotPlan:
@@ -228,8 +216,28 @@ class _Build:
         return [there[number] for number in range(plan.shares)]
 
 
-def _cleaned(store: ObjectStore) -> None:
-    """Remove the scratch, the plan last: without it the rest would belong to nothing."""
+def _stored_plan(store: ObjectStore) -> SnapshotPlan:
+    data = store.get(PLAN).data
+    try:
+        plan = msgspec.json.decode(data, type=SnapshotPlan)
+        ends = [*plan.cuts, plan.upto]
+        if not 1 <= plan.shares <= _MOST_SHARES or plan.shares.bit_count() != 1:
+            raise ValueError(f"{plan.shares} shares")  # noqa: TRY301 - one sentence for all
+        if ends[0] != 0 or any(first >= end for first, end in pairwise(ends)):
+            raise ValueError("its ranges do not follow each other")  # noqa: TRY301
+    except (msgspec.DecodeError, ValueError) as error:
+        raise CorruptData(f"{store.url}/{PLAN} is damaged: {error}. Delete the scratch.") from error
+    return plan
+
+
+def _clean(store: ObjectStore, cursor: Cursor) -> None:
+    """Remove the scratch of a snapshot, and of no other; the plan last: without it the rest would belong to nothing."""
+    try:
+        plan = _stored_plan(store)
+    except (NotFound, CorruptData):
+        return
+    if (plan.log_id, plan.upto) != (cursor.log_id, cursor.next):
+        return
     for prefix in ("reduced-", "merged-"):
         for item in list(store.list(prefix)):
             store.delete(item.path)
@@ -240,14 +248,10 @@ def _sealed_rocks(folder: str, found: Iterator[tuple[pa.Array, pa.Array]], curso
     """The state as a RocksDB store, sealed; the store itself is beside the folder meanwhile."""
     from strandline.followers.stores.rocks import RocksStore
 
-    place = f"{folder}.rocksdb"
-    DISK.remove_folder(place)  # of a build that was killed
-    store: Any = RocksStore.open(place, sync=False)
-    try:
+    with scratch_folder(folder, disk=DISK, chance=CHANCE) as place:
+        store: Any = RocksStore.open(f"{place}/store", sync=False)
         with contextlib.closing(store):
             return _filled(store, found, cursor).export_to(folder)
-    finally:
-        DISK.remove_folder(place)
 
 
 def _filled(store: Store, found: Iterator[tuple[pa.Array, pa.Array]], cursor: Cursor) -> Store:
