@@ -11,6 +11,7 @@ from strandline.errors import StorageError, StrandlineError
 from strandline.testing.faulty import CALM, Faults
 from strandline.testing.simdisk import POWER, CrashMode, Moment
 from tests.cluster.clients import read
+from tests.cluster.consumers import live_slots
 from tests.cluster.history import Wiped
 from tests.cluster.network import FINE, Weather
 
@@ -98,10 +99,23 @@ def _trim(world: World) -> None:
 
     def trim() -> int:
         if world.cold is None and world.dice.random() < 0.5:
+            needed = {slot.name for slot in live_slots(machine.running) if slot.position >= upto}
+            for consumer in world.consumers:
+                consumer.is_servable &= consumer.name in needed
             return primary.log.trim(upto, beyond_slots=True)
         return primary.trim(upto)
 
     world.note(f"{machine.name} trimmed up to {_tried(world, machine, trim)} of {upto}")
+
+
+def _start_over(world: World) -> None:
+    """A consumer begins again with everything that a primary retains."""
+    leading = [machine for machine in world.ready() if machine.running.is_primary]
+    if leading:
+        machine, consumer = world.dice.choice(leading), world.dice.choice(world.consumers)
+        at = _tried(world, machine, lambda: consumer.start_over(machine.running))
+        consumer.is_servable = False
+        world.note(f"{consumer.name} starts over at {at} on {machine.name}")
 
 
 def _rebuild(world: World) -> None:
@@ -219,6 +233,11 @@ class Climate:
         """Nodes come and go, and whoever leads trims what it may."""
         kinds = {**cls.of_elections().happenings, _kill: 2.0, _trim: 4.0, _promote: 2.0}
         return replace(cls.of_elections(), happenings=kinds, trouble=0.12)
+
+    @classmethod
+    def of_restarts(cls) -> Climate:
+        """As :meth:`of_tiers`, with consumers that start over again and again."""
+        return replace(cls.of_tiers(), happenings={**cls.of_tiers().happenings, _start_over: 4.0})
 
     @classmethod
     def of_operators(cls, promote: Happening, repair: Happening) -> Climate:

@@ -19,6 +19,10 @@ class ClientConsumer:
     name: str
     confirmed: int = 0
     """The highest position that it ever asked a slot to be at: everything below is confirmed."""
+    moves: int = 0
+    """How often it created, reset or dropped its slot, or tried to."""
+    is_servable: bool = True
+    """Whether its slot was created once, at an offset that every node retained, and was only moved up since."""
 
     def act(self, node: Node, dice: random.Random) -> str:
         """Create the slot, move it up, or drop it; returns what was done, or why that failed."""
@@ -28,9 +32,11 @@ class ClientConsumer:
             state = next((state for state in slots.list() if state.name == self.name), None)
             if state is None or not state.pins:
                 at = self._confirm(dice.randint(bounds.first, bounds.next))
+                self.moves += 1
                 (slots.create if state is None else slots.reset)(self.name, at)
                 return f"{self.name} has a slot at {at} on {node.name}"
             if dice.random() < 0.05:
+                self.moves += 1
                 slots.drop(self.name)
                 return f"{self.name} dropped its slot on {node.name}"
             slot = slots.claim(self.name, f"holder-{dice.randrange(3)}")
@@ -45,6 +51,7 @@ class ClientConsumer:
         try:
             slots, first = node.slots, node.reading().bounds().first
             is_new = all(state.name != self.name for state in slots.list())
+            self.moves += 1
             (slots.create if is_new else slots.reset)(self.name, self._confirm(first))
         except StrandlineError:
             return None
@@ -55,7 +62,10 @@ class ClientConsumer:
         return at
 
     def check(self, node: Node) -> None:
-        """Raise :class:`Broken` if the slot on a primary is ahead of what was confirmed."""
+        """Raise :class:`Broken` if the slot on a primary is ahead of what was confirmed, or invalid without a cause."""
+        for state in node.primary.slots.list() if node.is_primary and self.is_servable else ():
+            if state.name == self.name and state.invalid is not None:
+                raise Broken(f"the slot of {self.name} is invalid on {node.name}, and every node could serve it")
         for state in live_slots(node):
             if state.name == self.name and state.position > self.confirmed:
                 raise Broken(

@@ -85,6 +85,8 @@ class World:
             line = FaultyStore(place, seed=dice.getrandbits(64), faults=self.climate.store, clock=clock)
             self.machines[name] = Machine(name, self.new_disk(name), clock, line, founds=name == "a")
         self.cold = self.new_cold(dice) if tiered else None
+        self.highest_start = 0
+        """The highest offset at which the log of a node ever began."""
         self.writers = [ClientWriter(f"w{number}") for number in range(3)]
         self.consumers = [ClientConsumer(f"c{number}") for number in range(2)]
 
@@ -130,6 +132,7 @@ class World:
     def step(self) -> None:
         """One thing happens."""
         self.steps += 1
+        self._watch_starts()
         draw = self.dice.random()
         if draw < self.climate.trouble:
             self.climate.draw(self.dice)(self)
@@ -143,6 +146,10 @@ class World:
             self.consume()
         else:
             self.read()
+
+    def _watch_starts(self) -> None:
+        copies = (machine.running.copy for machine in self.ready())
+        self.highest_start = max([self.highest_start, *(copy.bounds().first for copy in copies if copy is not None)])
 
     def lines(self, machine: Machine) -> list[FaultyStore]:
         """The stores as a machine reaches them."""
@@ -346,6 +353,7 @@ class World:
             return
         machine, consumer = self.dice.choice(leading), self.dice.choice(self.consumers)
         said = self.within(machine, lambda: consumer.act(machine.running, self.dice))
+        consumer.is_servable &= consumer.moves < 2 and (consumer.moves == 0 or consumer.confirmed >= self.highest_start)
         if said is not None:
             self.counts["confirmed"] += " confirmed " in said
             self.note(said)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from strandline.log.slots import rules
+from strandline.log.slots import rules, trimming
 from strandline.log.wal.slots import WalSlots
 from strandline.model.addresses import CONSUMER_SUFFIX, COPIED_SUFFIX
 from strandline.model.cursor import Cursor
@@ -477,13 +477,21 @@ def trims_whatever_consumers_need(patch):
 def trims_its_copy_whatever_consumers_need(patch):
     """Broken: what consumers need is pinned on the primary, and not on the replica that leads next."""
     trims_without(patch, COPIED_SUFFIX)
+    patch.setattr(trimming, "retained_first", lambda *_: 0)  # else it invalidates them, which is no loss in silence
+
+
+def keeps_slots_that_it_cannot_serve(patch):
+    """Broken: a new primary takes over slots at offsets that only the former one retained."""
+    patch.setattr(trimming, "retained_first", lambda *_: 0)
 
 
 TRIMS = Climate.of_tiers()
+RESTARTS = Climate.of_restarts()
 
 SLOT_TWINS = [
     (takes_over_slots_at_the_end, ANYTHING, "is at .* and only what is below .* was confirmed"),
     (trims_whatever_consumers_need, TRIMS, "a slot on . needs offset"),
+    (keeps_slots_that_it_cannot_serve, RESTARTS, "a slot on . needs offset"),
     pytest.param(trims_its_copy_whatever_consumers_need, TRIMS, "a slot on . needs offset", marks=pytest.mark.slow),
 ]
 

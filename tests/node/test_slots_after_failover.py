@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.errors import Fenced, NotFound, NotReady
+from strandline.errors import Fenced, NotFound, NotReady, SlotInvalid
 from strandline.followers.committer import begin
 from strandline.log.slots.rules import EPOCHS_PER_TERM, taken_over
 from strandline.log.wal.log import WalLog
@@ -280,3 +280,112 @@ def test_a_follower_with_a_slot_goes_on_at_the_next_primary(tmp_path: Path) -> N
         assert sl.follow(log, sink, "billing", until="end").next == 2
         with pytest.raises(Fenced):
             slot.advance(log.end())
+
+
+# --- a slot that the next primary cannot serve -----------------------------------------------------------------
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[WalLog]:
+    with WalLog.open(f"{tmp_path}/log", roll_bytes=1) as log:
+        for number in range(4):
+            log.append_value(b"%d" % number).result()
+        yield log
+
+
+def slot_at(log: WalLog, position: int) -> SlotState:
+    """A slot of a consumer that has confirmed everything below a position."""
+    log.slots.create("billing.consumer", 0)
+    log.slots.claim("billing.consumer", "worker").advance(log.cursor_at(position))
+    return log.slots.get("billing.consumer")
+
+
+def joined(log: WalLog, *states: SlotState) -> SlotState:
+    """The slot after this node was a replica, with copies of these, and leads in term 7."""
+    log.slots.drop("billing.consumer")
+    log.slots.copy_consumers(states)
+    log.slots.take_over(7, is_new=True)
+    return log.slots.get("billing.consumer")
+
+
+def test_a_slot_that_only_the_former_primary_could_serve_is_invalid_and_says_so(
+    log: WalLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.trim(3)
+    log.slots.copy_consumers([SlotState("billing.consumer", 1, "worker", 5, 0, born=9)])
+    log.slots.take_over(7, is_new=True)
+    found = log.slots.get("billing.consumer")
+    assert found.invalid is not None
+    assert found.invalid.reason is InvalidReason.WAL_REMOVED
+    assert "'billing.consumer'" in caplog.text
+    assert "retains the log from 3 on" in caplog.text
+    assert log.slots.floor() is None, "an invalid slot pins nothing"
+    with pytest.raises(SlotInvalid, match="reset the slot"):
+        log.slots.resume("billing.consumer", "worker", 5)
+    assert log.slots.reset("billing.consumer", 3).pins
+
+
+def test_an_outdated_copy_of_a_slot_is_put_where_its_consumer_was_when_the_log_was_trimmed(log: WalLog) -> None:
+    before = slot_at(log, 3)
+    log.trim(3)
+    found = joined(log, replace(before, position=1, epoch=5))  # of a primary that never heard of the position 3
+    assert (found.position, found.invalid) == (3, None)
+
+
+def test_an_outdated_copy_stays_there_over_many_heartbeats_and_a_restart(log: WalLog) -> None:
+    before = slot_at(log, 4)
+    log.trim(3)
+    outdated = replace(before, position=1, epoch=5)
+    log.slots.drop("billing.consumer")
+    log.slots.copy_consumers([outdated])
+    log.close()
+    with WalLog.open(log.folder) as again:
+        again.slots.copy_consumers([replace(outdated, position=2)])
+        again.slots.take_over(7, is_new=True)
+        assert (again.slots.get("billing.consumer").position, again.slots.floor()) == (4, 4)
+
+
+def test_a_slot_that_was_reset_meanwhile_is_not_put_ahead_of_its_consumer(log: WalLog) -> None:
+    before = slot_at(log, 3)
+    log.trim(3)
+    assert joined(log, replace(before, position=1, epoch=5, born=before.born + 1)).invalid is not None
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_position_in_records_that_were_replaced_is_not_taken_for_confirmed(log: WalLog, is_same: bool) -> None:
+    behind = log.cursor_at(4).fingerprint if is_same else 1
+    confirmed = SlotState("billing.consumer", 4, "worker", 3, 0, born=9, fingerprint=behind)
+    log.slots.copy_consumers([confirmed])
+    log.trim(3)
+    log.slots.copy_consumers([replace(confirmed, position=1, fingerprint=None)])
+    log.slots.take_over(7, is_new=True)
+    assert log.slots.get("billing.consumer").pins is is_same
+
+
+def test_a_slot_in_the_cold_tier_stays_valid(log: WalLog) -> None:
+    log.slots.create(TIER_SLOT, 3)
+    log.trim(3)
+    log.slots.copy_consumers(
+        [SlotState("billing.consumer", 1, "worker", 5, 0, born=9), SlotState(TIER_SLOT, 3, None, 0, 0)]
+    )
+    log.slots.take_over(7, is_new=True)
+    assert log.slots.get("billing.consumer").pins
+
+
+def test_a_slot_that_was_moved_back_to_the_end_of_a_shorter_log_is_not_moved_ahead_again() -> None:
+    assert taken_over(SlotState("billing", 9, "worker", 3, 0, born=5), 2, 7).born == 0
+    assert taken_over(SlotState("billing", 7, "worker", 3, 0, born=5), 2, 7).born == 5
+
+
+def test_a_primary_invalidates_a_slot_at_offsets_that_it_had_trimmed_before_the_slot_was_created(
+    cluster: Cluster,
+) -> None:
+    fill(cluster)
+    cluster.nodes["b"].copy.log.trim(4)
+    slots(cluster).create("billing", 1)  # the primary retains it
+    slots(cluster).create("ahead", 4)
+    replicated(cluster)
+    fail_over(cluster)
+    assert {state.name: state.pins for state in slots(cluster, "b").list()} == {"billing": False, "ahead": True}
+    with pytest.raises(SlotInvalid, match=r"Slot 'billing' was invalidated \(wal-removed\)"):
+        slots(cluster, "b").claim("billing", "worker").touch()

@@ -134,10 +134,20 @@ def taken_over(state: SlotState, term: int, end: int) -> SlotState:
     """The slot as the primary of a new term begins with it: no claim of an earlier term is valid any more.
 
     The former primary may have given it to another holder, which this node never heard of. The epoch is above all that
-    were given in earlier terms; the holder is the last known one. ``end`` is where the log ends now.
+    were given in earlier terms; the holder is the last known one. ``end`` is where the log ends now; a slot that is
+    moved back there is not compared with what its consumer had confirmed.
     """
     epoch = max(state.epoch + 1, min(term, _LAST_TERM) * EPOCHS_PER_TERM)
-    return replace(put_at(state, min(state.position, end)), epoch=epoch, suspected=None)
+    born = state.born if state.position <= end else 0
+    return replace(put_at(state, min(state.position, end)), epoch=epoch, suspected=None, born=born)
+
+
+def is_outdated(state: SlotState, known: SlotState) -> bool:
+    """Whether ``state`` is an older one than ``known`` of the same slot, which was neither created nor reset between.
+
+    Until then a position only moves up: its consumer has confirmed everything below the higher one.
+    """
+    return 0 < state.born == known.born and state.position < known.position
 
 
 def resumed(state: SlotState, holder: str, now: int, *, former: int, known: int | None) -> SlotState:

@@ -91,7 +91,8 @@ class SlotTable:
             self._mark_alive(name)
             now = self._clock.now()
             expires = None if lifetime is None else now + int(lifetime * SECOND)
-            return self._store(SlotState(name, position, None, epoch, now, expires=expires, hot=hot))
+            born = self._new_mark()
+            return self._store(SlotState(name, position, None, epoch, now, expires=expires, born=born, hot=hot))
 
     def claim(self, name: str, holder: str, *, hot: bool = False) -> TableSlot:
         """Durably become the slot's holder; ``hot`` if that cannot read the cold tier."""
@@ -111,7 +112,7 @@ class SlotTable:
             before = self.get(name)
             rules.check_position(position, self._retained(), retained_from)
             self._mark_alive(name)
-            return self._store(rules.reset(before, before, position, self._clock.now()))
+            return self._store(rules.reset(before, before, position, self._clock.now(), self._new_mark()))
 
     def drop(self, name: str) -> None:
         """Durably remove a slot."""
@@ -140,6 +141,10 @@ class SlotTable:
 
     def _unused_epoch(self) -> int:
         """An epoch that no holder of an unknown name can have."""
+        return 0
+
+    def _new_mark(self) -> int:
+        """Identifies a slot from now on until it is created or reset again."""
         return 0
 
     def _retained(self) -> Bounds:

@@ -100,6 +100,7 @@ class WalLog(WalReading, Closing):
             origin=self._origin,
             disk=disk,
             clock=clock,
+            chance=settings.chance,
         )
         self._steps = CommitSteps(self._journal, self._tail, self._published, durable=settings.durable, clock=clock)
         self._committer = GroupCommitter(

@@ -18,7 +18,7 @@ from strandline.model.addresses import CONSUMER_SUFFIX, COPIED_SUFFIX
 from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.retention import NO_LIMITS, TIER_SLOT, InvalidReason, SlotLimits, SlotState
 from strandline.model.segments import COLD_FILE
-from strandline.storage.clock import Clock
+from strandline.storage.clock import Chance, Clock
 from strandline.storage.disk import Disk, exists, replace_file
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.metrics import INVALIDATIONS
@@ -54,6 +54,7 @@ class WalSlots(SlotTable):
         origin: Origin,
         disk: Disk,
         clock: Clock,
+        chance: Chance,
     ) -> None:
         """The stored slots of a log, whose ``bounds`` and cursors they are compared with.
 
@@ -65,6 +66,7 @@ class WalSlots(SlotTable):
         self._cursor_at = cursor_at
         self._check_in_place = check_in_place
         self._disk = disk
+        self._chance = chance
         self._dirty = False
         self._opened = clock.monotonic()
         self._heartbeats: dict[str, float] = {}
@@ -77,6 +79,9 @@ class WalSlots(SlotTable):
     def _unused_epoch(self) -> int:
         dropped = [state.epoch for state in self._slots.values() if state.dropped]
         return max(dropped) + 1 if len(dropped) >= MOST_DROPPED else 0
+
+    def _new_mark(self) -> int:
+        return self._chance.uuid().int >> 66 | 1
 
     def _retained(self) -> Bounds:
         """The offsets at which a slot may be: readers may not see the latest trim yet."""
@@ -127,14 +132,18 @@ class WalSlots(SlotTable):
                 judged.append((state, reason))
         invalidated = self._invalidate_judged(judged) if judged else []
         for state in invalidated:
-            why = None if state.invalid is None else state.invalid.reason
-            INVALIDATIONS.labels(str(why)).inc()
-            _LOGGER.warning(
-                "Slot %r of %s was invalidated (%s) at offset %d, with %d bytes behind it: records that it needs may "
-                "be deleted. Bootstrap its consumer again and reset the slot.",
-                state.name, self._folder, why, state.position, behind[state.name],
-            )  # fmt: skip
+            self._report_invalid(
+                state, f"with {behind[state.name]} bytes behind it: records that it needs may be deleted"
+            )
         return invalidated
+
+    def _report_invalid(self, state: SlotState, what: str) -> None:
+        why = None if state.invalid is None else state.invalid.reason
+        INVALIDATIONS.labels(str(why)).inc()
+        _LOGGER.warning(
+            "Slot %r of %s was invalidated (%s) at offset %d, %s. Bootstrap its consumer again and reset the slot.",
+            state.name, self._folder, why, state.position, what,
+        )  # fmt: skip
 
     def _expire(self) -> list[SlotState]:
         """Durably drop expired slots without a heartbeat for their whole time; returns them."""
@@ -219,10 +228,12 @@ class WalSlots(SlotTable):
     def copy_consumers(self, states: Iterable[SlotState]) -> None:
         """Keep copies of the primary's slots of consumers, in place of earlier ones; they pin as those do.
 
-        Durable when this returns, but for positions alone, which may be older after a crash.
+        Durable when this returns, but for positions alone, which may be older after a crash. A slot whose position is
+        not retained here keeps the position that its consumer had confirmed when the log was trimmed.
         """
         with self._changing():
-            copies = {(name := _name_of_copy(state.name)): replace(state, name=name) for state in states}
+            found = map(self._as_confirmed, states)
+            copies = {(name := _name_of_copy(state.name)): replace(state, name=name) for state in found}
             others = {name: state for name, state in self._slots.items() if name != _name_of_copy(name)}
             known = {name: state for name, state in self._slots.items() if name not in others}
             if {name: _claim_of(state) for name, state in known.items()} != {
@@ -233,10 +244,33 @@ class WalSlots(SlotTable):
                 self._slots = {**others, **copies}
                 self._dirty = True
 
+    def _as_confirmed(self, state: SlotState) -> SlotState:
+        """The slot where its consumer is known to be, if the log does not retain the position of a primary's slot.
+
+        The primary may have begun with an outdated copy of the slot, and retain more than this node. Before this node
+        trimmed, its own slot or its own copy was behind that.
+        """
+        first = self._retained().first
+        if state.position >= first:
+            return state
+        for name in (state.name, _name_of_copy(state.name)):
+            known = self._slots.get(name)
+            if known is not None and rules.is_outdated(state, known) and self._is_of_this_history(known):
+                return replace(state, position=known.position, fingerprint=known.fingerprint)
+        return state
+
+    def _is_of_this_history(self, known: SlotState) -> bool:
+        """Whether a slot is at the start of the log, which is never rewound, or behind a record that is still there."""
+        bounds, own = self._retained(), known.fingerprint
+        if not bounds.first < known.position <= bounds.next:
+            return known.position == bounds.first
+        return own is not None and self._cursor_at(known.position).fingerprint == own
+
     def take_over(self, term: int, *, is_new: bool) -> None:
         """Durably make the copies of a former primary's slots those of this one, which leads in this term.
 
-        ``is_new``: another node may have led since this one did, so that its own slots may be outdated, too.
+        ``is_new``: another node may have led since this one did, so that its own slots may be outdated, too. A slot
+        whose position is not retained here is invalidated, since the former primary may have retained more.
         """
         with self._changing():
             end = self._bounds().next
@@ -255,7 +289,12 @@ class WalSlots(SlotTable):
             if not changed:
                 return
             after = {name: rules.taken_over(state, term, end) for name, state in changed.items()}
+            first, now = trimming.retained_first(self.proven(), self._retained().first), self._clock.now()
+            lost = [name for name, state in after.items() if state.pins and state.position < first]
+            after |= {name: invalidate(after[name], after[name], InvalidReason.WAL_REMOVED, now) for name in lost}
             self._write(self._start, {**slots, **after})
+            for name in lost:
+                self._report_invalid(after[name], f"since this node, which leads now, retains the log from {first} on")
             self._formers = {name: (after[name].epoch, state.epoch) for name, state in changed.items()}
             for name in after:
                 self._mark_alive(name)
