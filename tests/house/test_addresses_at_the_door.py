@@ -55,6 +55,23 @@ def test_a_node_s_address_needs_a_port_that_can_be_one(door: str, address: str, 
         DOORS[door](address, folder)
 
 
+@pytest.mark.parametrize("address", ["wal:{path}", "wal:orders", "file:orders", "file:{path}", "WAL:/x", "s3:bucket/x"])
+@pytest.mark.parametrize("door", ["open", "create", "queue", "consumer", "table", "replica"])
+def test_an_address_without_its_slashes_is_no_relative_path(
+    door: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match=r"(?i)(begins with (wal|file|s3)://, not with|no address of a node)"):
+        DOORS[door](address.format(path=tmp_path / "orders"), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_may_be_called_as_a_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sl.open("./wal:orders", create=True).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["wal:orders"]
+
+
 @pytest.mark.parametrize("scheme", ["file", "wal"])
 @pytest.mark.parametrize(
     ("written", "why"),

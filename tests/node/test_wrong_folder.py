@@ -49,7 +49,7 @@ OTHERS = {
     things.spool_beside: "a spool",
 }
 OPENED_WITH = {
-    things.wal: r"(strandline\.compat\.WriteAheadLog\.open|take_over=)",
+    things.wal: r"(strandline\.open\('wal:|take_over=)",
     things.node: r"strandline\.node\.Primary\.open, strandline\.node\.Replica",
     things.object_log: r"strandline\.open",
     things.append_log_store: r"strandline\.AppendLogStore\.open",

@@ -22,6 +22,10 @@ _TEXT: Final = texts()
 
 _COLLAPSED: Final = re.compile(r"[a-z][a-z0-9+.-]+:/(?!/)")
 
+_WITHOUT_SLASHES: Final = re.compile(
+    r"(file|memory|wal|s3a?|gs|az|abfss?|grpc(?:\+tls)?|kafka|nats):(?!//)", re.IGNORECASE
+)
+
 _SCHEME: Final = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*://")
 
 _SECRET_PARAMETER: Final = re.compile(
@@ -38,7 +42,7 @@ def as_address(place: Address) -> str:
     """The path or address as text; ``InvalidInput`` for anything that is neither text nor a path object, or empty.
 
     An address in a path object is refused, too: ``s3://bucket`` has become ``s3:/bucket`` there, which
-    would be a folder.
+    would be a folder. So is an address without its slashes, such as ``wal:/data/orders``.
 
     >>> from pathlib import PurePosixPath
     >>> as_address("s3://bucket/orders"), as_address(PurePosixPath("/data/orders"))
@@ -56,6 +60,13 @@ def as_address(place: Address) -> str:
     if text is not place and _COLLAPSED.match(text):
         raise InvalidInput(
             f"A path object cannot hold an address, it has turned it into {text!r}: give the address as text."
+        )
+    if found := _WITHOUT_SLASHES.match(text):
+        # Not the whole of it: addresses may hold credentials.
+        scheme = found[1]
+        raise InvalidInput(
+            f"An address begins with {scheme}://, not with {found[0]!r} alone: write {scheme}://…, or ./{scheme}:… for "
+            "a folder of that name."
         )
     if "://" in text:
         split_address(text)

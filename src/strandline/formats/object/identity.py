@@ -32,7 +32,7 @@ from strandline.model.retention import (
 from strandline.model.stamp import Stamped
 
 FORMAT_VERSION: Final = 1
-OPEN_WAL: Final = "open it with strandline.compat.WriteAheadLog.open"
+OPEN_WAL: Final = "open it with strandline.open('wal:///path/to/folder')"
 OPEN_OBJECT_LOG: Final = "open it with strandline.open"
 
 
