@@ -25,7 +25,7 @@ from strandline.log.read.span_tasks import spans_between
 from strandline.model.cursor import Limit
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, record_batch
-from strandline.model.segments import SegmentState
+from strandline.model.segments import SegmentState, SegmentUpdate
 from strandline.tables.files.layout import HashRange, file_name
 from strandline.tables.rows.hashing import key_hashes
 from strandline.testing.plain import PlainStore
@@ -178,6 +178,22 @@ def test_a_damaged_segment_is_found_whether_the_log_still_has_its_records(tiers:
     assert set(kinds(audit)) <= {FindingKind.SEGMENT, FindingKind.HOLE}
     assert audit.rows[1].damage
     assert audit.rows[0].damage == ()
+
+
+def test_a_hole_between_segments_is_found_exactly_and_the_rest_is_read(tiers: Tiers) -> None:
+    lost = tiers.finished()[1]
+    tiers.trim(tiers.finished()[2].end + 1)
+    assert tiers.hot().bounds().first > lost.end
+    state = SegmentState.DELETE_STARTED
+    tiers.manager().update(SegmentUpdate(segment=lost.segment, broker=0, event_timestamp=0, state=state))
+    audit = sl.bulk.verify(tiers.tiered(), since=0)
+    assert kinds(audit) == [FindingKind.HOLE]
+    assert [row.damage for row in audit.rows] == [(), ((lost.start, lost.end + 1),)]
+    count = lost.end + 1 - lost.start
+    assert audit.verification.examined["records"] == len(tiers.truth) - count
+    assert f"Offsets {lost.start} to {lost.end} are missing" in audit.verification.damage[0].message
+    quick = sl.bulk.verify(tiers.tiered(), since=0, quick=True)
+    assert set(kinds(quick)) == {FindingKind.HOLE}
 
 
 def test_segments_with_other_values_than_the_log_are_found_with_both_sides(tiers: Tiers) -> None:

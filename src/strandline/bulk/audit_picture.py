@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 
 _WIDTH: Final = 960
 _LEFT: Final = 150
-_RIGHT: Final = 30
+_RIGHT: Final = 60
 _TOP: Final = 64
 _ROW: Final = 34
 _BAR: Final = 18
 _NARROWEST: Final = 3.0
 """Pixels of the smallest damage: one record of a billion is seen, too."""
 _TICKS: Final = 5
-_LONGEST_NAME: Final = 20
+_LONGEST_NAME: Final = 17
+_LONGEST_TITLE: Final = 110
 _LONGEST_MESSAGE: Final = 130
 _SHOWN: Final = 5
 
@@ -58,7 +59,7 @@ def drawn(audit: LogAudit) -> str:
     verdict = ("clean", "title") if audit.is_clean else (f"{found.count(Severity.DAMAGE):,} damaged", "bad-text")
     read = f"{found.examined['records']:,} records read, {found.examined['compared']:,} of them in both tiers"
     head = [
-        f'<text class="title" x="20" y="24">{_text(found.subject, _LONGEST_MESSAGE)}</text>',
+        f'<text class="title" x="20" y="24">{_text(found.subject, _LONGEST_TITLE)}</text>',
         f'<text class="{verdict[1]}" x="20" y="44">{verdict[0]}</text>',
         f'<text class="dim" x="{_LEFT}" y="44">{read}</text>',
     ]
