@@ -25,6 +25,7 @@ from strandline.model.records import READ_SCHEMA, Op, record_batch
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, TopicPartition
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.tier.copy import planning
+from strandline.tier.copy.erasure import same_unless_erased
 from strandline.tier.copy.segment_files import SegmentSpan, forget_tails, plan_segment, segment_path
 from strandline.tier.read import cold_reader
 from tests.cases import parts
@@ -400,6 +401,25 @@ def test_values_that_the_log_itself_still_has_are_erased_after_it_is_trimmed() -
     done = tiers.tierer(target=1, grace=DAY).compact(purge=True)
     assert (done.erased, done.held_back) == (1, 0)
     assert not any(value and b"secret" in value for _, _, _, value, _ in found(tiers))
+
+
+def test_erased_records_are_equal_to_the_log_s_own_and_nothing_else_is() -> None:
+    rows = {"offset": [0, 1], "timestamp": [1, 1], "key": [b"a", b"b"]}
+    tags = [[("who", b"x")], [("who", b"y")]]
+
+    def table(ops: list[Op], values: list[bytes | None], headers: list[Any]) -> pa.Table:
+        return (
+            pa.table({**rows, "op": ops, "value": values, "headers": headers})
+            .select(READ_SCHEMA.names)
+            .cast(READ_SCHEMA)
+        )
+
+    hot = table([Op.PUT, Op.PURGE], [b"1", None], tags)
+    assert same_unless_erased(hot, table([Op.PURGE, Op.PURGE], [None, None], [None, tags[1]]))
+    assert not same_unless_erased(hot, table([Op.DELETE, Op.PURGE], [None, None], [None, tags[1]]))
+    assert not same_unless_erased(hot, table([Op.PURGE, Op.PURGE], [None, None], [None, tags[0]]))
+    assert not same_unless_erased(hot, hot.slice(0, 1))
+    assert same_unless_erased(hot.slice(0, 0), hot.slice(0, 0))
 
 
 def test_a_log_that_still_has_erased_values_has_not_diverged() -> None:
