@@ -404,15 +404,12 @@ def test_values_that_the_log_itself_still_has_are_erased_after_it_is_trimmed() -
 
 
 def test_erased_records_are_equal_to_the_log_s_own_and_nothing_else_is() -> None:
-    rows = {"offset": [0, 1], "timestamp": [1, 1], "key": [b"a", b"b"]}
+    rows: dict[str, Any] = {"offset": [0, 1], "timestamp": [1, 1], "key": [b"a", b"b"]}
     tags = [[("who", b"x")], [("who", b"y")]]
 
     def table(ops: list[Op], values: list[bytes | None], headers: list[Any]) -> pa.Table:
-        return (
-            pa.table({**rows, "op": ops, "value": values, "headers": headers})
-            .select(READ_SCHEMA.names)
-            .cast(READ_SCHEMA)
-        )
+        columns = {**rows, "op": ops, "value": values, "headers": headers}
+        return pa.table([pa.array(columns[each.name], each.type) for each in READ_SCHEMA], schema=READ_SCHEMA)
 
     hot = table([Op.PUT, Op.PURGE], [b"1", None], tags)
     assert same_unless_erased(hot, table([Op.PURGE, Op.PURGE], [None, None], [None, tags[1]]))
