@@ -292,3 +292,12 @@ def test_a_plan_whose_parts_are_not_its_range_is_refused(log: ObjectLog, tmp_pat
     (tmp_path / "out" / "plan.json").write_text(json.dumps({**plan, "version": 2}))
     with pytest.raises(CorruptData, match=r"plan\.json is damaged"):
         sl.bulk.export(log, tmp_path / "out")
+
+
+def test_a_part_that_something_has_emptied_is_written_again(log: ObjectLog, tmp_path: Path) -> None:
+    done = sl.bulk.export(log, tmp_path / "out", part_bytes=1)
+    whole = exported(tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").unlink()
+    (tmp_path / "out" / done.parts[1].path).write_bytes(b"")
+    assert sl.bulk.export(log, tmp_path / "out", part_bytes=1) == done
+    assert exported(tmp_path / "out").equals(whole)

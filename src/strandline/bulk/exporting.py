@@ -120,7 +120,7 @@ def export(
     plan = _planned(log, store, since, upto, format, part_bytes)
     ends = [*plan.cuts, plan.upto][1:]
     names = [f"part-{first:020d}-{end:020d}.{_SUFFIX[format]}" for first, end in zip(plan.cuts, ends, strict=True)]
-    sizes = {item.path: item.size for item in store.list("part-")}
+    sizes = {item.path: item.size for item in store.list("part-") if item.size}  # an empty one is no part
     total, done = plan.upto - plan.since, 0
     missing: list[PartTask] = []
     for name, first, end in zip(names, plan.cuts, ends, strict=True):
