@@ -8,7 +8,7 @@ import signal
 import pytest
 
 import strandline as sl
-from strandline.cli.logs.upgrade import sentence
+from strandline.cli.bulk.upgrade import sentence
 from strandline.compat.v1.upgrade import UpgradeProgress
 from strandline.model.retention import Consumed
 from tests.cli.conftest import Run, Start

@@ -14,6 +14,17 @@ from typer.core import TyperCommand, TyperGroup
 _MARKUP: Final = "markdown"
 
 COMMANDS: Final = {
+    "create": (
+        "strandline.cli.logs.create:create",
+        "Make a log: plain bytes, or typed, with the format of its values on record.",
+    ),
+    "describe": (
+        "strandline.cli.logs.describe:describe",
+        (
+            "Show what a log is: its id, offsets, size, retention, format of values, slots and cold tier. Changes "
+            "nothing."
+        ),
+    ),
     "produce": (
         "strandline.cli.logs.produce:produce",
         "Append records: lines of standard input, lines of JSON, or made-up ones.",
@@ -21,6 +32,10 @@ COMMANDS: Final = {
     "tail": (
         "strandline.cli.logs.tail:tail",
         "Print records: offset, time, operation, key and value. Reading claims nothing and moves no slot.",
+    ),
+    "follow": (
+        "strandline.cli.tables.follow:follow",
+        "Keep a table in step with a log, exactly: rows and position are one commit.",
     ),
     "lag": (
         "strandline.cli.logs.lag:lag",
@@ -50,23 +65,30 @@ COMMANDS: Final = {
         "Check that all requirements are met: Python, packages, extras, Java; and the store at URL.",
     ),
     "ingest": (
-        "strandline.cli.logs.ingest:ingest",
+        "strandline.cli.bulk.ingest:ingest",
         "Append every record of a source to a log, each once and in order.",
     ),
+    "copy": (
+        "strandline.cli.bulk.ingest:copy",
+        (
+            "Copy a log, a queue, a Kafka partition or a JetStream stream into a log: another name of 'strandline "
+            "ingest'."
+        ),
+    ),
     "export": (
-        "strandline.cli.logs.export:export",
+        "strandline.cli.bulk.export:export",
         "Write the records of a range into files, each once and in order, with a manifest.",
     ),
     "snapshot": (
-        "strandline.cli.logs.snapshot:snapshot",
+        "strandline.cli.bulk.snapshot:snapshot",
         "Seal the newest value of each key as a snapshot, from which a store bootstraps and follows on.",
     ),
     "load": (
-        "strandline.cli.logs.load:load",
+        "strandline.cli.bulk.load:load",
         "Append the rows of files to an object log: all of them or none, each once, files by name and rows in order.",
     ),
     "upgrade": (
-        "strandline.cli.logs.upgrade:upgrade",
+        "strandline.cli.bulk.upgrade:upgrade",
         "Copy every batch that a queue-v1 lists now into a log, each once and in order, with its metadata.",
     ),
     "quickstart": (

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from strandline.cli.bulk.export import export
+from strandline.cli.bulk.ingest import ingest
+from strandline.cli.bulk.load import load
+from strandline.cli.bulk.snapshot import snapshot
 from strandline.cli.cold.tier import compact, run
-from strandline.cli.logs.export import export
-from strandline.cli.logs.ingest import ingest
-from strandline.cli.logs.load import load
-from strandline.cli.logs.snapshot import snapshot
 from strandline.cli.logs.verify import verify
 from strandline.cli.shared.pools import SESSION
 from strandline.cli.tables.table import rebuild

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Event as StopEvent
 from typing import Final, Literal, Protocol, runtime_checkable
@@ -51,6 +51,7 @@ def follow(
     until: int | Literal["end"] | None = None,
     stop: StopEvent | None = None,
     holder: str | None = None,
+    on_progress: Callable[[Cursor], None] = lambda _: None,
     clock: Clock = CLOCK,
     chance: Chance = CHANCE,
 ) -> Cursor:
@@ -61,7 +62,7 @@ def follow(
     values would lack keys. ``start="retained"`` begins at the first retained record. Ends at the
     offset ``until`` (``"end"``: the log's end as of this call), or when ``stop`` is set, after applying the fetched
     records. ``slot`` names the slot that pins unread records; it is created if missing, claimed for ``holder``
-    and advanced only to the sink's stored cursor.
+    and advanced only to the sink's stored cursor. ``on_progress`` gets that cursor, after each commit.
 
     A table that other writers have changed so that it no longer matches its cursor is ``Diverged``; ``repair=True``
     restores the last version that does, and continues from there. A new follower that is refused before anything was
@@ -75,7 +76,8 @@ def follow(
     alive = contextlib.nullcontext(committer) if slot is None else SlotHeartbeat(committer, log, clock=clock)
     with committer.abandoned_on_error(), alive as position:
         engine = Engine(batching or Batching(), until=log.end().next if until == "end" else until)
-        end = Follower(engine, log, committer, position, clock).run(committer.start, stop)
+        follower = Follower(engine, log, committer, position, clock, on_progress=on_progress)
+        end = follower.run(committer.start, stop)
         committer.settle()
         return end
 
@@ -257,6 +259,7 @@ class Follower:
     observer: Observer = field(default_factory=_Nobody)
     is_patient: bool = False
     """Whether a failed store is tried again, with pauses, as far as trying again can help."""
+    on_progress: Callable[[Cursor], None] = lambda _: None
     _seen: float = 0.0
     _event: events.Event | None = None
     _failure: BaseException | None = None
@@ -364,6 +367,8 @@ class Follower:
         if self.slot is not None and stored is not None:
             self.slot.advance(stored)
             self._seen = self.clock.monotonic()
+        if stored is not None:
+            self.on_progress(stored)
 
     def _touch_slot(self) -> None:
         """Touch the slot of an idle follower, so that it is not invalidated as idle."""

@@ -33,8 +33,8 @@ def list_(url: Url, *, json: Json = False) -> None:
     lines = [
         f"{one.id}  position {one.position:,}  last at offset {one.last_offset:,}, {_when(one.listed)}" for one in found
     ]
-    text = "\n".join([*lines, f"{len(found)} of {MAX_SOURCES} sources"])
-    show.answer({"sources": [_fields(one) for one in found], "most": MAX_SOURCES}, text, as_json=json)
+    lines.append(f"{len(found)} of {MAX_SOURCES} sources")
+    show.answer({"sources": [_fields(one) for one in found], "most": MAX_SOURCES}, *lines, as_json=json)
 
 
 @sources.command()

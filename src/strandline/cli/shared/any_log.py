@@ -23,6 +23,7 @@ from strandline.model.addresses import split_address
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
 from strandline.tier.opening import tiered
+from strandline.values.contract import Codec
 
 P = ParamSpec("P")
 
@@ -46,7 +47,11 @@ Ca = Annotated[
 Cert = Annotated[
     str | None, typer.Option(metavar="FILE", help="The certificate to show (PEM).", rich_help_panel=_NODE_PANEL)
 ]
-Key = Annotated[str | None, typer.Option(metavar="FILE", help="Its key (PEM).", rich_help_panel=_NODE_PANEL)]
+_ITS_KEY: Final = "The key of that certificate (PEM)."
+Key = Annotated[
+    str | None, typer.Option("--cert-key", "--key", metavar="FILE", help=_ITS_KEY, rich_help_panel=_NODE_PANEL)
+]
+_CertKey = Annotated[str | None, typer.Option("--cert-key", metavar="FILE", help=_ITS_KEY, rich_help_panel=_NODE_PANEL)]
 
 _NODES: Final = ("grpc", "grpc+tls")
 
@@ -88,7 +93,12 @@ class LogPlace:
 
     @contextmanager
     def writing(
-        self, *, create: bool = False, retention: str | None = None, hint: str = "check the address"
+        self,
+        *,
+        create: bool = False,
+        retention: str | None = None,
+        value: Codec | None = None,
+        hint: str = "check the address",
     ) -> Iterator[AnyLog]:
         """The log, to be changed: of a write-ahead log this is the only process that writes it."""
         folder = None if self.is_node else self.folder
@@ -101,16 +111,16 @@ class LogPlace:
                 yield node
         elif folder is not None:
             _only_for_object_logs(self.url, retention)
-            with _open_wal(self.url, folder, create=create, hint=hint) as log:
+            with _open_wal(self.url, folder, create=create, value=value, hint=hint) as log:
                 yield log
         else:
-            with both_tiers(open_log(self.url, create=create, retention=retention, hint=hint)) as log:
+            with both_tiers(open_log(self.url, create=create, retention=retention, value=value, hint=hint)) as log:
                 yield log
 
 
-def _open_wal(url: str, folder: str, *, create: bool, hint: str) -> AnyLog:
+def _open_wal(url: str, folder: str, *, create: bool, value: Codec | None, hint: str) -> AnyLog:
     try:
-        return sl.open(wal_url(folder), create=create)
+        return sl.open(wal_url(folder), create=create, value=value)
     except WrongKind:
         raise
     except NotALog as error:
@@ -138,21 +148,28 @@ def _answering(url: str) -> Iterator[None]:
         raise
 
 
-def log_place(url: LogUrl, *, token: TokenFile = None, ca: Ca = None, cert: Cert = None, key: Key = None) -> LogPlace:
+def log_place(
+    url: LogUrl, *, token: TokenFile = None, ca: Ca = None, cert: Cert = None, cert_key: Key = None
+) -> LogPlace:
     """The log at an address that any command takes."""
     scheme = split_address(url).scheme if "://" in url else ""
     if scheme in _NODES:
-        return LogPlace(url, ClientSecurity.load(roots=ca, certificate=cert, key=key, token=token))
-    given = {"--token": token, "--ca": ca, "--cert": cert, "--key": key}
+        return LogPlace(url, ClientSecurity.load(roots=ca, certificate=cert, key=cert_key, token=token))
+    given = {"--token": token, "--ca": ca, "--cert": cert, "--cert-key": cert_key}
     if wrong := [option for option, value in given.items() if value is not None]:
         raise InvalidInput(f"{', '.join(wrong)} is for a node (grpc://host:port), not for {url}.")
     return LogPlace(url, None)
 
 
 def on_any_log(command: Callable[Concatenate[LogPlace, P], None]) -> Callable[..., None]:
-    """A command for the log at its argument URL; adds the options of :func:`log_place` to its own."""
+    """A command for the log at its argument URL; adds the options of :func:`log_place` to its own.
+
+    ``--key`` is that of the certificate, unless the command has an option of that name.
+    """
     connecting = list(inspect.signature(log_place, eval_str=True).parameters.values())
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    if any(each.name == "key" for each in own):
+        connecting = [each.replace(annotation=_CertKey) if each.name == "cert_key" else each for each in connecting]
 
     @wraps(command)
     def run(url: str, *arguments: P.args, **options: P.kwargs) -> None:

@@ -31,6 +31,7 @@ from strandline.model.addresses import refuse_credentials
 from strandline.model.retention import parse_bytes, parse_retention, parse_seconds
 from strandline.opening import wal_path
 from strandline.tier.opening import tiered
+from strandline.values.contract import Codec
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -226,7 +227,12 @@ def log_to_stderr(level: int) -> None:
 
 
 def open_log(
-    url: str, *, create: bool = False, retention: str | None = None, hint: str = "check the address"
+    url: str,
+    *,
+    create: bool = False,
+    retention: str | None = None,
+    value: Codec | None = None,
+    hint: str = "check the address",
 ) -> sl.log.ObjectLog:
     """The object log at an address; if there is none, the error names options rather than Python calls."""
     if url.startswith(("grpc://", "grpc+tls://", "wal://")):
@@ -237,7 +243,7 @@ def open_log(
         raise Unsupported(f"This command takes an object log, and {url} is {other}.")
     need_object_log(url, create=create, hint=hint)
     try:
-        return open_object_log(url, create=create, retention=retention)
+        return open_object_log(url, create=create, retention=retention, value=value)
     except WrongKind:
         raise
     except NotALog as error:

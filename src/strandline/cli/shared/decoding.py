@@ -27,10 +27,17 @@ class Unreadable(str):
 
 def json_codec(schema: Path) -> Codec:
     """The codec of JSON values with the schema in a file."""
+    return sl.Json(schema_text(schema))
+
+
+def schema_text(schema: Path) -> str:
+    """The text of a schema in a file."""
     try:
-        return sl.Json(schema.read_text())
+        return schema.read_text()
     except OSError as error:
         raise NotFound(f"The schema {schema} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"The schema {schema} is no text: it is not UTF-8.") from error
 
 
 def value_decoder(log: Any, schema: Path | None) -> DecodeValues:
@@ -38,12 +45,13 @@ def value_decoder(log: Any, schema: Path | None) -> DecodeValues:
     if schema is not None:
         given = json_codec(schema)
         return lambda records: _values(records, given)
-    _named(log)  # at once, not when there are records
+    named(log)  # at once, not when there are records
 
-    return lambda records: _values(records, _named(log))
+    return lambda records: _values(records, named(log))
 
 
-def _named(log: Any) -> Codec:
+def named(log: Any) -> Codec:
+    """The codec that a log names; an error that says what to give instead if it names none."""
     try:
         codec = named_codec(log)
     except Unsupported as error:

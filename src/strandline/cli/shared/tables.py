@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 import strandline as sl
 from strandline.cli.shared.decoding import json_codec
 from strandline.errors import Unsupported
 from strandline.log.read.value_format import named_codec
 from strandline.tables.maintain.contract import MaintainedTable
+
+TableUrl = Annotated[
+    str,
+    typer.Argument(
+        metavar="TABLE",
+        help="The address of the table: of a Delta table, iceberg://CATALOG/namespace.table, sqlite:FILE#TABLE, or "
+        "postgresql://host/database#schema.table.",
+    ),
+]
 
 
 def followed_table(

@@ -12,7 +12,7 @@ import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, confirm, guarded
 from strandline.cli.shared.pools import Workers, is_on_spark, spark_session, task_pool
-from strandline.cli.shared.tables import followed_table
+from strandline.cli.shared.tables import TableUrl, followed_table
 from strandline.cli.shared.text import escaped
 from strandline.errors import InvalidInput
 from strandline.log.contract import Log
@@ -20,14 +20,6 @@ from strandline.tables.maintain.opening import is_in_database
 
 table = typer.Typer(help="Look after a table that follows a log.", no_args_is_help=True)
 
-Table = Annotated[
-    str,
-    typer.Argument(
-        metavar="TABLE",
-        help="The address of the table: of a Delta table, iceberg://CATALOG/namespace.table, sqlite:FILE#TABLE, or "
-        "postgresql://host/database#schema.table.",
-    ),
-]
 LogUrl = Annotated[str, typer.Argument(metavar="LOG", help="The address of the log that it follows.")]
 Schema = Annotated[
     Path | None,
@@ -45,7 +37,7 @@ def _log(url: str) -> Log:
 @table.command()
 @guarded
 def describe(
-    url: Table,
+    url: TableUrl,
     log: Annotated[str | None, typer.Argument(metavar="[LOG]", help="Its log: shows the cursor, too.")] = None,
     *,
     schema: Schema = None,
@@ -83,13 +75,13 @@ def describe(
     ]
     if found.cursor is not None:
         lines.append(f"applied up to offset {found.cursor.next:,}; {show.counted(behind or 0, 'record')} behind")
-    show.answer(fields, "\n".join(lines), as_json=json)
+    show.answer(fields, *lines, as_json=json)
 
 
 @table.command()
 @guarded
 def verify(
-    url: Table,
+    url: TableUrl,
     log: LogUrl,
     *,
     schema: Schema = None,
@@ -113,12 +105,13 @@ def verify(
         "first": list(check.first),
     }
     text = f"{show.counted(check.rows, 'row')}, up to offset {check.cursor.next:,}: "
+    more: list[str] = []
     if check.is_right:
         text += "each is as the log says."
     else:
-        text += f"{check.missing:,} missing, {check.extra:,} too many.\n" + "\n".join(f"  {one}" for one in check.first)
-        text += f"\nBuild it again with 'strandline table rebuild {url} {log}'."
-    show.answer(fields, text, as_json=json)
+        text += f"{check.missing:,} missing, {check.extra:,} too many."
+        more = [*(f"  {one}" for one in check.first), f"Build it again with 'strandline table rebuild {url} {log}'."]
+    show.answer(fields, text, *more, as_json=json)
     if not check.is_right:
         raise typer.Exit(1)
 
@@ -126,7 +119,7 @@ def verify(
 @table.command()
 @guarded
 def rebuild(
-    url: Table,
+    url: TableUrl,
     log: LogUrl,
     *,
     schema: Schema = None,
@@ -152,7 +145,7 @@ def rebuild(
 @table.command()
 @guarded
 def repair(
-    url: Table,
+    url: TableUrl,
     log: LogUrl,
     *,
     schema: Schema = None,
@@ -177,7 +170,7 @@ def repair(
 @table.command()
 @guarded
 def replay(
-    url: Table,
+    url: TableUrl,
     log: LogUrl,
     *,
     dead_letters: Annotated[
@@ -212,12 +205,12 @@ def replay(
         )
     if done.of_others:
         lines.append(f"{done.of_others:,} stay, since they name other tables.")
-    show.answer(asdict(done), "\n".join(lines), as_json=json)
+    show.answer(asdict(done), *lines, as_json=json)
 
 
 @table.command()
 @guarded
-def optimize(url: Table, *, name: Name = "default", json: Json = False) -> None:
+def optimize(url: TableUrl, *, name: Name = "default", json: Json = False) -> None:
     """Join small files of a table of all changes. Its follower may run meanwhile."""
     fewer = sl.tables.optimize(followed_table(url, name=name))
     show.answer({"files_fewer": fewer}, f"The table has {show.counted(fewer, 'file')} fewer.", as_json=json)
@@ -226,7 +219,7 @@ def optimize(url: Table, *, name: Name = "default", json: Json = False) -> None:
 @table.command()
 @guarded
 def vacuum(
-    url: Table,
+    url: TableUrl,
     *,
     hours: Annotated[int, typer.Option("--hours", help="Keep the files of versions of so many hours.", min=1)] = 168,
     name: Name = "default",

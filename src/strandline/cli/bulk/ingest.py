@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from contextlib import ExitStack
 from typing import Annotated, Any, cast
@@ -87,6 +88,8 @@ def ingest(
     Killed at any moment and started again it continues: the target holds the position in the source, in the same
     append as the records. Others may append to source and target meanwhile. A large backlog goes into an object log in
     parallel with --workers, or on a cluster with 'strandline spark ingest'; a later ingest with --follow continues it.
+
+    Example: **strandline ingest kafka://broker:9092/orders/0 s3://bucket/orders --follow**
     """
     in_parallel = workers is not None or is_on_spark()
     if in_parallel and (follow or slot is not None):
@@ -140,6 +143,20 @@ def ingest(
     show.answer(fields, sentence(done, end, seconds), as_json=json)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def copy(*arguments: Any, **options: Any) -> None:
+    """Copy a log, a queue, a Kafka partition or a JetStream stream into a log: another name of 'strandline ingest'.
+
+    Without --follow it ends when the target has what the source had at its beginning. A copy that is repeated
+    appends what is new.
+
+    Example: **strandline copy s3://bucket/orders wal:///var/lib/orders**
+    """
+    ingest(*arguments, **options)
+
+
+copy.__signature__ = inspect.signature(ingest)  # type: ignore[attr-defined]
 
 
 def _place(place: str) -> str:

@@ -1,0 +1,1 @@
+"""Commands that move many records: files and other logs into a log, a log into files and snapshots."""

@@ -1,0 +1,181 @@
+"""``strandline follow``: keep a table in step with a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import typer
+
+import strandline as sl
+from strandline.cli.shared import output as show
+from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
+from strandline.cli.shared.common import INTERRUPTED, Json, stop_on_signal
+from strandline.cli.shared.common import start as known_start
+from strandline.cli.shared.decoding import json_codec, named
+from strandline.cli.shared.tables import TableUrl
+from strandline.errors import InvalidInput, NotFound, Unsupported
+from strandline.log.read.value_format import named_codec
+from strandline.model.cursor import Start
+from strandline.tables.maintain.contract import MaintainedTable
+from strandline.tables.maintain.opening import is_in_database, sink_at
+from strandline.tables.rows.logged import Value
+
+_START: Any = "beginning"  # given to the parser
+
+
+class TableMode(StrEnum):
+    """What a table keeps."""
+
+    LATEST = "latest"
+    APPEND = "append"
+    HISTORY = "history"
+
+
+@on_any_log
+def follow(
+    place: LogPlace,
+    table: TableUrl,
+    *,
+    mode: Annotated[
+        TableMode | None,
+        typer.Option(
+            "--mode",
+            help="What a new table keeps: the latest row of each key (by default), every change, or every version.",
+        ),
+    ] = None,
+    slot: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The slot that pins what is still to be applied; made if there is none."),
+    ] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option("--schema", metavar="FILE", help="Decode JSON values by the JSON Schema or Avro schema here."),
+    ] = None,
+    decode: Annotated[
+        bool | None,
+        typer.Option(
+            "--decode/--no-decode",
+            help="Columns for the fields of values, in the format that the log names (by default if it names one), or "
+            "keys and values as bytes.",
+        ),
+    ] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="COLUMN", help="A column that identifies a row; may be repeated."),
+    ] = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            parser=known_start,
+            help="Where a new table begins: beginning, retained, now, an offset or a time.",
+        ),
+    ] = _START,
+    until: Annotated[
+        str, typer.Option(metavar="end|forever|OFFSET", help="Where to stop: forever is until Ctrl-C.")
+    ] = "forever",
+    dead_letters: Annotated[
+        str | None,
+        typer.Option(
+            "--dead-letters",
+            metavar="TABLE",
+            help="A second table, for records that cannot become rows; without it such a record is an error. In a SQL "
+            "database it is named after the table: --dead-letters yes.",
+        ),
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="The sink's name.")] = "default",
+    json: Json = False,
+) -> None:
+    """Keep a table in step with a log, exactly: rows and position are one commit.
+
+    Killed at any moment and started again it continues from the position in the table. Two followers of one table
+    cannot both commit. What the table keeps is recorded in it: without --mode, a table that is there stays as it is.
+
+    Example: **strandline follow ./orders ./tables/orders --slot orders --until end**
+    """
+    end = _end(until)
+    opened = place.reading() if slot is None else place.writing()
+    with opened as log, stop_on_signal() as stop, show.meter("following", total=None, quiet=json) as advance:
+        value = _value(log, schema, decode)
+        sink = _sink(table, mode, value, key or (), dead_letters, name)
+        sink.meet(log)
+        began, since = time.monotonic(), sink.cursor(log.log_id)
+        first = log.position_of(cast("Start", start)) if since is None else since.next
+        tell = show.so_far(advance)
+        done = sl.follow(
+            cast("sl.Log", log),
+            cast("sl.Sink", sink),
+            slot,
+            start=cast("Start", start),
+            until=end,
+            stop=stop,
+            on_progress=lambda cursor: tell(cursor.next - first),
+        )
+        behind = max(0, log.end().next - done.next)
+        interrupted = stop.is_set()
+    seconds = time.monotonic() - began
+    fields = {
+        "records": done.next - first,
+        "next": done.next,
+        "behind": behind,
+        "seconds": round(seconds, 3),
+        "interrupted": interrupted,
+    }
+    text = f"{show.counted(done.next - first, 'record')} applied in {show.seconds(seconds)}: "
+    text += f"the table is at offset {done.next:,}, {show.counted(behind, 'record')} behind"
+    show.answer(fields, f"{'stopped: ' if interrupted else ''}{text}", as_json=json)
+    if interrupted and end is not None:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _end(until: str) -> int | Literal["end"] | None:
+    if until == "forever":
+        return None
+    if until == "end":
+        return "end"
+    if until.isdecimal():
+        return int(until)
+    raise typer.BadParameter(f"--until is end, forever or an offset, not {until!r}.")
+
+
+def _value(log: AnyLog, schema: Path | None, decode: bool | None) -> Value | None:
+    """The codec of the table's columns; None for bytes."""
+    if schema is not None:
+        if decode is False:
+            raise typer.BadParameter("--schema decodes values: leave out --no-decode.")
+        return json_codec(schema)
+    if decode:
+        named(log)
+        return "log"
+    with suppress(Unsupported):
+        return "log" if decode is None and named_codec(log) is not None else None
+    return None
+
+
+def _sink(
+    table: str, mode: TableMode | None, value: Value | None, key: Sequence[str], letters: str | None, name: str
+) -> MaintainedTable:
+    shape: dict[str, Any] = {"value": value, "key": tuple(key), "name": name}
+    shape["mode"] = _recorded_mode(table, name) if mode is None else mode.value
+    if letters is not None and is_in_database(table):
+        if letters != "yes":
+            raise InvalidInput("The dead letters of a table in a SQL database are beside it: write --dead-letters yes.")
+        shape["dead_letters"] = True
+    elif letters is not None:
+        shape["dead_letters"] = letters
+    return sink_at(table, None, **shape)
+
+
+def _recorded_mode(table: str, name: str) -> str:
+    """What the table at an address keeps; of a new one the latest rows."""
+    try:
+        recorded = sink_at(table, None, name=name).recorded()
+    except NotFound:
+        return "latest"
+    return "latest" if recorded is None else recorded.mode

@@ -1,0 +1,172 @@
+"""From a file to a table that other programs query, by commands only."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import time
+from pathlib import Path
+
+import duckdb
+import pytest
+
+import strandline as sl
+from tests.cli.conftest import Run, Start
+from tests.tables.test_typed import duck_extension
+
+SCHEMA = {"type": "object", "properties": {"id": {"type": "integer"}, "city": {"type": "string"}}}
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> Path:
+    place = tmp_path / "order.json"
+    place.write_text(json.dumps(SCHEMA))
+    return place
+
+
+def orders(*numbers: int) -> str:
+    return "".join(
+        json.dumps({"key": f"o-{number}", "value": {"id": number, "city": "Rome"}}) + "\n" for number in numbers
+    )
+
+
+def test_a_log_is_created_once_with_its_retention_and_the_format_of_its_values(
+    run: Run, log: str, schema: Path
+) -> None:
+    first = json.loads(run("create", log, "--schema", schema, "--retention", "age:7d", "--json").stdout)
+    again = json.loads(run("create", log, "--schema", schema, "--json").stdout)
+    assert (first["created"], again["created"]) == (True, False)
+    assert first["log_id"] == again["log_id"]
+    assert first["retention"] == again["retention"] == "age:7d"
+    opened = sl.open(log)
+    assert isinstance(opened, sl.log.ObjectLog)
+    assert opened.value == sl.Json(json.dumps(SCHEMA))
+
+
+@pytest.mark.parametrize("kind", ["avro", "messagepack", "arrow"])
+def test_the_format_of_values_is_the_one_that_was_asked_for(run: Run, log: str, schema: Path, kind: str) -> None:
+    if kind == "avro":
+        fields = [{"name": "id", "type": "long"}]
+        schema.write_text(json.dumps({"type": "record", "name": "Order", "fields": fields}))
+    made = run("create", f"wal://{log}", "--value", kind, "--schema", schema, "--json")
+    assert json.loads(made.stdout)["value"] == f"{kind}, version 1"
+
+
+def test_a_log_with_another_format_of_values_is_refused_and_stays(run: Run, log: str, schema: Path) -> None:
+    assert run("create", log, "--schema", schema).exit_code == 0
+    refused = run("create", log, "--value", "messagepack", "--schema", schema)
+    assert refused.exit_code == 1
+    assert json.loads(run("describe", log, "--json").stdout)["value"]["format"] == "json"
+
+
+def test_a_format_without_its_fields_is_a_usage_error(run: Run, log: str) -> None:
+    done = run("create", log, "--value", "avro")
+    assert done.exit_code == 2
+    assert not Path(log).exists()
+
+
+def test_a_log_is_described_with_its_bounds_size_values_slots_and_cold_tier(run: Run, log: str, schema: Path) -> None:
+    run("create", log, "--schema", schema)
+    run("produce", log, "--format", "json", given=orders(1, 2, 3))
+    run("slots", "create", log, "billing", "--at", 1)
+    run("tier", "attach", log)
+    found = json.loads(run("describe", log, "--json").stdout)
+    assert (found["kind"], found["first"], found["next"]) == ("object log", 0, 3)
+    assert found["bytes"] > 0
+    assert found["value"] == {"format": "json", "version": 1, "columns": {"id": "int64", "city": "string"}}
+    assert found["slots"] == [{"slot": "billing", "position": 1, "behind": 2, "invalid": None}]
+    assert found["cold"]["store"].endswith("/log/cold")
+    text = run("describe", log).stdout
+    assert "json, version 1 (id: int64, city: string)" in text
+    assert "billing at 1, 2 records behind" in text
+
+
+def test_a_write_ahead_log_is_described_beside_the_process_that_writes_it(run: Run, log: str) -> None:
+    with sl.open(f"wal://{log}", create=True) as opened:
+        assert isinstance(opened, sl.Log)
+        with opened.producer() as producer:
+            producer.append(value=b"v")
+        found = json.loads(run("describe", log, "--json").stdout)
+    assert (found["kind"], found["next"], found["value"], found["retention"]) == ("write-ahead log", 1, None, None)
+
+
+def test_a_file_of_json_lines_becomes_a_typed_table_that_duckdb_reads(
+    run: Run, log: str, tmp_path: Path, schema: Path
+) -> None:
+    table = tmp_path / "tables" / "orders"
+    assert run("create", log, "--schema", schema).exit_code == 0
+    assert run("produce", log, "--format", "json", given=orders(*range(30), 7)).exit_code == 0
+    done = run("follow", log, table, "--slot", "orders", "--until", "end", "--json")
+    assert done.exit_code == 0, done.output
+    assert {**json.loads(done.stdout), "seconds": 0} == {
+        "records": 31, "next": 31, "behind": 0, "seconds": 0, "interrupted": False,
+    }  # fmt: skip
+    duck = duckdb.connect()
+    duck.execute(f"load '{duck_extension('delta')}'")
+    read = f"select count(*), sum(id), min(city) from delta_scan('{table}')"
+    assert duck.execute(read).fetchone() == (30, sum(range(30)), "Rome")
+    assert json.loads(run("describe", log, "--json").stdout)["slots"][0]["position"] == 31
+
+
+def test_a_table_that_is_there_keeps_its_mode_and_continues(run: Run, log: str, tmp_path: Path) -> None:
+    place = f"sqlite:{tmp_path}/t.db#changes"
+    run("produce", log, "--create", "--key-separator", "=", given="a=1\na=2\n")
+    assert run("follow", log, place, "--mode", "append", "--until", "end").exit_code == 0
+    run("produce", log, "--key-separator", "=", given="a=3\n")
+    done = run("follow", log, place, "--until", "end")
+    assert "1 record applied" in done.stdout
+    rows = sqlite3.connect(tmp_path / "t.db").execute("select value from changes order by rowid").fetchall()
+    assert rows == [(b"1",), (b"2",), (b"3",)]
+
+
+def test_a_bad_record_stops_a_table_or_becomes_a_dead_letter(run: Run, log: str, tmp_path: Path, schema: Path) -> None:
+    given = orders(1) + json.dumps({"key": "bad", "value": {"id": "one"}}) + "\n" + orders(2)
+    run("produce", log, "--create", "--format", "json", given=given)
+    options = ["--schema", schema, "--until", "end"]
+    stopped = run("follow", log, f"sqlite:{tmp_path}/a.db#orders", *options)
+    assert stopped.exit_code == 1
+    assert "offset 1" in stopped.stderr
+    done = run("follow", log, f"sqlite:{tmp_path}/b.db#orders", *options, "--dead-letters", "yes")
+    assert done.exit_code == 0, done.output
+    found = sqlite3.connect(tmp_path / "b.db")
+    assert found.execute("select id from orders order by id").fetchall() == [(1,), (2,)]
+    assert found.execute("select count(*) from orders_dead_letters").fetchone() == (1,)
+
+
+def test_ctrl_c_ends_a_follower_with_what_it_has_applied(run: Run, start: Start, log: str, tmp_path: Path) -> None:
+    run("produce", log, "--create", "--key-separator", "=", given="a=1\n")
+    process = start("follow", log, f"sqlite:{tmp_path}/t.db#orders", "--slot", "orders", "--json")
+    opened = sl.open(log)
+    assert isinstance(opened, sl.log.ObjectLog)
+    deadline = time.monotonic() + 300
+    while not any(slot.position == 1 for slot in opened.slots.list()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, err) == (0, "")
+    assert json.loads(out)["next"] == 1
+
+
+@pytest.mark.parametrize("until", ["tomorrow", "-1"])
+def test_an_unknown_end_is_a_usage_error(run: Run, log: str, tmp_path: Path, until: str) -> None:
+    run("create", log)
+    assert run("follow", log, tmp_path / "t", "--until", until).exit_code == 2
+
+
+def test_copy_is_ingest_by_another_name(run: Run, log: str) -> None:
+    run("produce", log, "--create", given="a\nb\n")
+    for expected in (2, 0):
+        done = json.loads(run("copy", log, f"wal://{log}-copy", "--json").stdout)
+        assert (done["records"], done["target_next"]) == (expected, 2)
+    assert "another name of 'strandline ingest'" in " ".join(run("copy", "--help").stdout.split())
+
+
+def test_a_table_is_described_on_lines_of_their_own(run: Run, log: str, tmp_path: Path) -> None:
+    run("produce", log, "--create", "--key-separator", "=", given="a=1\n")
+    run("follow", log, tmp_path / "t", "--until", "end")
+    shown = run("table", "describe", tmp_path / "t", log).stdout.splitlines()
+    assert shown[1].startswith("1 row in 1 file")
+    assert shown[-1] == "applied up to offset 1; 0 records behind"
