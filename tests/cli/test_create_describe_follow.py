@@ -96,7 +96,9 @@ def test_a_file_of_json_lines_becomes_a_typed_table_that_duckdb_reads(
 ) -> None:
     table = tmp_path / "tables" / "orders"
     assert run("create", log, "--schema", schema).exit_code == 0
-    assert run("produce", log, "--format", "json", given=orders(*range(30), 7)).exit_code == 0
+    lines = tmp_path / "orders.jsonl"
+    lines.write_text("".join(json.dumps({"id": number, "city": "Rome"}) + "\n" for number in (*range(30), 7)))
+    assert run("produce", log, lines, "--key", "id").exit_code == 0
     done = run("follow", log, table, "--slot", "orders", "--until", "end", "--json")
     assert done.exit_code == 0, done.output
     assert {**json.loads(done.stdout), "seconds": 0} == {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -50,11 +50,14 @@ class RecordFields:
     op: str | None = None
     timestamp: str | None = None
     value: str | None = None
+    headers: tuple[str, ...] = ()
+    """Each becomes a header with its name; one without a value becomes none."""
 
     @property
     def named(self) -> list[str]:
         """All of them, once each."""
-        return list(dict.fromkeys(name for name in (self.key, self.op, self.timestamp, self.value) if name is not None))
+        given = (self.key, self.op, self.timestamp, self.value, *self.headers)
+        return list(dict.fromkeys(name for name in given if name is not None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +212,8 @@ def _from_columns(rows: pa.Table, fields: RecordFields, codec: Codec | None, whe
         columns["op"] = _as_op(rows.column(fields.op), where)
     if fields.timestamp is not None:
         columns["timestamp"] = _as_time(rows.column(fields.timestamp), where)
+    if fields.headers:
+        columns["headers"] = _as_headers({name: _as_bytes(rows.column(name)).to_pylist() for name in fields.headers})
     return pa.table(columns)
 
 
@@ -222,7 +227,7 @@ def _encoded(rows: pa.Table, fields: RecordFields, codec: Codec | None) -> pa.Ar
     """The rows as values: in the log's format, else as JSON objects."""
     if codec is None:
         return Json(rows.schema).encode(rows)
-    beside = {fields.key, fields.op, fields.timestamp} - set(codec.schema.names)
+    beside = {fields.key, fields.op, fields.timestamp, *fields.headers} - set(codec.schema.names)
     return codec.encode(rows.select([name for name in rows.column_names if name not in beside]))
 
 
@@ -235,6 +240,15 @@ def _as_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)):
         column = column.cast(pa.string())
     return column.cast(pa.binary())
+
+
+def _as_headers(found: Mapping[str, Sequence[bytes | None]]) -> pa.Array:
+    """The headers of each row, out of its fields."""
+    rows = [
+        [(name, text) for name, text in zip(found, texts, strict=True) if text is not None]
+        for texts in zip(*found.values(), strict=True)
+    ]
+    return pa.array(rows, RECORD_SCHEMA.field("headers").type)
 
 
 def _as_op(column: pa.ChunkedArray, where: str) -> pa.Array:
@@ -322,6 +336,8 @@ def _line_records(
         columns["op"] = _as_op(_texts(found[fields.op]), where)
     if fields.timestamp is not None:
         columns["timestamp"] = _as_time(_texts(found[fields.timestamp]), where)
+    if fields.headers:
+        columns["headers"] = _as_headers({name: found[name] for name in fields.headers})
     return pa.table(columns)
 
 

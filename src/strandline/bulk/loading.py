@@ -91,7 +91,7 @@ def load(
     target = _object_log(log)
     given = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else sources
     fields = RecordFields(key, op, timestamp, value)
-    files = [file for source in given for file in _files(as_address(source), format, options)]
+    files = [file for source in given for file in files_at(as_address(source), format, options)]
     work = _LoadJob(target, job, files, fields, pool or ThreadPool(), on_progress)
     return work.run(part_bytes)
 
@@ -105,13 +105,14 @@ def _object_log(log: Any) -> ObjectLog:
     return found
 
 
-def _files(source: str, given: FileFormat | None, options: dict[str, str] | None) -> Iterator[LoadedFile]:
+def files_at(source: str, given: FileFormat | None, options: dict[str, str] | None = None) -> Iterator[LoadedFile]:
     """The files at an address, by name; ``NotFound`` without any."""
     store = open_store(source, options)
     rows = list(store.list(""))
     if not rows:
         folder, _, name = source.rstrip("/").rpartition("/")
-        if name and folder and not folder.endswith(":/"):
+        folder = folder or ("/" if source.startswith("/") else ".")
+        if name and not folder.endswith(":/"):
             store = open_store(folder, options)
             rows = [row for row in store.list(name) if row.path == name]
     count = 0

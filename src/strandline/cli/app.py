@@ -27,7 +27,7 @@ COMMANDS: Final = {
     ),
     "produce": (
         "strandline.cli.logs.produce:produce",
-        "Append records: lines of standard input, lines of JSON, or made-up ones.",
+        "Append records: lines of standard input, rows of files, or made-up ones.",
     ),
     "tail": (
         "strandline.cli.logs.tail:tail",

@@ -1,35 +1,50 @@
-"""``strandline produce``: append lines, JSON or made-up records to a log."""
+"""``strandline produce``: append lines, JSON, files of rows or made-up records to a log."""
 
 from __future__ import annotations
 
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, cast
 
 import pyarrow as pa
 import typer
 
 import strandline as sl
+from strandline.bulk.appending import FileAppender
+from strandline.bulk.load_files import FileFormat, LoadedFile, RecordFields
+from strandline.bulk.loading import files_at
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import LogPlace, on_any_log
-from strandline.cli.shared.common import INTERRUPTED, Interruption, Json, retention_option
+from strandline.cli.shared.common import INTERRUPTED, Interruption, Json, retention_option, stop_on_signal
 from strandline.cli.shared.text import parse_json, parse_line
 from strandline.errors import InvalidInput
 from strandline.log.contract import Handle
 
 _CHUNK: Final = 20_000
+_HINT: Final = "check the address, or make one with --create"
 _LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz0123456789"[code % 36] for code in range(256))
 
 
 class InputFormat(StrEnum):
-    """How standard input is read."""
+    """How standard input is read (lines, json), or files (the others)."""
 
     LINES = "lines"
     JSON = "json"
+    JSONL = "jsonl"
+    CSV = "csv"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+
+
+_OF_INPUT: Final = (None, InputFormat.LINES, InputFormat.JSON)
+
+
+def _field(*names: str, help_: str) -> Any:
+    return typer.Option(*names, metavar="FIELD", help=f"Files: {help_}")
 
 
 @dataclass(slots=True)
@@ -44,8 +59,40 @@ class ProducedCount:
 @on_any_log
 def produce(
     place: LogPlace,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE",
+            help="Files or folders of JSON lines, CSV, Parquet or Arrow; without any, standard input is read.",
+        ),
+    ] = None,
     *,
-    format: Annotated[InputFormat, typer.Option("--format", help="How standard input is read.")] = InputFormat.LINES,  # noqa: A002
+    format: Annotated[  # noqa: A002
+        InputFormat | None,
+        typer.Option(
+            "--format",
+            help="Of standard input: lines (by default) or json, as 'tail --json' prints it. Of files: by default "
+            "their names say it.",
+        ),
+    ] = None,
+    key: Annotated[str | None, _field("--key", help_="the field or column that is the key.")] = None,
+    op_field: Annotated[str | None, _field("--op-field", help_="the one that says put, delete or purge.")] = None,
+    timestamp_field: Annotated[
+        str | None, _field("--timestamp-field", help_="the one with the time, and its zone; by default it is now.")
+    ] = None,
+    value_field: Annotated[
+        str | None, _field("--value-field", help_="the one that is the value; by default the whole row is.")
+    ] = None,
+    headers: Annotated[
+        list[str] | None, _field("--headers", help_="one that becomes a header of its name; may be repeated.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Files: continue behind the rows that the log has already.")
+    ] = False,
+    source: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Files: the name by which the log knows them; by default their addresses."),
+    ] = None,
     key_separator: Annotated[
         str | None, typer.Option(help="Splits a line into key and value; without it a line is a value.")
     ] = None,
@@ -59,21 +106,47 @@ def produce(
     retention: Annotated[str | None, retention_option("With --create: what the log")] = None,
     json: Json = False,
 ) -> None:
-    r"""Append records: lines of standard input, lines of JSON, or made-up ones.
+    r"""Append records: lines of standard input, rows of files, or made-up ones.
 
-    JSON lines have the fields key, value, op (put, delete, purge), headers and timestamp; what is not text goes into
+    Rows of files become JSON objects, or what a typed log says; the log remembers how many rows it has, so that an
+    append that was interrupted continues with --resume, each row once. With --format json, lines of standard input
+    have the fields key, value, op (put, delete, purge), headers and timestamp; what is not text goes into
     key_base64, value_base64 and headers_base64. That is what "tail --json" prints, so one log can be piped into
     another. A record is durable when the command has ended with status 0.
+
+    Example: **strandline produce ./orders orders.jsonl --key id**
     """
-    if key_separator == "" or (key_separator is not None and format is InputFormat.JSON):
+    if key_separator == "" or (key_separator is not None and format not in (None, InputFormat.LINES)):
         raise typer.BadParameter("--key-separator needs at least one character, and --format lines.")
     if retention is not None and not create:
         raise typer.BadParameter("--retention is for a log that is made: it needs --create.")
+    fields = RecordFields(key, op_field, timestamp_field, value_field, tuple(headers or ()))
+    if files:
+        if count is not None or key_separator is not None or (format is not None and format in _OF_INPUT):
+            raise typer.BadParameter(
+                "--count, --key-separator, and --format lines and json are for standard input: give no files, and "
+                "write strandline produce URL < FILE."
+            )
+        _append_files(
+            place,
+            [file for name in files for file in files_at(name, cast("FileFormat | None", format))],
+            fields,
+            source=source,
+            resume=resume,
+            create=create,
+            retention=retention,
+            as_json=json,
+        )
+        return
+    if fields.named or resume or source is not None or format not in _OF_INPUT:
+        raise typer.BadParameter(
+            "--key, --op-field, --timestamp-field, --value-field, --headers, --resume, --source and the formats jsonl, "
+            "csv, parquet and arrow are for files: name one behind the log."
+        )
     tally, began = ProducedCount(), time.monotonic()
     failure: InvalidInput | None = None
-    hint = "check the address, or make one with --create"
     with (
-        place.writing(create=create, retention=retention, hint=hint) as log,
+        place.writing(create=create, retention=retention, hint=_HINT) as log,
         Interruption() as interruption,
         log.producer() as producer,
         show.meter("appending", total=count, quiet=json) as advance,
@@ -85,7 +158,7 @@ def produce(
             else:
                 lines = interruption.items(sys.stdin.buffer)
                 separator = None if key_separator is None else key_separator.encode()
-                _append_lines(producer, tally, advance, lines, kind=format, separator=separator)
+                _append_lines(producer, tally, advance, lines, kind=format or InputFormat.LINES, separator=separator)
         except InvalidInput as error:
             failure = error
         producer.flush()
@@ -95,6 +168,48 @@ def produce(
         raise InvalidInput(f"{failure} {show.counted(tally.records, 'record')} before it {were} appended.")
     if interruption.asked:
         raise typer.Exit(INTERRUPTED)
+
+
+def _append_files(
+    place: LogPlace,
+    files: Sequence[LoadedFile],
+    fields: RecordFields,
+    *,
+    source: str | None,
+    resume: bool,
+    create: bool,
+    retention: str | None,
+    as_json: bool,
+) -> None:
+    began, done = time.monotonic(), False
+    with place.writing(create=create, retention=retention, hint=_HINT) as log, stop_on_signal() as stop:
+        work = FileAppender(log, source or " ".join(file.where for file in files), files, fields)
+        try:
+            with show.meter("appending", total=None, quiet=as_json) as advance:
+                done = work.run(resume=resume, stop=stop, on_progress=show.so_far(advance))
+        finally:
+            if done or stop.is_set() or work.appended:
+                _report_files(work, time.monotonic() - began, done=done, as_json=as_json)
+    if not done:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _report_files(work: FileAppender, took: float, *, done: bool, as_json: bool) -> None:
+    rate = work.appended / took if took else 0.0
+    fields = {
+        "records": work.appended,
+        "stored": work.stored,
+        "source": work.source,
+        "seconds": round(took, 3),
+        "records_per_second": round(rate),
+        "next": work.log.bounds().next if done else None,
+        "interrupted": not done,
+    }
+    text = f"{show.counted(work.appended, 'record')} in {show.seconds(took)}, {rate:,.0f} records/s; "
+    text += f"the log has {work.stored:,} of {work.source}"
+    if not done:
+        text = f"stopped: {text}. They are durable; continue behind them with the same command and --resume."
+    show.answer(fields, text, as_json=as_json)
 
 
 def _append_lines(
