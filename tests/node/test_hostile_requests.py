@@ -157,7 +157,10 @@ def test_feeds_that_are_not_read_hold_a_bounded_share(nest: Nest, tmp_path: Path
         for raw, stream in zip(raws, streams, strict=True):
             raw.send(stream, flight_data(b"", command=command))
         answers = [ended(raw, stream) for raw, stream in zip(raws, streams, strict=True)]
-        assert sum(b"no room for" in found for found in answers) >= 6
+        # On a slow machine one feed may be served after another was ended.
+        refused = [b"no memory for" in found for found in answers]
+        assert any(refused)
+        assert all(is_refused or b"CANCELLED" in found for is_refused, found in zip(refused, answers, strict=True))
         assert victim.peak() - before < 240 * MIB
         victim.check_serves()
 
