@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -52,6 +53,24 @@ def test_the_list_of_commands_says_of_each_what_its_own_help_says() -> None:
         assert " ".join(said.split()) == text, name
 
 
+@pytest.mark.parametrize(("command", "words"), list(commands()), ids=[" ".join(words) for _, words in commands()])
+def test_the_help_of_a_command_has_an_example_that_is_understood(command: Any, words: tuple[str, ...]) -> None:
+    [example] = [line.strip() for line in command.help.splitlines() if line.strip().startswith("Example: strandline ")]
+    name, *given = shlex.split(example)[2:]
+    called = imported_command(name)
+    while hasattr(called, "commands"):
+        called = called.commands[given.pop(0)]
+    called.make_context(name, given)  # a usage error if the example is wrong
+    assert words[-1] in example or words[0] == "spark"
+
+
+@pytest.mark.parametrize("arguments", [("tail", "--json"), ("tail", "x", "--json", "--nonsense"), ("taill", "--json")])
+def test_a_usage_error_is_json_with_json(run: Run, arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert json.loads(done.stderr).keys() == {"error", "message", "retryable"}
+
+
 @pytest.mark.parametrize("words", with_arguments(), ids=" ".join)
 def test_a_command_without_its_arguments_says_which_is_missing(run: Run, words: tuple[str, ...]) -> None:
     done = run(*words)
@@ -87,6 +106,12 @@ def test_quickstart_without_deltalake_says_what_to_install() -> None:
 def test_an_error_is_one_line_whatever_its_message_holds(capsys: pytest.CaptureFixture[str]) -> None:
     show.error(ValueError("a\n  b [bold]c[/bold]"))
     assert capsys.readouterr().err == "error: a b [bold]c[/bold]\n"
+
+
+def test_an_error_names_options_and_no_arguments_of_calls(run: Run, log: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.unknown").write_text("{}")
+    done = run("produce", log, tmp_path / "rows.unknown", "--create")
+    assert (done.exit_code, "name it (--format)" in done.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(

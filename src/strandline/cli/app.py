@@ -12,6 +12,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 _MARKUP: Final = "markdown"
+USAGE_ERROR: Final[Any] = typer.BadParameter.__base__
+"""A command was called wrongly: an unknown option, a missing argument and others."""
 
 COMMANDS: Final = {
     "create": (
@@ -142,6 +144,20 @@ class CommandsOnDemand(TyperGroup):
         """The command that the arguments name, imported now."""
         name, found, rest = super().resolve_command(ctx, args)
         return name, None if found is None or name is None else imported_command(name), rest
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run a command. With ``--json`` a usage error is JSON, too."""
+        given = args[0] if args else options.get("args")
+        if "--json" not in (sys.argv[1:] if given is None else given) or not options.get("standalone_mode", True):
+            return super().main(*args, **options)
+        try:
+            status = super().main(*args, **{**options, "standalone_mode": False})
+        except USAGE_ERROR as error:
+            from strandline.cli.shared import output as show
+
+            show.error(error, error.format_message(), as_json=True)
+            sys.exit(error.exit_code)
+        sys.exit(status if isinstance(status, int) else 0)
 
 
 @cache

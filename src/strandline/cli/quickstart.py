@@ -87,7 +87,10 @@ def compare(table: str, truth: dict[bytes, bytes]) -> dict[str, int]:
 def quickstart(
     *, changes: Annotated[int, typer.Option(min=10, help="How many changes to append.")] = 40_000, json: Json = False
 ) -> None:
-    """Append, follow into a Delta table, kill the follower half-way, resume, compare. Needs neither Spark nor Java."""
+    """Append, follow into a Delta table, kill the follower half-way, resume, compare. Needs neither Spark nor Java.
+
+    Example: strandline quickstart
+    """
     home = Path(tempfile.mkdtemp(prefix="strandline-quickstart-"))
     began = time.monotonic()
     try:

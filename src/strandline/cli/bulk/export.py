@@ -52,6 +52,8 @@ def export(
     """Write the records of a range into files, each once and in order, with a manifest.
 
     Killed at any moment and started again it writes what is missing. On a cluster: 'strandline spark export'.
+
+    Example: strandline export s3://bucket/orders ./orders-export --format jsonl
     """
     began = time.monotonic()
     with place.reading() as log, show.meter("exporting", total=None, quiet=json) as advance:

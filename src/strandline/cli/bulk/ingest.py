@@ -89,7 +89,7 @@ def ingest(
     append as the records. Others may append to source and target meanwhile. A large backlog goes into an object log in
     parallel with --workers, or on a cluster with 'strandline spark ingest'; a later ingest with --follow continues it.
 
-    Example: **strandline ingest kafka://broker:9092/orders/0 s3://bucket/orders --follow**
+    Example: strandline ingest kafka://broker:9092/orders/0 s3://bucket/orders --follow
     """
     in_parallel = workers is not None or is_on_spark()
     if in_parallel and (follow or slot is not None):
@@ -151,7 +151,7 @@ def copy(*arguments: Any, **options: Any) -> None:
     Without --follow it ends when the target has what the source had at its beginning. A copy that is repeated
     appends what is new.
 
-    Example: **strandline copy s3://bucket/orders wal:///var/lib/orders**
+    Example: strandline copy s3://bucket/orders wal:///var/lib/orders
     """
     ingest(*arguments, **options)
 

@@ -51,6 +51,8 @@ def load(
     Killed at any moment and started again within a day it continues. A job that is in the log is not loaded again;
     files that changed since it began are refused. Without --value a row is a JSON object, of JSON lines the line
     itself; a log that names a format of its values gets that.
+
+    Example: strandline load ./2026-11 s3://bucket/orders --job november --key id
     """
     *sources, url = places
     if not sources:

@@ -47,6 +47,8 @@ def snapshot(
 
     The log has to have its first record, and every record a key. Killed at any moment and started again it continues
     with the same cursor. On a cluster all executors have to reach --scratch.
+
+    Example: strandline snapshot s3://bucket/orders ./orders-state
     """
     began = time.monotonic()
     with place.reading() as log, show.meter("reducing records", total=None, quiet=json) as advance:

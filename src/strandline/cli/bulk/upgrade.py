@@ -47,6 +47,8 @@ def upgrade(
     Killed at any moment and started again it continues: its progress is in the target. Producers may
     append to both meanwhile; run it again for later batches of the queue. The queue is not changed, unless
     --acknowledge is given.
+
+    Example: strandline upgrade s3://bucket s3://bucket/orders
     """
     queue = open_shared(queue_url, manifest=manifest, data=data)
     if acknowledge:

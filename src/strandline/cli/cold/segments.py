@@ -92,6 +92,8 @@ def list_(
 
     A segment whose copy has started is not read yet, and one whose deletion has started is not read any more. A
     superseded one holds only records that others hold, too, and the next round of the tierer removes it.
+
+    Example: strandline segments list s3://bucket/orders
     """
     seen = look(log)
     rows = [
@@ -189,6 +191,8 @@ def map_(
 
     Records in both tiers are read from the hot tier, until it trims them. Records in neither, between the two, are
     lost: no reader skips them by itself.
+
+    Example: strandline segments map s3://bucket/orders
     """
     seen = look(log)
     found = stretches(seen.finished, seen.hot)
@@ -323,6 +327,8 @@ def verify(
     Segments must be contiguous and reach the hot tier, be of its history, and agree with their events, and slots
     must find their records; objects without an event are reported. Changes nothing, and tierers may run meanwhile.
     Findings are *damage* (something is lost or wrong), *waste* and *notes*. Ends with status 1 if there is damage.
+
+    Example: strandline segments verify s3://bucket/orders --fast
     """
     opened = open_to_look(log)
     cold = cold_tier(opened)

@@ -19,6 +19,8 @@ def status(log: Place, *, json: Json = False) -> None:
     """Show where a log's cold tier is, which offsets each tier has, and the tierer's lag. Changes nothing.
 
     Ends with status 1 if the segments are unknown: prints the reason, and everything else.
+
+    Example: strandline tier status s3://bucket/orders
     """
     found = tier_status(open_to_look(log))
     show.answer(_fields(found), *_lines(found), as_json=json)

@@ -107,6 +107,8 @@ def attach(
 
     Readers that open the log from now on read both tiers as one. Repeating it changes nothing; a log has one cold tier,
     and another one is refused.
+
+    Example: strandline tier attach s3://bucket/orders --store s3://archive/orders
     """
     opened = open_to_look(log)
     known = cold_cell(opened).look()
@@ -145,6 +147,8 @@ def run(
     that is in no segment yet. Ctrl-C ends it before the next segment, without a partial copy. A tierer that serves the
     log is fenced by this, and ends; so does this, with status 3, if another one takes over meanwhile. For a large
     backlog: --workers copies several segments at once, each in memory; on a cluster 'strandline spark tier'.
+
+    Example: strandline tier run s3://bucket/orders --all
     """
     settings: dict[str, Any] = {"target": target, "linger": linger, "retention": parse_retention(retention)}
     if workers is not None or is_on_spark():
@@ -240,6 +244,8 @@ def compact(
     segments that the log itself no longer has ('strandline gc' trims it). Tables, exports and snapshots keep what they
     have: rebuild them. Readers go on meanwhile. Killed at any moment nothing is lost, and the next run continues. A
     tierer that serves the log is fenced by this, and ends.
+
+    Example: strandline tier compact s3://bucket/orders
     """
     on_progress = None if json else lambda step: show.line(line(step))
     with open_to_tier(log) as opened, stop_on_signal() as stop:
@@ -290,6 +296,8 @@ def truncate(
     For a log that was restored from an older copy, has accepted other records since, and should stay as it is: 'tier
     run' refuses such a log, and names the offset. The next run copies the log's own records. Nothing below the
     offset is removed, and nothing at all if the log itself does not continue from there.
+
+    Example: strandline tier truncate ./orders --to 40000
     """
     question = f"Remove everything from offset {to:,} on from the cold tier of {log}, for good?"
     confirm(question, yes=yes)
@@ -329,6 +337,8 @@ def serve(
     Prints one line when it begins, and logs each round that did something to standard error. Transient errors
     are retried. Stopping leaves no partial copy. Of several for one log, the last one to start works. The other
     ends with status 3. A write-ahead log must not be open elsewhere: its own process tiers it (``sl.tier.tiering``).
+
+    Example: strandline tier serve s3://bucket/orders --interval 1m
     """
     log_to_stderr(logging.WARNING if quiet else logging.INFO)
     settings: dict[str, Any] = {"target": target, "linger": linger, "retention": parse_retention(retention)}

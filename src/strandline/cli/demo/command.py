@@ -78,6 +78,8 @@ def demo(
     Several processes append changes of orders to a log while Spark follows it into two typed Delta tables. Beside them
     runs a naive twin that trusts the checkpoint alone. Needs the extras spark, delta and typed, and Java. Ends with
     status 0 only if our tables are exact.
+
+    Example: strandline demo --records 200000
     """
     if keys < producers:
         raise typer.BadParameter("--keys must be at least --producers: each producer has keys of its own.")

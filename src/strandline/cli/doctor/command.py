@@ -38,6 +38,8 @@ def doctor(
     Writes, reads, lists and deletes objects in the store, and checks that it refuses conditional writes whose condition
     does not hold, also when several race: logs rely on that. Everything happens in a folder doctor-… below the address,
     which is removed again. Ends with status 1 if there is a problem.
+
+    Example: strandline doctor s3://bucket/orders
     """
     found = []
     for line in _lines(url):

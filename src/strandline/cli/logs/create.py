@@ -45,7 +45,7 @@ def create(
     Producers, tables and readers of a typed log take the format from there. A log that is there already stays as it
     is, and is refused if its values have another format.
 
-    Example: **strandline create ./orders --schema order.json --retention age:7d**
+    Example: strandline create ./orders --schema order.json --retention age:7d
     """
     if value is not None and schema is None:
         raise typer.BadParameter(f"--value {value} needs the fields of the values: --schema FILE.")

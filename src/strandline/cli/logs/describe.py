@@ -102,7 +102,7 @@ def describe(place: LogPlace, *, json: Json = False) -> None:
 
     Numbers that the log does not know are null in --json.
 
-    Example: **strandline describe s3://bucket/orders**
+    Example: strandline describe s3://bucket/orders
     """
     with place.reading() as log:
         found = described(log)

@@ -66,6 +66,8 @@ def gc(
 
     A queue-v1 has no slot limits: unlisted objects are deleted when they are older than the grace period, which must be
     the same for all its producers.
+
+    Example: strandline gc s3://bucket/orders --dry-run
     """
     if format is TargetFormat.LOG:
         log = open_log(url)

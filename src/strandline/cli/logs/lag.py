@@ -178,7 +178,10 @@ def lag(
     data: Data = DATA,
     json: Json = False,
 ) -> None:
-    """Show the lag of each slot, in records, bytes and time, and what pins the floor. Changes nothing."""
+    """Show the lag of each slot, in records, bytes and time, and what pins the floor. Changes nothing.
+
+    Example: strandline lag s3://bucket/orders --watch 5
+    """
     with ExitStack() as opened:
         looking: Callable[[], Lag | QueueLag]
         if format is TargetFormat.LOG:

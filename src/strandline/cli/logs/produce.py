@@ -40,11 +40,13 @@ class InputFormat(StrEnum):
     ARROW = "arrow"
 
 
+_FILES: Final = "Rows of files"
+_MADE_UP: Final = "Made-up records"
 _OF_INPUT: Final = (None, InputFormat.LINES, InputFormat.JSON)
 
 
 def _field(*names: str, help_: str) -> Any:
-    return typer.Option(*names, metavar="FIELD", help=f"Files: {help_}")
+    return typer.Option(*names, metavar="FIELD", help=help_, rich_help_panel=_FILES)
 
 
 @dataclass(slots=True)
@@ -75,33 +77,41 @@ def produce(
             "their names say it.",
         ),
     ] = None,
-    key: Annotated[str | None, _field("--key", help_="the field or column that is the key.")] = None,
-    op_field: Annotated[str | None, _field("--op-field", help_="the one that says put, delete or purge.")] = None,
+    key: Annotated[str | None, _field("--key", help_="The field or column that is the key.")] = None,
+    op_field: Annotated[str | None, _field("--op-field", help_="The one that says put, delete or purge.")] = None,
     timestamp_field: Annotated[
-        str | None, _field("--timestamp-field", help_="the one with the time, and its zone; by default it is now.")
+        str | None, _field("--timestamp-field", help_="The one with the time, and its zone; by default it is now.")
     ] = None,
     value_field: Annotated[
-        str | None, _field("--value-field", help_="the one that is the value; by default the whole row is.")
+        str | None, _field("--value-field", help_="The one that is the value; by default the whole row is.")
     ] = None,
     headers: Annotated[
-        list[str] | None, _field("--headers", help_="one that becomes a header of its name; may be repeated.")
+        list[str] | None, _field("--headers", help_="One that becomes a header of its name; may be repeated.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Files: continue behind the rows that the log has already.")
+        bool,
+        typer.Option("--resume", help="Continue behind the rows that the log has already.", rich_help_panel=_FILES),
     ] = False,
     source: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Files: the name by which the log knows them; by default their addresses."),
+        typer.Option(
+            metavar="NAME",
+            help="The name by which the log knows the files; by default their addresses.",
+            rich_help_panel=_FILES,
+        ),
     ] = None,
     key_separator: Annotated[
         str | None, typer.Option(help="Splits a line into key and value; without it a line is a value.")
     ] = None,
     count: Annotated[
-        int | None, typer.Option(min=1, help="Make up so many records instead of reading standard input.")
+        int | None,
+        typer.Option(
+            min=1, help="Make up so many records instead of reading standard input.", rich_help_panel=_MADE_UP
+        ),
     ] = None,
-    keys: Annotated[int, typer.Option(min=1, help="Made-up records: over so many keys.")] = 1000,
-    size: Annotated[int, typer.Option(min=0, help="Made-up records: so many bytes per value.")] = 100,
-    seed: Annotated[int, typer.Option(help="Made-up records: the same seed gives the same records.")] = 0,
+    keys: Annotated[int, typer.Option(min=1, help="Over so many keys.", rich_help_panel=_MADE_UP)] = 1000,
+    size: Annotated[int, typer.Option(min=0, help="So many bytes per value.", rich_help_panel=_MADE_UP)] = 100,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same records.", rich_help_panel=_MADE_UP)] = 0,
     create: Annotated[bool, typer.Option("--create", help="Make the log if there is none.")] = False,
     retention: Annotated[str | None, retention_option("With --create: what the log")] = None,
     json: Json = False,
@@ -114,7 +124,7 @@ def produce(
     key_base64, value_base64 and headers_base64. That is what "tail --json" prints, so one log can be piped into
     another. A record is durable when the command has ended with status 0.
 
-    Example: **strandline produce ./orders orders.jsonl --key id**
+    Example: strandline produce ./orders orders.jsonl --key id
     """
     if key_separator == "" or (key_separator is not None and format not in (None, InputFormat.LINES)):
         raise typer.BadParameter("--key-separator needs at least one character, and --format lines.")

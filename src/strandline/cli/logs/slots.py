@@ -72,6 +72,8 @@ def list_(place: LogPlace, *, json: Json = False) -> None:
     A slot retains what the next collection would delete if that slot alone were up to date. Left are the bytes
     that may still be appended, and how long its holder may still be silent, before the slot is invalidated and pins
     nothing any more.
+
+    Example: strandline slots list s3://bucket/orders
     """
     with place.reading() as log:
         seen = look(log)
@@ -81,7 +83,10 @@ def list_(place: LogPlace, *, json: Json = False) -> None:
 @slots.command()
 @on_any_log
 def create(place: LogPlace, name: Name, *, at: At, json: Json = False) -> None:
-    """Create a slot: it pins everything from its offset on, until its consumer has acknowledged it."""
+    """Create a slot: it pins everything from its offset on, until its consumer has acknowledged it.
+
+    Example: strandline slots create s3://bucket/orders billing --at beginning
+    """
     where: Start = start(at)
     with place.writing() as log:
         state = log.slots.create(name, log.position_of(where))
@@ -95,6 +100,8 @@ def reset(place: LogPlace, name: Name, *, at: At, yes: Yes = False, json: Json =
 
     Records before the new offset are no longer pinned by this slot. A consumer with a cursor of its own, such as a
     table, resumes from that: reset its slot to that cursor.
+
+    Example: strandline slots reset s3://bucket/orders billing --at 25000
     """
     where: Start = start(at)
     with place.writing() as log:
@@ -110,7 +117,10 @@ def reset(place: LogPlace, name: Name, *, at: At, yes: Yes = False, json: Json =
 @slots.command()
 @on_any_log
 def drop(place: LogPlace, name: Name, *, yes: Yes = False, json: Json = False) -> None:
-    """Remove a slot: the next collection may delete the records that only it pinned."""
+    """Remove a slot: the next collection may delete the records that only it pinned.
+
+    Example: strandline slots drop s3://bucket/orders billing
+    """
     with place.writing() as log:
         before = _listed(log, name)
         where = "" if before is None else f" at offset {before.position:,}"
@@ -230,6 +240,8 @@ def retention(
 
     A new policy comes with its default limits for slots, unless you give them: 64 GiB of lag where age or size bounds
     the log, none otherwise.
+
+    Example: strandline retention ./orders age:7d --slot-idle 1d
     """
     log = open_log(url)
     if policy is not None or slot_lag is not None or slot_idle is not None:

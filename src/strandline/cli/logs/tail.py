@@ -67,6 +67,8 @@ def tail(
     their fields; for one that cannot be decoded the reason is shown, in --json as "error", beside its bytes. With
     --hold an expiring slot pins the records that are not printed yet: it is renewed while the command runs, and
     released at its end.
+
+    Example: strandline tail s3://bucket/orders --follow
     """
     with place.reading() as log:
         values = value_decoder(log, schema) if decode or schema is not None else None

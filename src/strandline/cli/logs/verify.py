@@ -65,6 +65,8 @@ def verify(
     (an unneeded object takes up space) and *notes*. Ends with status 1 if there is damage. A write-ahead log is
     verified as by 'strandline wal verify'. The log of a node is read from it, whole: the node checks every batch as it
     reads it. 'strandline spark verify' reads with Spark's executors, as with --deep.
+
+    Example: strandline verify s3://bucket/orders --quick
     """
     deep = deep or bool(table) or picture is not None or is_on_spark()
     if quick and deep:

@@ -62,6 +62,8 @@ def inspect(
 
     Changes nothing and takes no lock; the log may be open, or damaged. With **--json** and **--frames** the first line
     is the log, and each further one a frame.
+
+    Example: strandline wal inspect /var/lib/orders
     """
     there = look(folder)
     if (spool := spool_at(there)) is not None:
@@ -221,6 +223,8 @@ def verify(folder: Folder, *, json: Json = False) -> None:
 
     Reads every byte, changes nothing and takes no lock; the log may be used meanwhile. Findings are *damage* (something
     acknowledged is lost or wrong) and *notes* (opening repairs it). Ends with status 1 if there is damage.
+
+    Example: strandline wal verify /var/lib/orders
     """
     need_wal(folder)
     verify_folder(folder, json=json)
@@ -245,6 +249,8 @@ def repair(
 
     Reads every byte first. If anything acknowledged is damaged it refuses and changes nothing: then restore the log.
     Opening a log does the same by itself, except for indexes of older files, and slots that cannot be read.
+
+    Example: strandline wal repair /var/lib/orders --dry-run
     """
     need_wal(folder)
     with show.meter("reading bytes", total=data_bytes(folder), quiet=json) as advance:
@@ -319,6 +325,8 @@ def export(
     """Write everything that is retained as a spool for older programs, with the slots beside it.
 
     Changes nothing in the log, which may be open. The spool appears only when it is whole, and replaces nothing.
+
+    Example: strandline wal export /var/lib/orders ./orders.parquet
     """
     need_wal(folder)
     log = WalReader(folder)
@@ -347,7 +355,10 @@ def migrate(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Copy a spool of an older version, with its slots, into a folder beside it. The spool is not changed."""
+    """Copy a spool of an older version, with its slots, into a folder beside it. The spool is not changed.
+
+    Example: strandline wal migrate /var/lib/orders.logical.wal
+    """
     there = look(path)
     spool = spool_at(there)
     if spool is None or not spool.endswith(SPOOL):

@@ -71,7 +71,10 @@ def asking(command: Callable[Concatenate[RemoteLog, P], None]) -> Callable[..., 
 
 @asking
 def topology(node: RemoteLog, *, json: Json = False) -> None:
-    """Show the replicas of a log and the offsets of each, as its primary sees them. Changes nothing."""
+    """Show the replicas of a log and the offsets of each, as its primary sees them. Changes nothing.
+
+    Example: strandline node topology grpc://10.0.0.1:7450
+    """
     seen = node.topology()
     show.answer(fields(seen), lambda: rendered(seen, now=time.time_ns() // 1000), as_json=json)
 
@@ -145,7 +148,10 @@ def remarks(seen: Topology) -> Iterator[str]:
 
 @asking
 def status(node: RemoteLog, *, json: Json = False) -> None:
-    """Show the state of one node: role, offsets, and what stopped it. Ends with status 1 if something did."""
+    """Show the state of one node: role, offsets, and what stopped it. Ends with status 1 if something did.
+
+    Example: strandline node status grpc://10.0.0.1:7450
+    """
     seen = node.status()
     position = None if seen.position is None else str(seen.position)
     show.answer({**asdict(seen), "position": position}, *lines(seen), as_json=json)
@@ -196,6 +202,8 @@ def promote(
 
     The node waits until the former primary's lease has expired, and asks the other nodes for their reports. It refuses
     if it is not healthy, if another one has more records, or if too few answer to be sure: then the status is 1.
+
+    Example: strandline promote grpc://10.0.0.2:7450
     """
     leads = _leading(node)
     if leads is None and force:
@@ -249,6 +257,8 @@ def unregister(
     """Unregister a replica from the primary at URL, and drop its slot.
 
     Stop the replica first: a running one registers again by itself.
+
+    Example: strandline node unregister grpc://10.0.0.1:7450 c
     """
     known = replica in {member.name for member in node.topology().members}
     slot = "It counts no longer" + (", and its slot stays." if keep_slot else ", and its slot is dropped.")
@@ -267,6 +277,8 @@ def rebootstrap(node: RemoteLog, *, yes: Yes = False, json: Json = False) -> Non
 
     This is how a replica that stopped with a gap or a divergence continues. The old copy can be read until the new one
     is complete.
+
+    Example: strandline node rebootstrap grpc://10.0.0.2:7450
     """
     before = node.status()
     confirm(f"Let {before.name} ({before.condition}) build its copy again? Its own is thrown away.", yes=yes)
@@ -295,6 +307,8 @@ def reset_term(
 
     For a node that refuses its primary, or refuses to lead, because it has seen a term in which no node leads. Do it
     only if that is so: this node could not distinguish a primary of that term from an older one any more.
+
+    Example: strandline node reset-term /var/lib/b
     """
     need(look(folder), FolderKind.NODE)
     state = decode_node(DISK.read(f"{folder}/{STATE}"), f"{folder}/{STATE}")

@@ -229,6 +229,8 @@ def run(
 
     Prints one line when it serves, and logs to standard error. Stopping it releases the lease at once. It ends with
     status 1 if it fails: run it under a supervisor that restarts it.
+
+    Example: strandline node run /var/lib/a --name a --lead --create
     """
     there = look(folder)
     if not is_free(there):

@@ -61,11 +61,18 @@ def err() -> Console:
 
 _CALL: Final = re.compile(r"^[A-Za-z_.]+: (?=\w+ is )")
 """The beginning of an argument error: the name of the call."""
+_ARGUMENT: Final = re.compile(r"\((\w+)=\)")
+"""An argument of a call that an error recommends, and that commands have as an option."""
 
 
-def error(reason: BaseException | str, *, as_json: bool = False) -> None:
-    """Print one error as one line on standard error: a sentence, or a JSON object for programs."""
-    sentence = _CALL.sub("", " ".join(str(reason).split())) or type(reason).__name__  # commands have options, not calls
+def error(reason: BaseException | str, text: str | None = None, *, as_json: bool = False) -> None:
+    """Print one error as one line on standard error: a sentence, or a JSON object for programs.
+
+    ``text`` is what the error says, if its own text does not.
+    """
+    said = " ".join(str(text or reason).split())
+    # Users of commands know options, not calls and their arguments.
+    sentence = _ARGUMENT.sub(r"(--\1)", _CALL.sub("", said)) or type(reason).__name__
     if as_json:
         kind = "Error" if isinstance(reason, str) else type(reason).__name__
         document(

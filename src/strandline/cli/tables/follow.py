@@ -97,7 +97,7 @@ def follow(
     Killed at any moment and started again it continues from the position in the table. Two followers of one table
     cannot both commit. What the table keeps is recorded in it: without --mode, a table that is there stays as it is.
 
-    Example: **strandline follow ./orders ./tables/orders --slot orders --until end**
+    Example: strandline follow ./orders ./tables/orders --slot orders --until end
     """
     end = _end(until)
     opened = place.reading() if slot is None else place.writing()

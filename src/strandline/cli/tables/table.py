@@ -48,6 +48,8 @@ def describe(
     """Show what a table keeps, its size and columns, and how far it has followed its log.
 
     The cursor is proved by the table's history: a table whose rows others changed is an error that says what to do.
+
+    Example: strandline table describe ./tables/orders ./orders
     """
     opened = None if log is None else _log(log)
     sink = followed_table(url, opened, schema=schema, key=key, name=name)
@@ -93,6 +95,8 @@ def verify(
     """Compare each row of a table with its log, up to the table's cursor. Changes nothing.
 
     Ends with status 1 if there is a difference.
+
+    Example: strandline table verify ./tables/orders ./orders
     """
     opened = _log(log)
     sink = followed_table(url, opened, schema=schema, key=key, name=name)
@@ -132,6 +136,8 @@ def rebuild(
 
     Readers see the old rows until then. Stop the table's follower first: it would be refused. A Delta or Iceberg table
     is built by a cluster with 'strandline spark rebuild'.
+
+    Example: strandline table rebuild ./tables/orders ./orders
     """
     opened = _log(log)
     sink = followed_table(url, opened, schema=schema, key=key, name=name)
@@ -153,7 +159,10 @@ def repair(
     name: Name = "default",
     json: Json = False,
 ) -> None:
-    """Restore a table that others changed to its last version that is known to be right."""
+    """Restore a table that others changed to its last version that is known to be right.
+
+    Example: strandline table repair ./tables/orders ./orders
+    """
     opened = _log(log)
     sink = followed_table(url, opened, schema=schema, key=key, name=name)
     sink.meet(opened)
@@ -186,6 +195,8 @@ def replay(
 
     For after a corrected schema: give the corrected one with --schema, or let the log name it. Letters that still
     cannot become rows stay. The table's follower may run meanwhile; a replay that was interrupted can be repeated.
+
+    Example: strandline table replay ./tables/orders ./orders --dead-letters ./tables/bad-orders
     """
     opened = _log(log)
     letters = True if is_in_database(url) else dead_letters
@@ -211,7 +222,10 @@ def replay(
 @table.command()
 @guarded
 def optimize(url: TableUrl, *, name: Name = "default", json: Json = False) -> None:
-    """Join small files of a table of all changes. Its follower may run meanwhile."""
+    """Join small files of a table of all changes. Its follower may run meanwhile.
+
+    Example: strandline table optimize ./tables/orders
+    """
     fewer = sl.tables.optimize(followed_table(url, name=name))
     show.answer({"files_fewer": fewer}, f"The table has {show.counted(fewer, 'file')} fewer.", as_json=json)
 
@@ -228,6 +242,8 @@ def vacuum(
     """Remove data files that no version of the last days names, such as those of failed jobs.
 
     The table can then be restored only to versions of that time. Keep files for longer than any job takes.
+
+    Example: strandline table vacuum ./tables/orders --hours 336
     """
     gone = sl.tables.vacuum(followed_table(url, name=name), hours)
     show.answer({"files_removed": gone}, f"{show.counted(gone, 'file')} removed.", as_json=json)
