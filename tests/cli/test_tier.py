@@ -80,10 +80,11 @@ def events_of(log: sl.log.ObjectLog) -> Iterator[tuple[MetadataManager, TopicPar
 
 def one_sentence(done: Any, status: int, *said: str) -> None:
     assert (done.exit_code, done.stdout) == (status, ""), done.output
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("error: ")
+    (line,) = done.stderr.splitlines()
+    sentence = json.loads(line)["message"] if line.startswith("{") else line
+    assert line.startswith(("error: ", "{"))
     for words in said:
-        assert words in done.stderr
+        assert words in sentence
 
 
 # --- attaching ---------------------------------------------------------------------------------------------------
@@ -237,7 +238,7 @@ def test_a_service_that_another_tierer_fences_says_so_and_ends_with_a_status_of_
     out, err = process.communicate(timeout=600)
     assert (process.returncode, out) == (FENCED, "")
     (said,) = err.splitlines()
-    assert said.startswith(f"error: Slot {TIER_SLOT!r} is held by ")
+    assert json.loads(said)["message"].startswith(f"Slot {TIER_SLOT!r} is held by ")
     assert run("segments", "verify", log).exit_code == 0
 
 
