@@ -15,7 +15,7 @@ WITH_JAVA = JAVA_HOME="$$(scripts/java.sh)"; export JAVA_HOME;
 JOBS ?= 3
 PYTEST = $(BIN)/python -m pytest -p tests.plugins.no_missing_servers -p tests.plugins.balanced -n $(JOBS)
 
-.PHONY: help venv demo quickstart test test-matrix test-slow test-all soak fuzz test-spark-oldest lint types services bench lock clean
+.PHONY: help venv demo quickstart test test-matrix test-slow test-all soak fuzz test-spark-oldest lint types services bench docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ services: ## install the servers that tests start (about three minutes the first
 
 bench: venv ## all benchmarks, or one: make bench ONLY=name
 	@$(WITH_JAVA) $(BIN)/python -m benchmarks $(ONLY)
+
+docs: venv ## the pages of docs/ as a site, in build/site/index.html; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lock: ## resolve the dependencies again and write requirements/*.lock
 	@scripts/lock.sh

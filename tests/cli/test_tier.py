@@ -124,7 +124,7 @@ def test_a_log_without_a_cold_tier_and_no_log_at_all_are_one_sentence(
 ) -> None:
     one_sentence(run(*command, log), 1, "There is no log at")
     fill(log, 1)
-    one_sentence(run(*command, log, "--json"), 1, "has no cold tier", "strandline tier attach")
+    one_sentence(run(*command, log), 1, "has no cold tier", "strandline tier attach")
 
 
 # --- running once ------------------------------------------------------------------------------------------------

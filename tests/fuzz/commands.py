@@ -28,7 +28,7 @@ from tests.fuzz.mutation import JSON_PIECES, JSON_VALUES, damage
 from tests.fuzz.places import PLACES
 from tests.fuzz.targets import Target, Try
 
-_ENDLESS: Final = frozenset({"demo", "quickstart", "node run", "tier serve"})
+_ENDLESS: Final = frozenset({"demo", "quickstart", "follow", "node run", "tier serve"})
 """These run until they are stopped, or take long on purpose."""
 _WAITING: Final = frozenset({"--follow", "-f", "--watch", "--help", "-h", "--wait"})
 _STATUSES: Final = frozenset({0, 1, 2})
