@@ -128,7 +128,7 @@ def test_a_sink_that_has_not_met_its_log_says_so(tmp_path: Path, kind: type[_Del
         table.sink(value="log").cursor(log.log_id)
     with pytest.raises(InvalidInput):
         table.sink(value="logs")
-    with sl.open("grpc://127.0.0.1:1") as node, pytest.raises(Unsupported, match="give the codec"):
+    with sl.open("grpc://127.0.0.1:1") as node, pytest.raises(Unsupported, match="Give the codec"):
         table.sink(value="log").meet(node)
 
 
