@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.errors import InvalidInput
+from strandline.model.records import Op
 
 Columns: TypeAlias = pa.RecordBatch | pa.Table
 """Typed columns, one row per record."""
@@ -35,6 +37,12 @@ class Decoded:
     bad: pa.RecordBatch
     op: pa.Array | None = None
     key: pa.Array | None = None
+
+    def operations(self, own: pa.Array) -> pa.Array:
+        """The operation of each record; ``own`` are the records' own. A purge stays one: its value is a tombstone's."""
+        if self.op is None:
+            return own
+        return pc.if_else(pc.equal(own, pa.scalar(Op.PURGE, own.type)), own, pc.coalesce(self.op, own))
 
 
 @runtime_checkable

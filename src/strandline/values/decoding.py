@@ -68,7 +68,7 @@ def decode_records(records: pa.RecordBatch, codec: Codec, bad: BadRows = "fail")
     for name, field in RECORD_FIELDS.items():
         if name in records.schema.names:
             own = records.column(name)
-            columns[field.name] = pc.coalesce(found.op, own) if name == "op" and found.op is not None else own
+            columns[field.name] = found.operations(own) if name == "op" else own
             fields.append(field)
     if bad == "null":
         columns |= _errors(records.column("value"), found.bad)

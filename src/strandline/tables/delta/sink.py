@@ -234,6 +234,7 @@ class DeltaSink(FileTableSink):
         parts = tuple(replace(part, old=()) for part in planned)
         written = work(parts)
         check_coverage(written, parts, beginning.next, upto.next)
+        self._bad_share.check_written(written, upto.next - beginning.next)
         if letters is not None:
             letters.commit([file for one in written for file in one.bad], id_of(table), beginning, upto)
         now = self._followed.now()

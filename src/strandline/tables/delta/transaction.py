@@ -39,7 +39,7 @@ class DeltaTransaction:
     def commit(self, written: Sequence[Written]) -> None:
         """Commit what the workers wrote with the cursor, in one version of the table."""
         check_coverage(written, self.parts, self.since.next, self.upto.next)
-        self.bad_share.check_written(written, self.upto.next - self.since.next)
+        self.bad_share.check_written(written, self.upto.next - (self.at or self.since).next)
         try:
             table = self.followed.create(self.since) if self.table is None else self.table
             if self.letters is not None:

@@ -194,6 +194,7 @@ class IcebergSink(FileTableSink):
         parts = tuple(replace(part, old=()) for part in self._parts(begun, 0, letters, tasks))
         written = work(parts)
         check_coverage(written, parts, start, upto.next)
+        self._bad_share.check_written(written, upto.next - start)
         if letters is not None:
             letters.commit(written, upto)
         added = [file for one in written for file in one.added]

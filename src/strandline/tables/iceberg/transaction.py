@@ -69,7 +69,7 @@ class IcebergTransaction:
     def commit(self, written: Sequence[Written]) -> None:
         """Commit what the workers wrote with the cursor, in one snapshot of the table."""
         check_coverage(written, self.parts, self.since.next, self.upto.next)
-        self.bad_share.check_written(written, self.upto.next - self.since.next)
+        self.bad_share.check_written(written, self.upto.next - (self.begun.at or self.since).next)
         added = [file for one in written for file in one.added]
         removed = list(dict.fromkeys(path for one in written for path in one.removed))
         try:

@@ -28,7 +28,7 @@ class BadShare:
 
     def check(self, bad: int, records: int, example: str) -> None:
         """``BadRecord`` if there are more; ``example`` is the offset and the reason of one of them."""
-        if bad > self.most * records:
+        if bad and bad / records > self.most:  # not bad > most * records: 0.29 * 100 is less than 29
             raise BadRecord(
                 f"{bad:,} of {records:,} records cannot become rows, which is more than the share of {self.most:g} "
                 f"that max_bad_share allows (first: {example}). Nothing was applied: correct the schema, or allow more."
@@ -57,5 +57,5 @@ def refused(bad: pa.Table) -> BadRecord:
         return without_key(first)
     return BadRecord(
         f"The record at offset {first} cannot become a row: {bad.column('reason')[0].as_py()} Nothing was applied; "
-        "give the sink dead_letters= to set such records aside, or correct its schema."
+        "set such records aside as dead letters, or correct the schema."
     )

@@ -178,8 +178,7 @@ class TableShape:
         for batch in records.to_batches():
             found = self.value.decode(batch.column("value"))
             meta = {name: batch.column(name) for name in columns}
-            if found.op is not None:
-                meta["op"] = pc.coalesce(found.op, meta["op"])
+            meta["op"] = found.operations(meta["op"])
             if found.key is not None and not self.key:
                 raise InvalidInput(
                     f"The codec {self.value.name!r} finds keys in values: name the columns of a row's key with key=."
