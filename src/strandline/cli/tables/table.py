@@ -27,6 +27,10 @@ Schema = Annotated[
 ]
 Key = Annotated[list[str] | None, typer.Option("--key", help="A column that identifies a row; may be repeated.")]
 Name = Annotated[str, typer.Option("--name", help="The sink's name.")]
+Letters = Annotated[
+    str | None,
+    typer.Option("--dead-letters", help="The address of its dead-letter table; a SQL database knows it."),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -129,18 +133,21 @@ def rebuild(
     schema: Schema = None,
     key: Key = None,
     name: Name = "default",
+    dead_letters: Letters = None,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
     """Build all rows of a table again from its log's beginning, and replace them in one commit.
 
-    Readers see the old rows until then. Stop the table's follower first: it would be refused. A Delta or Iceberg table
-    is built by a cluster with 'strandline spark rebuild'.
+    Readers see the old rows until then. Stop the table's follower first: it would be refused. Name the table's dead
+    letters if it has some: a record that cannot become a row is an error otherwise. A Delta or Iceberg table is built
+    by a cluster with 'strandline spark rebuild'.
 
     Example: strandline table rebuild ./tables/orders ./orders
     """
     opened = _log(log)
-    sink = followed_table(url, opened, schema=schema, key=key, name=name)
+    letters = None if is_in_database(url) else dead_letters
+    sink = followed_table(url, opened, schema=schema, key=key, name=name, dead_letters=letters)
     confirm(f"Replace all rows of {sink.where} by those of {log}?", yes=yes)
     cursor = sl.spark.rebuild(spark_session(), log, sink) if is_on_spark() else sl.tables.rebuild(sink, opened)
     found = sl.tables.describe(sink)
@@ -182,10 +189,7 @@ def replay(
     url: TableUrl,
     log: LogUrl,
     *,
-    dead_letters: Annotated[
-        str | None,
-        typer.Option("--dead-letters", help="The address of its dead-letter table; a SQL database knows it."),
-    ] = None,
+    dead_letters: Letters = None,
     schema: Schema = None,
     key: Key = None,
     name: Name = "default",

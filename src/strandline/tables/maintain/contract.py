@@ -35,6 +35,8 @@ class RecordedTable:
 
     mode: Kind
     columns: pa.Schema
+    has_letters: bool = False
+    """Whether its database has a table of its dead letters; tables of files do not record where theirs are."""
 
     @property
     def has_soft_deletes(self) -> bool:

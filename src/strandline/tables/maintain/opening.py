@@ -68,6 +68,8 @@ def existing_sink(
     shape: dict[str, Any] = {"mode": recorded.mode, "value": value, "key": key, "name": name}
     if recorded.has_soft_deletes:
         shape["soft_deletes"] = True
+    if dead_letters is None and recorded.has_letters:
+        dead_letters = True
     if dead_letters is not None:
         shape["dead_letters"] = dead_letters
     return sink_at(address, options, **shape)

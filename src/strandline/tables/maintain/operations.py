@@ -139,8 +139,8 @@ def existing(
     """The sink of a table that follows a log; what it keeps is recorded in the table.
 
     The address of a Delta table, ``iceberg://CATALOG/namespace.table``, ``sqlite:FILE#TABLE`` or
-    ``postgresql://host/database#schema.table``. ``dead_letters`` is that of the sink: the place of the letters, or True
-    in a SQL database, which has one for each table.
+    ``postgresql://host/database#schema.table``. ``dead_letters`` is that of the sink: the place of the letters. A SQL
+    database has one for each table, which is used if it exists, or with True.
     ``NotFound`` if there is no table, ``InvalidInput`` if it follows no log.
     """
     return existing_sink(as_address(url), value, key, name, options, dead_letters=dead_letters)
@@ -198,7 +198,7 @@ def optimize(sink: MaintainedTable) -> int:
     """
     if sink.mode != "append":
         raise InvalidInput(
-            f"A table with mode={sink.mode!r} is kept compact by its follower: its files are divided by their keys."
+            f"A table with mode={sink.mode!r} is kept compact by its follower, or its database: nothing can be joined."
         )
     return sink.compacted()
 

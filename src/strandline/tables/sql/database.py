@@ -37,6 +37,9 @@ class SqlTransaction(Protocol):
     def put_dead_letters(self, bad: pa.Table, *, removed_from: int | None) -> None:
         """Add dead letters, and first remove those from an offset on."""
 
+    def has_letters(self) -> bool:
+        """Whether there is a table of its dead letters."""
+
     def letters(self) -> pa.Table:
         """All dead letters of the table (:data:`~strandline.tables.rows.shape.BAD_SCHEMA`)."""
 

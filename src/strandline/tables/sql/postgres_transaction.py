@@ -143,10 +143,14 @@ class PostgresTransaction:
             self._copied("strandline_letters", bad)
             self._inserted("strandline_letters", named, BAD_SCHEMA, "offset", is_plain=True)
 
+    def has_letters(self) -> bool:
+        """Whether there is a table of its dead letters."""
+        return bool(self._columns(self._named(DEAD_LETTERS)))
+
     def letters(self) -> pa.Table:
         """All dead letters of the table. Times as numbers: Python's have fewer years than PostgreSQL's."""
         found: list[Any] = []
-        if self._columns(self._named(DEAD_LETTERS)):
+        if self.has_letters():
             times = '(extract(epoch FROM "timestamp") * 1000000)::bigint'
             columns = ", ".join(times if name == "timestamp" else quoted(name) for name in BAD_SCHEMA.names)
             found = self.run(f"SELECT {columns} FROM {self._named(DEAD_LETTERS)}").fetchall()  # noqa: S608

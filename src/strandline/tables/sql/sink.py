@@ -206,7 +206,10 @@ class SqlSink:
         """What the table records; None for a table of another program. ``NotFound`` if there is none."""
         row = self._existing().row
         mode = next((kind for kind in KINDS if row is not None and kind == row.mode), None)
-        return None if mode is None or row is None else RecordedTable(mode, row.schema)
+        if mode is None or row is None:
+            return None
+        with self._database.reading() as transaction:
+            return RecordedTable(mode, row.schema, transaction.has_letters())
 
     def comparison(self, upto: int, most: Positive) -> None:
         """None: the database compares the rows itself."""

@@ -154,11 +154,15 @@ class SqliteTransaction:
             self.connection.execute(f'DELETE FROM {quoted(name)} WHERE "offset" >= ?', [removed_from])  # noqa: S608
         self._inserted(name, bad, "offset")
 
+    def has_letters(self) -> bool:
+        """Whether there is a table of its dead letters."""
+        return bool(self._columns(self.table + DEAD_LETTERS))
+
     def letters(self) -> pa.Table:
         """All dead letters of the table."""
         name = self.table + DEAD_LETTERS
         columns = ", ".join(quoted(column) for column in BAD_SCHEMA.names)
-        found = list(self.connection.execute(f"SELECT {columns} FROM {quoted(name)}")) if self._columns(name) else []  # noqa: S608
+        found = list(self.connection.execute(f"SELECT {columns} FROM {quoted(name)}")) if self.has_letters() else []  # noqa: S608
         return letters_of(list(zip(*found, strict=True)) or [()] * len(BAD_SCHEMA))
 
     def remove_letters(self, offsets: Sequence[int]) -> int:
