@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,6 +52,16 @@ def fork_server() -> tuple[str, subprocess.Popen[str]]:
     return address, server
 
 
+@contextmanager
+def quick_processes() -> Iterator[None]:
+    """The environment of sessions whose Python processes start quickly."""
+    with pytest.MonkeyPatch.context() as patch:
+        path = os.pathsep.join([str(_WORKERS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+        patch.setenv("PYTHONPATH", path)
+        patch.setenv("STRANDLINE_TESTS_FORK_SERVER", fork_server()[0])
+        yield
+
+
 def quick_session(name: str, *, cores: int = 2, memory: str = "2g") -> SparkSession:
     """A session for tests, whose Python processes start quickly."""
     quick = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -58,10 +69,7 @@ def quick_session(name: str, *, cores: int = 2, memory: str = "2g") -> SparkSess
         "spark.sql.streaming.checkpointFileManagerClass": quick,
         "spark.python.authenticate.socketTimeout": f"{_PATIENCE}s",
     }
-    with pytest.MonkeyPatch.context() as patch:
-        path = os.pathsep.join([str(_WORKERS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-        patch.setenv("PYTHONPATH", path)
-        patch.setenv("STRANDLINE_TESTS_FORK_SERVER", fork_server()[0])
+    with quick_processes():
         return local_session(name, cores=cores, memory=memory, short_lived=True, log_level="OFF", **conf)
 
 

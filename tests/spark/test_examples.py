@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
+import pyspark
 import pytest
+
+import strandline as sl
+from tests.spark.helpers import quick_processes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def output(name: str, folder: Path) -> list[str]:
+def output(name: str, place: Path | str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), str(folder)],
+        [sys.executable, str(EXAMPLES / name), str(place)],
         capture_output=True,
         text=True,
         check=False,
@@ -31,3 +38,37 @@ def test_orders_on_spark_gives_the_same_again(tmp_path: Path) -> None:
     assert first[2] == "c0: 143 orders, 7,071.00 in all"
     assert len(first) == 9
     assert output("orders_on_spark.py", tmp_path) == first
+
+
+def run_pipeline(folder: Path) -> None:
+    """``spark-pipelines run`` in a folder, with a catalog that stays there."""
+    command = [str(Path(pyspark.__file__).parent / "bin" / "spark-pipelines"), "run"]
+    settings = {
+        "spark.sql.catalogImplementation": "hive",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",
+    }
+    conf = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    with quick_processes():
+        here = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        done = subprocess.run(
+            [*command, *conf], cwd=folder, env={**os.environ, **here}, capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1800)
+def test_a_declarative_pipeline_adds_what_is_new_in_each_run(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLES / "declarative_pipeline", tmp_path, dirs_exist_ok=True)
+    spec = tmp_path / "spark-pipeline.yml"
+    spec.write_text(spec.read_text().replace("/tmp/declarative_pipeline", str(tmp_path)))
+    for upto in (1000, 2000):
+        output("declarative_pipeline/append_orders.py", f"file://{tmp_path}/orders")
+        run_pipeline(tmp_path)
+        rows = pq.read_table(tmp_path / "spark-warehouse" / "orders").column("id").to_pylist()
+        assert sorted(rows) == list(range(upto))
+        with sl.open(f"file://{tmp_path}/large_orders") as large:
+            values = [json.loads(value) for batch in large.read() for value in batch.column("value").to_pylist()]
+        assert [value["id"] for value in values] == [number for number in range(upto) if number % 100 > 90]
