@@ -119,7 +119,7 @@ def test_an_error_of_a_task_is_raised_as_it_is(spark: SparkSession) -> None:
 def test_another_version_of_the_package_on_executors_is_refused(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strandline.spark.executor_pool.version", lambda _: "0.0.1")
+    monkeypatch.setattr("strandline.spark.task_payload.version", lambda _: "0.0.1")
     with pytest.raises(UnsupportedVersion, match=r"The driver has version 0\.0\.1 of strandline and an executor has"):
         list(ExecutorPool(spark).run([dict], "a job"))
 

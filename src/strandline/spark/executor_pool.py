@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pyspark.sql import SparkSession
 
 from strandline.errors import JobFailed, StrandlineError
-from strandline.spark.pipelines.workers import FrameJobs, JobLabels, RddJobs, check_version, pickled
+from strandline.spark.failures import is_lost_worker
+from strandline.spark.pipelines.workers import FrameJobs, JobLabels, RddJobs
+from strandline.spark.task_payload import packed, unpacked
+from strandline.storage.clock import CHANCE, CLOCK
+from strandline.storage.retry import Backoff
 
 R = TypeVar("R")
+_LOST: Final = Backoff(attempts=4, base=0.5, ceiling=8.0)
+"""How often a job is run that loses its workers. ``local[N]`` repeats no task by itself."""
 
 
 class ExecutorPool:
     """Runs the tasks of a bulk job on executors, of a classic session or over Spark Connect.
 
-    Results come when all tasks are done. A failed task is repeated by Spark; an error of this package is raised as it
-    is, whatever else ends the job is ``JobFailed``.
+    Results come when all tasks are done. A failed task is repeated by Spark, and a job that ended because workers were
+    killed, or did not start in time, is run again. An error of this package is raised as it is; whatever else ends
+    the job is ``JobFailed``.
     """
 
     def __init__(self, spark: Any) -> None:
@@ -36,9 +42,8 @@ class ExecutorPool:
         """The results; see :class:`~strandline.storage.task_pool.TaskPool`."""
         if not tasks:
             return
-        items = [pickled((version("strandline"), task), "A task of the job") for task in tasks]
-        with self._labels.shown(title):
-            answers = list(self._jobs.run(items, _done))
+        items = [packed(task, "A task of the job") for task in tasks]
+        answers = self._answers(items, title)
         if len(answers) != len(items):
             raise JobFailed(f"Only {len(answers)} of {len(items)} tasks of a Spark job answered: {title}. Try again.")
         for number, answer in answers:
@@ -46,6 +51,18 @@ class ExecutorPool:
             if isinstance(found, StrandlineError):
                 raise found
             yield number, found
+
+    def _answers(self, items: Sequence[bytes], title: str) -> list[tuple[int, bytes]]:
+        attempt = 0
+        while True:
+            try:
+                with self._labels.shown(title):
+                    return list(self._jobs.run(items, _done))
+            except JobFailed as error:
+                attempt += 1
+                if attempt >= _LOST.attempts or not is_lost_worker(error.__cause__):
+                    raise
+                CLOCK.sleep(_LOST.pause(attempt - 1, CHANCE.jitter()))
 
 
 def executors(spark: Any) -> ExecutorPool:
@@ -56,8 +73,6 @@ def executors(spark: Any) -> ExecutorPool:
 def _done(item: bytes) -> bytes:
     """One task, on an executor. Its answer is the result, or the Strandline error that it met."""
     try:
-        package, task = pickle.loads(item)  # noqa: S301 - written by our own driver
-        check_version(package)
-        return pickle.dumps(task())
+        return pickle.dumps(unpacked(item)())
     except StrandlineError as error:
         return pickle.dumps(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from pyspark.errors import AnalysisException
 
@@ -12,6 +12,14 @@ from strandline import errors
 from strandline.errors import InvalidInput, StrandlineError, TransformFailed, printable
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.retry import Backoff
+
+if TYPE_CHECKING:
+    GatewayError = OSError
+else:
+    try:
+        from py4j.protocol import Py4JError as GatewayError
+    except ModuleNotFoundError:  # pyspark-client, which talks to Spark Connect alone
+        GatewayError = ConnectionError
 
 R = TypeVar("R")
 
@@ -80,6 +88,11 @@ def user_traceback(error: BaseException | None) -> str | None:
         return str(error)
     found = _TRACEBACK.findall(str(error)) if error is not None else []
     return None if not found or any(_OWN_FRAME.search(one) for one in found) else str(found[-1])
+
+
+def is_lost_worker(error: BaseException | None) -> bool:
+    """Whether a job failed without an error of Python: an executor is lost, a worker was killed or did not start."""
+    return error is not None and _TRACEBACK.search(str(error)) is None
 
 
 def unpicklable(what: str, error: BaseException) -> InvalidInput:

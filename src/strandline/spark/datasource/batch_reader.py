@@ -16,9 +16,10 @@ from strandline.spark.datasource.opened import OpenedLog, check_reaches, report_
 from strandline.spark.datasource.planning import resolve
 from strandline.spark.failures import retried
 from strandline.spark.options import ReadOptions
+from strandline.spark.task_payload import SameVersion
 
 
-class LogReader(DataSourceReader):
+class LogReader(SameVersion, DataSourceReader):
     """One batch query: everything from the starting to the ending offset, as of planning."""
 
     def __init__(self, options: ReadOptions, columns: pa.Schema, decoding: Decoding | None = None) -> None:

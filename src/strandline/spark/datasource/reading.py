@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Annotated, Any, Final, cast
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
@@ -25,7 +24,7 @@ from strandline.model.records import READ_SCHEMA
 from strandline.spark.datasource.opened import report_skipped
 from strandline.spark.datasource.planning import TierBoundary, admit, resolve, scans, spark_path
 from strandline.spark.datasource.shaping import SPARK_SCHEMA
-from strandline.spark.failures import retried
+from strandline.spark.failures import GatewayError, retried
 from strandline.spark.opening import SharedLog, access_options, opened
 from strandline.spark.options import ReadOptions, parse_options
 from strandline.tier.read.cold_reader import ColdPiece
@@ -241,7 +240,7 @@ class _Tables:
         java = cast("Any", self.spark)
         try:
             java._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass("s3a", java._jsc.hadoopConfiguration())  # noqa: SLF001
-        except (Py4JError, PySparkException):
+        except (GatewayError, PySparkException):
             return False
         return True
 

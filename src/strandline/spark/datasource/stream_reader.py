@@ -25,9 +25,10 @@ from strandline.spark.datasource.planning import decode_offset, encode_offset, n
 from strandline.spark.datasource.stream_slot import StreamSlot
 from strandline.spark.failures import retried
 from strandline.spark.options import ReadOptions
+from strandline.spark.task_payload import SameVersion
 
 
-class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class LogStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query. Its offsets only grow; limits apply at the boundaries of batches, which are never split."""
 
     def __init__(self, options: ReadOptions, columns: pa.Schema, decoding: Decoding | None = None) -> None:

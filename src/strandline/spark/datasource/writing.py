@@ -27,6 +27,7 @@ from strandline.model.records import RECORD_SCHEMA, conform
 from strandline.opening import open_url
 from strandline.spark.datasource.outbox import forward, needs_outbox, outbox_log
 from strandline.spark.failures import retried
+from strandline.spark.task_payload import SameVersion
 from strandline.spark.write_options import WriteOptions, parse_write_options
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.tier.read.tiered_log import TieredLog
@@ -131,7 +132,7 @@ def _check_time(schema: StructType, name: str, fields: Sequence[str]) -> None:
         )
 
 
-class LogWriter(DataSourceArrowWriter):
+class LogWriter(SameVersion, DataSourceArrowWriter):
     """One batch job: all of its rows become records of the log, in the order of the partitions, or none of them."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
@@ -160,7 +161,7 @@ class LogWriter(DataSourceArrowWriter):
         _discarded(self._append, None)
 
 
-class LogStreamWriter(DataSourceStreamArrowWriter):
+class LogStreamWriter(SameVersion, DataSourceStreamArrowWriter):
     """One streaming query: the rows of a micro-batch become records of the log once, however often it is repeated.
 
     The log remembers the query's last micro-batch, in the same write that lists its records.

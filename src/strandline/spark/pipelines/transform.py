@@ -8,14 +8,13 @@ from pickle import PicklingError
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from strandline.errors import InvalidInput
-from strandline.spark.failures import unpicklable
+from strandline.spark.failures import GatewayError, unpicklable
 from strandline.tables.rows.types import storable
 
 Transform: TypeAlias = Callable[[Any], Any] | str
@@ -53,7 +52,7 @@ class FrameTransform:
             schema = self(empty).schema
         except PicklingError as error:
             raise unpicklable("The transform", error) from error
-        except (PySparkException, Py4JError) as error:
+        except (PySparkException, GatewayError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise InvalidInput(f"The transform cannot be applied to the changes: {reason}") from error
         if not schema.names:

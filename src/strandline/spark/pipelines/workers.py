@@ -17,17 +17,17 @@ from importlib.metadata import version
 from typing import Any, Final, Literal, TypeAlias, cast
 
 import pyarrow as pa
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from strandline.errors import JobFailed, StrandlineError, UnsupportedVersion
+from strandline.errors import JobFailed, StrandlineError
 from strandline.log.read.planning import pack
 from strandline.model.cursor import Span
 from strandline.model.sink import Part, Written
-from strandline.spark.failures import UserFailures, unpicklable, unwrapped
+from strandline.spark.failures import GatewayError, UserFailures, unpicklable, unwrapped
 from strandline.spark.pipelines.shuffle import ShuffleJob, divided_spans, observed_reports
 from strandline.spark.pipelines.transform import FrameTransform
+from strandline.spark.task_payload import check_version, packed, unpacked
 from strandline.tables.files.part import TablePart
 from strandline.tables.work import InProcess, assigned, is_shuffled, written
 
@@ -93,9 +93,8 @@ class SparkWorkers:
         return done
 
     def _refetched(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
-        package = version("strandline")
         what = "The sink's transform, or its codec,"
-        items = [pickled((package, part, list(own)), what) for part, own in assigned(parts, spans)]
+        items = [packed((part, list(own)), what) for part, own in assigned(parts, spans)]
         answers = dict(self._jobs.run(items, _task))
         if len(answers) != len(items):
             raise JobFailed(f"Only {len(answers)} of {len(items)} tasks of a Spark job answered: {title}. Try again.")
@@ -146,13 +145,13 @@ class JobLabels:
             yield
         except pickle.PicklingError as error:
             raise unpicklable("The transform", error) from error
-        except (Py4JError, PySparkException, OSError) as error:
+        except (GatewayError, PySparkException, OSError) as error:
             found = unwrapped(error)
             if isinstance(found, StrandlineError):
                 raise found from error
             raise _failed(title, error) from error
         finally:
-            with contextlib.suppress(Py4JError, PySparkException, OSError):
+            with contextlib.suppress(GatewayError, PySparkException, OSError):
                 if isinstance(self.spark, SparkSession):
                     self.spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
                     self.spark.sparkContext.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
@@ -161,37 +160,17 @@ class JobLabels:
 
     def cancel(self) -> None:
         """Cancel what runs."""
-        with contextlib.suppress(Py4JError, PySparkException, OSError):
+        with contextlib.suppress(GatewayError, PySparkException, OSError):
             if isinstance(self.spark, SparkSession):
                 self.spark.sparkContext.cancelJobGroup(self._tag)
             else:
                 self.spark.interruptTag(self._tag)
 
 
-def pickled(value: object, what: str) -> bytes:
-    """The value for executors, also with functions that a user wrote in a notebook; ``what`` names it in an error."""
-    from pyspark import cloudpickle
-
-    try:
-        return bytes(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
-    except Exception as error:  # whatever the classes of the user's objects raise
-        raise unpicklable(what, error) from error
-
-
-def check_version(package: str) -> None:
-    """``UnsupportedVersion`` unless this process has the driver's version of the package."""
-    mine = version("strandline")
-    if package != mine:
-        raise UnsupportedVersion(
-            f"The driver has version {package} of strandline and an executor has {mine}: install the same on both."
-        )
-
-
 def _task(item: bytes) -> bytes:
     """One part, on an executor. Its answer is the report, or the Strandline error that it met."""
     try:
-        package, part, spans = pickle.loads(item)  # noqa: S301 - written by our own driver
-        check_version(package)
+        part, spans = unpacked(item)
         return pickle.dumps(written(part, spans))
     except StrandlineError as error:
         return pickle.dumps(error)
