@@ -109,3 +109,15 @@ def test_the_session_listens_on_the_loopback_address_only_and_workers_run_this_p
 
 def test_a_second_call_gives_the_same_session(spark):
     assert session.local_session("another") is spark
+
+
+def test_the_client_of_spark_connect_needs_neither_py4j_nor_a_jvm() -> None:
+    names = "follow, executors, rebuild, start, listen, read, StrandlineDataSource"
+    program = f"""
+import sys
+sys.modules["py4j"] = sys.modules["pyspark.core"] = None  # as in pyspark-client
+import strandline as sl
+print([name for name in "{names}".split(", ") if getattr(sl.spark, name) is None])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from strandline.spark.pipelines.pipeline import follow as follow
     from strandline.spark.pipelines.progress import PipelineProgress as PipelineProgress
     from strandline.spark.pipelines.rebuilding import rebuild as rebuild
+    from strandline.spark.query_start import start as start
     from strandline.spark.session import local_session as local_session
 
 # Lazy, because executors import this package for the data source alone.
@@ -37,6 +38,7 @@ _get, __dir__, __all__ = lazy(
         "local_session": "strandline.spark.session",
         "read": "strandline.spark.datasource.reading",
         "rebuild": "strandline.spark.pipelines.rebuilding",
+        "start": "strandline.spark.query_start",
     },
 )
 

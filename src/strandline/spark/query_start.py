@@ -1,0 +1,43 @@
+"""Starts of streaming queries on busy machines, where the process of a Python source is late."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any, Final
+
+from strandline.model.arguments import Positive, anything, checked
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.retry import Backoff
+
+_LOGGER: Final = logging.getLogger(__name__)
+_LATE: Final = "Python worker failed to connect back"
+_POLL: Final = 0.05
+
+
+@checked(name="spark.start")
+def start(
+    writer: Annotated[Any, anything("a DataStreamWriter")],
+    path: str | None = None,
+    *,
+    attempts: Positive = 8,
+    clock: Clock = CLOCK,
+    chance: Chance = CHANCE,
+) -> Any:
+    """Start a streaming query, and again if the Python process of its source did not start within ten seconds.
+
+    Spark does not change that time, and ends the query; no micro-batch has begun then. Returns the query when its
+    sources are ready, or when it has ended for another reason, which ``awaitTermination`` raises as ever. ``writer`` is
+    a ``DataStreamWriter`` and ``path`` what its ``start`` takes; works on classic sessions and on Spark Connect.
+    """
+    pauses = Backoff(attempts=attempts, base=0.5, ceiling=8.0)
+    for attempt in range(attempts):
+        query = writer.start() if path is None else writer.start(path)
+        while query.isActive and str(query.status["message"]).startswith("Initializing"):
+            clock.sleep(_POLL)
+        error = query.exception()
+        if error is None or _LATE not in str(error):
+            break
+        _LOGGER.warning("The process of a source did not start in time (attempt %d of %d).", attempt + 1, attempts)
+        if attempt + 1 < attempts:
+            clock.sleep(pauses.pause(attempt, chance.jitter()))
+    return query
