@@ -25,8 +25,11 @@ _QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
 class Cluster:
     """One master and two workers on loopback, each with its own working directory and its own local folders."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, has_package: bool = True) -> None:
+        """``has_package``: whether the Python of its machines has this package."""
         self._folder = folder
+        path = os.environ.get("PYTHONPATH", "")
+        self._python = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path} if has_package else {}
         self._stack = ExitStack()
         self.master = ""
 
@@ -61,9 +64,8 @@ class Cluster:
             "SPARK_LOG_DIR": str(folder),
             "SPARK_DAEMON_MEMORY": "512m",
             "SPARK_DAEMON_JAVA_OPTS": _QUICK,
-            "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             "PYTHONDONTWRITEBYTECODE": "1",
+            **self._python,
         }
 
     def started(self, name: str, command: Sequence[str], ready: str) -> str:
