@@ -43,6 +43,20 @@ class DiesOnce:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_at(function: str, time: int) -> None:
+    """Kill this process where its main thread calls a function for the n-th time."""
+    seen = 0
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        nonlocal seen
+        if event == "call" and frame.f_code.co_name == function:
+            seen += 1
+            if seen == time:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(watch)
+
+
 class KillingPool:
     """A pool that kills the worker of one task of each job, within the given function."""
 
@@ -67,3 +81,17 @@ class KillingPool:
         assert marks
         assert all(mark.exists() for mark in marks), "a job lost no task"
         return {mark.read_text() for mark in marks}
+
+
+class KilledOnce:
+    """A transform that kills the Python worker in which it runs, the first time."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = str(mark)
+
+    def __call__(self, rows):
+        if rows.num_rows and not os.path.exists(self.mark):
+            with open(self.mark, "x"):
+                pass
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rows

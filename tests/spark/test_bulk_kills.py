@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 import strandline as sl
@@ -16,8 +17,9 @@ from strandline.model.segments import SegmentState
 from strandline.spark.executor_pool import ExecutorPool
 from strandline.tier.copy.segment_files import segment_path
 from tests.bulk.test_export import exported
+from tests.bulk.test_snapshot import content, followed
 from tests.spark.helpers import append, new_log, numbered
-from tests.spark.killers import KillingPool
+from tests.spark.killers import KilledOnce, KillingPool
 
 
 @pytest.fixture
@@ -52,6 +54,41 @@ def test_a_verification_that_loses_a_worker_counts_each_record_once(pool: Killin
     assert pool.killed()
     assert done.verification.examined["records"] == 100
     assert done.rows == sl.bulk.verify(log).rows
+
+
+@pytest.mark.parametrize("pool", ["put"], indirect=True)
+def test_a_load_that_loses_a_worker_has_each_row_once(pool: KillingPool, log: sl.log.ObjectLog, tmp_path: Path) -> None:
+    sl.bulk.export(log, tmp_path / "export", part_bytes=1)
+    with new_log(tmp_path, "loaded") as target:
+        files = sorted((tmp_path / "export").glob("part-*"))
+        assert sl.bulk.load(files, target, job="again", pool=pool).records == 100
+        assert pool.killed() == {"LoadTask"}
+        assert sl.bulk.load(files, target, job="again", pool=pool.pool).records == 100, "it is in the log"
+        assert read(target).equals(read(log))
+
+
+@pytest.mark.parametrize("pool", ["put"], indirect=True)
+def test_a_snapshot_that_loses_workers_is_that_of_a_follower(
+    pool: KillingPool, log: sl.log.ObjectLog, tmp_path: Path
+) -> None:
+    done = sl.bulk.build_snapshot(log, tmp_path / "snapshot", pool=pool, group_bytes=1)
+    assert pool.killed() == {"ReduceTask", "MergeTask"}
+    assert content(done.folder) == followed(log)
+
+
+@pytest.mark.parametrize("mode", ["append", pytest.param("latest", marks=pytest.mark.matrix)])
+def test_a_rebuild_that_loses_a_worker_is_right(
+    spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path, mode: Any
+) -> None:
+    mark = tmp_path / "killed"
+    sink = sl.DeltaSink(tmp_path / "table", mode=mode, transform=KilledOnce(mark))
+    mark.touch()
+    sl.follow(log, sink, until="end")
+    DeltaTable(tmp_path / "table").delete()  # damaged by another writer
+    mark.unlink()
+    assert sl.spark.rebuild(spark, log, sink, place="executors").next == 100
+    assert mark.exists()
+    assert sl.tables.verify(sink, log).is_right
 
 
 @pytest.mark.parametrize("pool", ["put_segment"], indirect=True)

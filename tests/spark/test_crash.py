@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from tests.spark.helpers import (
     numbered,
     truth,
 )
+from tests.spark.killers import KilledOnce
 
 NOW = {"availableNow": True}
 STEPS = ("planned", "written", "committed", "advanced")
@@ -121,23 +121,9 @@ def test_a_driver_killed_at_every_step_leaves_a_right_table(spark, log, table, m
 # --- workers that die, and jobs that fail ----------------------------------------------------------------------------
 
 
-class DiesOnce:
-    """A transform that kills the Python worker in which it runs, the first time."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = str(mark)
-
-    def __call__(self, rows):
-        if rows.num_rows and not os.path.exists(self.mark):
-            with open(self.mark, "x"):
-                pass
-            os.kill(os.getpid(), signal.SIGKILL)
-        return rows
-
-
 @pytest.mark.parametrize("mode", ["append", pytest.param("latest", marks=pytest.mark.matrix)])
 def test_a_killed_python_worker_is_replaced_and_the_range_is_applied_once(spark, log, table, tmp_path, mode):
-    sink = sl.DeltaSink(str(table), mode=mode, transform=DiesOnce(tmp_path / "killed"))
+    sink = sl.DeltaSink(str(table), mode=mode, transform=KilledOnce(tmp_path / "killed"))
     seen = []
     run(spark, log, sink, slot="s", place="executors", hook=seen.append)
     assert (tmp_path / "killed").exists()

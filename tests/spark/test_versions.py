@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from strandline.errors import UnsupportedVersion
+from strandline.log.topic.logs import open_object_topic
 from strandline.spark import StrandlineDataSource
 from strandline.spark.datasource.shaping import SPARK_SCHEMA
 from strandline.spark.task_payload import packed, unpacked
@@ -21,6 +22,19 @@ SENT: dict[str, Callable[[StrandlineDataSource], Any]] = {
     "a write": lambda source: source.writer(SPARK_SCHEMA, overwrite=False),
     "a stream's write": lambda source: source.streamWriter(SPARK_SCHEMA, overwrite=False),
 }
+
+
+@pytest.mark.parametrize("kind", ["reader", "streamReader"])
+def test_readers_of_topics_of_another_version_are_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_object_topic(f"file://{tmp_path}/topic", 2, create=True)
+    sent = getattr(StrandlineDataSource({"path": f"file://{tmp_path}/topic", "logFormat": "topic"}), kind)(SPARK_SCHEMA)
+    with monkeypatch.context() as other:
+        other.setattr("strandline.spark.task_payload.version", lambda _: "0.0.1")
+        payload = pickle.dumps(sent)
+    with pytest.raises(UnsupportedVersion):
+        pickle.loads(payload)
 
 
 @pytest.mark.parametrize("what", SENT)

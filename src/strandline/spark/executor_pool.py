@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
 
 from strandline.errors import JobFailed, StrandlineError
-from strandline.spark.failures import is_lost_worker
+from strandline.spark.failures import rerun_if_lost
 from strandline.spark.pipelines.workers import FrameJobs, JobLabels, RddJobs
 from strandline.spark.task_payload import packed, unpacked
-from strandline.storage.clock import CHANCE, CLOCK
-from strandline.storage.retry import Backoff
 
 R = TypeVar("R")
-_LOST: Final = Backoff(attempts=4, base=0.5, ceiling=8.0)
-"""How often a job is run that loses its workers. ``local[N]`` repeats no task by itself."""
 
 
 class ExecutorPool:
@@ -43,7 +39,7 @@ class ExecutorPool:
         if not tasks:
             return
         items = [packed(task, "A task of the job") for task in tasks]
-        answers = self._answers(items, title)
+        answers = rerun_if_lost(lambda: self._answers(items, title))
         if len(answers) != len(items):
             raise JobFailed(f"Only {len(answers)} of {len(items)} tasks of a Spark job answered: {title}. Try again.")
         for number, answer in answers:
@@ -53,16 +49,8 @@ class ExecutorPool:
             yield number, found
 
     def _answers(self, items: Sequence[bytes], title: str) -> list[tuple[int, bytes]]:
-        attempt = 0
-        while True:
-            try:
-                with self._labels.shown(title):
-                    return list(self._jobs.run(items, _done))
-            except JobFailed as error:
-                attempt += 1
-                if attempt >= _LOST.attempts or not is_lost_worker(error.__cause__):
-                    raise
-                CLOCK.sleep(_LOST.pause(attempt - 1, CHANCE.jitter()))
+        with self._labels.shown(title):
+            return list(self._jobs.run(items, _done))
 
 
 def executors(spark: Any) -> ExecutorPool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from pyspark.errors import AnalysisException
 
 from strandline import errors
-from strandline.errors import InvalidInput, StrandlineError, TransformFailed, printable
+from strandline.errors import InvalidInput, JobFailed, StrandlineError, TransformFailed, printable
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.retry import Backoff
 
@@ -30,6 +30,8 @@ _SAME_FAILURES: Final = 3
 
 PATIENCE: Final = Backoff(attempts=6, base=0.5, ceiling=8.0)
 """On top of the store's own retries: a query that ends has to be restarted by its user."""
+
+_LOST: Final = Backoff(attempts=4, base=0.5, ceiling=8.0)
 
 _OURS = re.compile(r"strandline\.errors\.(\w+): ([^\n]*)")
 
@@ -90,9 +92,21 @@ def user_traceback(error: BaseException | None) -> str | None:
     return None if not found or any(_OWN_FRAME.search(one) for one in found) else str(found[-1])
 
 
-def is_lost_worker(error: BaseException | None) -> bool:
-    """Whether a job failed without an error of Python: an executor is lost, a worker was killed or did not start."""
-    return error is not None and _TRACEBACK.search(str(error)) is None
+def rerun_if_lost(job: Callable[[], R], *, clock: Clock = CLOCK, chance: Chance = CHANCE) -> R:
+    """Run a Spark job; again, a bounded number of times, if it failed without an error of Python.
+
+    An executor was lost then, or a worker was killed or did not start. ``local[N]`` repeats no task by itself.
+    """
+    attempt = 0
+    while True:
+        try:
+            return job()
+        except JobFailed as error:
+            attempt += 1
+            is_lost = error.__cause__ is not None and _TRACEBACK.search(str(error.__cause__)) is None
+            if attempt >= _LOST.attempts or not is_lost:
+                raise
+            clock.sleep(_LOST.pause(attempt - 1, chance.jitter()))
 
 
 def unpicklable(what: str, error: BaseException) -> InvalidInput:

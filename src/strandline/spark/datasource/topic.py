@@ -26,6 +26,7 @@ from strandline.spark.datasource.shaping import SPARK_SCHEMA
 from strandline.spark.datasource.stream_reader import LogStreamReader
 from strandline.spark.failures import retried
 from strandline.spark.options import ReadOptions, parse_options
+from strandline.spark.task_payload import SameVersion
 
 TOPIC: Final = "topic"
 """The ``logFormat`` of a topic."""
@@ -124,7 +125,7 @@ class _Numbered:
             yield pa.RecordBatch.from_arrays([columns[name] for name in self.columns.names], schema=self.columns)
 
 
-class TopicReader(DataSourceReader):
+class TopicReader(SameVersion, DataSourceReader):
     """One batch query over all partitions, each as of planning."""
 
     def __init__(self, options: Sequence[ReadOptions], schema: StructType) -> None:
@@ -144,7 +145,7 @@ class TopicReader(DataSourceReader):
         return self._numbered.added(log.read(partition.part), partition.partition)
 
 
-class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class TopicStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query over all partitions. The limits of a trigger are divided among them."""
 
     def __init__(self, options: Sequence[ReadOptions], schema: StructType) -> None:

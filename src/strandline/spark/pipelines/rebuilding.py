@@ -36,4 +36,4 @@ def rebuild(
     with opened(log, given) as source:
         sink.meet(source)
         end = source.end().next if upto is None else upto
-        return sink.rebuilt(source, end, SparkWorkers(spark, place))
+        return sink.rebuilt(source, end, SparkWorkers(spark, place, reruns=True))

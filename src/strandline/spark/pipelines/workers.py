@@ -24,7 +24,7 @@ from strandline.errors import JobFailed, StrandlineError
 from strandline.log.read.planning import pack
 from strandline.model.cursor import Span
 from strandline.model.sink import Part, Written
-from strandline.spark.failures import GatewayError, UserFailures, unpicklable, unwrapped
+from strandline.spark.failures import GatewayError, UserFailures, rerun_if_lost, unpicklable, unwrapped
 from strandline.spark.pipelines.shuffle import ShuffleJob, divided_spans, observed_reports
 from strandline.spark.pipelines.transform import FrameTransform
 from strandline.spark.task_payload import check_version, packed, unpacked
@@ -50,8 +50,13 @@ class SparkWorkers:
         job_bytes: int = JOB_BYTES,
         transform: FrameTransform | None = None,
         columns: pa.Schema | None = None,
+        reruns: bool = False,
     ) -> None:
-        """Work with a session, classic or Spark Connect. ``columns`` are those of the transform's rows."""
+        """Work with a session, classic or Spark Connect. ``columns`` are those of the transform's rows.
+
+        ``reruns``: a job that lost its workers is run again here. A pipeline does that by itself, from its cursor.
+        """
+        self._reruns = reruns
         self._spark = spark
         self._labels = JobLabels(spark)
         self._jobs = RddJobs(spark) if isinstance(spark, SparkSession) else FrameJobs(spark)
@@ -82,6 +87,9 @@ class SparkWorkers:
             return self._here.run(parts, spans, title)
         if self._is_cancelled:
             raise JobFailed(f"The pipeline is being stopped; nothing of this was committed: {title}")
+        return rerun_if_lost(lambda: self._run(parts, spans, title)) if self._reruns else self._run(parts, spans, title)
+
+    def _run(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
         self.ran_jobs += 1
         try:
             with self._labels.shown(title):
