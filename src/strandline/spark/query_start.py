@@ -30,14 +30,19 @@ def start(
     a ``DataStreamWriter`` and ``path`` what its ``start`` takes; works on classic sessions and on Spark Connect.
     """
     pauses = Backoff(attempts=attempts, base=0.5, ceiling=8.0)
-    for attempt in range(attempts):
-        query = writer.start() if path is None else writer.start(path)
-        while query.isActive and str(query.status["message"]).startswith("Initializing"):
-            clock.sleep(_POLL)
+    for attempt in range(attempts - 1):
+        query = _started(writer, path, clock)
         error = query.exception()
         if error is None or _LATE not in str(error):
-            break
+            return query
         _LOGGER.warning("The process of a source did not start in time (attempt %d of %d).", attempt + 1, attempts)
-        if attempt + 1 < attempts:
-            clock.sleep(pauses.pause(attempt, chance.jitter()))
+        clock.sleep(pauses.pause(attempt, chance.jitter()))
+    return _started(writer, path, clock)
+
+
+def _started(writer: Any, path: str | None, clock: Clock) -> Any:
+    """A query whose sources are ready, or which has ended."""
+    query = writer.start() if path is None else writer.start(path)
+    while query.isActive and str(query.status["message"]).startswith("Initializing"):
+        clock.sleep(_POLL)
     return query
