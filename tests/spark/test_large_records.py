@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -16,17 +17,17 @@ from pyspark.sql import SparkSession
 import strandline as sl
 from strandline.formats.object.head import encode_chunk
 from strandline.log.object import ObjectLog
-from strandline.log.object.head.edits import BatchListing, apply_spills, list_batches, plan_spills
+from strandline.log.object.head.edits import apply_spills, list_batches, plan_spills
 from strandline.log.object.head.index import chunk_path
+from strandline.log.object.upload import ObjectDraft
 from strandline.model.head import WriterId
+from strandline.model.records import Op, record_batch
 from strandline.model.stamp import OpId
 from tests.spark.helpers import NOW, append, new_log, put
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 SIZE = 200_000_000
 COUNT = 100_000
-LINKS = 10_000
-"""Names of one file; file systems bound them."""
 
 
 @pytest.fixture(scope="module")
@@ -90,26 +91,27 @@ def test_a_hundred_thousand_batches_of_one_record_are_read(spark: SparkSession, 
 
 
 def filled(folder: Path, count: int) -> ObjectLog:
-    """A log of batches of one record each; all are links to a few files, as only the listing tells them apart."""
+    """A log of real batches of one record each, listed as so many appends would have."""
     log = new_log(folder.parent, folder.name)
     writer = WriterId(uuid4())
-    append(log, [put(b"key", b"v" * 100)])
-    (entry,) = log.head().tail
     head = log.head()
-    for number in range(1, count):
-        location = f"{Path(entry.location).parent}/{number:032x}.batch"
-        if number % LINKS == 1:
-            shutil.copy(folder / entry.location, folder / location)
-            source = folder / location
-        else:
-            os.link(source, folder / location)
-        listing = BatchListing(location, 0, 1, entry.size, entry.oldest, entry.newest, writer, number - 1, 0)
+    draft = ObjectDraft()
+    draft.add([record_batch(timestamps=[NOW], ops=[Op.PUT], keys=[b"key"], values=[b"v" * 100])])
+    for number in range(count):
+        sealed = draft.sealed(writer, number)
+        location = f"batches/{0:016d}/{number:032x}.batch"
+        listing = replace(sealed.listing, location=location)
+        store(folder / location, sealed.parts)
         spills = plan_spills(head)
         for spill in spills:
-            path = folder / chunk_path(spill.reference, spill.level)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(encode_chunk(spill.items, spill.level))
+            store(folder / chunk_path(spill.reference, spill.level), [encode_chunk(spill.items, spill.level)])
         head = apply_spills(list_batches(head, [listing], NOW + number), spills)
     final = head
     log._lister.cell.update(OpId(uuid4()), lambda _: final)
     return sl.open(log.url)
+
+
+def store(path: Path, parts: Iterable[Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.writelines(parts)
