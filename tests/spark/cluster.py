@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -119,6 +121,40 @@ def executor_of(worker: int) -> psutil.Process:
         if any("CoarseGrainedExecutorBackend" in word for word in parent.cmdline()):
             return parent
     raise AssertionError(f"process {worker} is no Python worker of an executor")
+
+
+@contextmanager
+def executor_killer(limit: float = 600) -> Iterator[tuple[int, dict[str, int]]]:
+    """A port at which tasks name their process and their job: the executor of each job's first one is killed there.
+
+    All others are answered and go on. Also what was killed: the executor's process by job.
+    """
+    killed: dict[str, int] = {}
+    done = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(limit)
+
+        def serve() -> None:
+            while not done.is_set():
+                try:
+                    line, _ = server.accept()
+                except OSError:
+                    return
+                with line:
+                    pid, _, job = line.recv(64).decode().strip().partition(" ")
+                    if pid and job not in killed:
+                        executor = executor_of(int(pid))
+                        killed[job] = executor.pid
+                        executor.kill()
+                        executor.wait(60)
+                    elif pid:
+                        line.sendall(b"1")
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1], killed
+        done.set()
+    thread.join(10)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -6,9 +6,7 @@ import json
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,7 +17,7 @@ from deltalake import DeltaTable
 
 import strandline as sl
 from tests.servers import S3Server
-from tests.spark.cluster import Cluster, executor_of
+from tests.spark.cluster import Cluster, executor_killer
 from tests.spark.helpers import append, delete, new_log, put
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
@@ -45,7 +43,7 @@ class Gate:
         import os, socket
         if rows.num_rows:
             with socket.create_connection(("127.0.0.1", self.port)) as line:
-                line.sendall(f"{os.getpid()}\\n".encode())
+                line.sendall(f"{os.getpid()} append\\n".encode())
                 line.recv(1)
         return rows
 
@@ -160,42 +158,10 @@ def check_nothing_is_shown(given: dict[str, Any], found: dict[str, Any]) -> None
     assert given["options"]["secret_access_key"] not in found["shown"]
 
 
-@contextmanager
-def gate(limit: float = 600) -> Iterator[tuple[int, list[int], threading.Event]]:
-    """A door: the first task that comes there is held until its executor has been killed, all others pass."""
-    killed: list[int] = []
-    done = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(limit)
-
-        def serve() -> None:
-            while not done.is_set():
-                try:
-                    line, _ = server.accept()
-                except OSError:
-                    return
-                with line:
-                    pid = line.recv(64).decode().strip()
-                    if pid and not killed:
-                        executor = executor_of(int(pid))
-                        killed.append(executor.pid)
-                        executor.kill()
-                        executor.wait(60)
-                        continue
-                    if pid:
-                        line.sendall(b"1")
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield server.getsockname()[1], killed, done
-        done.set()
-    thread.join(10)
-
-
 def test_an_executor_that_dies_in_a_task_costs_no_record_and_doubles_none(cluster, given, tmp_path):
-    with gate() as (port, killed, _):
+    with executor_killer() as (port, killed):
         found = run_driver(cluster, {**given, "gate": port})
-    assert len(killed) == 1
+    assert list(killed) == ["append"]
     check_tables(given, tmp_path)
     assert min(found["jobs"]) >= 1
     check_nothing_is_shown(given, found)
