@@ -15,6 +15,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.disk import LocalDisk
 from strandline.tables.delta.sink import DeltaSink
+from strandline.tables.delta.table import FollowedDelta
 
 LOG = UUID(int=5)
 
@@ -57,32 +58,58 @@ def test_a_new_table_has_a_checkpoint_every_twenty_commits(tmp_path: Path) -> No
     assert len(checkpoints) == 2
 
 
+class Watching(LocalDisk):
+    """A disk that remembers the names of the files that were synced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced: list[str] = []
+
+    def sync_file(self, path: str) -> None:
+        self.synced.append(Path(path).name)
+        super().sync_file(path)
+
+
 def test_a_checkpoint_is_synced_with_its_commit(tmp_path: Path) -> None:
-    synced = []
-
-    class Watching(LocalDisk):
-        def sync_file(self, path: str) -> None:
-            synced.append(Path(path).name)
-            super().sync_file(path)
-
-    sink = DeltaSink(str(tmp_path / "table"), mode="append", disk=Watching())
+    disk = Watching()
+    sink = DeltaSink(str(tmp_path / "table"), mode="append", disk=disk)
     for offset in range(22):
         put(sink, offset)
     (checkpoint,) = tmp_path.glob("table/_delta_log/*.checkpoint.parquet")
-    assert {checkpoint.name, "_last_checkpoint"} <= set(synced)
+    assert {checkpoint.name, "_last_checkpoint"} <= set(disk.synced)
 
 
-@pytest.mark.parametrize("rest", [0, 100])
+def test_a_commit_whose_process_died_before_its_sync_is_synced_before_its_cursor_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def died(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    put(DeltaSink(str(tmp_path / "table")), 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(FollowedDelta, "_settle", died)
+        with pytest.raises(KeyboardInterrupt):
+            put(DeltaSink(str(tmp_path / "table")), 1)
+    disk = Watching()
+    assert DeltaSink(str(tmp_path / "table"), disk=disk).cursor(LOG) == Cursor(LOG, 2)
+    assert f"{2:020d}.json" in disk.synced
+    assert any(name.endswith(".parquet") for name in disk.synced)
+
+
+@pytest.mark.parametrize("rest", [None, 0, 100])
 def test_a_damaged_checkpoint_is_an_error_that_says_how_the_table_can_be_opened_again(
-    tmp_path: Path, rest: int
+    tmp_path: Path, rest: int | None
 ) -> None:
     for offset in range(22):
         put(DeltaSink(str(tmp_path / "table")), offset)
     (checkpoint,) = tmp_path.glob("table/_delta_log/*.checkpoint.parquet")
-    checkpoint.write_bytes(checkpoint.read_bytes()[:rest])
+    if rest is None:
+        checkpoint.unlink()
+    else:
+        checkpoint.write_bytes(checkpoint.read_bytes()[:rest])
     with pytest.raises(CorruptData, match="remove it and _last_checkpoint from _delta_log"):
         put(DeltaSink(str(tmp_path / "table")), 22)
-    checkpoint.unlink()
+    checkpoint.unlink(missing_ok=True)
     checkpoint.with_name("_last_checkpoint").unlink()
     put(DeltaSink(str(tmp_path / "table")), 22)
     assert DeltaSink(str(tmp_path / "table")).cursor(LOG) == Cursor(LOG, 23)
