@@ -79,7 +79,8 @@ def _tree() -> dict[str, Any]:
 
     for name in COMMANDS:
         walk(imported_command(name), (name,))
-    return {name: command for name, command in sorted(found.items()) if name not in _ENDLESS}
+    # Those of Spark are the same commands, and start a Java that the bounds on memory end.
+    return {name: one for name, one in sorted(found.items()) if name not in _ENDLESS and not name.startswith("spark ")}
 
 
 # --- what is given ---------------------------------------------------------------------------------------------
