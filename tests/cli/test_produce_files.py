@@ -107,6 +107,13 @@ def test_a_row_that_is_no_record_is_named_and_after_its_correction_the_rest_foll
     assert [json.loads(str(row["value"], "utf-8"))["id"] for row in records(log)] == [0, 1, 2, 3, 4]  # type: ignore[call-overload]
 
 
+def test_a_file_whose_first_row_is_bad_leaves_nothing_and_says_so(run: Run, log: str, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("[]\n")
+    done = run("produce", log, tmp_path / "in.jsonl", "--create")
+    assert (done.exit_code, records(log)) == (1, [])
+    assert done.stdout.startswith("stopped: the log has nothing of ")
+
+
 def test_a_stop_leaves_whole_appends_and_another_run_adds_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

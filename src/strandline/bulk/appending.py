@@ -39,6 +39,8 @@ class FileAppender:
     stored: int = 0
     appended: int = 0
     """Records that this object has appended."""
+    has_begun: bool = False
+    """Whether the position is known, and rows were read."""
 
     @property
     def source_id(self) -> UUID:
@@ -59,6 +61,7 @@ class FileAppender:
                 f"{self.log.url} has {self.stored:,} records of {self.source} already, and nothing was appended: "
                 "continue behind them with --resume, or append all of it again under another --source NAME."
             )
+        self.has_begun = True
         end = 0
         for first, rows in self._grouped():
             end = first + rows.num_rows

@@ -198,7 +198,7 @@ def _append_files(
             with show.meter("appending", total=None, quiet=as_json) as advance:
                 done = work.run(resume=resume, stop=stop, on_progress=show.so_far(advance))
         finally:
-            if done or stop.is_set() or work.appended:
+            if work.has_begun:
                 _report_files(work, time.monotonic() - began, done=done, as_json=as_json)
     if not done:
         raise typer.Exit(INTERRUPTED)
@@ -217,8 +217,10 @@ def _report_files(work: FileAppender, took: float, *, done: bool, as_json: bool)
     }
     text = f"{show.counted(work.appended, 'record')} in {show.seconds(took)}, {rate:,.0f} records/s; "
     text += f"the log has {work.stored:,} of {work.source}"
-    if not done:
+    if not done and work.stored:
         text = f"stopped: {text}. They are durable; continue behind them with the same command and --resume."
+    elif not done:
+        text = f"stopped: the log has nothing of {work.source} yet; repeat the command."
     show.answer(fields, text, as_json=as_json)
 
 
