@@ -113,7 +113,7 @@ def test_a_log_without_a_codec_and_wrong_options_are_named(tmp_path: Path) -> No
     plain = sl.open(f"{tmp_path}/plain", create=True)
     with pytest.raises(InvalidInput, match="names no format"):
         source(plain).schema()
-    with pytest.raises(Unsupported, match="is unknown"):
+    with pytest.raises(Unsupported, match="records no value format"):
         StrandlineDataSource({"path": "grpc://127.0.0.1:1", "decode": "true"}).schema()
     with pytest.raises(Unsupported, match="records no value format"):
         StrandlineDataSource({"path": f"{tmp_path}/queue", "decode": "true", "logFormat": "queue-v1"}).schema()

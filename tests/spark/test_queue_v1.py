@@ -89,7 +89,7 @@ def test_the_options_of_a_queue_are_named_and_checked():
     given = parse_options({"path": "s3://b", "logFormat": "Queue-V1", "manifest": "x/list", "data": "x/data"})
     assert given.queue == QueuePaths("x/list", "x/data")
     assert parse_options({"path": "s3://b"}).queue is None
-    with pytest.raises(InvalidInput, match="'queue-v1' or, for an object log, left out; not 'parquet'"):
+    with pytest.raises(InvalidInput, match="'queue-v1', 'topic' or, for a log, left out; not 'parquet'"):
         parse_options({"path": "s3://b", "logFormat": "parquet"})
     with pytest.raises(InvalidInput, match=r"'manifest' is for queues.*logFormat"):
         parse_options({"path": "s3://b", "manifest": "x"})

@@ -81,7 +81,7 @@ def test_frames_do_the_same_as_jobs_on_rdds(spark, log, tmp_path):
 
 
 def test_an_executor_with_another_version_of_the_package_is_refused(spark, log, tmp_path, monkeypatch):
-    monkeypatch.setattr("strandline.spark.pipelines.workers.version", lambda _: "0.0.1")
+    monkeypatch.setattr("strandline.spark.task_payload.version", lambda _: "0.0.1")
     sink = sl.DeltaSink(str(tmp_path / "table"), mode="append")
     following = follow(spark, log, sink, trigger=NOW, place="executors")
     with pytest.raises(UnsupportedVersion, match=r"version 0\.0\.1 of strandline and an executor has"):

@@ -200,7 +200,7 @@ def _shown(row: pa.Table) -> str:
 def short_bytes(value: bytes | None) -> str:
     """Bytes for a message, cut.
 
-    >>> short_bytes(None), short_bytes(b"a"), short_bytes(bytes(50))[-6:]
+    >>> short_bytes(None), short_bytes(b"a"), short_bytes(bytes(50))[-5:]
     ('None', "'a'", "x00'…")
     """
     text = repr(value) if value is None or len(value) <= _SHOWN else f"{value[:_SHOWN]!r}…"
