@@ -48,6 +48,7 @@ def test_an_export_that_loses_a_worker_is_whole(pool: KillingPool, log: sl.log.O
     assert exported(tmp_path / "there").equals(exported(tmp_path / "here"))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("pool", ["fetch"], indirect=True)
 def test_a_verification_that_loses_a_worker_counts_each_record_once(pool: KillingPool, log: sl.log.ObjectLog) -> None:
     done = sl.bulk.verify(log, pool=pool)
@@ -56,6 +57,7 @@ def test_a_verification_that_loses_a_worker_counts_each_record_once(pool: Killin
     assert done.rows == sl.bulk.verify(log).rows
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("pool", ["put"], indirect=True)
 def test_a_load_that_loses_a_worker_has_each_row_once(pool: KillingPool, log: sl.log.ObjectLog, tmp_path: Path) -> None:
     sl.bulk.export(log, tmp_path / "export", part_bytes=1)
@@ -67,6 +69,7 @@ def test_a_load_that_loses_a_worker_has_each_row_once(pool: KillingPool, log: sl
         assert read(target).equals(read(log))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("pool", ["put"], indirect=True)
 def test_a_snapshot_that_loses_workers_is_that_of_a_follower(
     pool: KillingPool, log: sl.log.ObjectLog, tmp_path: Path
@@ -76,6 +79,7 @@ def test_a_snapshot_that_loses_workers_is_that_of_a_follower(
     assert content(done.folder) == followed(log)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", ["append", pytest.param("latest", marks=pytest.mark.matrix)])
 def test_a_rebuild_that_loses_a_worker_is_right(
     spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path, mode: Any
@@ -91,6 +95,7 @@ def test_a_rebuild_that_loses_a_worker_is_right(
     assert sl.tables.verify(sink, log).is_right
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("pool", ["put_segment"], indirect=True)
 def test_a_backlog_whose_copies_lose_workers_is_copied_once(pool: KillingPool, log: sl.log.ObjectLog) -> None:
     truth = read(log)

@@ -71,6 +71,7 @@ def test_batch_reads_find_each_record_wherever_it_moves(spark: SparkSession, log
         assert log.bounds().first > 0, "nothing was trimmed"
 
 
+@pytest.mark.matrix
 def test_a_stream_finds_each_record_wherever_it_moves(spark: SparkSession, log: ObjectLog, tmp_path: Path) -> None:
     found: list[int] = []
     seen: set[int] = set()

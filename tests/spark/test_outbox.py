@@ -58,6 +58,7 @@ def test_a_job_into_a_node_is_there_once_and_in_order(spark: SparkSession, node:
         assert box.slots.get(SLOT).position == 400
 
 
+@pytest.mark.matrix
 def test_what_a_lost_driver_left_in_the_outbox_is_moved_by_the_same_job(
     spark: SparkSession, tmp_path: Path, outbox: str
 ) -> None:
@@ -75,6 +76,7 @@ def test_what_a_lost_driver_left_in_the_outbox_is_moved_by_the_same_job(
         assert sorted(written(primary.url), key=int) == text(0, 200)
 
 
+@pytest.mark.matrix
 def test_a_stream_into_a_node_writes_each_row_once_over_restarts_and_a_lost_checkpoint(
     spark: SparkSession, node: sl.node.Primary, outbox: str, tmp_path: Path
 ) -> None:
@@ -102,6 +104,7 @@ def test_a_stream_into_a_node_writes_each_row_once_over_restarts_and_a_lost_chec
     assert written(node.url) == text(0, 20)
 
 
+@pytest.mark.matrix
 def test_a_write_ahead_log_is_written_by_the_driver(spark: SparkSession, tmp_path: Path, outbox: str) -> None:
     url = f"wal://{tmp_path}/log"
     save(numbers(spark, 0, 50), url, outbox)

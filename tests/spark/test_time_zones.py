@@ -81,6 +81,7 @@ def test_bounds_are_moments_and_not_wall_times(zoned: SparkSession, log: ObjectL
     assert within(startingTimestamp="1969-12-31T00:00:00Z") == TIMES
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("transform", [None, "SELECT * FROM changes"])
 def test_tables_keep_times_and_null_keys(
     zoned: SparkSession, log: ObjectLog, tmp_path: Path, transform: str | None
@@ -96,6 +97,7 @@ def test_tables_keep_times_and_null_keys(
         assert sl.tables.verify(sink, log).is_right
 
 
+@pytest.mark.matrix
 def test_bulk_jobs_keep_times_and_null_keys(zoned: SparkSession, log: ObjectLog, tmp_path: Path) -> None:
     pool = sl.spark.executors(zoned)
     sl.bulk.export(log, tmp_path / "export", pool=pool)

@@ -53,6 +53,7 @@ def test_a_batch_query_has_all_partitions(spark: SparkSession, topic: LogTopic, 
     )
 
 
+@pytest.mark.matrix
 def test_positions_are_a_word_or_json_by_partition(spark: SparkSession, topic: LogTopic, tmp_path: Path) -> None:
     some = loaded(spark, tmp_path / "topic", startingOffset='{"0": 2, "1": "latest"}', endingOffset='{"2": 1}')
     assert found(some) == [(0, 2, b"6"), (0, 3, b"9"), (2, 0, b"2")]
@@ -72,6 +73,7 @@ def test_what_is_no_topic_is_one_sentence(spark: SparkSession, tmp_path: Path) -
     assert isinstance(unwrapped(caught.value), NotALog)
 
 
+@pytest.mark.matrix
 def test_a_topic_of_write_ahead_logs_is_read_where_the_disk_is_shared(spark: SparkSession, tmp_path: Path) -> None:
     with filled(open_wal_topic(tmp_path / "topic", PARTITIONS, create=True)):
         frame = spark.read.format("strandline").option("logFormat", "topic").load(f"wal://{tmp_path}/topic")
