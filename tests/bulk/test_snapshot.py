@@ -23,6 +23,7 @@ from strandline.model.records import Op
 from strandline.testing.faulty import Crash, FaultyStore
 from strandline.testing.plain import PlainStore
 from tests.bulk.test_export import Interrupted
+from tests.cases import sampled
 
 NUMBERS = itertools.count()
 CHANGES = st.lists(
@@ -114,12 +115,13 @@ def test_it_is_published_for_others(log: Any, tmp_path: Path) -> None:
         assert list(store.range()) == followed(log)[0]
 
 
+@pytest.mark.parametrize("every", sampled(7))
 @pytest.mark.parametrize("after", [False, True])
 def test_a_build_that_is_killed_at_any_request_continues(
-    log: Any, tmp_path: Path, after: bool, monkeypatch: pytest.MonkeyPatch
+    log: Any, tmp_path: Path, after: bool, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = followed(log)
-    for number in range(300):
+    for number in range(0, 300, every):
         inner = PlainStore()
         store = FaultyStore(inner)
         monkeypatch.setattr("strandline.bulk.snapshot_building.open_store", lambda *_, store=store: store)

@@ -86,4 +86,4 @@ def test_an_interrupted_acquire_or_release_does_not_keep_the_lock(tmp_path, lock
     for place in interruptions(work):
         assert is_free(path), f"interrupted at place {place}"
         places += 1
-    assert places > 10
+    assert places >= 8

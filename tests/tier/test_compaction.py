@@ -194,10 +194,10 @@ def points(kind: Kind) -> int:
     return calm.points
 
 
-PARTS = 12
+PARTS = 24
 
 
-@pytest.mark.parametrize("part", parts(PARTS, kept=4))
+@pytest.mark.parametrize("part", parts(PARTS, kept=6))
 @pytest.mark.parametrize("kind", ["object", pytest.param("wal", marks=pytest.mark.matrix)])
 def test_whatever_dies_at_any_point_of_a_compaction_nothing_is_missing_or_repeated(kind: Kind, part: int) -> None:
     for at in range(part, points(kind), PARTS):
