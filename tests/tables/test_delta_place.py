@@ -13,7 +13,9 @@ from deltalake import write_deltalake
 
 import strandline as sl
 from strandline.errors import StorageError, TransientStorageError, WrongKind
+from strandline.storage.disk import FolderRow, LocalDisk
 from strandline.storage.objects.urls import open_store
+from strandline.tables.delta.table import FollowedDelta
 from tests.proxy import FaultyProxy, answer
 from tests.servers import S3Server
 from tests.tables.drills.test_drills import World
@@ -151,3 +153,25 @@ def test_a_table_where_a_file_is_is_refused_and_not_tried_again(tmp_path: Path, 
         sl.follow(some_log(), sl.DeltaSink(str(tmp_path / name)), until="end")
     assert not isinstance(refused.value, TransientStorageError)
     assert (tmp_path / "file").read_bytes() == b"x"
+
+
+def test_a_follower_that_gives_up_a_new_table_leaves_the_files_of_another_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another follower may store its files in the folder between any two steps."""
+    folder = tmp_path / "table"
+    folder.mkdir()
+    names = [f"part-{1:016d}-{job}-x.parquet" for job in ("mine", "other")]
+    (folder / names[0]).write_bytes(b"x")
+
+    class LateDisk(LocalDisk):
+        def scan(self, path: str) -> list[FolderRow]:
+            found = super().scan(path)
+            (folder / names[1]).write_bytes(b"x")
+            return found
+
+    monkeypatch.setattr("strandline.tables.delta.table.is_data_file", lambda _: True)
+    table = FollowedDelta(str(folder), None, "default", {}, LateDisk())  # type: ignore[arg-type]
+    monkeypatch.setattr(table, "open", lambda: None)
+    table.remove_uncommitted("mine")
+    assert [path.name for path in folder.iterdir()] == [names[1]]

@@ -273,16 +273,16 @@ class FollowedDelta:
         return table
 
     def remove_uncommitted(self, job: str) -> None:
-        """Remove the data files of a job whose table was never created; nothing can refer to them."""
+        """Remove the data files of a job whose table was never created; nothing can refer to them.
+
+        The folder stays: another follower may be creating the table in it at this moment.
+        """
         folder = local_path(self.url)
         if folder is None or self.open() is not None:
             return
-        rows = self._disk.scan(folder)
-        mine = [row.name for row in rows if is_data_file(row.name) and job in row.name]
-        for name in mine:
-            self._disk.remove(f"{folder}/{name}")
-        if rows and len(mine) == len(rows):
-            self._disk.remove_folder(folder)
+        for row in self._disk.scan(folder):
+            if is_data_file(row.name) and job in row.name:
+                self._disk.remove(f"{folder}/{row.name}")
 
     def commit(self, table: DeltaTable, actions: list[Any], upto: Cursor, *, replaces: pa.Schema | None = None) -> None:
         """Commit the actions with the cursor as the next version; ``Conflict`` if another commit was first.
