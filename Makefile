@@ -37,10 +37,10 @@ demo: venv ## kill a pipeline at its worst moments and see that nothing is lost 
 quickstart: venv ## the smallest round trip: append, follow, read back
 	@$(BIN)/strandline quickstart
 
-test: venv ## every guarantee, on one backend of each kind (about 5 minutes on two quiet cores)
+test: venv ## every guarantee, on one backend of each kind (about 6 minutes on two quiet cores)
 	@$(WITH_JAVA) $(PYTEST) -m "not slow and not matrix" $(PYTEST_ARGS)
 
-test-matrix: venv ## the same on all other backends, seeds and crash points (about 15 minutes)
+test-matrix: venv ## the same on all other backends, seeds and crash points (about 20 minutes)
 	@$(WITH_JAVA) $(PYTEST) -m "matrix and not slow" $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: there are none
 
 test-slow: venv ## long schedules of crashes, faults and races (about an hour)
