@@ -14,9 +14,7 @@ from strandline.errors import CursorExpired, Diverged, InvalidInput
 from strandline.log.read.planning import FULL_PARTITION, SMALL_PARTITION, pack
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.spark.datasource.planning import (
-    Remembered,
     admit,
-    agrees,
     decode_offset,
     encode_offset,
     narrower,
@@ -212,28 +210,3 @@ def test_offsets_survive_json_and_their_text_is_always_the_same(offset, term, fi
 def test_offsets_of_another_source_are_refused(foreign):
     with pytest.raises(InvalidInput):
         decode_offset(foreign)
-
-
-def remembered(since: int | None, upto: int, *, done: bool, log: UUID = LOG) -> Remembered:
-    return Remembered(None if since is None else Cursor(log, since), Cursor(log, upto), done)
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "table", "fits"),
-    [
-        (remembered(10, 20, done=True), 20, True),
-        (remembered(10, 20, done=True), 19, False),  # ahead of the table: it would skip records
-        (remembered(10, 20, done=True), 21, False),
-        (remembered(10, 20, done=False), 10, True),  # died before the table's commit
-        (remembered(10, 20, done=False), 20, True),  # died after it
-        (remembered(10, 20, done=False), 9, False),
-        (remembered(10, 20, done=False), 21, False),
-        (remembered(2, 20, done=False), 20, False),  # would need what is no longer retained
-        (remembered(10, 99, done=False), 20, False),  # the log was restored since
-        (remembered(None, 20, done=False), 5, True),
-        (remembered(None, 20, done=False), 21, False),
-        (remembered(10, 20, done=True, log=OTHER), 20, False),
-    ],
-)
-def test_a_checkpoint_is_used_only_if_it_continues_at_the_tables_cursor(checkpoint, table, fits):
-    assert agrees(checkpoint, Cursor(LOG, table), Bounds(5, 50)) is fits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from uuid import uuid4
@@ -152,6 +153,35 @@ def test_a_stream_begins_with_everything_by_default(log):
 def test_a_beginning_past_the_end_is_refused(log):
     with pytest.raises(Diverged):
         stream(log, startingOffset="51").initialOffset()
+
+
+def test_a_stream_from_the_end_starts_once_although_the_log_grows_between_the_calls(log):
+    read = stream(log, startingOffset="latest")
+    start = read.initialOffset()
+    append(log, numbered(50, 10))
+    end = read.latestOffset(start, ReadAllAvailable())
+    append(log, numbered(60, 10))
+    assert offsets(read, read.partitions(read.initialOffset(), end)) == list(range(50, 60))
+
+
+@pytest.mark.parametrize("produced", [0, 10])
+def test_a_first_batch_that_was_not_committed_is_the_same_after_a_restart(log, produced):
+    read = stream(log, startingOffset="latest")
+    start = read.initialOffset()
+    if produced:
+        append(log, numbered(50, produced))
+    end = json.loads(json.dumps(read.latestOffset(start, ReadAllAvailable())))
+    append(log, numbered(60, 10))
+    again = stream(log, startingOffset="latest")  # Spark stored the end only, and asks for the start
+    assert offsets(again, again.partitions(again.initialOffset(), end)) == list(range(50, 50 + produced))
+    assert decode_offset(again.latestOffset(end, ReadAllAvailable())) == log.end()
+
+
+def test_an_idle_stream_repeats_the_text_of_its_offset(log):
+    read = stream(log, startingOffset="latest")
+    first = read.latestOffset(read.initialOffset(), ReadAllAvailable())
+    assert json.dumps(read.latestOffset(first, ReadAllAvailable())) == json.dumps(first)
+    assert json.dumps(stream(log).latestOffset(first, ReadAllAvailable())) == json.dumps(first)
 
 
 @pytest.mark.parametrize(

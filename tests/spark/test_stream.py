@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from strandline.errors import CursorExpired, Diverged
 from strandline.spark.failures import unwrapped
@@ -59,6 +60,18 @@ def test_a_restart_goes_on_behind_its_checkpoint(spark, log, tmp_path):
 
 def test_a_stream_from_now_on_sees_only_what_comes(spark, log, tmp_path):
     assert Run(spark, log, tmp_path / "point", startingOffset="latest").offsets == []
+    append(log, numbered(50, 3))
+    assert Run(spark, log, tmp_path / "point", startingOffset="latest").offsets == [50, 51, 52]
+
+
+def test_a_stream_from_now_on_goes_on_after_its_first_batch_failed(spark, log, tmp_path, monkeypatch):
+    def fail(run: Run, frame, batch_id: int) -> None:
+        raise RuntimeError(f"batch {batch_id}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "_take", fail)
+        with pytest.raises(StreamingQueryException, match="batch 0"):
+            Run(spark, log, tmp_path / "point", startingOffset="latest")
     append(log, numbered(50, 3))
     assert Run(spark, log, tmp_path / "point", startingOffset="latest").offsets == [50, 51, 52]
 

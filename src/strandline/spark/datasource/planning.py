@@ -167,29 +167,3 @@ def decode_offset(offset: Mapping[str, Any]) -> Cursor:
         raise InvalidInput(
             f"The checkpoint holds {offset!r}, which is no position in a log: start with a new checkpoint."
         ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    """The last batch of a checkpoint: its range, and whether Spark has committed it.
-
-    ``since`` is None for the very first batch, whose start Spark does not store.
-    """
-
-    since: Cursor | None
-    upto: Cursor
-    done: bool
-
-
-def agrees(remembered: Remembered, table: Cursor, bounds: Bounds) -> bool:
-    """Whether a checkpoint may continue: only if it would begin at the table's cursor.
-
-    The table's cursor is authoritative. A checkpoint ahead of it would skip records, one of another log or
-    below the retained offsets would fail, one far behind would read for nothing: all are useless.
-    """
-    if remembered.upto.log_id != table.log_id:
-        return False
-    if remembered.done:
-        return remembered.upto.next == table.next
-    since = table.next if remembered.since is None else remembered.since.next
-    return bounds.first <= since <= table.next <= remembered.upto.next <= bounds.next

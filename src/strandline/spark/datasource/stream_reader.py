@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -27,6 +27,9 @@ from strandline.spark.failures import retried
 from strandline.spark.options import ReadOptions
 from strandline.spark.task_payload import SameVersion
 
+_FIRST: Final = "since"
+"""The key, in the end of a query's first batch, of the offset at which that batch starts."""
+
 
 class LogStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query. Its offsets only grow; limits apply at the boundaries of batches, which are never split."""
@@ -37,12 +40,15 @@ class LogStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvaila
         self._slot = None if options.slot is None else StreamSlot(options.slot, resets=options.resets_slot)
         self._target: int | None = None
         self._seen: Cursor | None = None
+        self._initial: Cursor | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """The start of a query without checkpoint."""
-        return encode_offset(retried(self._initial))
+        """The start of a query without checkpoint: the same for every call, although the log grows between them."""
+        if self._initial is None:
+            self._initial = retried(self._find_initial)
+        return encode_offset(self._initial)
 
-    def _initial(self) -> Cursor:
+    def _find_initial(self) -> Cursor:
         bounds = self._at.bounds(self._at.options.start)
         cursor = resolve(self._at.located(self._at.options.start), self._at.log.log_id, bounds)
         self._at.admit(cursor, bounds)  # refuses an unavailable offset before anything is read
@@ -65,9 +71,16 @@ class LogStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvaila
         self._target = retried(self._at.log.end).next
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """The end of the next batch: never below ``start``."""
+        """The end of the next batch: never below ``start``, and ``start`` itself if there is nothing new.
+
+        Spark compares the text, and treats a changed one as new data. It does not store where the first batch starts,
+        and asks again after a restart. So the end of the first batch says it.
+        """
         since = decode_offset(start)
-        return encode_offset(retried(lambda: self._reachable(since, limit)))
+        end = retried(lambda: self._reachable(since, limit))
+        if since == self._initial:
+            return {**encode_offset(end), _FIRST: encode_offset(since)}
+        return dict(start) if end == since else encode_offset(end)
 
     def _reachable(self, since: Cursor, limit: ReadLimit) -> Cursor:
         at = self._at
@@ -81,7 +94,6 @@ class LogStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvaila
         allowed = _limit_of(limit, at.options.limit)
         if allowed != NO_LIMIT and end > admitted.next:
             end = at.log.plan(admitted, narrower(allowed, Limit(upto=end)))[-1].next
-        # Unchanged if there is nothing new: Spark treats a changed text as new data.
         return since if end <= since.next else at.log.cursor_at(end)
 
     def _ceiling(self, bounds: Bounds) -> int:
@@ -94,7 +106,7 @@ class LogStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvaila
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """The plan of one micro-batch; the same range always gives the same records."""
-        since, upto = decode_offset(start), decode_offset(end)
+        since, upto = decode_offset(end.get(_FIRST, start)), decode_offset(end)
         return retried(lambda: self._plan(since, upto))
 
     def _plan(self, since: Cursor, upto: Cursor) -> list[InputPartition]:
