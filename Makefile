@@ -31,7 +31,7 @@ venv: .venv/.stamp ## create .venv from the lock (instant when nothing changed)
 	@scripts/venv.sh .venv-spark42 requirements/spark42.lock
 	@touch $@
 
-demo: venv ## kill a pipeline at its worst moments and see that nothing is lost (about two minutes)
+demo: venv ## kill a pipeline at its worst moments and see that nothing is lost (about a minute and a half)
 	@$(WITH_JAVA) $(BIN)/strandline demo
 
 quickstart: venv ## the smallest round trip: append, follow, read back

@@ -54,7 +54,7 @@ def test_a_demo_that_is_stopped_leaves_no_process_and_no_folder(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     process = start("demo", "--records", 5000)
     assert process.stdout is not None
-    assert any("produced" in line for line in process.stdout)  # Spark's process has been started by now
+    assert any("s left" in line for line in process.stdout)  # Spark's process has been started by now
     family = psutil.Process(process.pid).children(recursive=True)
     assert family
     process.send_signal(asked)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.cli.demo import command
+from strandline.cli.demo import command, picture
 from strandline.cli.demo.changes import (
     ORDER,
     Change,
@@ -272,6 +272,20 @@ def test_the_page_needs_nothing_but_itself() -> None:
     assert not re.search(r"<(script|link|img|iframe|object)\b|@import|url\(|\bsrc=|\bhref=", text)
     assert not re.findall(r"https?://[^\s\"']+", text)
     assert "color-scheme: light dark" in text
+
+
+def test_the_picture_shows_each_reader_the_kills_and_the_outages() -> None:
+    root = parsed(page(finished()))
+    (shown,) = root.iter("svg")
+    assert [len(line.attrib["points"].split()) for line in shown.iter("polyline")] == [12] * 5
+    assert [line.attrib["class"] for line in shown.iter("line")].count("kill") == 1
+    (outage, _key) = [box for box in shown.iter("rect") if box.attrib.get("class") == "down"]
+    assert float(outage.attrib["width"]) > 0
+    assert "SIGKILL" in "".join(shown.itertext())
+
+
+def test_a_picture_of_nothing_is_a_picture() -> None:
+    assert ET.fromstring(picture.drawn([], [])).tag == "svg"
 
 
 def test_a_wrong_result_is_called_wrong() -> None:

@@ -14,7 +14,7 @@ from strandline.cli.demo.processes import DemoFolder
 
 @pytest.mark.matrix
 def test_a_run_whose_query_dies_at_once_is_not_marked_as_up(spark, tmp_path, monkeypatch):
-    def dying(spark, folder: DemoFolder, called: threading.Event):
+    def dying(spark, folder: DemoFolder, run: int, called: threading.Event):
         def fail(*_: object) -> None:
             raise OSError("Python worker failed to connect back")
 

@@ -1,8 +1,8 @@
 """The demo's Spark process: ``python -m strandline.cli.demo.pipeline FOLDER RUN``. The demo kills it.
 
 Three queries read the same log in one session: our two, which keep the latest orders and all their versions as typed
-tables, and a naive one as it is commonly written, with ``foreachBatch``, an append, Spark's own checkpoint, and the
-newest offset as the start when there is no checkpoint.
+tables, and a naive one as it is commonly written, with ``foreachBatch``, an append, Spark's own checkpoint, and,
+when that is lost, the newest offset as its start.
 """
 
 from __future__ import annotations
@@ -45,8 +45,12 @@ def follow_orders(spark: SparkSession, folder: DemoFolder) -> list[sl.spark.Foll
     return [following(slot, sink) for slot, sink in tables.items()]
 
 
-def naive_twin(spark: SparkSession, folder: DemoFolder, called: threading.Event) -> StreamingQuery:
-    """The naive query: same source, trigger and table engine, but no offsets in the table."""
+def naive_twin(spark: SparkSession, folder: DemoFolder, run: int, called: threading.Event) -> StreamingQuery:
+    """The naive query: same source, trigger and table engine, but no offsets in the table.
+
+    Its first run begins with the oldest record. Without a checkpoint, a later one begins at the end: from the beginning
+    it would double every row that it has.
+    """
     from deltalake import write_deltalake
 
     def append(batch: DataFrame, batch_id: int) -> None:  # noqa: ARG001 - Spark passes it
@@ -59,7 +63,7 @@ def naive_twin(spark: SparkSession, folder: DemoFolder, called: threading.Event)
 
     return (
         spark.readStream.format("strandline")
-        .option("startingOffset", "latest")  # used only without a checkpoint
+        .option("startingOffset", "earliest" if run == 1 else "latest")  # used only without a checkpoint
         .load(folder.log)
         .select("offset", "op", "key", "value")
         .writeStream.foreachBatch(append)
@@ -87,8 +91,8 @@ def bring_up(spark: SparkSession, folder: DemoFolder, run: int) -> tuple[list[sl
     """Start all queries, and mark that they are up; raises what ended one of them before that."""
     called = threading.Event()
     ours = follow_orders(spark, folder)
-    naive = naive_twin(spark, folder, called)
-    # The naive query has chosen its start once it got a batch: in the first run nothing is produced before that.
+    naive = naive_twin(spark, folder, run, called)
+    # The naive query has chosen its start once it got a batch.
     while _are_active(ours, naive) and not (called.is_set() or naive.lastProgress):
         time.sleep(_POLL)
     _check(ours, naive)

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strandline.cli.demo.changes import Comparison, DemoWorkload
+from strandline.cli.demo.picture import drawn
 from strandline.cli.logs.lag import Lag
 from strandline.cli.shared import output as show
 from strandline.errors import NotReady
@@ -38,8 +39,8 @@ an accident seldom hits it, and sooner or later does. The second kill is at no p
 deleted before the restart.
 
 The naive twin is a usual structured-streaming job: the same source, trigger and session; foreachBatch appends to a
-Delta table; Spark's checkpoint is all it knows; without one it begins at the newest offset. It ran before the first
-change was produced, so that everything it lacks was lost later. Its lag looks as good as ours even after it has skipped
+Delta table; Spark's checkpoint is all it knows. It began with the oldest change. When the checkpoint is gone, it begins
+at the newest one: from the beginning it would double every row. Its lag looks as good as ours even after it has skipped
 changes: lag does not show loss.
 
 Our pipelines store their cursors in the tables themselves, in the same commit as the data, keyed by offset. They
@@ -50,8 +51,9 @@ version of every order, with the offsets at which it began and ended.
 _PAGE: Final = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"/><title>Strandline demo</title>
 <style>:root {{ color-scheme: light dark }} pre {{ font: 13px/1.4 monospace; overflow-x: auto }}
+svg {{ max-width: 100%; height: auto }}
 {stylesheet}</style></head>
-<body><pre>{code}</pre></body></html>
+<body>{picture}<pre>{code}</pre></body></html>
 """
 
 
@@ -133,10 +135,15 @@ def event_line(event: DemoEvent) -> Text:
 
 
 def page(result: DemoResult) -> str:
-    """The HTML page: events, summary and method. It loads nothing from elsewhere."""
+    """The HTML page: picture, events, summary and method. It loads nothing from elsewhere."""
     console = Console(record=True, file=StringIO(), width=_PAGE_WIDTH, highlight=False, markup=False, emoji=False)
     console.print(*map(event_line, result.events), summary(result), "", _NOTES, sep="\n")
-    return console.export_html(code_format=_PAGE)
+    return console.export_html(code_format=_PAGE.replace("{picture}", _braced(drawn(result.samples, result.events))))
+
+
+def _braced(text: str) -> str:
+    """The text for a format string: its braces stay."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def summary(result: DemoResult) -> RenderableType:
