@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import strandline as sl
 from strandline.cli.app import app
-from strandline.errors import CursorExpired, Unsupported, UnsupportedVersion
+from strandline.errors import CorruptData, CursorExpired, Unsupported, UnsupportedVersion
 from strandline.spark.executor_pool import ExecutorPool
 from tests.bulk.test_export import exported
 from tests.spark.helpers import append, new_log, numbered
@@ -95,6 +95,61 @@ def test_a_table_is_rebuilt_by_executors_and_followed_from_there(
     following.await_termination(600)
     done = sl.tables.verify(sl.DeltaSink(place, mode=mode), log)
     assert (done.is_right, sl.DeltaSink(place, mode=mode).cursor(log.log_id)) == (True, log.end())
+
+
+@pytest.mark.parametrize("mode", ["latest", "append", pytest.param("history", marks=pytest.mark.matrix)])
+def test_a_new_table_is_built_from_an_offset_of_both_tiers_and_followed_from_there(
+    spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path, mode: Any
+) -> None:
+    sl.tier.attach(log)
+    with sl.tier.tiering(log, target=1) as tierer:
+        tierer.run_once(everything=True)
+    log.trim(grace=0)
+    append(log, numbered(100, 10))
+
+    def sink(name: str = "table") -> sl.DeltaSink:
+        return sl.DeltaSink(tmp_path / name, mode=mode)
+
+    cursor = sl.spark.rebuild(spark, log.url, sink(), start=33, place="executors")
+    assert (cursor.next, sink().start()) == (110, 33)
+    append(log, numbered(110, 10))
+    sl.spark.follow(spark, log.url, sink(), trigger={"availableNow": True}).await_termination(600)
+    with sl.open(log.url) as both:
+        check = sl.tables.verify(sink(), both)
+        assert (check.is_right, check.cursor.next) == (True, 120)
+        sl.follow(both, sink("twin"), start=33, until="end")
+    by = [(name, "ascending") for name in sink().rows().column_names if "offset" in name]
+    assert sink().rows().sort_by(by).equals(sink("twin").rows().sort_by(by))
+
+
+class Forgets:
+    """A transform that loses a row in the first call that finds the mark."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = str(mark)
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        import os
+
+        if not rows.num_rows or not os.path.exists(self.mark):
+            return rows
+        os.unlink(self.mark)
+        return rows.slice(1)
+
+
+def test_rows_that_executors_lost_are_never_committed(
+    spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark"
+    sink = sl.DeltaSink(tmp_path / "table", mode="append", transform=Forgets(mark))
+    sl.follow(log, sink, until="end")
+    version = DeltaTable(tmp_path / "table").version()
+    mark.touch()
+    with pytest.raises(CorruptData, match="1 missing, 0 too many"):
+        sl.spark.rebuild(spark, log, sink, place="executors")
+    assert DeltaTable(tmp_path / "table").version() == version
+    assert not mark.exists()
+    assert sl.spark.rebuild(spark, log, sink, place="executors").next == 100
 
 
 def test_a_table_in_a_database_is_not_rebuilt_by_executors(

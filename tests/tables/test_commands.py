@@ -109,6 +109,27 @@ def test_a_rebuild_sets_bad_records_aside_as_the_follower_did(run: Run, place: P
         assert DeltaTable(f"{place.folder}/letters").to_pyarrow_table().column("offset").to_pylist() == [20]
 
 
+@pytest.mark.parametrize("kind", ["delta", "sqlite"])
+def test_a_table_is_built_again_from_a_start_and_into_another_one(run: Run, place: Place, kind: str) -> None:  # noqa: F811
+    url = place.delta() if kind == "delta" else place.sqlite()
+    other = f"{place.folder}/other" if kind == "delta" else f"sqlite:{place.folder}/shop.db#other"
+    letters = ("--dead-letters", f"{place.folder}/letters") if kind == "delta" else ()
+    arguments = ("table", "rebuild", url, place.log.url, "--yes", *place.schema, *letters)
+
+    def said(*further: str, status: int = 0) -> str:
+        done = run(*arguments, *further)
+        assert done.exit_code == status, done.output
+        return " ".join(done.output.split())
+
+    rows = {"delta": (8, 20), "sqlite": (4, 4)}[kind]
+    text = f"{rows[0]} rows were built again, from offset 10 up to 18, and each is as the log says."
+    assert said("--start", "10", "--to", "18", "--into", other) == text
+    assert said("--into", other, "--no-verify").startswith(f"{min(rows[1], 10)} rows were built again, from offset 10")
+    assert f"{rows[1]} rows were built again, from offset 0 up to 21" in said()
+    assert "nor a time such as" in said("--start", "soon", status=2)
+    assert run("table", "verify", other, place.log.url, *place.schema).exit_code == 0
+
+
 SLOW = """
 import importlib, sys, time
 module, owner, name, *arguments = sys.argv[1:]

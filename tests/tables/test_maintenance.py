@@ -15,7 +15,8 @@ from strandline.log.memory import MemoryLog
 from strandline.log.read.planning import divided
 from strandline.model.records import record_batch
 from strandline.tables.maintain.operations import describe, optimize, rebuild, vacuum, verify
-from strandline.tables.work import IN_PROCESS
+from strandline.tables.maintain.rebuilding import rebuild_table
+from strandline.tables.work import InProcess
 
 ORDER = pa.schema({"id": pa.int64(), "city": pa.string()})
 
@@ -71,14 +72,20 @@ def test_a_lost_and_a_changed_row_are_found(sink, log):
     assert "'id': 29" in check.first[0]
 
 
+class Two(InProcess):
+    """Two workers, one after the other."""
+
+    def tasks(self, spans) -> int:
+        return 2
+
+
 def test_a_damaged_table_is_rebuilt_in_one_commit_and_followed_on(sink, log):
     version = DeltaTable(sink.url).version()
     DeltaTable(sink.url).delete("id > 3")
     fresh = sl.DeltaSink(sink.url, mode=sink.mode, value=sl.Json(ORDER))
     with pytest.raises(Diverged):
         fresh.cursor(log.log_id)
-    spans = log.plan(log.start())
-    fresh.rebuild(log.log_id, log.end(), lambda parts: IN_PROCESS.run(parts, spans, "rebuild"), tasks=2)
+    rebuild_table(fresh, log, start=None, upto=None, workers=Two(), is_verified=True)
     assert verify(fresh, log).is_right
     assert DeltaTable(sink.url).version() == version + 2
     extend(log, 10)

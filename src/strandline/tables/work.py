@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import pyarrow as pa
 
+from strandline.errors import InvalidInput, NotReady
 from strandline.log.contract import Log
 from strandline.log.read.planning import behind, divided, joined
 from strandline.log.read.reading import fetch_in_order
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.sink import Part, Written
+from strandline.storage.task_pool import TaskPool, ThreadPool
 
 
 def assigned(parts: Sequence[Part], spans: Sequence[Span]) -> list[tuple[Part, Sequence[Span]]]:
@@ -66,19 +69,34 @@ class InProcess:
 IN_PROCESS: Final = InProcess()
 
 
-def rebuilt_by(
-    log: Log,
-    start: int,
-    upto: int,
-    rebuild: Callable[[Cursor, Callable[[Sequence[Part]], Sequence[Written]], int], None],
-    workers: Workers | None = None,
-) -> Cursor:
-    """Plan the log from a table's start on, and let ``rebuild`` write it by the workers; returns the cursor."""
-    beginning = log.cursor_at(start)
-    spans = log.plan(beginning, Limit(upto=upto))
-    end = behind(beginning, spans[-1]) if spans else beginning
-    hands = workers or IN_PROCESS
-    rebuild(
-        end, lambda parts: hands.run(parts, spans, f"rebuild of offsets {start:,} to {end.next:,}"), hands.tasks(spans)
-    )
-    return end
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """The range of a log that becomes all rows of a table, and what writes and verifies them."""
+
+    log: Log
+    upto: int
+    start: Cursor | None = None
+    """None: where the table began."""
+    workers: Workers | None = None
+    """None: this process writes the rows."""
+    pool: TaskPool = field(default_factory=ThreadPool)
+    """Compares the new rows with the log before they replace the old ones."""
+    is_verified: bool = True
+    """Whether they are compared."""
+
+    def planned(self, began: int) -> tuple[Cursor, Sequence[Span], Cursor]:
+        """The cursor at which the new rows begin, the spans, and the cursor at their end.
+
+        ``began`` is the offset at which the table began. ``CursorExpired`` if the log no longer has the start.
+        """
+        beginning = self.log.cursor_at(began) if self.start is None else self.start
+        if beginning.next > self.upto:
+            raise InvalidInput(
+                f"A table that begins at offset {beginning.next} cannot be built up to offset {self.upto}: name an "
+                "earlier start, or a later end."
+            )
+        spans = self.log.plan(beginning, Limit(upto=self.upto))
+        end = behind(beginning, spans[-1]) if spans else beginning
+        if end.next != self.upto:
+            raise NotReady(f"{self.log!r} gave offsets up to {end.next}, and not to {self.upto}: try again.")
+        return beginning, spans, end

@@ -11,6 +11,7 @@ import typer
 import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, confirm, guarded
+from strandline.cli.shared.common import start as known_start
 from strandline.cli.shared.pools import Workers, is_on_spark, spark_session, task_pool
 from strandline.cli.shared.tables import TableUrl, followed_table
 from strandline.cli.shared.text import escaped
@@ -134,25 +135,50 @@ def rebuild(
     key: Key = None,
     name: Name = "default",
     dead_letters: Letters = None,
+    start: Annotated[
+        Any,
+        typer.Option(
+            "--start",
+            metavar="START",
+            parser=known_start,
+            help="Where its rows begin: beginning, retained, an offset, a time; by default where they began before.",
+        ),
+    ] = None,
+    upto: Annotated[
+        int | None,
+        typer.Option("--to", metavar="OFFSET", help="Where they end, without it; by default the log's end."),
+    ] = None,
+    into: Annotated[
+        str | None,
+        typer.Option("--into", metavar="TABLE", help="Build a table like this one there, and leave this one as it is."),
+    ] = None,
+    verified: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Compare the new rows with the log before they are shown.")
+    ] = True,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Build all rows of a table again from its log's beginning, and replace them in one commit.
+    """Build all rows of a table again from its log, compare them with it, and replace the old ones in one commit.
 
-    Readers see the old rows until then. Stop the table's follower first: it would be refused. Name the table's dead
-    letters if it has some: a record that cannot become a row is an error otherwise. A Delta or Iceberg table is built
-    by a cluster with 'strandline spark rebuild'.
+    Readers see the old rows until then. Stop the table's follower first: it would be refused. Afterwards it goes on.
+    Name the table's dead letters if it has some: a record that cannot become a row is an error otherwise. A Delta or
+    Iceberg table is built by a cluster with 'strandline spark rebuild'.
 
-    Example: strandline table rebuild ./tables/orders ./orders
+    Example: strandline table rebuild ./tables/orders ./orders --start 2026-01-15T00:00Z
     """
     opened = _log(log)
     letters = None if is_in_database(url) else dead_letters
-    sink = followed_table(url, opened, schema=schema, key=key, name=name, dead_letters=letters)
+    sink = followed_table(url, opened, schema=schema, key=key, name=name, dead_letters=letters, into=into)
     confirm(f"Replace all rows of {sink.where} by those of {log}?", yes=yes)
-    cursor = sl.spark.rebuild(spark_session(), log, sink) if is_on_spark() else sl.tables.rebuild(sink, opened)
+    if is_on_spark():
+        cursor = sl.spark.rebuild(spark_session(), log, sink, start=start, upto=upto, verify=verified)
+    else:
+        cursor = sl.tables.rebuild(sink, opened, start=start, upto=upto, verify=verified)
     found = sl.tables.describe(sink)
-    text = f"{show.counted(found.rows, 'row')} were built again, up to offset {cursor.next:,}."
-    show.answer({"rows": found.rows, "cursor": str(cursor)}, text, as_json=json)
+    first = sink.start()
+    text = f"{show.counted(found.rows, 'row')} were built again, from offset {first:,} up to {cursor.next:,}"
+    text += ", and each is as the log says." if verified else "."
+    show.answer({"rows": found.rows, "start": first, "cursor": str(cursor)}, text, as_json=json)
 
 
 @table.command()

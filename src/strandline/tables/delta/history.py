@@ -38,7 +38,7 @@ ReadCommit = Callable[[int], bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """The names of a sink's two application transactions."""
+    """The names of a sink's application transactions."""
 
     log_id: UUID
     name: str
@@ -51,6 +51,10 @@ class Application:
     def commit(self, table_id: str) -> str:
         """The transaction whose version is the Delta version of the sink's last commit to this table."""
         return f"{self.cursor}/{table_id}"
+
+    def start(self, table_id: str) -> str:
+        """The transaction whose version is the offset at which the rows begin, once a rebuild has moved it."""
+        return f"{self.commit(table_id)}/start"
 
 
 NOBODY: Final = Application(UUID(int=0), "")

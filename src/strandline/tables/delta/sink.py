@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import Conflict, Diverged, InvalidInput, NotFound
-from strandline.log.contract import Log
 from strandline.model.addresses import Address, as_address, is_text, refuse_credentials
 from strandline.model.arguments import Named, Positive, anything, checked
 from strandline.model.cursor import Cursor
-from strandline.model.sink import Part, Written, check_coverage, is_applied
+from strandline.model.sink import check_coverage, is_applied
 from strandline.storage.clock import CHANCE
 from strandline.storage.disk import DISK, Disk
+from strandline.tables.apply import Work
 from strandline.tables.delta.files import added
 from strandline.tables.delta.handles import (
     check_folder,
@@ -43,12 +43,13 @@ from strandline.tables.files.part import FILE_ROWS, TablePart, in_schema
 from strandline.tables.files.sink import FileTableSink
 from strandline.tables.maintain.comparison import ShareTask, share_tasks
 from strandline.tables.maintain.contract import RecordedTable, TableSize
+from strandline.tables.maintain.rebuilding import rebuilt_files
 from strandline.tables.maintain.replay import ReplayedTable
 from strandline.tables.rows.bad_records import BadShare
 from strandline.tables.rows.kinds import KINDS, Kind
 from strandline.tables.rows.logged import LoggedShape, Value, fixed
 from strandline.tables.rows.shape import DeadLetters, TableShape, as_key
-from strandline.tables.work import Workers, rebuilt_by
+from strandline.tables.work import Rebuild
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -183,13 +184,9 @@ class DeltaSink(FileTableSink):
         held, files = range(self._followed.start(table), upto), self._followed.files
         return share_tasks(self._shape, columns_of(table), files, data_files(table), held, most)
 
-    def rebuilt(self, log: Log, upto: int, workers: Workers | None = None) -> Cursor:
+    def rebuilt(self, job: Rebuild) -> Cursor:
         """Build all rows again; see :func:`~strandline.tables.maintain.operations.rebuild`."""
-
-        def rebuild(end: Cursor, work: Callable[[Sequence[Part]], Sequence[Written]], tasks: int) -> None:
-            self.rebuild(log.log_id, end, work, tasks=tasks)
-
-        return rebuilt_by(log, self.start(), upto, rebuild, workers)
+        return rebuilt_files(job, self.start(), self._rebuild, self.where)
 
     def compacted(self) -> int:
         """Join small files; see :func:`~strandline.tables.maintain.operations.optimize`."""
@@ -213,21 +210,15 @@ class DeltaSink(FileTableSink):
             gone = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
         return len(gone)
 
-    def rebuild(
-        self, log_id: UUID, upto: Cursor, work: Callable[[Sequence[Part]], Sequence[Written]], *, tasks: int = 1
-    ) -> None:
-        """Replace all rows by those that ``work`` writes, from the table's start on, in one commit with the cursor.
-
-        Readers see the old rows until then. For a table that is damaged, or whose transform or schema was corrected.
-        ``Conflict`` if another commit came in between; ``NotFound`` if there is no table.
-        """
+    def _rebuild(self, beginning: Cursor, upto: Cursor, work: Work, tasks: int) -> None:
+        """Replace all rows by those that ``work`` writes, in one commit with start and cursor."""
+        log_id = upto.log_id
         self._refresh()
         table = self._existing()
         self._followed.next_in(table, log_id)  # Diverged for a table of another log, or of none
         check_shape(table, self._followed.shape, self._followed.url, is_rebuilt=True)
         refuse_append_only(table, self._followed.url, "a rebuild replaces all rows")
         self._followed.known.pop(log_id, None)
-        beginning = Cursor(log_id, self._followed.start(table))
         letters = self._opened_letters(table, log_id, is_new=True)
         schema = schema_for(table, self._followed.shape, is_rebuilt=True)
         planned = self._parts(None, table.version() + 1, 0, letters, tasks, schema)
@@ -239,7 +230,7 @@ class DeltaSink(FileTableSink):
             letters.commit([file for one in written for file in one.bad], id_of(table), beginning, upto)
         now = self._followed.now()
         actions = [added(file, now) for one in written for file in one.added]
-        self._followed.commit(table, actions, upto, replaces=schema)
+        self._followed.commit(table, actions, upto, replaces=schema, start=beginning.next)
 
     def _replayed(self, log_id: UUID) -> Callable[[], AbstractContextManager[ReplayedTable | None]] | None:
         if self._letters is None:

@@ -169,11 +169,19 @@ class FollowedDelta:
         )
 
     def start(self, table: DeltaTable) -> int:
-        """The offset at which the table began. Of a table that did not record it, by its first commit."""
+        """The offset at which the table's rows begin.
+
+        That of its last rebuild from another start, else the recorded one, else that of its first commit.
+        """
+        log_id = table.metadata().configuration.get(LOG_PROPERTY)
+        if log_id is not None:
+            moved = table.transaction_version(self.application(UUID(log_id)).start(id_of(table)))
+            if moved is not None:
+                return int(moved)
         recorded = recorded_start(table)
         if recorded is not None:
             return recorded
-        log_id, first = table.metadata().configuration.get(LOG_PROPERTY), self.read_commit(0)
+        first = self.read_commit(0)
         if log_id is None or first is None:
             return 0
         cursor = parse_commit(0, first, self.application(UUID(log_id))).cursor
@@ -284,15 +292,25 @@ class FollowedDelta:
             if is_data_file(row.name) and job in row.name:
                 self._disk.remove(f"{folder}/{row.name}")
 
-    def commit(self, table: DeltaTable, actions: list[Any], upto: Cursor, *, replaces: pa.Schema | None = None) -> None:
+    def commit(
+        self,
+        table: DeltaTable,
+        actions: list[Any],
+        upto: Cursor,
+        *,
+        replaces: pa.Schema | None = None,
+        start: int | None = None,
+    ) -> None:
         """Commit the actions with the cursor as the next version; ``Conflict`` if another commit was first.
 
-        ``replaces``: all files that the table has now are removed, and it has these columns then.
+        ``replaces``: all files that the table has now are removed, and it has these columns then. ``start``: its rows
+        begin at this offset then.
         """
         # Without retries the commit takes the next version, or none.
         known = KnownCommits(id_of(table), table.version() + 1, upto)
         commit_id = str(CHANCE.uuid())
-        properties = self._properties(upto, (known.table_id, known.version), commit_id)
+        moved = self._moved_start(table, start)
+        properties = self._properties(upto, (known.table_id, known.version), commit_id, moved)
         schema = table.schema() if replaces is None else deltalake_library().Schema.from_arrow(replaces)
         mode: Literal["overwrite", "append"] = "append" if replaces is None else "overwrite"
         with self._answered(known.version, commit_id):
@@ -305,7 +323,9 @@ class FollowedDelta:
         try:
             old = delta.DeltaTable(self.url, version=version, storage_options=self._options or None)
             known = KnownCommits(id_of(old), table.version() + 1, cursor)
-            properties = self._properties(cursor, (known.table_id, known.version), str(CHANCE.uuid()))
+            # Delta keeps transactions over a restore: that of the start has to go back, too.
+            moved = self._moved_start(table, self.start(old))
+            properties = self._properties(cursor, (known.table_id, known.version), str(CHANCE.uuid()), moved)
             table.restore(version, commit_properties=properties)
         except delta.exceptions.CommitFailedError as error:
             raise Fenced(
@@ -368,7 +388,13 @@ class FollowedDelta:
         for folder in {file.parent for file in (*data, commit)} | {PurePath(root)}:
             self._disk.sync_folder(str(folder))
 
-    def _properties(self, cursor: Cursor, commit: tuple[str, int] | None, commit_id: str) -> Any:
+    def _moved_start(self, table: DeltaTable, start: int | None) -> int | None:
+        """The start, if it is another one than the table has now."""
+        return None if start is None or start == self.start(table) else start
+
+    def _properties(
+        self, cursor: Cursor, commit: tuple[str, int] | None, commit_id: str, start: int | None = None
+    ) -> Any:
         """The cursor, and to which version of which table it belongs; unknown for a table being created.
 
         No retries: the library would commit after any other commit without checking it, and a second creator
@@ -382,6 +408,8 @@ class FollowedDelta:
             table_id, version = commit
             transactions.append(delta.Transaction(application.commit(table_id), version))
             metadata[TABLE_KEY] = table_id
+            if start is not None:
+                transactions.append(delta.Transaction(application.start(table_id), start))
         return delta.CommitProperties(app_transactions=transactions, custom_metadata=metadata, max_commit_retries=0)
 
     def application(self, log_id: UUID) -> Application:

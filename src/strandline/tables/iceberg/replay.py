@@ -14,7 +14,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
 from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.iceberg.files import IcebergFiles
-from strandline.tables.iceberg.table import Begun, FollowedIceberg, start_of
+from strandline.tables.iceberg.table import Begun, FollowedIceberg, start_in
 from strandline.tables.rows.shape import TableShape
 
 
@@ -72,5 +72,5 @@ def replayed_iceberg(
         IcebergState(followed, begun, begun.at),
         IcebergState(letters, box, box.at),
         followed.identifier,
-        range(start_of(table), begun.at.next),
+        range(start_in(table.metadata), begun.at.next),
     )

@@ -13,12 +13,12 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import Conflict, Diverged, InvalidInput, NotFound
-from strandline.log.contract import Log
 from strandline.model.arguments import Named, Positive, anything, checked, shown
 from strandline.model.cursor import Cursor
-from strandline.model.sink import Part, Written, check_coverage, is_applied
+from strandline.model.sink import check_coverage, is_applied
 from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.disk import DISK, Disk
+from strandline.tables.apply import Work
 from strandline.tables.files.data_files import write_file
 from strandline.tables.files.layout import files_in, shares_of
 from strandline.tables.files.part import TablePart, in_schema
@@ -26,16 +26,17 @@ from strandline.tables.files.sink import FileTableSink
 from strandline.tables.iceberg.columns import arrow_schema, iceberg_library
 from strandline.tables.iceberg.history import COMMIT_KEY, LOG_KEY, MODE_KEY
 from strandline.tables.iceberg.replay import replayed_iceberg
-from strandline.tables.iceberg.table import Begun, FollowedIceberg, start_of
+from strandline.tables.iceberg.table import Begun, FollowedIceberg, start_in
 from strandline.tables.iceberg.transaction import IcebergLetters, IcebergTransaction
 from strandline.tables.maintain.comparison import ShareTask, share_tasks
 from strandline.tables.maintain.contract import RecordedTable, TableSize
+from strandline.tables.maintain.rebuilding import rebuilt_files
 from strandline.tables.maintain.replay import ReplayedTable
 from strandline.tables.rows.bad_records import BadShare
 from strandline.tables.rows.kinds import KINDS, Kind
 from strandline.tables.rows.logged import LoggedShape, Value, fixed
 from strandline.tables.rows.shape import DeadLetters, TableShape, as_key
-from strandline.tables.work import Workers, rebuilt_by
+from strandline.tables.work import Rebuild
 
 SMALL_FILE: Final = 64 << 20
 """Files with fewer bytes are joined by a compaction."""
@@ -148,7 +149,7 @@ class IcebergSink(FileTableSink):
 
     def start(self) -> int:
         """The offset at which the table began to follow its log; ``NotFound`` if there is no table."""
-        return start_of(self._existing())
+        return start_in(self._existing().metadata)
 
     def size(self) -> TableSize:
         """Its size; ``NotFound`` if there is no table."""
@@ -176,18 +177,15 @@ class IcebergSink(FileTableSink):
         held, paths = range(self.start(), upto), self._followed.data_files(begun)
         return share_tasks(self._shape, begun.columns, begun.files, paths, held, most)
 
-    def rebuilt(self, log: Log, upto: int, workers: Workers | None = None) -> Cursor:
+    def rebuilt(self, job: Rebuild) -> Cursor:
         """Build all rows again, as one snapshot; see :func:`~strandline.tables.maintain.operations.rebuild`."""
-        return rebuilt_by(log, self.start(), upto, partial(self._rebuild, log.log_id), workers)
+        return rebuilt_files(job, self.start(), self._rebuild, self.where)
 
-    def _rebuild(
-        self, log_id: UUID, upto: Cursor, work: Callable[[Sequence[Part]], Sequence[Written]], tasks: int
-    ) -> None:
-        table = self._existing()
+    def _rebuild(self, beginning: Cursor, upto: Cursor, work: Work, tasks: int) -> None:
+        table, log_id, start = self._existing(), upto.log_id, beginning.next
         self._followed.check_followed(table, log_id)
         self._followed.known.pop(log_id, None)
         begun = self._followed.rebuilding(table)
-        start = self.start()
         letters = None
         if self._letters is not None:
             letters = IcebergLetters(self._letters, self._letters.begin(upto.at(start)))
@@ -198,7 +196,7 @@ class IcebergSink(FileTableSink):
         if letters is not None:
             letters.commit(written, upto)
         added = [file for one in written for file in one.added]
-        self._followed.commit(begun, added, list(self._followed.data_files(begun)), upto)
+        self._followed.commit(begun, added, list(self._followed.data_files(begun)), upto, start=start)
 
     def compacted(self) -> int:
         """Join small files, with the cursor as it is; see :func:`~strandline.tables.maintain.operations.optimize`.

@@ -47,6 +47,7 @@ from strandline.tables.rows.shape import DeadLetters, TableShape, refuse_another
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table, Transaction
+    from pyiceberg.table.metadata import TableMetadata
 
 _RETRIES: Final = "commit.retry.num-retries"
 _NEWEST_FORMAT: Final = 2
@@ -266,13 +267,25 @@ class FollowedIceberg:
                     found[entry.data_file.file_path] = entry.data_file
         return found
 
-    def commit(self, begun: Begun, added: Sequence[DataFile], removed: Sequence[str], upto: Cursor) -> None:
-        """Commit files and cursor as one snapshot; ``Conflict`` if another commit was first."""
+    def commit(
+        self,
+        begun: Begun,
+        added: Sequence[DataFile],
+        removed: Sequence[str],
+        upto: Cursor,
+        *,
+        start: int | None = None,
+    ) -> None:
+        """Commit files and cursor as one snapshot; ``Conflict`` if another commit was first.
+
+        ``start``: the table's rows begin at this offset then.
+        """
         transaction = begun.transaction
         listed = self.data_files(begun) if removed else {}
         with self._named_errors():
             schema = transaction.table_metadata.schema()
-            summary = {CURSOR_KEY: str(upto), NAME_KEY: self._name}
+            begins = start_in(transaction.table_metadata) if start is None else start
+            summary = {CURSOR_KEY: str(upto), NAME_KEY: self._name, START_KEY: str(begins)}
             producer = _producer(transaction, begun.files.io, summary, is_replacing=bool(removed))
             with producer:
                 for file in added:
@@ -390,9 +403,19 @@ class FollowedIceberg:
             ) from error
 
 
-def start_of(table: Table) -> int:
-    """The offset at which a table began to follow its log."""
-    recorded = table.metadata.properties.get(START_KEY, "0")
+def start_in(metadata: TableMetadata) -> int:
+    """The offset at which a table's rows begin: by the newest snapshot that has it, else that of its creation.
+
+    So a table that goes back to a snapshot before a rebuild has its former start again.
+    """
+    recorded, snapshot = metadata.properties.get(START_KEY, "0"), metadata.current_snapshot()
+    while snapshot is not None:
+        summary = {} if snapshot.summary is None else snapshot.summary.additional_properties
+        if START_KEY in summary:
+            recorded = summary[START_KEY]
+            break
+        parent = snapshot.parent_snapshot_id
+        snapshot = None if parent is None else metadata.snapshot_by_id(parent)
     return int(recorded) if recorded.isdecimal() else 0
 
 

@@ -11,8 +11,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.log.read.span_tasks import records_between
+from strandline.log.contract import LogReading
+from strandline.log.read.span_tasks import records_between, run_located, spans_between
 from strandline.model.cursor import Span
+from strandline.storage.task_pool import TaskPool
 from strandline.tables.files.data_files import TableFiles
 from strandline.tables.files.input_count import InputCount
 from strandline.tables.files.layout import FEW_SHARES, HashRange, range_of, shares
@@ -138,6 +140,15 @@ def share_tasks(
     tasks[0] = replace(tasks[0], low=None)
     tasks[-1] = replace(tasks[-1], high=None)
     return tasks
+
+
+def compared_shares(log: LogReading, tasks: Iterable[ShareTask], pool: TaskPool, title: str) -> RowDifferences:
+    """Run the tasks of a comparison, which have no spans yet; all shares together."""
+    found = RowDifferences(0, 0, 0)
+    planned = [replace(task, spans=spans_between(log, task.first, task.next)) for task in tasks]
+    for _, share in run_located(log, planned, pool, title):
+        found += share
+    return found
 
 
 def folded(shape: TableShape, changes: pa.Table, schema: pa.Schema) -> pa.Table:

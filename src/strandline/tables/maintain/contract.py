@@ -11,11 +11,12 @@ import pyarrow as pa
 
 from strandline.log.contract import Log
 from strandline.model.cursor import Cursor
+from strandline.model.sink import Sink
 from strandline.tables.maintain.comparison import RowDifferences, ShareTask
 from strandline.tables.maintain.replay import Replayed
 from strandline.tables.rows.kinds import RAW, TYPED, Kind
 from strandline.tables.rows.logged import is_raw
-from strandline.tables.work import Workers
+from strandline.tables.work import Rebuild
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class RecordedTable:
 
 
 @runtime_checkable
-class MaintainedTable(Protocol):
+class MaintainedTable(Sink, Protocol):
     """A table sink that can be described, verified, rebuilt, repaired and compacted."""
 
     @property
@@ -78,11 +79,8 @@ class MaintainedTable(Protocol):
         None if a database compares the rows (:class:`ComparedInDatabase`).
         """
 
-    def rebuilt(self, log: Log, upto: int, workers: Workers | None = None) -> Cursor:
-        """Replace all rows by those of the log, from the table's start, in one commit; returns its cursor.
-
-        ``workers`` write the rows: None is this process.
-        """
+    def rebuilt(self, job: Rebuild) -> Cursor:
+        """Replace all rows by those of the log in one commit, which also records the start; returns the cursor."""
 
     def compacted(self) -> int:
         """Join small files; returns by how many the table has fewer. ``InvalidInput`` if the format needs none."""

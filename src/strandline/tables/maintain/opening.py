@@ -59,8 +59,9 @@ def existing_sink(
     options: Mapping[str, str] | None,
     *,
     dead_letters: Address | bool | None,
+    into: str | None = None,
 ) -> MaintainedTable:
-    """The sink of a table that is there, with what the table records of itself."""
+    """The sink of a table that is there, with what the table records of itself; or of a table like that at ``into``."""
     sink = sink_at(address, options, name=name)
     recorded = sink.recorded()
     if recorded is None:
@@ -72,4 +73,4 @@ def existing_sink(
         dead_letters = True
     if dead_letters is not None:
         shape["dead_letters"] = dead_letters
-    return sink_at(address, options, **shape)
+    return sink_at(into or address, options, **shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -11,15 +11,15 @@ import pyarrow as pa
 from strandline.errors import Conflict, InvalidInput, NotFound, Unsupported
 from strandline.log.contract import Log
 from strandline.log.read.reading import read_between
-from strandline.log.read.span_tasks import run_located, spans_between
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Named, checked
-from strandline.model.cursor import Cursor
+from strandline.model.cursor import Cursor, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.task_pool import TaskPool, ThreadPool
-from strandline.tables.maintain.comparison import RowDifferences
+from strandline.tables.maintain.comparison import RowDifferences, compared_shares
 from strandline.tables.maintain.contract import ComparedInDatabase, MaintainedTable
 from strandline.tables.maintain.opening import existing_sink
+from strandline.tables.maintain.rebuilding import rebuild_table
 from strandline.tables.maintain.replay import Replayed
 from strandline.tables.rows.kinds import Kind
 from strandline.tables.rows.logged import Value
@@ -102,10 +102,7 @@ def verify(sink: MaintainedTable, log: Log, *, pool: TaskPool | None = None) -> 
     else:
         raise _committed_meanwhile(sink)
     if found is None:
-        found = RowDifferences(0, 0, 0)
-        planned = [replace(task, spans=spans_between(log, task.first, task.next)) for task in tasks or ()]
-        for _, share in run_located(log, planned, hands, f"verify {sink.where}"):
-            found += share
+        found = compared_shares(log, tasks or (), hands, f"verify {sink.where}")
     return TableCheck(cursor, found.rows, found.missing, found.extra, found.first)
 
 
@@ -135,26 +132,46 @@ def existing(
     dead_letters: Address | bool | None = None,
     name: Named = "default",
     options: Mapping[str, str] | None = None,
+    into: Address | None = None,
 ) -> MaintainedTable:
     """The sink of a table that follows a log; what it keeps is recorded in the table.
 
     The address of a Delta table, ``iceberg://CATALOG/namespace.table``, ``sqlite:FILE#TABLE`` or
     ``postgresql://host/database#schema.table``. ``dead_letters`` is that of the sink: the place of the letters. A SQL
-    database has one for each table, which is used if it exists, or with True.
+    database has one for each table, which is used if it exists, or with True. ``into`` is the address of another table,
+    whose sink keeps the same.
     ``NotFound`` if there is no table, ``InvalidInput`` if it follows no log.
     """
-    return existing_sink(as_address(url), value, key, name, options, dead_letters=dead_letters)
+    other = None if into is None else as_address(into)
+    return existing_sink(as_address(url), value, key, name, options, dead_letters=dead_letters, into=other)
 
 
 @checked
-def rebuild(sink: MaintainedTable, log: Log) -> Cursor:
-    """Build all rows again from where the table began, and replace the table's in one commit; returns its cursor.
+def rebuild(
+    sink: MaintainedTable,
+    log: Log,
+    *,
+    start: Start | None = None,
+    upto: int | None = None,
+    verify: bool = True,
+    pool: TaskPool | None = None,
+) -> Cursor:
+    """Build all rows again, compare them with the log, and replace the table's in one commit; returns its cursor.
 
-    Readers see the old rows until then. For a table that was damaged or restored, and after a corrected schema or
-    transform. ``CursorExpired`` if the log no longer has the offset at which the table began.
+    Readers see the old rows until then; interrupted at any moment, the rebuild has changed nothing. For a table that
+    was damaged or restored, and after a corrected schema or transform. Both tiers of the log are read, from where the
+    table began up to its end now, or up to ``upto``. Followers go on from there.
+
+    ``start`` is another beginning, for this table from now on: an offset, a time, a cursor, ``"beginning"`` or
+    ``"retained"``. A table of the latest values from an offset on holds the keys that were written since. If there is
+    no table, it is created empty, and built; without ``start`` from the log's beginning.
+
+    ``pool`` compares the new rows, as for :func:`verify`; ``CorruptData`` if they differ, and the table is as it was.
+    ``verify=False`` leaves that out: for a transform that gives other rows each time, and for a table in a SQL database
+    whose log does not fit into memory. ``CursorExpired`` if the log no longer has the start, ``Conflict`` if another
+    job committed meanwhile.
     """
-    sink.meet(log)
-    return sink.rebuilt(log, log.end().next)
+    return rebuild_table(sink, log, start=start, upto=upto, pool=pool, is_verified=verify)
 
 
 @checked

@@ -20,18 +20,18 @@ from strandline.errors import (
     NotFound,
     StorageError,
     TransientStorageError,
-    Unsupported,
 )
 from strandline.log.contract import Log
-from strandline.log.read.planning import behind, joined
+from strandline.log.read.planning import joined
 from strandline.log.read.reading import fetch_in_order
 from strandline.model.arguments import Positive, anything, checked
-from strandline.model.cursor import Cursor, Limit, Span
+from strandline.model.cursor import Cursor, Span
 from strandline.model.records import READ_SCHEMA
 from strandline.model.sink import remaining
 from strandline.storage.clock import CHANCE
 from strandline.tables.maintain.comparison import RowDifferences, folded
 from strandline.tables.maintain.contract import RecordedTable, TableSize
+from strandline.tables.maintain.rebuilding import check_rebuilt
 from strandline.tables.maintain.replay import LetterReplay, Replayed, log_of_letters
 from strandline.tables.rows.bad_records import BadShare
 from strandline.tables.rows.kinds import KINDS
@@ -41,7 +41,7 @@ from strandline.tables.sql.changes import ChangePlanner, TableChanges
 from strandline.tables.sql.database import Database
 from strandline.tables.sql.replay import replayed_sql
 from strandline.tables.sql.state import CursorRow, Expected, LastCommit, SeenTable
-from strandline.tables.work import Workers
+from strandline.tables.work import Rebuild
 
 
 @checked
@@ -223,24 +223,20 @@ class SqlSink:
         with self._database.reading() as transaction:
             return transaction.compared(folded(self._shape, changes, row.schema))
 
-    def rebuilt(self, log: Log, upto: int, workers: Workers | None = None) -> Cursor:
+    def rebuilt(self, job: Rebuild) -> Cursor:
         """Replace all rows in one transaction; see :func:`~strandline.tables.maintain.operations.rebuild`.
 
         Rows are deleted and inserted, not the table: its indexes, rights and views stay. Other followers wait, and the
-        one that followed the table so far is ``Fenced``. ``Unsupported`` with ``workers``: a transaction is in one
-        process.
+        one that followed the table so far is ``Fenced``.
         """
-        if workers is not None:
-            raise Unsupported(f"The table {self.where} is written in one transaction: build it again without Spark.")
         with self._lock:
             self._refresh()
-            beginning = log.cursor_at(self.start())
-            spans = log.plan(beginning, Limit(upto=upto))
-            end = behind(beginning, spans[-1]) if spans else beginning
+            log, began = job.log, self.start()
+            beginning, spans, end = job.planned(began)
             with self._database.writing(is_long=True) as transaction:
                 transaction.lock()
                 found = self._expected.proved(transaction.look(), log.log_id, None)
-                if found is None or found.start != beginning.next:
+                if found is None or found.start != began:
                     raise NotFound(f"The table {self.where} was dropped or replaced while it was built again.")
                 transaction.clear()
                 planner = self._planner()
@@ -259,7 +255,12 @@ class SqlSink:
                     row = replace(row, schema=changes.schema, cursor=end)
                 if at != end.next:
                     raise CorruptData(f"Offset {at} is missing in log {log.log_id}. Nothing was committed.")
-                row = replace(row, cursor=end, epoch=found.epoch + 1, commit_id=str(CHANCE.uuid()))
+                if job.is_verified:
+                    rows = planner.shaped(pa.concat_tables([READ_SCHEMA.empty_table(), *_ranges(spans)])).rows
+                    check_rebuilt(transaction.compared(folded(self._shape, rows, row.schema)), self.where)
+                row = replace(
+                    row, cursor=end, start=beginning.next, epoch=found.epoch + 1, commit_id=str(CHANCE.uuid())
+                )
                 if not transaction.store(row, found):
                     raise self._expected.fenced()
             self._held = None

@@ -1,0 +1,98 @@
+"""Rebuild of a table: new rows are written beside the old ones, compared with the log, and swapped in by one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, cast
+
+from strandline.errors import CorruptData, NotFound, Unsupported
+from strandline.log.contract import Log
+from strandline.log.read.reading import cursor_of
+from strandline.log.read.span_tasks import MOVES, spans_between
+from strandline.model.cursor import Cursor, Span, Start
+from strandline.model.records import READ_SCHEMA
+from strandline.model.sink import Part, Written
+from strandline.storage.task_pool import TaskPool, ThreadPool
+from strandline.tables.apply import Work
+from strandline.tables.files.part import TablePart
+from strandline.tables.maintain.comparison import RowDifferences, compared_shares, share_tasks
+from strandline.tables.maintain.contract import ComparedInDatabase, MaintainedTable
+from strandline.tables.work import IN_PROCESS, Rebuild, Workers
+
+Rewrite: TypeAlias = Callable[[Cursor, Cursor, Work, int], None]
+"""Replaces all rows of a table by those that the workers write, between two cursors; so many workers."""
+
+
+def rebuild_table(
+    sink: MaintainedTable,
+    log: Log,
+    *,
+    start: Start | None,
+    upto: int | None,
+    workers: Workers | None = None,
+    pool: TaskPool | None = None,
+    is_verified: bool,
+) -> Cursor:
+    """Build all rows of a table from its log; returns its cursor.
+
+    See :func:`~strandline.tables.maintain.operations.rebuild`.
+    """
+    if workers is not None and isinstance(sink, ComparedInDatabase):
+        raise Unsupported(f"The table {sink.where} is written in one transaction: build it again without Spark.")
+    sink.meet(log)
+    beginning = None if start is None else cursor_of(log, start)
+    end = log.end().next if upto is None else upto
+    job = Rebuild(log, end, beginning, workers, pool or ThreadPool(), is_verified)
+    try:
+        sink.start()
+    except NotFound:
+        first, _, _ = job.planned(0)  # refuses what the log cannot serve before there is a table
+        sink.apply(READ_SCHEMA.empty_table(), since=first, upto=first)
+    return sink.rebuilt(job)
+
+
+def rebuilt_files(job: Rebuild, began: int, rewrite: Rewrite, where: str) -> Cursor:
+    """Rebuild a table of files, which began at the offset ``began``; returns its cursor.
+
+    The workers' files are compared with the log before ``rewrite`` commits them.
+    """
+    beginning, spans, end = job.planned(began)
+    workers = job.workers or IN_PROCESS
+
+    def work(parts: Sequence[Part]) -> Sequence[Written]:
+        done = _written(job, parts, spans, range(beginning.next, end.next))
+        if job.is_verified:
+            part = cast("TablePart", parts[0])
+            paths = [file.path for one in done for file in one.added]
+            held = range(beginning.next, end.next)
+            tasks = share_tasks(part.shape, part.schema, part.files, paths, held, job.pool.count)
+            check_rebuilt(compared_shares(job.log, tasks, job.pool, f"verify the new rows of {where}"), where)
+        return done
+
+    rewrite(beginning, end, work, workers.tasks(spans))
+    return end
+
+
+def _written(job: Rebuild, parts: Sequence[Part], spans: Sequence[Span], held: range) -> Sequence[Written]:
+    """Let the workers write; again if records moved to the cold tier since they were planned."""
+    workers = job.workers or IN_PROCESS
+    for _ in range(MOVES):
+        try:
+            return workers.run(parts, spans, f"rebuild of offsets {held.start:,} to {held.stop:,}")
+        except NotFound:
+            moved = spans_between(job.log, held.start, held.stop)  # CursorExpired if they were trimmed
+            if list(moved) == list(spans):
+                raise
+            spans = moved
+    raise NotFound(f"Records of {job.log!r} moved {MOVES} times while a table was built from them: try again.")
+
+
+def check_rebuilt(found: RowDifferences, where: str) -> None:
+    """``CorruptData`` if new rows are not those of the log."""
+    if not found.missing and not found.extra:
+        return
+    raise CorruptData(
+        f"The new rows of the table {where} are not those of its log ({found.missing:,} missing, {found.extra:,} too "
+        f"many; {found.first[0]}), and the table stays as it was. If its transform gives other rows each time, rebuild "
+        "it without the comparison (verify=False)."
+    )

@@ -1,0 +1,372 @@
+"""A rebuild from the beginning, an offset or a time: verified before it is shown, all or nothing, and followed on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import strandline as sl
+from strandline.errors import Conflict, CorruptData, CursorExpired, Diverged, InvalidInput
+from strandline.log.memory import MemoryLog
+from strandline.model.cursor import Span
+from strandline.model.sink import Part, Written
+from strandline.storage.task_pool import ThreadPool
+from strandline.tables.delta.files import DeltaFiles
+from strandline.tables.delta.letters import LetterBox
+from strandline.tables.delta.table import FollowedDelta
+from strandline.tables.files import part as parts_module
+from strandline.tables.iceberg.table import FollowedIceberg
+from strandline.tables.maintain.operations import existing, rebuild, verify
+from strandline.tables.maintain.rebuilding import rebuild_table
+from strandline.tables.sql.sqlite_transaction import SqliteTransaction
+from strandline.tables.work import IN_PROCESS
+from strandline.testing.clock import ManualClock
+from strandline.testing.faulty import Crash
+from tests.cases import some
+from tests.tables.test_maintenance_formats import ORDER, Delta, Iceberg, Sqlite, extend, modes
+
+VALUE = sl.Json(ORDER)
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    log = MemoryLog()
+    for _ in range(3):
+        extend(log, 10)
+    return log
+
+
+@pytest.fixture(params=["delta", "iceberg", "sqlite"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    found = {"delta": Delta, "iceberg": Iceberg, "sqlite": Sqlite}[request.param](tmp_path)
+    yield found
+    found.close()
+
+
+def content(sink: Any) -> list[Any]:
+    """The rows of a table, comparable."""
+    if isinstance(sink, sl.SqliteSink):
+        import sqlite3
+        from contextlib import closing
+
+        with closing(sqlite3.connect(sink.path)) as connection:
+            return sorted(map(str, connection.execute("SELECT * FROM orders")))
+    rows = sink.rows()
+    names = [field.name for field in rows.schema if not pa.types.is_map(field.type)]
+    return sorted(map(str, rows.select(names).to_pylist()))
+
+
+def followed(place: Any, log: MemoryLog, mode: str, **options: Any) -> Any:
+    sink = place.sink(mode=mode, value=VALUE)
+    sl.follow(log, sink, until="end", **options)
+    return place.sink(mode=mode, value=VALUE)
+
+
+@pytest.mark.parametrize("mode", some(["latest", "append", "history"], 2))
+def test_a_table_is_built_again_from_an_offset_and_followed_without_gap_or_overlap(
+    place: Any, log: MemoryLog, mode: str, tmp_path: Path
+) -> None:
+    if mode not in modes(place) and not isinstance(place, Delta):
+        return
+    sink = followed(place, log, mode)
+    assert rebuild(sink, log, start=13) == log.end()
+    extend(log, 10)
+    sl.follow(log, place.sink(mode=mode, value=VALUE), until="end")
+    check = verify(place.sink(mode=mode, value=VALUE), log)
+    assert (check.is_right, check.cursor) == (True, log.end()), check.first
+    (tmp_path / "twin").mkdir()
+    twin = type(place)(tmp_path / "twin")
+    assert content(place.sink(mode=mode, value=VALUE)) == content(followed(twin, log, mode, start=13))
+    twin.close()
+    assert place.sink(mode=mode, value=VALUE).start() == 13
+    rebuild(place.sink(mode=mode, value=VALUE), log, start="beginning")
+    assert place.sink(mode=mode, value=VALUE).start() == 0
+    assert verify(place.sink(mode=mode, value=VALUE), log).is_right
+
+
+def test_a_latest_table_from_an_offset_has_the_keys_that_were_written_since(place: Any, log: MemoryLog) -> None:
+    with log.producer() as producer:
+        producer.append(key=b"k0", value=b'{"id": 30}').result()
+    sink = followed(place, log, "latest")
+    assert len(content(sink)) > 1
+    rebuild(sink, log, start=30)
+    (row,) = content(sink)
+    assert "30" in row
+
+
+def test_a_table_is_built_again_from_a_time_up_to_an_offset(place: Any) -> None:
+    clock = ManualClock()
+    log = MemoryLog(clock=clock)
+    extend(log, 10)
+    clock.advance(60)
+    moment = datetime.fromtimestamp(clock.now() / 1_000_000, UTC)
+    extend(log, 10)
+    extend(log, 10)
+    sink = followed(place, log, "append")
+    assert rebuild(sink, log, start=moment, upto=25).next == 25
+    assert (sink.start(), len(content(sink))) == (10, 15)
+    sl.follow(log, place.sink(mode="append", value=VALUE), until="end")
+    assert len(content(place.sink(mode="append", value=VALUE))) == 20
+    with pytest.raises(InvalidInput, match="cannot be built up to offset 5"):
+        rebuild(sink, log, upto=5)
+
+
+def test_a_table_that_is_absent_is_built_from_a_start(place: Any, log: MemoryLog) -> None:
+    with pytest.raises(Diverged, match="past the log's end"):
+        rebuild(place.sink(mode="append", value=VALUE), log, start=100, upto=100)
+    assert place.sink(mode="append", value=VALUE).cursor(log.log_id) is None
+    assert rebuild(place.sink(mode="append", value=VALUE), log, start=20) == log.end()
+    extend(log, 5)
+    sl.follow(log, place.sink(mode="append", value=VALUE), until="end")
+    assert len(content(place.sink(mode="append", value=VALUE))) == 15
+    assert verify(place.sink(mode="append", value=VALUE), log).is_right
+
+
+def test_a_start_that_was_trimmed_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    log = sl.open(f"{tmp_path}/log", create=True, retention="consumed")
+    assert isinstance(log, sl.log.ObjectLog)
+    with log.producer() as producer:
+        for number in range(20):
+            producer.append(key=b"%d" % number, value=b"x").result()
+    log.slots.create("reader", 10)
+    log.trim(grace=0)
+    sink = sl.DeltaSink(tmp_path / "table", mode="append")
+    for start in (None, 5):
+        with pytest.raises(CursorExpired):
+            rebuild(sink, log, start=start)
+    assert not (tmp_path / "table").exists()
+    assert rebuild(sink, log, start="retained").next == 20
+    assert sink.rows().num_rows == 20 - log.bounds().first
+
+
+# --- verified before the swap ----------------------------------------------------------------------------------------
+
+
+def lossy(monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
+    """Break the writing of rows so that each commit loses one."""
+    if isinstance(place, Sqlite):
+        inserted = SqliteTransaction._inserted
+
+        def fewer(self: Any, table: str, rows: pa.Table, key: str | None) -> None:
+            inserted(self, table, rows.slice(1) if table == "orders" else rows, key)
+
+        monkeypatch.setattr(SqliteTransaction, "_inserted", fewer)
+        return
+    write = parts_module.write_file
+    monkeypatch.setattr(parts_module, "write_file", lambda files, name, rows: write(files, name, rows.slice(1)))
+
+
+@pytest.mark.parametrize("mode", ["latest", "append"])
+def test_rows_that_are_not_those_of_the_log_never_become_visible(
+    place: Any, log: MemoryLog, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = followed(place, log, mode)
+    before = content(sink)
+    extend(log, 10)
+    with monkeypatch.context() as broken:
+        lossy(broken, place)
+        with pytest.raises(CorruptData, match=r"not those of its log \([1-9]\d* missing, 0 too many.*stays as it was"):
+            rebuild(place.sink(mode=mode, value=VALUE), log)
+        assert content(place.sink(mode=mode, value=VALUE)) == before
+        rebuild(place.sink(mode=mode, value=VALUE), log, verify=False)  # the broken twin without the comparison
+    assert not verify(place.sink(mode=mode, value=VALUE), log).is_right
+    rebuild(place.sink(mode=mode, value=VALUE), log)
+    assert verify(place.sink(mode=mode, value=VALUE), log).is_right
+
+
+def test_a_transform_that_gives_other_rows_each_time_is_refused_unless_it_is_not_compared(
+    place: Any, log: MemoryLog
+) -> None:
+    numbers = iter(range(1_000_000))
+
+    def restless(rows: pa.Table) -> pa.Table:
+        return rows.append_column("n", pa.array([next(numbers) for _ in range(rows.num_rows)], pa.int64()))
+
+    options = {"mode": "append", "value": VALUE, "transform": restless}
+    sl.follow(log, place.sink(**options), until="end")
+    with pytest.raises(CorruptData, match="verify=False"):
+        rebuild(place.sink(**options), log)
+    assert rebuild(place.sink(**options), log, verify=False) == log.end()
+
+
+# --- crashes ---------------------------------------------------------------------------------------------------------
+
+STEPS: dict[type, Sequence[tuple[Any, str]]] = {
+    Delta: [
+        (parts_module, "write_file"),
+        (DeltaFiles, "read"),  # of the comparison
+        (LetterBox, "commit"),
+        (FollowedDelta, "commit"),
+        (FollowedDelta, "_properties"),
+        (FollowedDelta, "_settle"),
+    ],
+    Iceberg: [
+        (parts_module, "write_file"),
+        (FollowedIceberg, "commit"),
+        (FollowedIceberg, "_committed"),
+        (FollowedIceberg, "_make_durable"),
+    ],
+    Sqlite: [
+        (SqliteTransaction, "clear"),
+        (SqliteTransaction, "merge"),
+        (SqliteTransaction, "put_dead_letters"),
+        (SqliteTransaction, "compared"),
+        (SqliteTransaction, "store"),
+    ],
+}
+
+
+def letters(place: Any, tmp_path: Path) -> Any:
+    return {Delta: f"{tmp_path}/letters", Iceberg: "shop.letters", Sqlite: True}[type(place)]
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["replaced", "new"])
+def test_a_crash_at_any_step_leaves_the_old_rows_or_all_new_ones(
+    place: Any, log: MemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    with log.producer() as producer:
+        producer.append(key=b"bad", value=b"no JSON").result()
+    options = {"mode": "append", "value": VALUE, "dead_letters": letters(place, tmp_path)}
+    if not is_new:
+        sl.follow(log, place.sink(**options), until="end")
+    starts = iter([5, 0] * 10)
+    start = None if is_new else 0
+    for owner, name in STEPS[type(place)]:
+        before, start = start, next(starts)
+        happened = []
+        with monkeypatch.context() as patch:
+
+            def crash(*_: Any, name: str = name, happened: list[str] = happened, **__: Any) -> Any:
+                happened.append(name)
+                raise Crash
+
+            patch.setattr(owner, name, crash)
+            with pytest.raises(Crash):
+                rebuild(place.sink(**options), log, start=start)
+        assert happened == [name]
+        found = place.sink(**options)
+        if before is None and (found.cursor(log.log_id) is None or not content(found)):
+            assert is_new, name  # there is no table yet, or an empty one
+        else:
+            assert (found.start(), len(content(found))) in {(before, 30 - (before or 0)), (start, 30 - start)}, name
+            assert verify(place.sink(**options), log).is_right
+        rebuild(place.sink(**options), log, start=start)
+        found = place.sink(**options)
+        assert (found.start(), len(content(found))) == (start, 30 - start)
+        assert verify(found, log).is_right
+    extend(log, 4)
+    sl.follow(log, place.sink(**options), until="end")
+    assert verify(place.sink(**options), log).is_right
+
+
+def test_a_follower_that_commits_meanwhile_makes_a_rebuild_a_conflict(place: Any, log: MemoryLog) -> None:
+    if isinstance(place, Sqlite):
+        return  # its follower waits for the transaction
+    sink = followed(place, log, "append")
+    extend(log, 10)
+
+    class Overtaken:
+        def tasks(self, spans: Sequence[Span]) -> int:
+            return 2
+
+        def run(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
+            done = IN_PROCESS.run(parts, spans, title)
+            sl.follow(log, place.sink(mode="append", value=VALUE), until="end")
+            return done
+
+    with pytest.raises(Conflict):
+        rebuild_table(sink, log, start=5, upto=None, workers=Overtaken(), is_verified=True)
+    found = place.sink(mode="append", value=VALUE)
+    assert (found.start(), len(content(found))) == (0, 40)
+    assert verify(found, log).is_right
+
+
+def test_a_table_that_goes_back_before_a_rebuild_has_its_former_start_again(place: Any, log: MemoryLog) -> None:
+    if isinstance(place, Sqlite):
+        return  # it has no earlier versions
+    sink = followed(place, log, "append")
+    extend(log, 10)
+    rebuild(sink, log, start=20)
+    place.lose()
+    fresh = place.sink(mode="append", value=VALUE)
+    with pytest.raises(Diverged):
+        fresh.cursor(log.log_id)
+    found = fresh.repair(log.log_id, lambda cursor: cursor.next <= 30)
+    assert found is not None
+    assert (found.next, place.sink(mode="append", value=VALUE).start()) == (30, 0)
+    assert verify(place.sink(mode="append", value=VALUE), log).is_right
+    sl.follow(log, place.sink(mode="append", value=VALUE), until="end")
+    assert len(content(place.sink(mode="append", value=VALUE))) == 40
+
+
+# --- both tiers ------------------------------------------------------------------------------------------------------
+
+
+def tiered(tmp_path: Path) -> sl.log.ObjectLog:
+    log = sl.open(f"{tmp_path}/log", create=True, retention="consumed")
+    assert isinstance(log, sl.log.ObjectLog)
+    with log.producer() as producer:
+        for number in range(40):
+            producer.append(key=b"k%d" % (number % 7), value=b"%d" % number).result()
+    sl.tier.attach(log)
+    return log
+
+
+def to_cold(log: sl.log.ObjectLog) -> None:
+    with sl.tier.tiering(log, target=1) as tierer:
+        tierer.run_once(everything=True)
+    log.trim(grace=0)
+
+
+@pytest.mark.parametrize("mode", ["append", "latest"])
+def test_a_table_is_built_from_both_tiers(tmp_path: Path, mode: Any) -> None:
+    log = tiered(tmp_path)
+    to_cold(log)
+    with log.producer() as producer:
+        for number in range(40, 50):
+            producer.append(key=b"k%d" % (number % 7), value=b"%d" % number).result()
+    with sl.open(log.url) as both:
+        sink = sl.DeltaSink(tmp_path / "table", mode=mode)
+        assert rebuild(sink, both, start=17, pool=ThreadPool(3)).next == 50
+        assert verify(sink, both).is_right
+        if mode == "append":
+            assert sorted(sink.rows().column("offset").to_pylist()) == list(range(17, 50))
+
+
+def test_records_that_move_to_the_cold_tier_while_they_are_read_are_found_there(tmp_path: Path) -> None:
+    log = tiered(tmp_path)
+    moves: list[Callable[[], None]] = [lambda: to_cold(log)]
+
+    class Late:
+        """Records move between the plan and the work."""
+
+        def tasks(self, spans: Sequence[Span]) -> int:
+            return 2
+
+        def run(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
+            while moves:
+                moves.pop()()
+            return IN_PROCESS.run(parts, spans, title)
+
+    with sl.open(log.url) as both:
+        sink = sl.DeltaSink(tmp_path / "table", mode="append")
+        rebuild_table(sink, both, start=3, upto=None, workers=Late(), is_verified=True)
+        assert log.bounds().first == 40
+        assert sorted(sink.rows().column("offset").to_pylist()) == list(range(3, 40))
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_a_table_like_another_is_opened_elsewhere(tmp_path: Path, log: MemoryLog) -> None:
+    sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="history", value=VALUE, key="id"), until="end")
+    other = existing(tmp_path / "table", value=VALUE, key="id", into=tmp_path / "other")
+    assert rebuild(other, log, start=10) == log.end()
+    assert (other.mode, other.where) == ("history", str(tmp_path / "other"))
+    assert verify(other, log).is_right
+    assert sl.DeltaSink(tmp_path / "table", mode="history", value=VALUE, key="id").start() == 0
