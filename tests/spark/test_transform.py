@@ -332,3 +332,45 @@ def test_a_reader_that_is_given_less_than_its_spans_ends_the_job(spark, log, tmp
     job = ShuffleJob(spark, transaction.parts, [[spans[0], *spans[2:]]], lambda: None)
     with pytest.raises(CorruptData, match="250 records"), workers._labels.shown("a test"):
         job.missing_reports([0]).collect()
+
+
+STEPS = ["planned", "written", "committed", "advanced"]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("mode", ["latest", "append", "history"])
+def test_a_pipeline_killed_at_any_step_goes_on_with_a_newer_version_of_the_logs_codec(spark, tmp_path, mode):
+    """Each run dies at another step, and before the next one the log's schema has one more field."""
+    fields = {"id": pa.int64()}
+    log = sl.open(f"{tmp_path}/typed", create=True, value=sl.Json(pa.schema(fields)))
+    expected = []
+
+    def sink() -> sl.DeltaSink:
+        return sl.DeltaSink(str(tmp_path / "table"), mode=mode, value="log")
+
+    def twice(frame):
+        return frame.withColumn("twice", frame.id * 2)
+
+    for number, step in enumerate(STEPS):
+        fields[f"f{number}"] = pa.string()
+        log.evolve_value(sl.Json(pa.schema(fields)))
+        value = {"id": number, f"f{number}": step}
+        append(log, [put(b"k%d" % number, json.dumps(value).encode())])
+        expected.append(value | {"twice": 2 * number})
+
+        def die(at: str, step: str = step) -> None:
+            if at == step:
+                raise KeyError(step)
+
+        with pytest.raises(KeyError):
+            follow(spark, log, sink(), slot="s", trigger=NOW, transform=twice, on_step=die).await_termination(600)
+        stored = sink()
+        stored.meet(log)
+        cursor = stored.cursor(log.log_id)
+        assert log.slots.get("s").position <= (0 if cursor is None else cursor.next)
+    run(spark, log, sink(), slot="s", transform=twice)
+    found = sorted(table_of(tmp_path / "table").to_pylist(), key=lambda row: row["id"])
+    named = [*fields, "twice"]
+    assert [{name: row[name] for name in named} for row in found] == [
+        {name: row.get(name) for name in named} for row in expected
+    ]
