@@ -22,10 +22,10 @@ ROWS = [(b"k%d" % (n % 3), b"v%d" % n) for n in range(12)]
 FRESH = multiprocessing.get_context("spawn")
 
 
-def racer(folder: str, rounds: int, start, outcomes) -> None:
+def racer(folder: str, tables: str, options: dict[str, str] | None, rounds: int, start, outcomes) -> None:
     for number in range(rounds):
         log = sl.open(f"{folder}/log-{number}")
-        sink = sl.DeltaSink(f"{folder}/table-{number}", mode="append" if number % 2 else "latest")
+        sink = sl.DeltaSink(f"{tables}/table-{number}", mode="append" if number % 2 else "latest", options=options)
         slot = "s" if number % 4 > 1 else None
         start.wait(120)
         try:
@@ -48,10 +48,16 @@ def logs(folder: Path, rounds: int) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("rounds", [4, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
-def test_of_two_processes_that_create_and_follow_one_table_one_gets_to_the_end(tmp_path, rounds):
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_of_two_processes_that_create_and_follow_one_table_one_gets_to_the_end(tmp_path, rounds, place, request):
+    tables, options = str(tmp_path), None
+    if place == "bucket":
+        tables, options = request.getfixturevalue("s3_url"), request.getfixturevalue("s3_server").options
     logs(tmp_path, rounds)
     start, outcomes = FRESH.Barrier(2), FRESH.Queue()
-    racers = [FRESH.Process(target=racer, args=(str(tmp_path), rounds, start, outcomes)) for _ in range(2)]
+    racers = [
+        FRESH.Process(target=racer, args=(str(tmp_path), tables, options, rounds, start, outcomes)) for _ in range(2)
+    ]
     for process in racers:
         process.start()
     found: dict[int, list[str]] = {}
@@ -63,7 +69,8 @@ def test_of_two_processes_that_create_and_follow_one_table_one_gets_to_the_end(t
     for number, both in found.items():
         assert set(both) <= {"ok", "Fenced"}, f"round {number}: {both}"
         assert "ok" in both, f"round {number}: both were stopped"
-        rows = pa.table(DeltaTable(f"{tmp_path}/table-{number}").to_pyarrow_table()).sort_by("offset").to_pylist()
+        table = DeltaTable(f"{tables}/table-{number}", storage_options=options)
+        rows = pa.table(table.to_pyarrow_table()).sort_by("offset").to_pylist()
         if number % 2:
             assert [row["offset"] for row in rows] == list(range(12)), f"round {number}"
         else:

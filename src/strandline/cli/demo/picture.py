@@ -86,8 +86,9 @@ def _legend() -> Iterator[str]:
     for _, title, colour in _LINES:
         yield f'<rect x="{at}" y="12" width="14" height="4" fill="{colour}"/>'
         yield f'<text x="{at + 20}" y="18">{title}</text>'
-        at += 44 + 7 * len(title)
-    yield f'<rect class="down" x="{at}" y="8" width="14" height="12"/><text x="{at + 20}" y="18">Spark is down or starting</text>'
+        at += 36 + 6 * len(title)
+    yield f'<rect class="down" x="{at}" y="8" width="14" height="12"/>'
+    yield f'<text x="{at + 20}" y="18">Spark is down or starting</text>'
 
 
 def _inner() -> int:
