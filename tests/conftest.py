@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from strandline.storage.objects.store import ObjectStore
 from strandline.storage.objects.urls import open_store
+from strandline.testing.plugin import SUITES
 from tests.cases import examples, thin_contracts
 from tests.certificates import make_certificates
 from tests.proxy import FaultyProxy
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
 
 # The suites are not test files by name; their failures should tell as much as those of tests. Here, before anything
 # imports one of them.
-SUITES = (
-    *("codecs", "key_values", "keyed_stores", "logs", "producers", "queues", "sinks", "slots", "stores", "tables"),
-    "topics",
-)
 pytest.register_assert_rewrite(*(f"strandline.testing.{suite}" for suite in SUITES))
 
 # A shell that starts something in the background lets it ignore Ctrl-C, and so all that it starts in turn: the programs

@@ -1,5 +1,73 @@
-"""Public test doubles and contract suites: manual clock, faulty store, full disk, and the contract of each backend.
+"""Public test doubles and contract suites (docs/testing.md): for tests of your own sinks, stores, codecs and logs.
 
-The suites (such as :mod:`~strandline.testing.stores`) need ``pytest``; the
-doubles need nothing that the package does not.
+The suites, and the pytest plugin with its fixtures, need ``pytest`` (that of codecs ``hypothesis``, too); the doubles
+need nothing that the package does not.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from strandline.lazy_names import lazy
+
+if TYPE_CHECKING:
+    from strandline.testing.clock import ManualClock as ManualClock
+    from strandline.testing.clock import SeededChance as SeededChance
+    from strandline.testing.codecs import CodecContract as CodecContract
+    from strandline.testing.crashing import follow_through_crashes as follow_through_crashes
+    from strandline.testing.crashing import interrupted as interrupted
+    from strandline.testing.disks import FullDisk as FullDisk
+    from strandline.testing.disks import RecordingDisk as RecordingDisk
+    from strandline.testing.faulty import Crash as Crash
+    from strandline.testing.faulty import Faults as Faults
+    from strandline.testing.faulty import FaultyStore as FaultyStore
+    from strandline.testing.interleave import Interleaver as Interleaver
+    from strandline.testing.key_values import KeyValueContract as KeyValueContract
+    from strandline.testing.keyed_stores import DurableStoreContract as DurableStoreContract
+    from strandline.testing.keyed_stores import ExportingStoreContract as ExportingStoreContract
+    from strandline.testing.keyed_stores import StoreContract as StoreContract
+    from strandline.testing.logs import LogContract as LogContract
+    from strandline.testing.plain import PlainStore as PlainStore
+    from strandline.testing.simdisk import CrashMode as CrashMode
+    from strandline.testing.simdisk import SimulatedDisk as SimulatedDisk
+    from strandline.testing.simdisk import crash_everywhere as crash_everywhere
+    from strandline.testing.simdisk import fail_everywhere as fail_everywhere
+    from strandline.testing.simdisk import fill_everywhere as fill_everywhere
+    from strandline.testing.sinks import MemorySink as MemorySink
+    from strandline.testing.sinks import SinkContract as SinkContract
+    from strandline.testing.stores import ObjectStoreContract as ObjectStoreContract
+    from strandline.testing.tables import TableContract as TableContract
+    from strandline.testing.topics import TopicContract as TopicContract
+
+__getattr__, __dir__, __all__ = lazy(
+    __name__,
+    {
+        "CodecContract": "strandline.testing.codecs",
+        "Crash": "strandline.testing.faulty",
+        "CrashMode": "strandline.testing.simdisk",
+        "DurableStoreContract": "strandline.testing.keyed_stores",
+        "ExportingStoreContract": "strandline.testing.keyed_stores",
+        "Faults": "strandline.testing.faulty",
+        "FaultyStore": "strandline.testing.faulty",
+        "FullDisk": "strandline.testing.disks",
+        "Interleaver": "strandline.testing.interleave",
+        "KeyValueContract": "strandline.testing.key_values",
+        "LogContract": "strandline.testing.logs",
+        "ManualClock": "strandline.testing.clock",
+        "MemorySink": "strandline.testing.sinks",
+        "ObjectStoreContract": "strandline.testing.stores",
+        "PlainStore": "strandline.testing.plain",
+        "RecordingDisk": "strandline.testing.disks",
+        "SeededChance": "strandline.testing.clock",
+        "SimulatedDisk": "strandline.testing.simdisk",
+        "SinkContract": "strandline.testing.sinks",
+        "StoreContract": "strandline.testing.keyed_stores",
+        "TableContract": "strandline.testing.tables",
+        "TopicContract": "strandline.testing.topics",
+        "crash_everywhere": "strandline.testing.simdisk",
+        "fail_everywhere": "strandline.testing.simdisk",
+        "fill_everywhere": "strandline.testing.simdisk",
+        "follow_through_crashes": "strandline.testing.crashing",
+        "interrupted": "strandline.testing.crashing",
+    },
+)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from strandline.errors import Fenced, StorageError
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Sink
-from strandline.testing.faulty import Crash
+from strandline.testing.crashing import crashing_at, interrupted
 from strandline.testing.sinks import DELETE, LOG, Change, SinkContract, changes, folded
 
 ROWS: Final[Sequence[Change]] = tuple(
@@ -116,8 +116,9 @@ class TableContract(SinkContract):
         at = 0
         for number, (owner, name) in enumerate(self.steps):
             end = at + 2 + number % 3
-            with _interrupted(owner, name, _crash), suppress(Crash):
+            with crashing_at(owner, name) as reached:
                 self.deliver(self.again(sink), at, end)
+            assert reached, name
             assert self.check_exact(self.again(sink)) in {at, end}, name
             self.deliver(self.again(sink), at, end)
             at = self.check_exact(self.again(sink), end)
@@ -132,8 +133,9 @@ class TableContract(SinkContract):
             def overtaken(first: int = first) -> None:
                 self.deliver(self.again(sink), first, first + 2)
 
-            with _interrupted(owner, name, overtaken), suppress(Fenced):
+            with interrupted(owner, name, overtaken) as reached, suppress(Fenced):
                 self.deliver(self.again(sink), first, first + 3)
+            assert reached, name
             at = self.check_exact(self.again(sink))
             assert at in {first + 2, first + 3}, name
 
@@ -160,26 +162,3 @@ class TableContract(SinkContract):
 def _next_of(sink: Sink) -> int:
     cursor = sink.cursor(LOG)
     return 0 if cursor is None else cursor.next
-
-
-def _crash() -> None:
-    raise Crash
-
-
-@contextmanager
-def _interrupted(owner: Any, name: str, event: Callable[[], None]) -> Iterator[None]:
-    """Something happens once, right before a step."""
-    step, happened = getattr(owner, name), []
-    with pytest.MonkeyPatch.context() as patch:
-
-        def interrupted(*arguments: Any, **options: Any) -> Any:
-            patch.undo()
-            happened.append(name)
-            event()
-            return step(*arguments, **options)
-
-        patch.setattr(owner, name, interrupted)
-        try:
-            yield
-        finally:
-            assert happened, f"no step {name} was done"
