@@ -16,6 +16,7 @@ from strandline.storage.objects.urls import open_store
 from strandline.testing.plugin import SUITES
 from tests.cases import examples, thin_contracts
 from tests.certificates import make_certificates
+from tests.postgres import PostgresServer
 from tests.proxy import FaultyProxy
 from tests.servers import BUCKET, AzureServer, KafkaServer, NatsServer, NoServer, S3Server, Server, fresh_prefix
 
@@ -152,3 +153,15 @@ def certificate_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certificates")
     make_certificates(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """A real PostgreSQL server for the tests of a module; skips if it is not installed."""
+    server = PostgresServer(within=str(tmp_path_factory.mktemp("postgres")))
+    try:
+        server.start()
+    except NoServer as missing:
+        pytest.skip(str(missing))
+    with server:
+        yield server
