@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from strandline import tables as tables
     from strandline import tier as tier
     from strandline import values as values
-    from strandline.followers.run import Batching as Batching
     from strandline.followers.run import follow as follow
     from strandline.followers.stores.append_log import AppendLogStore as AppendLogStore
     from strandline.followers.stores.rocks import RocksStore as RocksStore
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from strandline.followers.watch.api import Supervisor as Supervisor
     from strandline.followers.watch.api import watch_applied as watch_applied
     from strandline.followers.watch.api import watch_applied_async as watch_applied_async
-    from strandline.followers.watch.exports import Exports as Exports
     from strandline.ingestion.api import ingest as ingest
     from strandline.ingestion.translation import translate_cursor as translate_cursor
     from strandline.kv.contract import Watcher as Watcher
@@ -58,8 +56,6 @@ if TYPE_CHECKING:
     from strandline.tables.sql.sqlite import SqliteSink as SqliteSink
     from strandline.values.codecs.arrow import Arrow as Arrow
     from strandline.values.codecs.avro import Avro as Avro
-    from strandline.values.codecs.envelopes import BeforeAfter as BeforeAfter
-    from strandline.values.codecs.envelopes import Debezium as Debezium
     from strandline.values.codecs.json import Json as Json
     from strandline.values.codecs.messagepack import MessagePack as MessagePack
     from strandline.values.codecs.protobuf import Protobuf as Protobuf
@@ -73,13 +69,9 @@ _get, __dir__, __all__ = lazy(
         "AppendLogStore": "strandline.followers.stores.append_log",
         "Arrow": "strandline.values.codecs.arrow",
         "Avro": "strandline.values.codecs.avro",
-        "Batching": "strandline.followers.run",
-        "BeforeAfter": "strandline.values.codecs.envelopes",
         "Consumer": "strandline.opening",
         "Cursor": "strandline.model.cursor",
-        "Debezium": "strandline.values.codecs.envelopes",
         "DeltaSink": "strandline.tables.delta.sink",
-        "Exports": "strandline.followers.watch.run",
         "IcebergSink": "strandline.tables.iceberg.sink",
         "Json": "strandline.values.codecs.json",
         "Log": "strandline.log.contract",

@@ -53,7 +53,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "RocksStore.import_from": lambda place: sl.RocksStore.import_from(place, "dest"),
     "RocksStore.import_from into": lambda place: sl.RocksStore.import_from("snapshot", place),
     "RocksStore.export_to": lambda place: using(sl.RocksStore.open("rocks"), lambda fold: fold.export_to(place)),
-    "Exports.request": lambda place: sl.Exports().request(place),
+    "Exports.request": lambda place: sl.followers.Exports().request(place),
     "Artifacts": sl.snapshots.Artifacts,
     "Artifacts.publish": lambda place: sl.snapshots.Artifacts("memory://paths").publish(place),
     "Artifacts.fetch": lambda place: sl.snapshots.Artifacts("memory://paths").fetch(place),

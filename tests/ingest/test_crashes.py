@@ -22,7 +22,7 @@ from tests.log.wal_parts import open_on
 
 SOURCE = MemoryLog(chance=SeededChance(5))
 fill(SOURCE, batches=3, count=10)
-LIMITS = sl.Batching(records=10)
+LIMITS = sl.followers.Batching(records=10)
 SEEDS = itertools.count(100)
 
 

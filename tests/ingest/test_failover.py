@@ -14,7 +14,7 @@ from tests.ingest.parts import append, changes, content, position
 from tests.node.processes import ClusterOfProcesses
 
 pytestmark = pytest.mark.matrix
-SMALL = sl.Batching(records=100)
+SMALL = sl.followers.Batching(records=100)
 
 
 @pytest.fixture

@@ -210,7 +210,7 @@ def table(log, since, upto):
 def test_ingests_that_race_double_and_lose_nothing(tmp_path):
     source = MemoryLog()
     fill(source, batches=40)
-    limits = sl.Batching(records=50)
+    limits = sl.followers.Batching(records=50)
     with WalLog.open(tmp_path / "wal") as target:
         outcomes = []
 
@@ -288,7 +288,7 @@ def test_the_progress_is_told_after_each_append():
     source, target = MemoryLog(), MemoryLog()
     fill(source)
     told: list[IngestProgress] = []
-    sl.ingest(source, target, on_progress=told.append, batching=sl.Batching(records=50))
+    sl.ingest(source, target, on_progress=told.append, batching=sl.followers.Batching(records=50))
     assert told[-1] == IngestProgress(100, 100, 100)
     assert [progress.next for progress in told] == [50, 100]
 
@@ -333,7 +333,7 @@ def test_a_log_with_ingested_records_is_found_whole(tmp_path):
     with WalLog.open(tmp_path / "wal") as wal:
         for number in range(70):  # so many frames have an entry in the index
             append(source, changes(1, number), number=number)
-        sl.ingest(source, wal, batching=sl.Batching(records=1))
+        sl.ingest(source, wal, batching=sl.followers.Batching(records=1))
         assert (wal.verify().findings, wal.append_at(69).first) == ([], 69)
     for number in range(70, 73):
         append(source, changes(1, number), number=number)
@@ -387,7 +387,7 @@ def test_compressed_batches_are_read_in_pieces_that_fit_into_memory():
             planned.append(sum(span.next - span.first for span in spans) * 1000)
             return spans
 
-    sl.ingest(Watched(source), target, batching=sl.Batching(bytes=8 << 20))
+    sl.ingest(Watched(source), target, batching=sl.followers.Batching(bytes=8 << 20))
     assert target.bounds().next == 60 * rows
     assert max(planned) <= 8 << 20
     assert len(planned) < 60
@@ -418,7 +418,7 @@ def test_the_position_goes_back_with_a_rewound_target(tmp_path):
     source = MemoryLog()
     fill(source)
     with WalLog.open(tmp_path / "wal") as target:
-        sl.ingest(source, target, batching=sl.Batching(records=25))
+        sl.ingest(source, target, batching=sl.followers.Batching(records=25))
         assert position(source, target) == 100
     rewind(str(tmp_path / "wal"), 50, quarantine=str(tmp_path / "aside"))
     with WalLog.open(tmp_path / "wal") as target:
@@ -493,7 +493,7 @@ class Lost:
 def test_neither_the_slot_nor_the_progress_moves_before_the_append_is_durable():
     source, target, told = MemoryLog(), MemoryLog(), []
     fill(source)
-    limits = sl.Batching(records=25)
+    limits = sl.followers.Batching(records=25)
     with pytest.raises(LogFailed):
         sl.ingest(
             source, Undecided(target), slot="copy", batching=limits, on_progress=lambda done: told.append(done.next)

@@ -95,7 +95,7 @@ def test_bad_rows_are_nulls_with_the_reason_and_the_bytes(tmp_path: Path) -> Non
 
 
 def test_change_events_decide_the_operation(tmp_path: Path) -> None:
-    log = typed_log(tmp_path, sl.Debezium(sl.Json(pa.schema({"id": pa.int64()}))))
+    log = typed_log(tmp_path, sl.values.Debezium(sl.Json(pa.schema({"id": pa.int64()}))))
     append(log, b'{"op":"c","after":{"id":1}}', b'{"op":"d","before":{"id":1}}')
     assert rows(log, "id", "_op") == [{"id": 1, "_op": 0}, {"id": 1, "_op": 1}]
     assert rows(log, "_op") == [{"_op": 0}, {"_op": 1}]

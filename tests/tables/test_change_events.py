@@ -55,8 +55,8 @@ BEFORE_AFTER: list[tuple[bytes, bytes | sl.Op | None]] = [
     (b"1", sl.Op.PURGE),
 ]
 FEEDS: dict[str, tuple[Any, list[tuple[bytes, bytes | sl.Op | None]], list[int]]] = {
-    "debezium": (sl.Debezium(sl.Json(ROW)), DEBEZIUM, [6, 9, 10, 13, 14, 15]),
-    "before-after": (sl.BeforeAfter(sl.Json(ROW)), BEFORE_AFTER, [7]),
+    "debezium": (sl.values.Debezium(sl.Json(ROW)), DEBEZIUM, [6, 9, 10, 13, 14, 15]),
+    "before-after": (sl.values.BeforeAfter(sl.Json(ROW)), BEFORE_AFTER, [7]),
 }
 """Codec, records, and the offsets of those that are bad."""
 ALIVE = {(b"4", 4, "d"), (b"6", 6, None)}

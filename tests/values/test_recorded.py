@@ -32,8 +32,8 @@ CODECS: list[Codec] = [
     sl.Avro(AVRO),
     sl.Avro(AVRO, registry={3: AVRO, 4: json.dumps(WITH_NOTE)}, schema_id=3),
     sl.Avro(AVRO, registry="https://registry.example:8081", schema_id=1),
-    sl.Debezium(sl.Json(IDS)),
-    sl.BeforeAfter(sl.MessagePack(IDS)),
+    sl.values.Debezium(sl.Json(IDS)),
+    sl.values.BeforeAfter(sl.MessagePack(IDS)),
 ]
 
 
@@ -74,7 +74,7 @@ def test_a_recorded_time_zone_that_this_machine_lacks_is_no_damage() -> None:
         (sl.Json(IDS), sl.MessagePack(IDS)),
         (sl.Json(IDS), sl.Json(pa.schema({"name": pa.string()}))),
         (sl.Json(pa.schema({"id": pa.int64()})), sl.Json(IDS)),
-        (sl.Json(IDS), sl.Debezium(sl.Json(IDS))),
+        (sl.Json(IDS), sl.values.Debezium(sl.Json(IDS))),
     ],
 )
 def test_a_log_holds_values_of_another_one_only_if_it_can_decode_them(source: Codec, target: Codec) -> None:
@@ -124,8 +124,8 @@ def _numbered(number: int, kind: int = descriptor_pb2.FieldDescriptorProto.TYPE_
         (sl.Json(IDS), sl.Json(pa.schema({"note": pa.string()})), "'id' is in the values of x and missing"),
         (sl.Json(IDS), sl.MessagePack(IDS), "another format"),
         (sl.Raw(), sl.Json(IDS), "another format"),
-        (sl.Debezium(sl.Json(IDS)), sl.BeforeAfter(sl.Json(IDS)), "another format"),
-        (sl.Debezium(sl.Json(IDS)), sl.Debezium(sl.MessagePack(IDS)), "another format"),
+        (sl.values.Debezium(sl.Json(IDS)), sl.values.BeforeAfter(sl.Json(IDS)), "another format"),
+        (sl.values.Debezium(sl.Json(IDS)), sl.values.Debezium(sl.MessagePack(IDS)), "another format"),
         (sl.Avro(AVRO), sl.Avro(WITH_NOTE), "do not name the schema"),
         (sl.Avro(AVRO, registry={1: AVRO}), sl.Avro(WITH_NOTE, registry={2: WITH_NOTE}), "schema 1 of older values"),
         (_numbered(1), _numbered(2), "number 1 .varint. in the values and 2"),
@@ -237,7 +237,7 @@ def test_versions_that_cannot_be_are_damage(values: object) -> None:
         read_versions({"values": values})
 
 
-@pytest.mark.parametrize("wrap", [sl.Json, sl.Arrow, lambda schema: sl.Debezium(sl.Json(schema))])
+@pytest.mark.parametrize("wrap", [sl.Json, sl.Arrow, lambda schema: sl.values.Debezium(sl.Json(schema))])
 def test_a_log_does_not_record_fields_that_no_reader_decodes(wrap: Any) -> None:
     hidden = wrap(pa.schema({"id": pa.int32(), "_x": pa.int64()}))
     for act in (

@@ -47,7 +47,7 @@ def append(url: str, changes: int) -> dict[bytes, bytes]:
 
 def follow(url: str, table: str) -> None:
     """Keep a Delta table in step with the log, up to its present end. Small commits: it can be killed half-way."""
-    batching = sl.Batching(records=2000)
+    batching = sl.followers.Batching(records=2000)
     sl.follow(sl.open(url), sl.DeltaSink(table, mode="latest"), slot="quickstart", batching=batching, until="end")
 
 

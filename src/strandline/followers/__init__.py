@@ -1,4 +1,4 @@
-"""Followers of logs. The public parts serve to build own sinks, stores and watchers."""
+"""Followers of logs: how they batch and export, and parts to build own sinks, stores and watchers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
+    from strandline.followers.run import Batching as Batching
     from strandline.followers.stores.state import RuledStore as RuledStore
+    from strandline.followers.watch.exports import Exports as Exports
     from strandline.kv.contract import Listed as Listed
     from strandline.model.keyed import Updates as Updates
     from strandline.model.sink import StorePosition as StorePosition
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
+        "Batching": "strandline.followers.run",
+        "Exports": "strandline.followers.watch.exports",
         "Listed": "strandline.kv.contract",
         "RuledStore": "strandline.followers.stores.state",
         "StorePosition": "strandline.model.sink",
