@@ -359,7 +359,7 @@ def test_a_primary_that_is_replaced_while_it_expires_removes_nothing(
             promoted = replica.promote(force=True)
             promoted.running.node.log.slots.reset(TIER_SLOT, 5)
             promoted.running.node.log.trim(5, beyond_slots=True)
-            cold = former.running.node._cold
+            cold = former.running.node._tiers.cold
             assert cold is not None
             announce = cold.cell.announce
 

@@ -22,7 +22,7 @@ from strandline.node.lead.policies import (
     watermark,
 )
 from strandline.node.messages import ElectionReport, Rewind
-from strandline.node.replicate.incoming import agreement, stepped_back
+from strandline.node.replicate.divergence import agreement, stepped_back
 
 LOG = UUID(int=1)
 PEERS = (Peer("r1", "eu"), Peer("r2", "eu"), Peer("r3", "us"), Peer("r4", "us"))

@@ -257,7 +257,7 @@ def test_a_certificate_names_a_replica(node, certificates):
     with FlightNode(node, security=security) as server:
         with FlightUpstream(server.url, security=client_of(certificates, "replica-1")) as upstream:
             upstream.acknowledge(Caller("replica-1"), ReplicaProgress(0, 0))
-            with pytest.raises(Fenced, match="may not speak for"):
+            with pytest.raises(Fenced, match="may not call as replica"):
                 upstream.acknowledge(Caller("replica-2"), ReplicaProgress(0, 0))
         # The first alternative name counts, if a certificate has any.
         upstream = FlightUpstream(server.url, security=client_of(certificates, "by-other-name"))

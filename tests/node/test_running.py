@@ -127,7 +127,7 @@ WRONG = [
     ({"lead": False, "lease": "ftp://x/y"}, "unknown scheme"),
     ({"listen": ("127.0.0.1", 70000)}, "from 0 up to 65535"),
     ({"listen": ("0.0.0.0", 1)}, "can be reached by other machines"),
-    ({"listen": ("0.0.0.0", 1), "insecure": True}, "say under which address"),
+    ({"listen": ("0.0.0.0", 1), "insecure": True}, "give the address at which they reach"),
     ({"nodes": {"b": "http://b:1"}}, "no address of a node"),
     ({"poll_seconds": 0.0}, "poll_seconds"),
     ({"lease_seconds": float("nan")}, "lease_seconds"),

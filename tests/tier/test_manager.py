@@ -972,7 +972,7 @@ def test_a_snapshot_that_failed_warns_and_is_tried_again(events, disk, clock, ca
         disk.interrupt(len(disk.calls), StorageError("The disk is full."))
         clock.advance(61)
         manager.step()
-        assert caplog.text.count("No snapshot of the segment cache was taken") == turn + 1
+        assert caplog.text.count("The snapshot of the segment cache failed") == turn + 1
         assert snapshots(disk) == []
     clock.advance(61)
     manager.step()

@@ -93,7 +93,7 @@ class Histories:
         assert bounds.next == self.end
         assert rows(self.log.read()) == self.tiers.truth[bounds.first :]
         for piece in self.log.pieces(bounds.first, self.end):
-            spans = self.log._old().plan(Cursor(self.log.log_id, piece.first), Limit(upto=piece.next), NO_SEAM)
+            spans = self.log._cold_reader().plan(Cursor(self.log.log_id, piece.first), Limit(upto=piece.next), NO_SEAM)
             assert fetched(spans) == self.tiers.truth[piece.first : piece.next]
 
     def append(self) -> None:

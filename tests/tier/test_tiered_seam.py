@@ -208,7 +208,7 @@ def test_a_time_is_found_though_segments_expire_while_it_is_looked_for(kind: Kin
     tiers.trim()
     segments = tiers.finished()
     log = tiers.tiered()
-    reader = log._old()
+    reader = log._cold_reader()
     current, looks = reader.registry.current, []
 
     def looked(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Append of files to any log, row by row and each once: the log remembers how many rows of its source it has."""
+"""Appends the rows of files to any log, each row once. The log remembers how many rows of the source it has."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from strandline.model.records import READ_SCHEMA
 from strandline.values.contract import Codec
 
 _AT_ONCE: Final = 16 << 20
-"""About how many bytes one append has."""
+"""Approximate size of one append in bytes."""
 
 
 @dataclass(slots=True)
 class FileAppender:
     """Appends the rows of files to a log, in order. ``stored`` rows of this source are durable in the log.
 
-    The number of each append is the position of its first row, so that a repeated append is recognised: killed at any
-    moment, another appender of the same ``source`` continues behind the last row that is in the log. Rows before that
-    are read again, and not compared.
+    Each append is numbered by the position of its first row, so that the log recognises a repeated append. After a
+    crash, another appender of the same ``source`` continues behind the last row in the log. It reads the rows before
+    that again, and does not compare them.
     """
 
     log: Any
@@ -50,7 +50,7 @@ class FileAppender:
     def run(self, *, resume: bool, stop: StopEvent, on_progress: Callable[[int], None]) -> bool:
         """Append what the log does not have; False if ``stop`` was set before the end.
 
-        ``InvalidInput`` if the log has rows of the source and it is not to ``resume``, if the files have fewer rows
+        ``InvalidInput`` if the log has rows of the source and ``resume`` is false, if the files have fewer rows
         than the log, and for a row that cannot be a record, with file and row; ``stored`` is right after any error.
         """
         sink = LogSink(self.log)
@@ -87,7 +87,7 @@ class FileAppender:
             self.stored = self.stored if shown is None else shown.next
 
     def _grouped(self) -> Iterator[tuple[int, pa.Table]]:
-        """The rows as records with their positions as offsets, some at a time."""
+        """Tables of about ``_AT_ONCE`` bytes, each with the position of its first row; offsets are positions."""
         held, size, first, end = list[pa.RecordBatch](), 0, 0, 0
         for batch in self._records():
             positions = pa.array(range(end, end + batch.num_rows), pa.int64())

@@ -54,7 +54,7 @@ class ExportedPart(msgspec.Struct, frozen=True):
 
 
 class ExportPlan(msgspec.Struct, frozen=True):
-    """What an export holds, and how it is cut into parts: fixed when it begins, so that it can be continued."""
+    """The range of an export and its parts. Fixed when the export begins, so that it can be continued."""
 
     log_id: UUID
     since: int
@@ -153,7 +153,7 @@ def _planned(
     """The stored plan; a new one if there is none."""
     if any(item.path == _LOG for item in store.list(_LOG)):
         raise InvalidInput(
-            f"{store.url} is a log, and an export beside its objects would be in its way: name a folder."
+            f"{store.url} holds a log, and an export must not lie among its objects: export into another folder."
         )
     found = next(iter(store.list("part-")), None)  # first: the plan of any part is stored before it
     try:
@@ -172,7 +172,7 @@ def _planned(
     _check_same(plan, log, store, since, upto, kind)
     ends = [*plan.cuts, plan.upto]
     if ends[0] != plan.since or any(first >= end for first, end in pairwise(ends)):
-        raise CorruptData(f"{store.url}/{PLAN} is damaged: its parts are not its range. Export into another folder.")
+        raise CorruptData(f"{store.url}/{PLAN} is damaged: its parts leave its range. Export into another folder.")
     return plan
 
 
@@ -188,8 +188,8 @@ def _new_plan(
         raise InvalidInput(f"upto is {upto:,}, and the log ends at {end:,}: export less, or later.")
     end = end if upto is None else upto
     if end < first:
-        raise InvalidInput(f"The range from {first:,} to {end:,} is none: upto is behind since.")
-    cursor = log.cursor_at(end)  # before the spans: a restored log then differs from one of both
+        raise InvalidInput(f"upto ({end:,}) is below since ({first:,}): name an upto at or above it.")
+    cursor = log.cursor_at(end)  # before the spans, so that a restore in between is detected
     spans = spans_between(log, first, end)
     wanted = max(1, -(-sum(span.size for span in spans) // max(1, part_bytes)))
     cuts = tuple(group[0].first for group in divided(spans, wanted) if group)
@@ -204,7 +204,7 @@ def _check_same(
     upto: int | None,
     kind: ExportFormat,
 ) -> None:
-    """``InvalidInput`` if the export at the target is another one than the one that is asked for."""
+    """``InvalidInput`` if the export at the target is of another log, range or format."""
     if stored.log_id != log.log_id:
         raise InvalidInput(f"{store.url} has an export of another log ({stored.log_id}): export into another folder.")
     if stored.format != kind:
@@ -307,7 +307,7 @@ def _headers(pairs: Sequence[tuple[str, bytes | None]]) -> dict[str, Any]:
 
 
 def _text(value: bytes | None) -> str | dict[str, str] | None:
-    r"""Bytes as text; what is no text as ``{"base64": ...}``.
+    r"""UTF-8 as text; other bytes as ``{"base64": ...}``.
 
     >>> _text(b"text"), _text(b"\xff"), _text(None)
     ('text', {'base64': '/w=='}, None)

@@ -1,6 +1,6 @@
-"""Ingest of a large source in parallel: tasks fetch and stage its records, one write per wave lists them in order.
+"""Parallel ingest of a large source: tasks fetch and stage its records, one write per wave lists them in order.
 
-What is listed is what :func:`strandline.ingest` would append: each batch has the position in the source as its number.
+The listed batches are those that :func:`strandline.ingest` would append, each numbered by its position in the source.
 So both can continue each other, and cursors are translated as after any ingest.
 """
 
@@ -83,7 +83,7 @@ class IngestTask:
 
     range: SpansRange | StreamRange
     number: int
-    """The position behind what comes before: lower than that of the range, if positions without records are between."""
+    """Position after the last record before the range; below ``range.first`` if positions in between have no record."""
     append: StagedAppend
     is_whole: bool
     """Whether each source batch with an offset of its own becomes a batch of its own."""
@@ -191,7 +191,7 @@ class _IngestJob:
     report: Callable[[IngestProgress], None]
 
     def run(self, at: Cursor, known: int | None, end: int) -> tuple[Cursor, int]:
-        """Wave after wave; returns the cursor that was reached, and the records appended."""
+        """Ingest wave after wave; returns the cursor that was reached, and the number of records appended."""
         append = StagedAppend(
             self.target.store, self.target.log_id, source_writer(str(self.source.log_id)), CHANCE.uuid().hex
         )
@@ -234,9 +234,9 @@ class _IngestJob:
 
 
 def _joined(staged: Sequence[list[BatchListing]]) -> Sequence[list[BatchListing]]:
-    """The parts that can be listed together: up to the first that has no records and is followed by one that has.
+    """The parts that can be listed together: all up to and including the first one without records.
 
-    The number of the next batch is then another one than its task knew.
+    Behind that one, the number of the next batch differs from the one that its task was given.
 
     >>> _joined([["a"], [], ["b"]]), _joined([["a"], []]), _joined([[], ["b"]])
     ([['a'], []], [['a'], []], [[]])

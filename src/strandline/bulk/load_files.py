@@ -44,7 +44,7 @@ _ARROW_FILE: Final = b"ARROW1"
 
 @dataclass(frozen=True, slots=True)
 class RecordFields:
-    """Which fields or columns become which part of a record; None: not given by the files."""
+    """Names of the fields or columns that become the parts of a record; None for a part that the files do not have."""
 
     key: str | None = None
     op: str | None = None
@@ -98,7 +98,7 @@ class FilePart:
     groups: tuple[int, ...] | None = None
 
     def records(self, fields: RecordFields, codec: Codec | None) -> Iterator[pa.RecordBatch]:
-        """The records, in the order of the file; ``InvalidInput`` names file and row of what cannot be one."""
+        """The records, in the order of the file; ``InvalidInput`` names the file and the row that is no record."""
         at = 0
         for rows in self._rows(fields, codec):
             if not rows.num_rows:
@@ -130,7 +130,7 @@ class FilePart:
         elif file.format == "csv":
             with opened(file) as head:  # closed by the reader
                 names = pyarrow.csv.open_csv(_decompressed(head, file)).schema.names
-            # Never guessed: a guess takes the zeros from 007, and may differ from file to file.
+            # Types are never inferred: inference turns 007 into 7, and may differ from file to file.
             typed = {} if codec is None else {field.name: field.type for field in codec.schema}
             kinds = {name: typed.get(name, pa.string()) for name in names}
             convert = pyarrow.csv.ConvertOptions(
@@ -257,17 +257,17 @@ def _as_op(column: pa.ChunkedArray, where: str) -> pa.Array:
     found = pc.index_in(pc.utf8_lower(pc.fill_null(column.cast(pa.string()), "put")), value_set=_OPS)
     if found.null_count:
         wrong = column.filter(pc.is_null(found))[0]
-        raise InvalidInput(f"{where} has the operation {str(wrong)[:40]!r}: they are put, delete and purge.")
+        raise InvalidInput(f"{where} has the operation {str(wrong)[:40]!r}: use put, delete or purge.")
     return found.cast(pa.int8())
 
 
 def _as_time(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    """A time with its zone; ``InvalidInput`` for one that does not say which time it is."""
+    """Times in UTC; ``InvalidInput`` for a column that is neither text nor timestamps with a zone."""
     kind = column.type
     has_zone = pa.types.is_timestamp(kind) and kind.tz is not None
     if not has_zone and not pa.types.is_string(kind) and not pa.types.is_large_string(kind):
         raise InvalidInput(
-            f"{where} has times of type {kind}, which does not say what time it is: give times with a zone, or text "
+            f"{where} has times of type {kind}, which has no time zone: give timestamps with a zone, or text "
             "such as 2026-11-01T12:00:00Z."
         )
     return column.cast(TIMESTAMP)
@@ -299,7 +299,7 @@ def _from_lines(stream: Any, fields: RecordFields, codec: Codec | None, where: s
 
 
 def _line_groups(stream: Any) -> Iterator[tuple[int, list[bytes]]]:
-    """Lines that are not empty, some at a time, each time with the number of those before."""
+    """Groups of non-empty lines, each with the number of lines before it."""
     rest, waiting, count = b"", list[bytes](), 0
     while data := stream.read(_READ_AT_ONCE):
         *lines, rest = (rest + data).split(b"\n")

@@ -1,4 +1,4 @@
-"""Load of files into an object log, exactly once by the name of the job: tasks stage batches, one commit lists them."""
+"""Loads files into an object log, exactly once by the name of the job: tasks stage batches, one commit lists them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from strandline.tier.read.tiered_log import TieredLog
 from strandline.values.contract import Codec
 
 PART_BYTES: Final = 64 << 20
-"""About how many bytes of files one task loads; a file that is no Parquet file is never split."""
+"""Approximate bytes of files that one task loads. Only Parquet files are split."""
 _LOGGER: Final = logging.getLogger(__name__)
 
 
@@ -45,7 +45,7 @@ class Loaded:
 
 
 class LoadNote(msgspec.Struct, frozen=True):
-    """What a job loads, as stored with its staged batches: a job that is continued has to load the same."""
+    """The files of a job, stored with its staged batches: a job that is continued must load the same files."""
 
     digest: str
     files: tuple[tuple[str, int, int], ...]
@@ -123,7 +123,7 @@ def files_at(source: str, given: FileFormat | None, options: dict[str, str] | No
         if kind is None:
             raise InvalidInput(f"The name of {store.url}/{row.path} does not say its format: name it (format=).")
         if compression is not None and kind not in ("jsonl", "csv"):
-            raise InvalidInput(f"{store.url}/{row.path} is compressed as a whole, which only text files can be.")
+            raise InvalidInput(f"{store.url}/{row.path} is compressed as a whole: decompress it (only text may be).")
         count += 1
         yield LoadedFile(store, row.path, row.size, row.modified, kind, compression)
     if not count:
@@ -157,7 +157,7 @@ class LoadTask:
 
     @property
     def size(self) -> int:
-        """Bytes of its files; of row groups about."""
+        """Bytes of its files. A file that is split counts in the task with its first row group."""
         return sum(part.file.size for part in self.parts if not part.groups or part.groups[0] == 0)
 
     def __call__(self) -> tuple[BatchListing, ...]:
@@ -224,7 +224,7 @@ class _LoadJob:
 
     def _parts(self, part_bytes: int) -> Iterator[tuple[FilePart, ...]]:
         """What each task loads: small files together, large Parquet files by row groups."""
-        # As many bytes in one task as leave work for all others, and are worth a task.
+        # Small files share a task, up to a size that is worth a task and leaves work for every worker.
         share = sum(file.size for file in self.files) // (2 * self.pool.count)
         together = min(part_bytes // 2, max(SMALL_PARTITION, share))
         waiting: list[FilePart] = []
@@ -285,11 +285,11 @@ class _LoadJob:
         try:
             append.discard()
         except StrandlineError as error:
-            _LOGGER.warning("Staged batches of %s were not deleted; a collection will: %s", self.log.url, error)
+            _LOGGER.warning("Staged batches of %s were left for the next collection: %s", self.log.url, error)
 
 
 def _row_groups(file: LoadedFile, part_bytes: int) -> Iterator[tuple[int, ...]]:
-    """The row groups of a Parquet file, in groups of about so many bytes."""
+    """The row groups of a Parquet file, in groups of about ``part_bytes`` bytes."""
     with opened(file) as raw:
         try:
             metadata = pq.ParquetFile(pa.PythonFile(raw)).metadata

@@ -1,4 +1,4 @@
-"""Build of a snapshot from the log in parallel: the state of every key at one cursor, sealed as stores import it."""
+"""Builds a snapshot from the log in parallel: the state of every key at one cursor, sealed as stores import it."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ SnapshotKind: TypeAlias = Literal["append-log", "rocksdb"]
 
 PLAN: Final = "snapshot-plan.json"
 GROUP_BYTES: Final = 64 << 20
-"""About how many stored bytes of the log one task reduces, and how many one share of the keys has."""
+"""Approximate stored bytes of the log that one task reduces, and that one share of the keys has."""
 _MOST_SHARES: Final = 4096
 
 
 class SnapshotPlan(msgspec.Struct, frozen=True):
-    """How a snapshot is built: fixed when it begins, so that it can be continued."""
+    """The ranges and shares of a build. Fixed when the build begins, so that it can be continued."""
 
     log_id: UUID
     upto: int
@@ -149,13 +149,13 @@ class _Build:
     def _planned(self, upto: int | None, group_bytes: int) -> SnapshotPlan:
         """The stored plan; a new one if there is none."""
         if any(item.path == "log.json" for item in self._store.list("log.json")):
-            raise InvalidInput(f"{self._store.url} is a log, and no place for scratch: name another one.")
+            raise InvalidInput(f"{self._store.url} holds a log and cannot be the scratch: name another address.")
         try:
             plan = _stored_plan(self._store)
         except NotFound:
             if any(True for _ in self._scratch()):
                 raise InvalidInput(
-                    f"{self._store.url} has scratch of a build without its {PLAN}: delete it, or name another place."
+                    f"{self._store.url} has scratch of a build without its {PLAN}: delete it, or name another address."
                 ) from None
             plan = self._new_plan(upto, group_bytes)
             try:
@@ -165,7 +165,7 @@ class _Build:
         if plan.log_id != self._log.log_id or upto not in (None, plan.upto):
             raise InvalidInput(
                 f"{self._store.url} has the scratch of another snapshot, of {plan.log_id} up to {plan.upto:,}: finish "
-                "that one, or name another place."
+                "that one, or name another address."
             )
         _check_history(self._log, Cursor.parse(plan.cursor), self._store.url)
         return plan
@@ -175,7 +175,7 @@ class _Build:
         if upto is not None and upto > end:
             raise InvalidInput(f"upto is {upto:,}, and the log ends at {end:,}: build it later.")
         end = end if upto is None else upto
-        cursor = self._log.cursor_at(end)  # before the spans: a restored log then differs from one of both
+        cursor = self._log.cursor_at(end)  # before the spans, so that a restore in between is detected
         spans = spans_between(self._log, 0, end)
         wanted = max(1, -(-sum(span.size for span in spans) // max(1, group_bytes)))
         cuts = tuple(group[0].first for group in divided(spans, wanted) if group)
@@ -231,7 +231,7 @@ def _stored_plan(store: ObjectStore) -> SnapshotPlan:
 
 
 def _clean(store: ObjectStore, cursor: Cursor) -> None:
-    """Remove the scratch of a snapshot, and of no other; the plan last: without it the rest would belong to nothing."""
+    """Remove the scratch of this snapshot only. The plan goes last: scratch without a plan cannot be continued."""
     try:
         plan = _stored_plan(store)
     except (NotFound, CorruptData):

@@ -1,4 +1,4 @@
-"""Tasks that build the snapshot of a fold: newest record per key in a range, then the state of a share of the keys.
+"""Tasks that build a snapshot: the newest record per key in a range, then the state of a share of the keys.
 
 The first stage writes one scratch object per range: an index of lengths, then an Arrow stream for each share. The
 second reads its share of all of them, in the order of offsets.
@@ -25,7 +25,7 @@ from strandline.tables.rows.hashing import HASH_BITS, key_hashes
 from strandline.tables.rows.kinds import kept_rows, newest_per_key, taken_rows
 
 CHANGES: Final = pa.schema([READ_SCHEMA.field(name) for name in ("offset", "op", "key", "value")])
-"""The columns of a record that a fold needs."""
+"""The columns of a record from which a state is computed."""
 _STATE: Final = pa.schema(
     [pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)]
 )
@@ -147,7 +147,7 @@ class MergeTask:
 
 
 def _pieces(state: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Batches of a state within the limits of a piece, or of one larger row."""
+    """Cut a state into batches within the limits of a piece; a row above them gets a batch of its own."""
     for batch in state.to_batches(max_chunksize=PIECE_ROWS):
         yield from _halves(batch)
 

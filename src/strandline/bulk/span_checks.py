@@ -26,7 +26,7 @@ _SHOWN: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with the offsets ``first`` up to ``next``. It may be gone when they are located again."""
+    """A problem of the offsets ``first`` up to ``next``. It may vanish once the records are located again."""
 
     tier: str
     kind: FindingKind
@@ -39,7 +39,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRange:
-    """Report of one task."""
+    """Counts and problems that one task found."""
 
     records: int
     compared: int
@@ -57,7 +57,7 @@ class CheckTask:
     copies: tuple[Span, ...] = ()
 
     def __call__(self) -> CheckedRange:
-        """Read everything; an error is reported, and the next span follows."""
+        """Read every span; an error is reported, and reading continues with the next span."""
         copies = _CheckedSpans(self.copies)
         rest: list[pa.Table] = []
         own = _CheckedSpans(self.spans)
@@ -73,7 +73,7 @@ class CheckTask:
                 compared += ours.num_rows
                 differing += _differences(ours, theirs)
             rest = [copy for copy in rest if _offsets_of(copy)[1] > end]
-        while copies.next() is not None:  # read whatever the other tier lacks
+        while copies.next() is not None:  # copies without a counterpart are checked, too
             pass
         unread = [replace(problem, is_read=True) for problem in copies.problems]
         return CheckedRange(records, compared, (*own.problems, *unread, *_adjacent(differing)))
@@ -81,7 +81,7 @@ class CheckTask:
 
 @dataclass(slots=True)
 class _CheckedSpan:
-    """A span that is read; an error is kept, so that the next one is read, too."""
+    """A span whose ``fetch`` keeps an error instead of raising it, so that the next span is read, too."""
 
     span: Span
     problem: Problem | None = None
@@ -106,7 +106,7 @@ class _CheckedSpan:
             given = [batch.column("offset") for batch in batches]
             if given and pa.concat_arrays(given).equals(_offsets(self.span, sum(map(len, given)))):
                 return batches
-            what = f"Other records than offsets {first} to {end - 1} were given for them."
+            what = f"The span of offsets {first} to {end - 1} has other records."
             self.problem = Problem(tier, FindingKind.CONTINUITY, first, end, what)
         return []
 
@@ -182,7 +182,7 @@ def _differences(ours: pa.Table, theirs: pa.Table) -> list[Problem]:
 
 
 def _bisected(count: int, is_equal: Any) -> int:
-    """The largest number of records, below ``count``, for which it is true."""
+    """The largest number of records, below ``count``, for which ``is_equal`` is true."""
     low, high = 0, count - 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -191,7 +191,7 @@ def _bisected(count: int, is_equal: Any) -> int:
 
 
 def _shown(row: pa.Table) -> str:
-    """A record, short."""
+    """A record as short text."""
     op, key, value = (row.column(name)[0].as_py() for name in ("op", "key", "value"))
     time = row.column("timestamp").cast(pa.int64())[0]
     return f"{Op(op).name.lower()} {short_bytes(key)} = {short_bytes(value)}, {time} µs"

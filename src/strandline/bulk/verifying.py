@@ -27,7 +27,7 @@ from strandline.tier.read.tiered_log import TieredLog
 from strandline.tier.verify import HotLog, check_known, look_at
 
 _PLANNED: Final = 4096
-"""Batches that one plan gives."""
+"""Most batches of one plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class _Job:
         return True
 
     def check_slots(self, bounds: Bounds) -> None:
-        """Check the slots of a log whose listing does not say them."""
+        """Check the slots of a log whose listing does not hold them."""
         if isinstance(self.hot, ObjectLog):
             return
         slots = _slots_of(self.log)
@@ -156,7 +156,7 @@ class _Job:
     # --- records ------------------------------------------------------------------------------------------------
 
     def check(self, bounds: Bounds, *, quick: bool) -> None:
-        """Read the range, and what is wrong a second time, at the place where it is by then."""
+        """Read the range. Records with a problem are located and read again, because they may have moved."""
         spans = list(self._planned(bounds.first, bounds.next))
         self.total = sum(span.next - span.first for span in spans)
         self.found.examined.update(batches=len(spans), bytes=sum(span.size for span in spans), records=0, compared=0)
@@ -165,7 +165,7 @@ class _Job:
             return
         tasks = [self._task(group) for group in _contiguous(spans, self.pool.count)]
         for left in reversed(range(MOVES)):
-            tasks = list(self._again(tasks, is_last=not left))
+            tasks = list(self._run_tasks(tasks, is_last=not left))
             if not tasks:
                 break
 
@@ -184,8 +184,8 @@ class _Job:
             self._damaged(Problem(COLD, kind, first, end, str(error)))
             return ()
 
-    def _again(self, tasks: Sequence[CheckTask], *, is_last: bool) -> Iterator[CheckTask]:
-        """Run tasks; gives those to run again, because what was wrong may have moved."""
+    def _run_tasks(self, tasks: Sequence[CheckTask], *, is_last: bool) -> Iterator[CheckTask]:
+        """Run the tasks; yields a task for each problem whose records have moved."""
         for number, report in self.pool.run(tasks, f"verify {self.found.subject}"):
             task = tasks[number]
             self.found.examined["records"] += report.records
@@ -196,7 +196,7 @@ class _Job:
                 yield from self._located(task, problem, is_last=is_last)
 
     def _located(self, task: CheckTask, problem: Problem, *, is_last: bool) -> Iterator[CheckTask]:
-        """A task for the place where the records are now; damage if that is the same place."""
+        """Yield a task if the records have moved since; otherwise report the problem as damage."""
         first, end = problem.first, problem.next
         try:
             spans = spans_between(self.log, first, end)
@@ -234,7 +234,7 @@ class _Job:
             spans = self._plan(at, end)
             for span in spans:
                 if span.first != at:
-                    what = f"{self.found.subject} goes on with offset {span.first}, where {at} is next."
+                    what = f"{self.found.subject} continues with offset {span.first}, where {at} was expected."
                     self._damaged(Problem(HOT, FindingKind.HOLE, min(at, span.first), max(at, span.first), what))
                 at = span.next
                 yield span
@@ -345,12 +345,12 @@ def _contiguous(spans: Sequence[Span], cores: int) -> Iterator[list[Span]]:
 
 
 def _within(spans: Sequence[Span], first: int, end: int) -> list[tuple[Any, ...]]:
-    """What spans read of a range, without regard to where they are cut."""
+    """The objects that spans read within a range, without regard to where the spans are cut."""
     return [_identity(span) for span in spans if span.first < end and first < span.next]
 
 
 def _identity(span: Any) -> tuple[Any, ...]:
-    """Where a span reads, without its bounds."""
+    """The object that a span reads, without the bounds of the span."""
     return (tier_of(span), *(getattr(span, name, None) for name in ("entry", "frame", "path", "group", "urls")))
 
 

@@ -51,12 +51,12 @@ def ingest(
         source: A log or its address, as for ``strandline.open``, where a WAL is read beside the process that writes
             it; or ``kafka://host:port/topic[/partition]``, or ``nats://host:port/stream``.
         target: A log that can be appended to, or its address; an object log or a WAL is created if there is none.
-        follow: Go on when the end is reached, until ``stop`` is set, and over outages of source and target of up to a
+        follow: Continue at the end until ``stop`` is set, and survive outages of source and target of up to a
             quarter of an hour. Otherwise it ends at the source's end as of now.
         slot: The slot that pins the source between two runs. Without one the source is pinned only while
             this runs; with ``follow`` the slot is called ``ingest-`` and the target's id.
         start: Where the first ingest of a source begins; later ones continue.
-        skip_trimmed: Go on with the first retained record of a source that deleted records before they were ingested.
+        skip_trimmed: Continue with the first retained record if the source deleted records before they were ingested.
         stop: Ends it soon; everything that was read is appended before.
         batching: Limits of one append.
         on_progress: Called after each append.

@@ -141,7 +141,7 @@ class KafkaPartition(MessageStream):
                 self._clock.sleep(_POLL)
             else:
                 if found is None:
-                    raise TransientStorageError(f"Kafka did not tell the bounds of {self.name} in time: try again.")
+                    raise TransientStorageError(f"Kafka did not return the bounds of {self.name} in time: try again.")
                 return Bounds(*found)
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
@@ -162,7 +162,9 @@ class KafkaPartition(MessageStream):
             if not found and taken:
                 break
             if not found and self._clock.monotonic() > deadline:
-                raise TransientStorageError(f"Kafka sent no message of {self.name} within {self._timeout:g} s.")
+                raise TransientStorageError(
+                    f"Kafka sent no message of {self.name} within {self._timeout:g} s: try again."
+                )
             self._early = self._sorted(found, upto, taken)
             bytes_taken = sum(len(message) for message in taken)
         return _batch(taken), min(self._at, upto)

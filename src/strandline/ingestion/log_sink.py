@@ -19,7 +19,7 @@ from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.retry import Backoff
 
 APPEND_BYTES: Final = 64 << 20
-"""Limit of one append; a larger source batch is split. Twice what is read at a time, which mostly is one append."""
+"""Limit of one append; a larger source batch is split. Twice the bytes of one read, so that it mostly is one append."""
 
 _COMMITTED_WITHIN: Final = 30.0
 _LOOK: Final = 0.05

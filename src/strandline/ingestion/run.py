@@ -105,12 +105,12 @@ class BoundedReads:
         return self._log.plan(since, replace(limit, records=count))
 
     @property
-    def is_a_node(self) -> bool:
+    def is_node(self) -> bool:
         """Whether the source is a node, whose slots end with its primary."""
         return isinstance(self._log, (RemoteLog, Primary))
 
     def learn(self, size: int, count: int) -> None:
-        """So many bytes of records had so many offsets."""
+        """Adjust the size of plans: ``count`` offsets took ``size`` bytes in memory."""
         if size and count:
             self._count = max(1, min(self._most * count // size, self._count * _GROWTH))
 
@@ -284,7 +284,7 @@ def _follow(
         except NotFound:
             if slot is None or not _lost_with_its_primary(source, slot):
                 raise
-            _LOGGER.warning("The slot %r was lost with the primary of %r: it is made again.", slot, source)
+            _LOGGER.warning("The slot %r was lost with the primary of %r, and is created again.", slot, source)
             sink.flush()
         except StrandlineError as error:
             failures, stored = (failures if sink.records == stored else 0) + 1, sink.records
@@ -298,7 +298,7 @@ def _follow(
 
 
 def _pause(seconds: float, stop: StopEvent | None, clock: Clock) -> None:
-    """Wait, or until it is stopped."""
+    """Sleep, but not longer than until ``stop`` is set."""
     while seconds > 0 and (stop is None or not stop.is_set()):
         clock.sleep(min(seconds, _STOP_POLL))
         seconds -= _STOP_POLL
@@ -310,7 +310,7 @@ def _lost_with_its_primary(source: BoundedReads, slot: str) -> bool:
     It may be made again: the target holds the position, and if the new primary does not retain what follows, that is
     ``CursorExpired``.
     """
-    return source.is_a_node and all(state.name != slot for state in source.slots.list())
+    return source.is_node and all(state.name != slot for state in source.slots.list())
 
 
 def last_record(log: LogReading, upto: int) -> pa.RecordBatch | None:
@@ -332,7 +332,7 @@ def has_slots(source: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Touched:
+class _UnclaimedSlot:
     """An unclaimed slot, kept alive by heartbeats; it expires without them."""
 
     slots: Slots
@@ -341,7 +341,7 @@ class _Touched:
     is_provisional: bool = True
 
     def advance(self, to: Cursor) -> None:
-        """Stays where it is."""
+        """Do nothing: the slot stays at its position."""
 
     def touch(self) -> None:
         self.slots.touch(self.name, self.epoch)
@@ -363,7 +363,7 @@ def pinned(source: Log, position: int, *, clock: Clock, chance: Chance) -> Itera
         yield
         return
     try:
-        with SlotHeartbeat(_Touched(source.slots, name, created.epoch), source, clock=clock):
+        with SlotHeartbeat(_UnclaimedSlot(source.slots, name, created.epoch), source, clock=clock):
             yield
     finally:
         with contextlib.suppress(NotFound, StorageError, NotReady):

@@ -1,4 +1,4 @@
-"""Sources outside of this project: a stream of messages with growing positions, read as a log."""
+"""Sources in other systems: a stream of messages with growing positions, read as a log."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class MessageStream(LogReading, Closing, ABC):
         if since.next >= upto:
             return []
         if self._planned is not None and self._planned.first == since.next and self._planned.next <= upto:
-            return [self._planned]  # planned again: a follower looks before it begins
+            return [self._planned]  # planned again: a follower plans once before it begins
         records = min(TAKEN_RECORDS, limit.records or TAKEN_RECORDS)
         size = min(TAKEN_BYTES, limit.bytes or TAKEN_BYTES)
         batch, following = self.take(since.next, upto=upto, records=records, size=size)

@@ -1,7 +1,8 @@
 """Cursor translation between a source and its ingested copy.
 
-Every batch of the copy names the position in the source at which it begins, and how far it advances it. Positions only
-grow, so that a binary search finds the batch with an offset, whatever other writers have appended in between.
+Every batch of the copy names the position in the source at which it begins, and the number of positions that it
+advances. Positions only grow, so that a binary search finds the batch with an offset, whatever other writers have
+appended in between.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def translate_cursor(cursor: Cursor, *, source: LogReading, target: IngestedLog)
     require(source, "translated from", "plan", "cursor_at")
     require(target, "translated to", "append_at", "last_append", "cursor_at", "bounds", "plan")
     if cursor.log_id not in (source.log_id, target.log_id):
-        raise Diverged(f"{cursor} is a cursor of neither log {source.log_id} nor log {target.log_id}: nothing to do.")
+        raise Diverged(f"{cursor} is a cursor of neither log {source.log_id} nor log {target.log_id}: check the logs.")
     copied = CopiedRanges(source, target)
     if cursor.log_id == source.log_id:
         with contextlib.suppress(CursorExpired):  # the copy may still hold it
@@ -117,7 +118,7 @@ class CopiedRanges:
             if position > self._last.number:
                 raise NotReady(
                     f"{self._target!r} holds the source up to position {self._last.number}, and not up to {position}: "
-                    "ingest it so far first."
+                    "ingest it up to there first."
                 )
             return self._end
         lowest, highest = self._target.bounds().first, self._end

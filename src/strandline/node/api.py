@@ -44,7 +44,7 @@ _BUILDING: Final = str(Condition.BOOTSTRAPPING)
 @bound_to_process(keep=("name", "url"))
 @checked
 class _NodeHandle(OptionalCalls, LogReading, Closing):
-    """A running node, which closing stops. As a log it is read up to what is committed."""
+    """A running node. Closing the handle stops the node. As a log it is read up to the commit watermark."""
 
     def __init__(self, running: RunningNode) -> None:
         self.running = running
@@ -105,12 +105,12 @@ class _NodeHandle(OptionalCalls, LogReading, Closing):
 
     @property
     def condition(self) -> str:
-        """Its state: leading, connecting, bootstrapping, following, fenced, gap, diverged or failed."""
+        """The node's state: leading, connecting, bootstrapping, following, fenced, gap, diverged or failed."""
         return self.running.condition
 
     @property
     def trouble(self) -> str | None:
-        """Why it has stopped until an operator acts, or None."""
+        """Why the node has stopped until an operator acts, or None."""
         return self.running.trouble
 
     def close(self) -> None:
@@ -175,10 +175,9 @@ class Primary(_NodeHandle):
         policy: str | CommitPolicy | None = None,
         timeout: float = COMMIT_SECONDS,
     ) -> Commit:
-        """Append a batch, whole or not at all, and wait for the policy; the commit says whether that was reached in
-        time.
+        """Append a batch, whole or not at all, and wait for the policy; the commit says if that was reached in time.
 
-        ``commit.ensure()`` makes a time-out an error, ``commit.bookmark`` lets a replica show what was written. A
+        ``commit.ensure()`` raises after a time-out. A read after ``commit.bookmark`` sees the records on any node. A
         ``policy`` may ask for more than the node's own, never for less. The same ``writer`` and ``number`` again is a
         no-op. With ``expect``, ``ExpectationFailed`` unless the log ends exactly there. ``Fenced`` if this node does
         not lead any more: the records may be lost then. ``Overloaded`` while replicas are further behind than the flow
@@ -422,7 +421,7 @@ def _after(log: Log, after: Cursor | None, timeout: float) -> Log:
     """A primary's log after a bookmark: waits until the bookmarked record is committed."""
     if after is not None:
         if log.bounds().next < after.next and not log.wait(after.at(after.next - 1), timeout):
-            raise NotReady(f"The wait of {timeout:g} s is over, and offset {after.next - 1} is not committed yet.")
+            raise NotReady(f"Offset {after.next - 1} is not committed after {timeout:g} s: ask again.")
         log.plan(after, Limit(batches=1))  # raises if the record before the cursor differs here
     return log
 

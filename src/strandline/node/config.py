@@ -122,7 +122,7 @@ class NodeConfig(NodeOptions):
             )
         if host in _ANYWHERE and self.url is None:
             raise InvalidInput(
-                f"Other nodes cannot call {host or 'no host'!r}: say under which address they reach this one."
+                f"Other nodes cannot call {host or 'no host'!r}: give the address at which they reach this one (url)."
             )
         if self.url is not None:
             Channel(self.url).close()
@@ -152,11 +152,11 @@ class NodeConfig(NodeOptions):
         if self.lease is None or not isinstance(policy, Quorum):
             raise InvalidInput(
                 "A node takes over by itself only with a lease and the policy quorum(...): with any other policy "
-                "something that was acknowledged could be lost. Configure both, or promote by hand."
+                "an acknowledged record could be lost. Configure both, or promote by hand."
             )
         missing = sorted(policy.voters - {self.name} - set(self.nodes))
         if missing:
             raise InvalidInput(
-                f"To take over by itself a node asks the other voters, and the address of {', '.join(missing)} is "
-                "missing: name it."
+                f"A node that takes over by itself asks the other voters, and has no address of {', '.join(missing)}: "
+                "add it to nodes."
             )

@@ -32,7 +32,7 @@ def write_resume(resume: Resume) -> bytes:
 
 
 def read_resume(fields: Fields) -> Resume:
-    """And back."""
+    """The inverse of :func:`write_resume`; ``CorruptData`` for other fields."""
     if "resume" in fields:
         return PartialResync(fields.cursor("resume"))
     if "rewind" in fields:
@@ -44,13 +44,13 @@ def read_resume(fields: Fields) -> Resume:
 
 
 def write_handover(handover: Handover) -> bytes:
-    """Encode what a replica keeps to lead with."""
+    """Encode the state that a replica needs to lead."""
     keys = [key.hex() for key in handover.ticket_keys]
     return write_fields({"slots": [slot_fields(state) for state in handover.slots], "ticket_keys": keys})
 
 
 def read_handover(fields: Fields) -> Handover:
-    """And back."""
+    """The inverse of :func:`write_handover`; ``CorruptData`` for other fields."""
     slots = tuple(each.decoded(lambda slot: slot_of(slot, 0)) for each in fields.objects("slots"))
     return Handover(slots, fields.decoded(lambda found: keys_of(found["ticket_keys"])))
 
@@ -74,7 +74,7 @@ def write_commit(commit: Commit) -> bytes:
 
 
 def read_commit(fields: Fields) -> Commit:
-    """And back."""
+    """The inverse of :func:`write_commit`; ``CorruptData`` for other fields."""
     outcome: CommitOutcome
     match fields.text("outcome"):
         case "not-required":

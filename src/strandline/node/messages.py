@@ -184,7 +184,7 @@ class Plan:
 
     spans: tuple[PlannedSpan, ...]
     is_whole: bool
-    """Whether more would not be within the limit, or is not there."""
+    """Whether the plan has all spans that are within the limit and in the log."""
     end: int | None = None
     """Where the log ends for readers of this node; None from an earlier version."""
     ticket: str | None = None

@@ -214,7 +214,7 @@ class Node(Closing):
                 return self._step()
             except StorageError as error:
                 # A local disk error: the next step retries.
-                _LOGGER.warning("Node %s could not go on: %s", self.name, error)
+                _LOGGER.warning("Node %s could not complete a step, and retries: %s", self.name, error)
                 return self.options.poll_seconds
 
     def _step(self) -> float:
@@ -281,9 +281,9 @@ class Node(Closing):
             if isinstance(role, PrimaryRole) and role.leadership.is_held:
                 return role.topology(Caller(self.name, role.term))
             if isinstance(role, PrimaryRole):
-                self._step_down(role, "it leads no more")
+                self._step_down(role, "it no longer leads")
             _ = self.log  # without a copy it must not take the lease from a node that has one
-            # Nor a term: the last primary could then go on only with a quorum, which a new log may not have yet.
+            # Nor may it take a term: the last primary could then lead only with a quorum, which a new log may lack.
             self._candidacy.check_own(self._report(), force=force)
             lease = self._lease
             if lease is None:
@@ -334,7 +334,7 @@ class Node(Closing):
     def _step_down(self, primary: PrimaryRole, why: str) -> None:
         """Stop leading, and follow."""
         primary.step_down(why)
-        _LOGGER.warning("Node %s leads no more, after term %d.", self.name, primary.term)
+        _LOGGER.warning("Node %s no longer leads, after term %d.", self.name, primary.term)
         if self._lease is not None:
             self._lease.release()
         self._settle()
@@ -402,11 +402,6 @@ class Node(Closing):
     def _primary_role(self) -> PrimaryRole | None:
         role = self._role
         return role if isinstance(role, PrimaryRole) else None
-
-    @property
-    def _cold(self) -> NodeColdTier | None:
-        """The cold tier, if it was used."""
-        return self._tiers.cold
 
     # --- service -----------------------------------------------------------------------------------------------
 

@@ -96,7 +96,7 @@ class NodeFolder(Closing):
     ) -> NodeFolder:
         """Open the folder of a node, or create one. ``Fenced`` while another process has it open.
 
-        ``InvalidInput`` if the folder belongs to a node of another name (two nodes with one past must not both count),
+        ``InvalidInput`` if the folder belongs to a node of another name (two nodes must not both count one copy),
         or to something else, such as a write-ahead log. ``CorruptData`` if it has copies of a log, but no state that
         names the current one.
         """

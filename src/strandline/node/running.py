@@ -188,7 +188,7 @@ class RunningNode(Closing):
         try:
             self._tiering.run(self._stop)
         except Exception:  # a bug: without the thread nothing is tiered, or trimmed, but the log goes on
-            _LOGGER.exception("Node %s tiers no more. Start it again.", self.config.name)
+            _LOGGER.exception("Node %s has stopped tiering. Start it again.", self.config.name)
             raise
         finally:
             self._tiered.set()

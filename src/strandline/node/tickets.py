@@ -1,7 +1,7 @@
 """Signed tickets for the spans of a plan, and the keys that the nodes of one log share to sign them.
 
-The primary makes a key, and replicas get it from there: a span that one node planned is read at any other, also after a
-failover. The newest key signs; earlier ones still verify, so that tickets outlast a primary whose key nobody had.
+The primary makes a key, and replicas copy it: a span that one node planned can be read at any other, also after a
+failover. The newest key signs. Earlier keys still verify, so that tickets outlast a change of the key.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Tickets:
                 self._store((hashlib.sha256(b"".join(words)).digest(),))
 
     def adopt(self, keys: Sequence[bytes]) -> None:
-        """Durably take over the keys of the primary; the own ones still verify."""
+        """Durably take over the keys of the primary; this node's own keys still verify."""
         with self._lock:
             known = self._known()
             merged = tuple(dict.fromkeys((*keys, *known)))[:_KEPT]

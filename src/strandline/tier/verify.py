@@ -182,7 +182,7 @@ def _history(
     except (Diverged, NotReady, Gap) as error:
         yield Finding(Severity.DAMAGE, FindingKind.HISTORY, seen.cold.store, str(error))
         return
-    yield from map(_parted, cuts)
+    yield from map(_abandoned, cuts)
     parting = {cut.segment.segment for cut in cuts}
     shared = [segment for segment in kept if segment.end >= history.bounds.first and segment.segment not in parting]
     for segment in shared[-1:] if fast else shared:
@@ -204,7 +204,7 @@ def _history(
             yield _differing(segment)
 
 
-def _parted(cut: SegmentCut) -> Finding:
+def _abandoned(cut: SegmentCut) -> Finding:
     """A segment of a history that the log has abandoned."""
     path = _path(cut.segment)
     message = (
@@ -302,7 +302,7 @@ def _slots(seen: TierView) -> Iterator[Finding]:
             yield Finding(Severity.DAMAGE, FindingKind.SLOT, slot.name, message)
 
 
-_TOLD: Final = {
+_STATE_FINDINGS: Final = {
     SegmentState.COPY_STARTED: (
         Severity.NOTE,
         "is being copied, or its tierer died: then the next round of a tierer removes it.",
@@ -320,10 +320,10 @@ _TOLD: Final = {
 
 def _states(seen: TierView) -> Iterator[Finding]:
     for segment in seen.segments:
-        if segment.state in _TOLD and (
+        if segment.state in _STATE_FINDINGS and (
             segment.state is not SegmentState.COPY_FINISHED or segment.segment in seen.spare
         ):
-            (severity, meaning), path = _TOLD[segment.state], _path(segment)
+            (severity, meaning), path = _STATE_FINDINGS[segment.state], _path(segment)
             message = f"{path} (offsets {segment.start} to {segment.end}) {meaning}"
             yield Finding(severity, FindingKind.STATE, path, message)
     if seen.deletion is not None:

@@ -39,7 +39,7 @@ class Decoded:
     key: pa.Array | None = None
 
     def operations(self, own: pa.Array) -> pa.Array:
-        """The operation of each record; ``own`` are the records' own. A purge stays one: its value is a tombstone's."""
+        """The operation of each record; ``own`` are the records' own. A purge stays a purge."""
         if self.op is None:
             return own
         return pc.if_else(pc.equal(own, pa.scalar(Op.PURGE, own.type)), own, pc.coalesce(self.op, own))

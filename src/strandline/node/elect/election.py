@@ -53,7 +53,7 @@ def log_rank(report: ElectionReport) -> tuple[int, int]:
 
 
 def own_objection(mine: ElectionReport, *, force: bool) -> str | None:
-    """Why a node must not lead, whatever others have, or None: known before it takes a term from anybody."""
+    """Why a node must not lead, regardless of the other nodes, or None. Known before it takes a term."""
     if mine.unhealthy is not None and not force:
         return f"it is {mine.unhealthy}: repair that first, or force it if its copy is the right one"
     if mine.adopted == 0 and not force:

@@ -1,4 +1,4 @@
-"""The lease of a log as one of its nodes uses it: renewals while it leads, looks at it while it may take over."""
+"""The lease of a log as one of its nodes uses it: renewals while it leads, checks while it may take over."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PATIENCE: Final = 1.5
 
 @final
 class NodeLease:
-    """The lease, and when this node renews it or looks at it next. Used by one thread at a time."""
+    """The lease, and when this node renews or checks it next. Used by one thread at a time."""
 
     def __init__(self, lease: Lease, node_folder: NodeFolder) -> None:
         """Nothing is asked of the store yet."""
@@ -32,11 +32,11 @@ class NodeLease:
         self._look_at = 0.0
 
     def renew_now(self) -> None:
-        """Let the next renewal be due at once: a leadership has begun."""
+        """Make the next renewal due at once: a leadership has begun."""
         self.renewal = self._clock.boot()
 
     def renew(self, now: float) -> str | None:
-        """Renew the lease if that is due; returns why this node leads no more, or None."""
+        """Renew the lease if that is due; returns why this node no longer leads, or None."""
         if now < self.renewal:
             return None
         self.renewal = now + self.lease.seconds / _RENEWALS
@@ -50,7 +50,7 @@ class NodeLease:
         return None
 
     def begin_look(self) -> float | None:
-        """The pause before the look after this one, in seconds; None if no look is due yet."""
+        """Begin a check of the lease; returns the seconds until the next one, or None if none is due yet."""
         now = self._clock.boot()
         if now < self._look_at:
             return None
@@ -105,5 +105,5 @@ class NodeLease:
         return term
 
     def release(self) -> None:
-        """Let another node have it."""
+        """Release the lease, so that another node can acquire it."""
         self.lease.release()

@@ -334,5 +334,5 @@ class CallerRights:
 
     def _itself(self, name: str, term: int) -> Caller:
         if self.grant is not None and self.grant.name != name:
-            raise Fenced(f"{self.grant.name!r} may not speak for replica {name!r}: each speaks for itself alone.")
+            raise Fenced(f"{self.grant.name!r} may not call as replica {name!r}: a replica calls under its own name.")
         return Caller(name, term)

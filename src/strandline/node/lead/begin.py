@@ -35,7 +35,7 @@ def begin_leading(
         seen=term, adopted=term, led=term, led_since=led_since, committed=committed, settled=False, trouble=None,
         primary=state.name, policy=str(options.commit_policy), cold=state.cold or options.cold_address,
     )  # fmt: skip
-    # A bootstrap that was under way: this node has the log now, and the files would stay for as long as it leads.
+    # Files of an unfinished bootstrap: this node has the log now, and would keep them for as long as it leads.
     node_folder.disk.remove_folder(node_folder.path(INCOMING))
     log = copy.lead(is_new=not continues)
     primary = PrimaryRole(node_folder, log, leadership, options, exports=_exports(log, node_folder), settled=settled)

@@ -19,7 +19,7 @@ from strandline.model.retention import SlotState
 from strandline.node.lead.leadership import Leadership
 
 MOST_SLOTS: Final = 1000
-"""Slots of consumers that a log may have: each is written again with every change of any."""
+"""Most slots of consumers: a change of one slot writes all of them again."""
 
 _UNCHANGED: Final = "no slot was changed"
 
@@ -65,9 +65,9 @@ class ConsumerSlots:
         return TableSlot(self, name, holder, claimed.epoch)
 
     def resume(self, name: str, holder: str, former: int) -> TableSlot:
-        """Go on as the slot's holder after a failover, by a claim on the former primary, of epoch ``former``.
+        """Resume as the slot's holder after a failover, by a claim on the former primary, of epoch ``former``.
 
-        ``Fenced`` if it was claimed or reset since, or a later claim is known of.
+        ``Fenced`` if it was claimed or reset since, or if a later claim is known.
         """
         with self._changing() as table:
             resumed = table.resume(_stored(name), holder, former)
@@ -118,7 +118,7 @@ class ConsumerSlots:
 
 @contextlib.contextmanager
 def _as_called() -> Iterator[None]:
-    """Errors name a slot as its consumer does."""
+    """Raise errors with the slot's name as its consumer knows it."""
     try:
         yield
     except (NotFound, AlreadyExists, Fenced, SlotInvalid) as error:

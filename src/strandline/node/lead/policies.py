@@ -25,7 +25,7 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class AckN:
-    """So many replicas have it durably, not counting the primary."""
+    """At least ``count`` replicas have the record durably, not counting the primary."""
 
     count: int
 
@@ -39,7 +39,7 @@ class AckN:
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """A majority of the configured voters has it durably; the primary is one of them."""
+    """A majority of the configured voters has the record durably; the primary is one of them."""
 
     voters: frozenset[str]
 
@@ -58,7 +58,7 @@ class Quorum:
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """So many replicas in each of these regions have it durably."""
+    """At least so many replicas in each of these regions have the record durably."""
 
     counts: tuple[tuple[str, int], ...]
 
@@ -165,9 +165,7 @@ def check_possible(policy: CommitPolicy, offsets: DurableOffsets) -> None:
             )
         case Quorum(voters):
             if offsets.primary not in voters:
-                raise InvalidInput(
-                    f"{policy} does not name the primary, {offsets.primary}, which is one of the voters."
-                )
+                raise InvalidInput(f"{policy} does not name the primary: add {offsets.primary} to the voters.")
             known = {offsets.primary, *(replica.name for replica in offsets.replicas)} & voters
             if len(known) < policy.majority:
                 # Voters are configured, and will register: a primary that has just taken over waits for them.
@@ -253,7 +251,7 @@ def _unknown(text: str) -> InvalidInput:
 @checked
 @dataclass(frozen=True, slots=True)
 class FlowLimits:
-    """How many records the slowest healthy replica may be behind; 0 switches it off.
+    """Limits on the lag of the slowest healthy replica, in records; 0 switches a limit off.
 
     From ``slow_at`` on each append waits, the longer the further behind, up to ``longest`` seconds; at ``refuse_at``
     it is refused.
@@ -266,7 +264,7 @@ class FlowLimits:
     def __post_init__(self) -> None:
         if self.refuse_at and self.refuse_at < self.slow_at:
             raise InvalidInput(
-                "FlowLimits: refuse_at is 0 or not below slow_at; writers are slowed before they are refused."
+                "FlowLimits: refuse_at must be 0, or at least slow_at: writers are slowed before they are refused."
             )
 
     @property
@@ -284,7 +282,7 @@ class Proceed:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Refuse the write: a replica is so many records behind."""
+    """Refuse the write: a replica is ``lag`` records behind."""
 
     lag: int
 

@@ -46,7 +46,7 @@ from strandline.node.messages import (
 )
 from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
-from strandline.node.replicate.incoming import agreement
+from strandline.node.replicate.divergence import agreement
 from strandline.storage.metrics import DIVERGENCES, PARTIAL_RESYNCS, REBOOTSTRAPS, REPLICATION_LAG, SAFE_REPLAY
 
 COMMIT_SECONDS: Final = 5.0
@@ -172,12 +172,12 @@ class PrimaryRole:
         )
 
     def last_number(self, writer: WriterId) -> int | None:
-        """The number of the writer's last append; None if the log does not know the writer. ``Fenced`` if not led."""
+        """The number of a writer's last append; None for an unknown writer. ``Fenced`` if this node does not lead."""
         self.leadership.check("the last number of a writer may be another now")
         return self.log.last_number(writer)
 
     def last_append(self, writer: WriterId) -> WriterState | None:
-        """The last append of a writer or of a source; None if the log does not know it. ``Fenced`` if not led."""
+        """The last append of a writer or of a source; None if unknown. ``Fenced`` if this node does not lead."""
         self.leadership.check("the last append of a writer may be another now")
         return self.log.last_append(writer)
 

@@ -42,7 +42,7 @@ class ReplicaState(NamedTuple):
     durable: int | None = None
     apply_errors: int = 0
     divergences: int = 0
-    """Both are the highest that it has acknowledged."""
+    """Of errors and divergences, the highest counts that it has acknowledged."""
     bootstrapping: bool = False
     """Whether it is bootstrapping, and serves no reads after a bookmark."""
     healthy: bool = True
@@ -59,7 +59,10 @@ class ReplicaProgress:
 
     def __post_init__(self) -> None:
         if not 0 <= self.durable <= self.applied:
-            raise InvalidInput(f"A replica cannot have applied {self.applied} when only {self.durable} is durable.")
+            raise InvalidInput(
+                f"A replica acknowledges {self.durable} as durable and {self.applied} as applied: durable must be "
+                "from 0 up to applied."
+            )
 
 
 class ReplicaRegistry(NamedTuple):
@@ -309,7 +312,7 @@ class Replicas:
         return None
 
     def resume_at(self, name: str, at: int) -> None:
-        """A replica resumes at ``at``: its slot pins that, which may be behind what it had acknowledged."""
+        """Note that a replica resumes at ``at``: its slot pins that, even below what the replica had acknowledged."""
         with self._lock:
             self._acknowledged.pop(name, None)
             state = self.slot(name)

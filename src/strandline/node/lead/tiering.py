@@ -374,7 +374,7 @@ class TieringLoop:
         """Why the last round failed; None if it did not."""
 
     def run(self, stop: threading.Event) -> None:
-        """Until ``stop`` is set, which ends a copy before anything of it is published or stored."""
+        """Run rounds until ``stop`` is set; a copy under way then ends before any of it is published or stored."""
         swept: float | None = None
         failures = 0
         while not stop.is_set():

@@ -1,75 +1,20 @@
-"""Incoming batches of a replica: finds the common prefix of its copy and the primary's log, and checks each batch."""
+"""Incoming batches of a replica: each is checked before it is applied."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Final, Protocol, final
+from typing import Final, final
 from uuid import UUID
 
 from strandline.errors import CorruptData, Diverged, Fenced, Gap
-from strandline.model.cursor import Bounds, Cursor
+from strandline.model.cursor import Cursor
 from strandline.model.head import LogBatch
 from strandline.model.node import Heartbeat
-from strandline.node.messages import Rewind
 from strandline.node.services import ReplicationFeed
 
 AHEAD_BYTES: Final = 64 << 20
 """Limit on buffered batches that are not durable on the primary yet; one batch may be larger."""
-
-
-class Terms(Protocol):
-    """The terms of a log's records. They never decrease along it."""
-
-    def term_at(self, offset: int) -> int | None:
-        """The term of a record; None if it is not retained."""
-
-    def end_of_term(self, term: int) -> int:
-        """The first offset with a record of a higher term; the end of the log if there is none."""
-
-
-def agreement(since: Cursor, terms: Terms, bounds: Bounds, *, term: int) -> Rewind | None:
-    """Where a replica at ``since`` diverges from the log of the only primary since ``term``; None if nowhere.
-
-    Each term had one primary, which wrote in one order: two logs whose records at an offset are of the same term are
-    equal up to there. ``Diverged`` if the replica has a record of the primary's own terms that the primary lacks: a
-    failover cannot cause that.
-    """
-    if since.next <= bounds.next:
-        if not since.term or terms.term_at(since.next - 1) == since.term:
-            return None
-        if since.next <= bounds.first and since.term >= term:
-            return None  # that record is not retained here, but only this primary wrote in this term
-        upto = since.next
-    else:
-        upto = bounds.next
-    if since.term >= term:
-        raise Diverged(
-            f"The replica has a record before {since.next} in term {since.term} that the primary, which has led alone "
-            f"since term {term}, does not have: one of their disks lost or gained records, or the primary's folder "
-            "was restored from an older copy. Promote the replica by force, or let it bootstrap again."
-        )
-    upto = max(bounds.first, min(upto, terms.end_of_term(since.term)))
-    return Rewind(upto, terms.term_at(upto - 1) or 0)
-
-
-def stepped_back(since: Cursor, answer: Rewind, terms: Terms, bounds: Bounds) -> Cursor | None:
-    """The cursor that a replica asks for next after a rewind; None if it retains nothing that could match.
-
-    Always before ``since``, so that the search ends.
-    """
-    upto = min(answer.upto, terms.end_of_term(answer.term))
-    if upto >= since.next:
-        raise Diverged(
-            f"The primary asks to rewind to {answer.upto} in term {answer.term}, but this replica is at {since.next} "
-            "in that term: it has to bootstrap again."
-        )
-    if upto < bounds.first or (upto == bounds.first and bounds.first > 0):
-        return None
-    return Cursor(since.log_id, upto, terms.term_at(upto - 1) or 0)
-
-
-# --- incoming batches ------------------------------------------------------------------------------------------
 
 
 class Verdict(Enum):

@@ -34,7 +34,8 @@ from strandline.node.node_folder import SNAPSHOTS, NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.acks import AckSender
 from strandline.node.replicate.bootstrap import bootstrap
-from strandline.node.replicate.incoming import IncomingBatches, stepped_back
+from strandline.node.replicate.divergence import check_replaceable, keep_tail, stepped_back, truncate_tail
+from strandline.node.replicate.incoming import IncomingBatches
 from strandline.node.replicate.log_copy import LogCopy
 from strandline.node.replicate.watermark import ReplicaWatermark
 from strandline.node.services import ReplicationFeed, Upstream
@@ -264,7 +265,8 @@ class ReplicaRole:
                 case Rewind() as answer if since is not None and self.copy is not None:
                     since = stepped_back(since, answer, self.copy, self.copy.bounds())
                 case FullRebootstrap(cause) if not is_built:
-                    self._check_committed(topology)
+                    if self.copy is not None and not self._asked:  # otherwise an operator gives the copy up
+                        check_replaceable(self.copy, topology, self._watermark.committed)
                     _LOGGER.warning("Replica %s builds its copy of the log (%s).", self._node_folder.state.name, cause)
                     since, is_built = self._bootstrap(upstream, topology), True
                 case FullRebootstrap(cause):
@@ -272,55 +274,18 @@ class ReplicaRole:
                 case answer:
                     raise CorruptData(f"A primary answered {answer} to a replica at {since}.")
         if since.next < self.copy.bounds().next:
-            self._rewind(since.next)
+            truncate_tail(self.copy, since.next, self._watermark.committed, self._node_folder.state.name)
         return since
-
-    def _check_committed(self, topology: Topology) -> None:
-        """``Diverged`` if the copy has committed records that the primary has not, unless an operator gives it up."""
-        if self.copy is None or self._asked or self.copy.end().term >= topology.term:
-            return
-        if topology.term_start < self.copy.bounds().next:  # from there on the primary has records of its own term only
-            self._check_uncommitted(topology.term_start)
-
-    def _keep_tail(self, topology: Topology) -> None:
-        """Before the copy is replaced: set aside the records that the primary may never have had.
-
-        It has everything that was committed, and all records of its own term.
-        """
-        if self.copy is None or self._asked or self.copy.end().term >= topology.term:
-            return
-        bounds = self.copy.bounds()
-        first = max(bounds.first, min(self._watermark.committed, topology.term_start))
-        if first < bounds.next:
-            _LOGGER.warning(
-                "Replica %s has %d records from offset %d on that the primary may never have had; they are in %s.",
-                self._node_folder.state.name, bounds.next - first, first, self.copy.copy_tail(first),
-            )  # fmt: skip
-
-    def _rewind(self, to: int) -> None:
-        if self.copy is None:
-            return
-        end = self.copy.bounds().next
-        self._check_uncommitted(to)
-        aside = self.copy.rewind(to)
-        _LOGGER.warning(
-            "Replica %s had %d records that the primary never had, from offset %d on; they are in %s.",
-            self._node_folder.state.name, end - to, to, aside,
-        )  # fmt: skip
-
-    def _check_uncommitted(self, to: int) -> None:
-        """``Diverged`` if committed records are among those of the copy from an offset on."""
-        if to < self._watermark.committed:
-            raise Diverged(
-                f"The primary's log diverges from this replica's at offset {to}, but everything below "
-                f"{self._watermark.committed} was committed: nothing was discarded. One of the two nodes belongs to "
-                "another log, or lost records."
-            )
 
     def _bootstrap(self, upstream: Upstream, topology: Topology) -> Cursor:
         self.condition = Condition.BOOTSTRAPPING
-        cursor = bootstrap(upstream, self._caller(), self._node_folder, before_swap=lambda: self._keep_tail(topology))
         former = self.copy
+
+        def keep() -> None:
+            if former is not None and not self._asked:
+                keep_tail(former, topology, self._watermark.committed, self._node_folder.state.name)
+
+        cursor = bootstrap(upstream, self._caller(), self._node_folder, before_swap=keep)
         # The new copy is current from here on. Readers of the old one may finish: it is removed only
         # at the next bootstrap.
         built = LogCopy(self._node_folder, background=self._background)
@@ -495,7 +460,7 @@ class ReplicaRole:
             raise NotReady("This replica builds its copy again, and cannot serve a read that has to wait.")
         with self._moved:
             if not self._moved.wait_for(is_so, timeout):
-                raise NotReady(f"The wait of {timeout:g} s is over, and {why}: ask again, or ask the primary.")
+                raise NotReady(f"After {timeout:g} s {why}: ask again, or ask the primary.")
 
     def _wait_past(self, past: int, timeout: float) -> bool:
         with self._moved:

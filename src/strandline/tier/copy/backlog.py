@@ -1,4 +1,4 @@
-"""Many segments at once: tasks store them anywhere, and they are published here, one after the other, in order.
+"""Copies a backlog: the tasks of a pool store many segments at once, and the driver publishes them in order.
 
 A task stores its object before an event names it: only then are its size and checksum known. So an object that is never
 published, because the driver died, has no event: a sweep deletes it once it is older than the grace period. No segment
@@ -28,7 +28,7 @@ from strandline.tier.copy.segment_tasks import CopyTask, StoredSegment
 R = TypeVar("R")
 
 LEAST_GRACE: Final = 600.0
-"""Seconds that objects without an event are kept at least, if tasks store segments."""
+"""Shortest grace period of objects without an event, in seconds, if tasks store segments."""
 WAVE: Final = 2
 """Segments per task of the pool in one wave: they are published when all before them are."""
 
@@ -115,7 +115,7 @@ class Backlog:
 
 
 def _cut(spans: Sequence[Span], size: int, now: int) -> list[list[Span]]:
-    """Spans of about so many bytes together; listing times never fall within one of the groups."""
+    """Groups of spans of about ``size`` bytes; within a group listing times never decrease."""
     groups: list[list[Span]] = []
     rest = list(spans)
     while rest:

@@ -61,7 +61,7 @@ class Compaction:
         return done
 
     def _replaced(self, slot: Slot, task: RewriteTask, made: StoredSegment, done: Compacted) -> Compacted:
-        """Publish a new segment, and then delete those in whose place it is."""
+        """Publish a new segment, and then delete the segments that it replaces."""
         new = self.backlog.copier.list_stored(slot, made, follows=False)
         self.backlog.ledger.report("merged" if len(task.sources) > 1 else "erased", new)
         old = self.retirement.remove(slot, task.sources, "replaced")
@@ -70,10 +70,10 @@ class Compaction:
     def _tasks(
         self, segments: Sequence[SegmentMetadata], *, purge: bool, everything: bool
     ) -> tuple[list[RewriteTask], int]:
-        """What to rewrite, in order; and how many segments keep values of purged keys for now."""
+        """The rewrites, in order; and how many segments keep values of purged keys for now."""
         hot = self.log.bounds().first  # before the purges are read: it only grows
         purged = self._purges(segments) if purge else PurgedKeys()
-        # What can be erased now is not merged with what cannot.
+        # Segments that can be erased now are not merged with others.
         sides = [[each for each in segments if (each.end < hot) is is_cold] for is_cold in (True, False)]
         groups = sides if len(purged) else [segments]
         runs = [run for group in groups for run in planning.merges(group, self.target, everything=everything)]

@@ -57,7 +57,7 @@ class Expiry:
         number = self.announced.announce(wanted[-1].end + 1 if wanted else 0)
         gone = self._expired(hot, now)[: len(wanted)]
         self.log.slots.flush()
-        # After the announcement: on a node that leads no more, the slots of its successor were not seen. The successor
+        # After the announcement: a node that no longer leads has not seen the slots of its successor. The successor
         # claimed the cold tier before it created one below the hot tier: it is found here, or finds the announcement.
         slot.touch()
         if not self.announced.decide(number, gone[-1].end + 1 if gone else 0):
@@ -101,7 +101,7 @@ class Expiry:
         if self.announced is not None and number is not None:
             is_decided = self.announced.decide(number, 0 if is_needed else upto)
             if not is_decided:
-                raise Fenced("Another tierer has announced since what it removes: this one must stop.")
+                raise Fenced("Another tierer has announced a deletion since: this one must stop.")
         if is_needed:
             raise InvalidInput(
                 f"A slot needs offset {pinned}, but the log itself begins at {hot}: nothing was removed. Let its "

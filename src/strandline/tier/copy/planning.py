@@ -17,7 +17,7 @@ from strandline.model.times import TOLERANCE
 from strandline.tier.copy.segment_files import SegmentObject
 
 _MANY: Final = 16
-"""So many small segments in a row are merged, even if they are not a full one together."""
+"""This many small segments in a row are merged, even if they do not fill a segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,9 @@ def check_follows(tiered: int | None, segment: SegmentMetadata) -> None:
 def left_over(known: KnownSegments, retired: Collection[UUID] = ()) -> list[SegmentMetadata]:
     """The segments to clean up: unfinished copies, unfinished deletions, retired and superseded ones.
 
-    So are segments of which a longer one was made. An unfinished copy is deleted, never finished: its tierer may be
-    alive, find itself fenced, and delete the object; a segment finished meanwhile would then be listed without one.
+    Segments within a longer one that a compaction made are cleaned up, too. An unfinished copy is deleted, never
+    finished: its tierer may be alive, find itself fenced, and delete the object. A segment finished meanwhile would
+    then be listed without an object.
     """
     spare = {segment.segment for segment in (*known.unreferenced, *contained(_answering(known)))}
     return [
@@ -81,7 +82,7 @@ def _answering(known: KnownSegments) -> list[SegmentMetadata]:
 
 
 def contained(segments: Sequence[SegmentMetadata]) -> list[SegmentMetadata]:
-    """The readable segments that lie behind the start of a longer one with the same terms, and within it.
+    """The readable segments within a longer one that starts before them and has the same terms.
 
     A compaction stores a segment in place of several, and then deletes those. If it was interrupted, they are left.
     """
@@ -106,8 +107,8 @@ def _has_terms_of(longer: SegmentMetadata, segment: SegmentMetadata) -> bool:
 def merges(segments: Sequence[SegmentMetadata], target: int, *, everything: bool) -> list[list[SegmentMetadata]]:
     """Runs of adjacent segments to merge: each smaller than half the target, and about the target together.
 
-    A run is merged when it fills a segment or has many: so a record is rewritten a few times and no more, however
-    often this is called. ``everything`` merges any two.
+    A run is merged when it fills a segment or is long, so that a record is rewritten only a few times, however often
+    this is called. ``everything`` merges any two.
     """
     runs: list[list[SegmentMetadata]] = []
     run: list[SegmentMetadata] = []

@@ -23,8 +23,8 @@ class Retirement:
 
     The tierers of a replicated log have logs of their own, and a segment that diverges from one of them may be the only
     copy of another one's records. There a deletion is noted durably before it is published, in the cell that the next
-    tierer claims first: it is refused to a tierer that was replaced, and a tierer that takes over after it relies on no
-    noted segment, and deletes it. Pauses of any length between the steps change nothing in that.
+    tierer claims first. A tierer that was replaced cannot write the note. A tierer that takes over after the note does
+    not rely on the noted segments, and deletes them. That holds for pauses of any length between the steps.
     """
 
     log: Log

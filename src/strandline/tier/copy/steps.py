@@ -43,7 +43,7 @@ class Compacted:
     made: tuple[SegmentMetadata, ...] = ()
     """The new segments."""
     replaced: tuple[SegmentMetadata, ...] = ()
-    """The segments in whose place they are; deleted."""
+    """The segments that the new ones replace; deleted."""
     erased: int = 0
     """Records whose values were erased."""
     held_back: int = 0

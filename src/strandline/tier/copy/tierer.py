@@ -293,7 +293,7 @@ class Tierer:
         return Backlog(self._log, self._ledger, self._copier, pool, self._grace, self._clock, self._chance)
 
     def _copy_next(self, slot: Slot, *, everything: bool) -> list[SegmentMetadata]:
-        """Copy the next segment; with a pool, the next few. None if no segment is due."""
+        """Copy the next segment; with a pool, the next few. Empty if no segment is due."""
         last, position = self._ledger.last(), slot.state().position
         start = planning.next_start(
             None if last is None else last.end + 1, position, self._log.bounds(), self.partition
@@ -366,7 +366,7 @@ class Tierer:
         self._checked = last.segment
 
     def _spans(self, cursor: Cursor, wanted: int) -> list[Span]:
-        """The next spans of the log, of so many bytes."""
+        """The next spans of the log, of about ``wanted`` bytes."""
         found: list[Span] = []
         size = 0
         while size < wanted and len(found) < _MOST_SPANS:

@@ -316,7 +316,7 @@ class MetadataManager(Closing):
         try:
             return self._follower.step(timeout)
         except StrandlineError as error:
-            _LOGGER.warning("Segment events cannot be taken, and it is tried again: %s", error)
+            _LOGGER.warning("Segment events cannot be taken now, and are tried again: %s", error)
             if self._background:
                 self._clock.wait(self._closed, _ROUND)
             return False
@@ -336,7 +336,7 @@ class MetadataManager(Closing):
                 taken = self._take()
                 self._snapshots.save(taken)
             except Exception as error:  # noqa: BLE001 - the events are durable, and a snapshot only saves time
-                _LOGGER.warning("No snapshot of the segment cache was taken, and it is tried again: %s", error)
+                _LOGGER.warning("The snapshot of the segment cache failed, and is repeated: %s", error)
             else:
                 self._state.saved(taken)
 

@@ -29,9 +29,11 @@ from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.manager import MetadataManager
 
 _AT_ONCE: Final = 64
+"""Segments that one lookup returns: each lookup may cost a request to the event topic."""
+
 _MANY_SPANS: Final = 4096
-"""A plan with so many spans goes on with whole segments."""
-"""How many segments one lookup returns: each may cost a request to the event topic."""
+"""A plan with this many spans continues with whole segments."""
+
 _TRIES: Final = 4
 """How often to plan again because a segment was deleted meanwhile."""
 
@@ -147,8 +149,7 @@ class ColdReader:
     def plan(self, since: Cursor, limit: Limit, hot: HotStart) -> list[ColdSpan | SegmentSpan]:
         """Spans from a cursor on, in order and without a gap, up to the hot tier and within the limit.
 
-        A plan without a limit that has thousands of row groups goes on with whole segments: it needs no requests for
-        those.
+        A plan without a limit that has thousands of row groups continues with whole segments, which need no requests.
         Empty if no segment has the offset. ``Diverged`` if the record before it is of another term.
         """
         self.check_cursor(since, hot)

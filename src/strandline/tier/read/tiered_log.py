@@ -109,7 +109,7 @@ class TieredLog(Closing):
         """The log without its cold tier."""
         return self._hot
 
-    def _old(self) -> ColdReader:
+    def _cold_reader(self) -> ColdReader:
         with self._lock:
             if self._reader is None:
                 with ExitStack() as opened, _opening():
@@ -138,7 +138,7 @@ class TieredLog(Closing):
         """The first offset retained in either tier, and the end. ``NotReady`` while the segments are not known."""
         # The hot tier first: the segments of its trimmed records were published before.
         bounds = self._hot.bounds()
-        return Bounds(self._old().first(self._hot_start()), bounds.next) if bounds.first else bounds
+        return Bounds(self._cold_reader().first(self._hot_start()), bounds.next) if bounds.first else bounds
 
     def _hot_start(self) -> HotStart:
         """The start of the hot tier, and the term of the record before it."""
@@ -172,7 +172,7 @@ class TieredLog(Closing):
             return found  # some hot records are earlier, and so are all segments
 
         def listed_since(time: int) -> int | None:
-            old = self._old().listed_since(time, self._hot_start())
+            old = self._cold_reader().listed_since(time, self._hot_start())
             return found if old is None else min(old, found)
 
         return position_of(start, self.log_id, Bounds(0, bounds.next), listed_since)
@@ -190,8 +190,8 @@ class TieredLog(Closing):
                 recent = self._hot.plan(since, planned.rest)
             except CursorExpired:
                 start = self._hot_start()
-                old = self._old().plan(since, planned.rest, start)
-                if not old and not planned.spans and self._old().holding(since.next, start) is None:
+                old = self._cold_reader().plan(since, planned.rest, start)
+                if not old and not planned.spans and self._cold_reader().holding(since.next, start) is None:
                     raise  # segments of trimmed records were published before: neither tier has it
             else:
                 if not planned.spans:
@@ -211,7 +211,7 @@ class TieredLog(Closing):
             return  # the record before it is in the hot tier, which has checked it
         start = self._hot_start()
         if start.term is None or since.next != start.first:
-            self._old().check_cursor(since, start)
+            self._cold_reader().check_cursor(since, start)
         else:
             check_term(since, start.term)
 
@@ -221,7 +221,7 @@ class TieredLog(Closing):
         As of one moment, each offset once, up to ``end`` or the last segment of the log's history: the hot tier has
         the records after them.
         """
-        start, old = self._hot_start(), self._old()
+        start, old = self._hot_start(), self._cold_reader()
         found = old.following(first, end, start)
         behind_it = found[-1][1] if found else first
         if start.first <= behind_it < end:
@@ -236,7 +236,7 @@ class TieredLog(Closing):
         cold = self._cold.look()
         if cold is None:
             raise NotFound(f"{self!r} has no cold tier any more.")
-        return cold, self._old().registry
+        return cold, self._cold_reader().registry
 
     def copies(self, first: int, end: int) -> list[ColdSpan]:
         """Spans of segments over offsets that the hot tier has, too, for a comparison of both: in order, may be fewer.
@@ -246,7 +246,7 @@ class TieredLog(Closing):
         first = max(first, self._hot.bounds().first)
         planned: list[ColdSpan] = []
         for segment, behind_it in self._agreeing(first, end):
-            planned += plan_segment(self._old().store, segment, first, Limit(upto=behind_it))
+            planned += plan_segment(self._cold_reader().store, segment, first, Limit(upto=behind_it))
             first = behind_it
         return planned
 
@@ -256,13 +256,13 @@ class TieredLog(Closing):
         Empty if their last record differs from the log's: then the log diverged within a term.
         """
         found = self._agreeing(first, end)
-        return found if found and self._old().is_same_record(self._hot, found[-1][0], found[-1][1] - 1) else []
+        return found if found and self._cold_reader().is_same_record(self._hot, found[-1][0], found[-1][1] - 1) else []
 
     def _agreeing(self, first: int, end: int) -> list[tuple[SegmentMetadata, int]]:
         """Segments that agree with the log by their terms alone."""
         history = read_history(self._hot, end)
         found: list[tuple[SegmentMetadata, int]] = []
-        for segment, behind_it in self._old().following(first, end, None):
+        for segment, behind_it in self._cold_reader().following(first, end, None):
             diverged_at = divergence(segment, history)
             agreed = behind_it if diverged_at is None else min(diverged_at, behind_it)
             if agreed > first:
@@ -366,6 +366,6 @@ def check_own(log: object) -> None:
     names = contents(folder.parent, disk=log.disk).found.get(FolderKind.NODE, ())
     if _STATE in names and folder.name in names:
         raise Unsupported(
-            f"The log in {folder} belongs to the node in {folder.parent}, another copy leads after a failover: open "
-            "the node with cold= (strandline node run --cold), and whichever node leads tiers the log."
+            f"The log in {folder} belongs to the node in {folder.parent}, and another copy may lead after a failover: "
+            "open the node with cold= (strandline node run --cold), and whichever node leads tiers the log."
         )

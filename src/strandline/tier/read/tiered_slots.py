@@ -29,7 +29,7 @@ class HotSlots(Slots, Protocol):
 
 
 class TierableSlots:
-    """A base of the slots that a tierer can use, for rooms above this one."""
+    """Base class of the slots that a tierer can use, for packages above this one."""
 
     def begin_at(self, offset: int) -> int:
         """Let the log begin where its cold tier does, but not above a consumer's slot; returns where it begins."""

@@ -23,9 +23,9 @@ _DAMAGE: Final = (pa.ArrowException, OSError, ValueError, EOFError, struct.error
 class Arrow:
     """Values that are Arrow IPC streams with one row each: every value carries its own schema.
 
-    A decoded batch has the columns of all its values: of ``schema``, if one is given, and whatever else
-    the values have, as :func:`~strandline.values.evolve` puts it together. A value whose columns do not go together
-    with those before it is a bad row, and so is one with compressed buffers, or with more or fewer rows than one.
+    A decoded batch has the columns of ``schema``, if one is given, and all further columns of its values, merged as
+    :func:`~strandline.values.evolve` does. A value whose columns cannot be merged with those before it is a bad row.
+    So is a value with compressed buffers, or with more or fewer rows than one.
 
     >>> codec = Arrow()
     >>> values = pa.array([codec.encode_one({"id": 1}), codec.encode_one({"id": 2, "vip": True})], pa.binary())
@@ -124,7 +124,7 @@ def _read(value: bytes) -> tuple[pa.RecordBatch, bytes]:
     check_message(data[start:])
     message = pa.ipc.read_message(source)
     if message.type != "record batch":
-        raise ValueError(f"a {message.type} message is where a row should be")
+        raise ValueError(f"it has a {message.type} message in place of a row")
     rows, is_compressed = announced(message, "The value")
     if rows != 1 or is_compressed:
         raise ValueError(f"a value has one row, which is not compressed; this one has {rows}")

@@ -107,11 +107,12 @@ class Avro(RowCodec):
             return b""
         return None if self._id is None else bytes([_MAGIC]) + self._id.to_bytes(4, "big")
 
-    def _settings(self) -> tuple[Any, ...]:
+    def settings(self) -> tuple[Any, ...]:
+        """The arguments that make an equal codec, as a log records them."""
         return self._text, None if self._registry is None else self._registry.settings(), self._id
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, self._settings()
+        return _again, self.settings()
 
     def _framed(self, library: Any, own: Any, given: Any) -> Callable[[bytes], Any]:
         readers, registry = self._readers, self._registry

@@ -1,6 +1,6 @@
 """Fast checks of single values against their column: a microsecond each, where Arrow takes a hundred to refuse one.
 
-A test never refuses what Arrow would take. What it lets pass, Arrow judges.
+A check never refuses a value that Arrow accepts. Arrow decides about all values that pass.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_BITS: Final = 128
 
 
 def misfit_of(kind: pa.DataType, via: pa.DataType | None, load: Callable[[Any], Any] | None) -> Misfit | None:
-    """The test for values that become a column of a type, by way of another type or a function; None: there is none."""
+    """The check of values for a column of this type, built through another type or a function; None without one."""
     if load is not None:
         return _loading(load)
     if via is not None:
@@ -113,7 +113,7 @@ def _between(low: int, high: int) -> Misfit:
 
 
 def _shown(value: int) -> str:
-    """A number as text; one without end takes time to write, or cannot be written."""
+    """A number as text; a very long one by its bits, since Python limits how long a number it writes."""
     return str(value) if value.bit_length() <= _MOST_BITS else f"a number of {value.bit_length()} bits"
 
 

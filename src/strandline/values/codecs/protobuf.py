@@ -74,7 +74,8 @@ class Protobuf(RowCodec):
         self._decode = made.FromString
         self._encode = lambda row: bytes(row.SerializeToString(deterministic=True))
 
-    def _settings(self) -> tuple[Any, ...]:
+    def settings(self) -> tuple[Any, ...]:
+        """The arguments that make an equal codec, as a log records them."""
         return self._files, self._message
 
     @checked
@@ -87,7 +88,7 @@ def _check_numbers(path: str, old: Any, new: Any) -> None:
     for field in old.fields:
         same, name = new.fields_by_name.get(field.name), path + field.name
         if same is None:
-            continue  # evolution says so in the words of columns
+            continue  # evolve refuses that, and names the column
         if same.number != field.number or _wire(same) != _wire(field):
             raise SchemaRefused(
                 f"The field '{name}' has the number {field.number} ({_wire(field)}) in the values and {same.number} "

@@ -1,4 +1,4 @@
-"""Codecs that decode row by row: what a library gives for each value becomes columns, and back.
+"""Codecs that decode row by row: a library turns each value into a row, and rows become columns; and back.
 
 Rows are never joined, so a value cannot change what another one means, and every bad row is known by its number.
 """
@@ -46,25 +46,21 @@ class RowCodec:
         """The columns of a decoded value."""
         return self._schema
 
-    def _settings(self) -> tuple[Any, ...]:
-        """The arguments that make an equal codec."""
-        return (self._schema,)
-
     def settings(self) -> tuple[Any, ...]:
         """The arguments that make an equal codec, as a log records them."""
-        return self._settings()
+        return (self._schema,)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{field.name}: {field.type}' for field in self._schema)})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RowCodec) and type(other) is type(self) and other._settings() == self._settings()
+        return isinstance(other, RowCodec) and type(other) is type(self) and other.settings() == self.settings()
 
     def __hash__(self) -> int:
         return hash((type(self), tuple(self._schema.names)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self._settings()
+        return type(self), self.settings()
 
     @checked
     def decode(self, values: pa.Array) -> Decoded:

@@ -1,4 +1,4 @@
-"""Schema changes that keep every stored row true: which are allowed, and columns cast to the result.
+"""Schema changes that keep every stored row valid: which are allowed, and columns cast to the result.
 
 Allowed are new fields (null in older rows), missing fields (null in newer rows), another order, integers that become
 wider and ``float32`` that becomes ``float64``; inside structs, lists and maps alike. Anything else is refused.

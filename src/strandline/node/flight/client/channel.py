@@ -25,17 +25,17 @@ _SCHEMES: Final = ("grpc", "grpc+tcp", "grpc+tls")
 _RECONNECT_MS: Final = (50, 1000)
 
 
-def _is_of_a_node(url: str, place: SplitResult) -> bool:
-    """Whether an address is a scheme, a host and a port, and nothing else that would be left out."""
+def _is_node_address(url: str, place: SplitResult) -> bool:
+    """Whether an address has a scheme, a host and a port, and nothing that a connection would ignore."""
     try:
         has_port = place.port is not None
     except ValueError:
         return False
     is_plain = url.isascii() and url.isprintable() and url.startswith(f"{place.scheme}://")
-    return place.scheme in _SCHEMES and has_port and is_plain and bool(place.hostname) and _ends_there(place)
+    return place.scheme in _SCHEMES and has_port and is_plain and bool(place.hostname) and _has_no_path(place)
 
 
-def _ends_there(place: SplitResult) -> bool:
+def _has_no_path(place: SplitResult) -> bool:
     return place.path in ("", "/") and not place.query and not place.fragment
 
 
@@ -55,10 +55,10 @@ class Channel:
         url, security = as_address(url), security or ClientSecurity()
         refuse_credentials(url, "send a token (--token FILE, ClientSecurity(token=…)) or a certificate")
         place = split_address(url)
-        if not _is_of_a_node(url, place):
+        if not _is_node_address(url, place):
             raise InvalidInput(f"{url!r} is no address of a node: use grpc://host:port or grpc+tls://host:port.")
         if timeout <= 0:
-            raise InvalidInput(f"A timeout of {timeout} s is too short for any answer.")
+            raise InvalidInput(f"A timeout of {timeout} s is too short for any answer: give more than 0.")
         check_calling(place.hostname or "", security, encrypted=place.scheme == "grpc+tls")
         self.url = url
         self.timeout = timeout

@@ -1,4 +1,4 @@
-"""Reads of several nodes of a log that never go back: what one node has shown, no later answer denies."""
+"""Monotonic reads over several nodes of a log: no answer is older than an earlier one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 @final
 class MonotonicReads:
-    """Asks the nodes of a log for what they show, and remembers the most that was shown. Safe in threads.
+    """Reads from the nodes of a log, and remembers the highest bounds that any of them showed. Safe in threads.
 
-    With one address the node is asked, and nothing is compared: it never shows less than before.
+    With one address nothing is compared, because a node never shows less than before.
     """
 
     def __init__(self, nodes: NodeChannels) -> None:
@@ -34,7 +34,7 @@ class MonotonicReads:
         """The highest end that was shown."""
 
     def ask(self, call: Callable[[Channel], T], end_of: Callable[[T], int | None], *, waits: bool = True) -> T:
-        """Ask a node to read from; one whose log ends before what was shown already is left for another one.
+        """Call a node to read from. A node whose log ends before an end that was shown is skipped for the next one.
 
         Without ``waits`` each node is asked once.
         """
@@ -56,13 +56,13 @@ class MonotonicReads:
         if self._nodes.is_led_by(channel):
             raise Diverged(
                 f"Offsets below {shown} of {self._nodes.url} were readable, and {channel.url}, which leads, ends at "
-                f"{end}: a forced promotion or a restored folder lost them. Build again what has read them, and open "
-                "it again."
+                f"{end}: a forced promotion or a restored folder lost them. Rebuild everything that has read them, and "
+                "open the log again."
             )
-        raise NotReady(f"{channel.url} is behind: it ends at {end}, and offsets below {shown} were read: ask another.")
+        raise NotReady(f"{channel.url} lags: it ends at {end}, and offsets below {shown} were read. Ask another node.")
 
     def show(self, first: int, end: int) -> None:
-        """These bounds were shown, or an append was acknowledged below this end."""
+        """Note bounds that were shown, or the end of an acknowledged append."""
         with self._lock:
             self.first = max(self.first, first)
             self.next = max(self.next, end)
@@ -76,7 +76,7 @@ class MonotonicReads:
         return Bounds(min(self.first, bounds.next), bounds.next)
 
     def identify(self, log_id: UUID) -> None:
-        """A node answered for this log; ``Diverged`` if others answered for another one."""
+        """Note the log for which a node answered; ``Diverged`` if an earlier answer was for another log."""
         known = self.log_id
         if not self._nodes.is_one and known is not None and known != log_id:
             raise Diverged(

@@ -1,4 +1,4 @@
-"""Connections to the nodes of one log: finds who leads, follows a change of leader, reads where that is possible."""
+"""Connections to the nodes of one log: finds the leader, follows its changes, and chooses the nodes to read from."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 ReadFrom: TypeAlias = Literal["leader", "replicas"]
 
 FAILOVER_TIMEOUT: Final = 30.0
-"""Twice the default period of a lease: so long a node may take to lead after the former primary was lost."""
+"""Twice the default lease period: a failover may take that long after the primary was lost."""
 
 _LEADING, _FOLLOWING = "leading", "following"
 _GRACE: Final = 0.25
@@ -127,7 +127,9 @@ class NodeChannels:
     def only(self, what: str) -> Channel:
         """The one node; ``Unsupported`` with several addresses."""
         if not self.is_one:
-            raise Unsupported(f"{what} concerns one node, and {self.url} names {len(self.all)}: open the node's own.")
+            raise Unsupported(
+                f"{what} concerns one node, and {self.url} names {len(self.all)}: give the node's own address."
+            )
         return self.all[0]
 
     def close(self) -> None:
@@ -199,10 +201,10 @@ class NodeChannels:
     # --- reads -------------------------------------------------------------------------------------------------
 
     def on_reader(self, call: Callable[[Channel], T], *, waits: bool = True) -> T:
-        """Call a node that can be read from; if it cannot serve this, another one.
+        """Call a node that can be read from. If it cannot serve the call, try the next one.
 
-        What only a primary can know (``CursorExpired``, ``Diverged``) is raised if a primary says so; ``NotReady`` if
-        none can be asked. Without ``waits`` each node is tried once.
+        ``CursorExpired`` and ``Diverged`` are raised only if the primary answers so, and ``NotReady`` if no primary can
+        be asked. Without ``waits`` each node is tried once.
         """
         if self.is_one:
             return call(self.all[0])
@@ -217,7 +219,7 @@ class NodeChannels:
                     if leader is not None and leader.channel is channel and self._leads(leader):
                         raise
                     failure = failure or NotReady(
-                        f"{channel.url} says so and does not lead, and no other node knows: {error}"
+                        f"{channel.url} does not lead, and no primary could confirm its answer: {error}"
                     )
                 except (NotReady, TransientStorageError, Overloaded) as error:
                     failure = error if failure is None or isinstance(error, NotReady) else failure
@@ -225,7 +227,7 @@ class NodeChannels:
             self._pause(waiting, failure or NotReady(f"None of {self.url} can be read from now: ask again."))
 
     def is_led_by(self, channel: Channel) -> bool:
-        """Whether this node leads, by what it says now."""
+        """Ask all nodes, and return whether this one leads."""
         if self.is_one:
             return True
         self._look()
@@ -258,7 +260,7 @@ class NodeChannels:
             near = near_first([each.url for each in following])
             best = [*sorted(following, key=lambda each: near.index(each.url)), *best]
             is_preferred = bool(following)
-        others = sorted((each for each in self.all if each not in best), key=lambda each: -_reach(found.get(each)))
+        others = sorted((each for each in self.all if each not in best), key=lambda each: -_committed(found.get(each)))
         with self._lock:
             self._leader = leader
             self._readers = (*best, *others)
@@ -295,8 +297,8 @@ def _status(channel: Channel) -> NodeStatus:
     return answer(channel.ask("status", {}), channel.url).record(NodeStatus)
 
 
-def _reach(status: NodeStatus | None) -> int:
-    """How far a node can be read; -1 if it does not answer, or does not know."""
+def _committed(status: NodeStatus | None) -> int:
+    """The commit watermark of a node; -1 if it does not answer, or does not know it."""
     return -1 if status is None or status.committed is None else status.committed
 
 

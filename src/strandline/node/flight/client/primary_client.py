@@ -75,7 +75,7 @@ class FlightUpstream(Closing):
         self._queue_bytes = queue_bytes
         self._clock = clock
         self._acknowledging = threading.Lock()
-        self._reports: _AckStream | None = None
+        self._acks: _AckStream | None = None
         self._origin = Origin(f"The connection to {url}", self)
 
     def __repr__(self) -> str:
@@ -110,34 +110,34 @@ class FlightUpstream(Closing):
 
     def acknowledge(self, caller: Caller, progress: ReplicaProgress) -> Acknowledgement:
         """Acknowledge on a stream that stays open, which takes less than half of a call's time."""
-        return self._report(caller, progress, _AckStream.send_and_wait)
+        return self._acknowledge(caller, progress, _AckStream.send_and_wait)
 
     def acknowledge_nowait(self, caller: Caller, progress: ReplicaProgress) -> None:
         """Acknowledge without waiting for the answer; a later call raises its error."""
-        self._report(caller, progress, _AckStream.send)
+        self._acknowledge(caller, progress, _AckStream.send)
 
-    def _report(
+    def _acknowledge(
         self, caller: Caller, progress: ReplicaProgress, how: Callable[[_AckStream, Caller, ReplicaProgress], T]
     ) -> T:
         with self._acknowledging:
             try:
-                return how(self._reports_of(caller.name), caller, progress)
+                return how(self._ack_stream(caller.name), caller, progress)
             except BaseException:
                 # A late answer to this acknowledgement must not be taken for the answer to the next.
-                self._drop_reports()
+                self._drop_acks()
                 raise
 
-    def _reports_of(self, name: str) -> _AckStream:
+    def _ack_stream(self, name: str) -> _AckStream:
         now = self._clock.monotonic()
-        if self._reports is None or self._reports.name != name or now >= self._reports.fresh_until:
-            self._drop_reports()
-            self._reports = _AckStream(self._channel, name, now)
-        return self._reports
+        if self._acks is None or self._acks.name != name or now >= self._acks.fresh_until:
+            self._drop_acks()
+            self._acks = _AckStream(self._channel, name, now)
+        return self._acks
 
-    def _drop_reports(self) -> None:
-        reports, self._reports = self._reports, None
-        if reports is not None:
-            reports.close()
+    def _drop_acks(self) -> None:
+        acks, self._acks = self._acks, None
+        if acks is not None:
+            acks.close()
 
     def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
         """Pin the log at its end, and seal a snapshot behind that; may take minutes."""
@@ -203,11 +203,11 @@ class FlightUpstream(Closing):
 
     def close(self) -> None:
         """Close the connection. Idempotent. Feeds stay open: their openers close them."""
-        reports = self._reports
-        if reports is not None:
-            reports.cancel()  # the thread that waits for an answer holds the lock
+        acks = self._acks
+        if acks is not None:
+            acks.cancel()  # the thread that waits for an answer holds the lock
         with self._acknowledging:
-            self._drop_reports()
+            self._drop_acks()
         self._channel.close()
 
 

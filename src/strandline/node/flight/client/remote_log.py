@@ -112,7 +112,7 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
 
     @property
     def security(self) -> ClientSecurity | None:
-        """How it authenticates itself."""
+        """The credentials with which it authenticates itself."""
         return self._nodes.security
 
     def __repr__(self) -> str:
@@ -134,13 +134,13 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
 
         The same writer and number again is a no-op. With ``expect``, ``ExpectationFailed`` unless the log ends exactly
         there. ``TransientStorageError`` if no answer came: the records may be appended or not, and only a numbered
-        append can be repeated without doubt. With several addresses that is done here, for up to ``failover_timeout``
+        append can be repeated safely. With several addresses this call repeats it, for up to ``failover_timeout``
         seconds, at whichever node leads.
         """
         table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
         append = numbered(writer, number)
         command = write_command(AppendCommand(append, as_policy(policy), timeout, expect))
-        tries = 0  # that may have appended it
+        tries = 0  # calls that may have appended the batch
 
         def put(channel: Channel) -> Commit:
             nonlocal tries
@@ -163,7 +163,7 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
 
         commit = self._nodes.on_leader(put, may_repeat=append is not None)
         if not isinstance(commit.outcome, TimedOut):
-            self._reads.show(0, commit.bookmark.next)  # a replica that has not got it yet is left for another node
+            self._reads.show(0, commit.bookmark.next)  # reads then skip a replica that does not have it yet
         return commit
 
     def producer(
@@ -225,8 +225,8 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
         """Batches with offsets, in order, from ``since`` (all that is retained) up to ``upto`` (the end as of now).
 
         ``since`` is an offset, a cursor, a time or a word: ``"beginning"``, ``"retained"`` or ``"now"``. With
-        ``follow`` the stream goes on without an end. Raises as the node does, ``TransientStorageError`` if the
-        connection broke: go on behind the last offset. With several addresses that is done here.
+        ``follow`` the stream has no end. Raises as the node does, ``TransientStorageError`` if the connection broke:
+        continue behind the last offset. With several addresses the stream continues by itself.
         """
         schema = read_schema(columns)
         cursor = None if since is None else cursor_of(self, since)
@@ -342,7 +342,7 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
     def _wait(self, past: Cursor, seconds: float) -> int:
         """The next offset of a node, behind the cursor or as of the end of a wait there."""
         if not self._nodes.is_one and self._reads.next > past.next:
-            return self._reads.next  # it is known already: a node that is behind must not deny it
+            return self._reads.next  # known already: a lagging node must not contradict it
 
         def ask(channel: Channel) -> int:
             fields = {"past": past, "seconds": seconds}

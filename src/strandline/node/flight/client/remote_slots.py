@@ -25,8 +25,9 @@ from strandline.node.message_json import answer
 class RemoteSlots:
     """The slots of consumers of a node's log. Satisfies :class:`~strandline.log.contract.Slots`.
 
-    ``NotReady`` from a node that does not lead; with several addresses the one that leads is found. If no answer came,
-    what can be repeated is, there; creating, resetting and dropping are ``TransientStorageError``: they may be done.
+    ``NotReady`` from a node that does not lead; with several addresses the one that leads is found. A call without an
+    answer is repeated if that is harmless. Creating, resetting and dropping are not: they raise
+    ``TransientStorageError``, and may have been executed.
     """
 
     nodes: NodeChannels
@@ -49,7 +50,7 @@ class RemoteSlots:
         return RemoteSlot(self, name, holder, fields.natural("epoch"))
 
     def resume(self, name: str, holder: str, former: int) -> int:
-        """Go on as the slot's holder after a failover, by a claim of epoch ``former``; returns the new epoch."""
+        """Resume as the slot's holder after a failover, by a claim of epoch ``former``; returns the new epoch."""
         fields = self._ask("claim-slot", may_repeat=True, name=name, holder=holder, former=former)
         return fields.natural("epoch")
 
@@ -92,8 +93,8 @@ class RemoteSlots:
 class RemoteSlot:
     """A claimed slot of a node's log. Satisfies :class:`~strandline.log.contract.Slot`.
 
-    A new primary does not know which claims its predecessor has given last: it refuses them all, and the holder of the
-    last one goes on with a new epoch.
+    A new primary does not know the latest claims of its predecessor. It rejects all of them, and the holder of the last
+    one resumes with a new epoch.
     """
 
     slots: RemoteSlots
@@ -111,7 +112,7 @@ class RemoteSlot:
         self._as_holder(lambda epoch: self.slots.advance(self.name, self.holder, epoch, to))
 
     def touch(self) -> None:
-        """Say that the holder is alive."""
+        """Renew the slot: its holder is alive."""
         self._as_holder(lambda epoch: self.slots.touch(self.name, epoch))
 
     def _as_holder(self, call: Callable[[int], None]) -> None:

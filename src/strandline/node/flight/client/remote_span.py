@@ -27,7 +27,7 @@ from strandline.node.messages import PlannedSpan
 from strandline.storage.clock import CLOCK, Clock
 
 _JOINED_BYTES: Final = 64 << 20
-"""What a follower reads at a time is one call: each further one costs some 8 ms, of which nothing overlaps."""
+"""Spans up to this size are read in one call: each further call costs about 8 ms, and calls do not overlap."""
 
 
 @final
@@ -56,7 +56,7 @@ class RemoteSpan:
     failover_timeout: float = FAILOVER_TIMEOUT
 
     def join(self, following: Span) -> RemoteSpan | None:
-        """Both in one call, if they are neighbours of the same term and small."""
+        """Both spans as one, if they are adjacent, of the same term and small; otherwise None."""
         size = self.size + following.size
         if not isinstance(following, RemoteSpan) or following.first != self.next or size > _JOINED_BYTES:
             return None
@@ -87,7 +87,7 @@ class RemoteSpan:
                 except (CorruptData, InvalidInput):
                     raise
                 except StrandlineError as error:
-                    # A replica that lags says Diverged: only all together can say that a record is gone.
+                    # A lagging replica answers Diverged: a record is lost only if all nodes answer so.
                     failures.append(error)
             unknown = next((error for error in failures if error.retryable), None)
             pause = 0.0 if unknown is None else next(waiting, 0.0)

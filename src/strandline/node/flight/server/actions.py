@@ -22,7 +22,7 @@ from strandline.node.messages import WAIT, Caller, Plan, PlannedSpan
 from strandline.node.services import NodeService
 
 _MOST_SPANS: Final = 4096
-"""Spans of one answer; who needs more asks again behind the last."""
+"""Most spans of one answer; a client that needs more asks again behind the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def wait_of(body: bytes) -> tuple[Cursor, float]:
 
 
 def _wait(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
-    """The end behind which the server has waited."""
+    """The end of the log, after the server has waited for it to grow."""
     del fields
     rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
     return [write_fields({"next": served.reading().end().next})]
@@ -264,7 +264,7 @@ ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
         "begin-snapshot": Action("Seal a snapshot for a replica that has to bootstrap.", _begin_snapshot),
         "end-snapshot": Action("End a bootstrap: the replica's copy is complete.", _end_snapshot),
         "topology": Action("The replicas of the log with their offsets.", _topology),
-        "handover": Action("What a replica keeps to lead with: slots of consumers, and keys of tickets.", _handover),
+        "handover": Action("State that a replica needs to lead: slots of consumers, and keys of tickets.", _handover),
         "report": Action("The state of this node's copy; from then on it refuses terms below the caller's.", _report),
         "bounds": Action("The first and the next offset that readers see.", _bounds),
         WAIT: Action("Block until there is a record past a cursor; answers with the next offset.", _wait),

@@ -14,7 +14,7 @@ from typing import Final
 from strandline.errors import InvalidInput, Overloaded
 from strandline.storage.clock import CLOCK, Clock
 
-_FIRST_WORD: Final = 0.5
+_FIRST_MESSAGE: Final = 0.5
 """Seconds during which a call without a message is not ended to make room for another one."""
 
 _ARENAS: Final = 2
@@ -163,7 +163,7 @@ class CallLimiter:
         return place
 
     def name(self, place: ActiveCall, who: str, *, is_reserved: bool) -> None:
-        """The first message of a call has arrived, and names its caller; ``Overloaded`` if that has too many calls."""
+        """Note that the first message of a call names its caller; ``Overloaded`` if that caller has too many calls."""
         with self._lock:
             place.is_silent = False
             if place not in self._in:
@@ -205,7 +205,7 @@ class CallLimiter:
     def waiting(self, who: str) -> Iterator[None]:
         """Count a call that waits for records during the block; ``Overloaded`` if there are too many.
 
-        Each takes a thread and does nothing: so many must not be left that others find none.
+        Each of them blocks a thread: the limit leaves threads for other calls.
         """
         with self._lock:
             if self._waits.total() >= self._limits.waits or self._waits[who] >= self._limits.waits_each:
@@ -229,14 +229,14 @@ class CallLimiter:
             place.end()
 
     def _give_way(self, who: str | None, *, is_reserved: bool) -> ActiveCall | None:
-        """Free a place, if none is free, by choosing a call to end that has sent no message; returns it."""
+        """If no place is free, remove the oldest call that has sent no message; returns it, for the caller to end."""
         silent = [place for place in self._in if place.is_silent and place.who is None]
         is_crowded = who is None and not is_reserved and 2 * len(silent) >= self._limits.ordinary_calls
         is_full = len(self._in) >= self._limits.calls
         if not is_crowded and not is_full and (is_reserved or self._ordinary < self._limits.ordinary_calls):
             return None
         oldest = min(silent, key=lambda place: place.since, default=None)
-        if oldest is not None and self._clock.monotonic() - oldest.since >= _FIRST_WORD:
+        if oldest is not None and self._clock.monotonic() - oldest.since >= _FIRST_MESSAGE:
             self._in.discard(oldest)
             self._ordinary -= not oldest.is_reserved
             return oldest

@@ -149,7 +149,7 @@ class FlightNode(Closing):
 
 def _verifying(served: NodeService) -> Callable[[str], SpanTicket]:
     def verify(text: str) -> SpanTicket:
-        return served.tickets.verify(text)  # by now: a node that is starting has none
+        return served.tickets.verify(text)  # looked up per call: a starting node has no tickets yet
 
     return verify
 
@@ -412,5 +412,5 @@ def _asked_for(descriptor: Any) -> ReadTicket:
     """The ticket in a descriptor's command; the whole log without one."""
     ticket = decode_ticket(descriptor.command or b"")
     if not isinstance(ticket, ReadTicket):
-        raise NotReady("Only tickets of readers have a description.")
+        raise NotReady("Only tickets for reads have a description: ask for one of those.")
     return ticket

@@ -302,7 +302,7 @@ def watch(owner: object, look: Callable[[Any], None]) -> threading.Event:
 
 
 class _DaemonThreads(Executor):
-    """Runs calls in up to so many daemon threads, which do not delay the end of the process; further calls wait."""
+    """Runs calls in up to ``most`` daemon threads, which do not delay the end of the process; further calls wait."""
 
     def __init__(self, most: int) -> None:
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()

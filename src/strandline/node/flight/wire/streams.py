@@ -121,7 +121,7 @@ def _fetched(log: Log, span: Any, cursor: Cursor, columns: Sequence[str] | None)
 
 
 def _read_note(flags: int, first: int, after: Cursor, log: Log, content: int = 0) -> bytes:
-    """The note of the records from ``first`` up to a cursor: with its term the reader goes on at another node."""
+    """The note of the records from ``first`` up to a cursor. The reader needs its term to continue at another node."""
     heartbeat = NO_HEARTBEAT._replace(committed=log.end().next)
     return encode_note(Note(flags, first, after.next - first, after.term, 0, None, heartbeat, content))
 
