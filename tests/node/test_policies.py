@@ -69,7 +69,7 @@ def test_the_nth_highest_is_what_so_many_have_reached() -> None:
     ("policy", "text"),
     [
         (AckN(4), "3 replicas"),
-        (Quorum(frozenset({"x", "y", "a"})), "does not name the primary, p"),
+        (Quorum(frozenset({"x", "y", "a"})), "add p to the voters"),
         (Regions.of({"eu": 2}), "region 'eu'"),
         (Regions.of({"asia": 1}), "region 'asia'"),
         (Every((AckN(1), AckN(4))), "3 replicas"),

@@ -123,7 +123,7 @@ WRONG = [
     ({"lead": False, "upstream": "grpc://b:1", "create": True}, "gets its log from there"),
     ({"automatic": True}, "only with a lease and the policy quorum"),
     ({**LEASED, "lead": False, "automatic": True, "policy": "ack_n(1)"}, "only with a lease and the policy quorum"),
-    ({**LEASED, "lead": False, "automatic": True, "policy": "quorum(a,b,c)"}, "address of b, c is missing"),
+    ({**LEASED, "lead": False, "automatic": True, "policy": "quorum(a,b,c)"}, "no address of b, c"),
     ({"lead": False, "lease": "ftp://x/y"}, "unknown scheme"),
     ({"listen": ("127.0.0.1", 70000)}, "from 0 up to 65535"),
     ({"listen": ("0.0.0.0", 1)}, "can be reached by other machines"),

@@ -173,7 +173,7 @@ def test_no_answer_is_older_than_an_earlier_one(served: Served) -> None:
     served.servers[0].close()
     since = Cursor(log.log_id, 2)
     for call in (log.bounds, lambda: log.plan(since), log.end, lambda: log.cursor_at(4)):
-        with pytest.raises(NotReady, match="is behind"):
+        with pytest.raises(NotReady, match="lags: it ends"):
             call()
     assert served.connect().cursor_at(4).fingerprint is None, "its record is not committed there: it may yet be another"
     served.c.watermark = 4

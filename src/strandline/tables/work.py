@@ -58,7 +58,7 @@ class InProcess:
     """Writes the parts one after the other in this process."""
 
     def tasks(self, spans: Sequence[Span]) -> int:
-        """One: a second one would wait for the first."""
+        """One: a second worker of this process would wait for the first."""
         return 1
 
     def run(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:

@@ -2,10 +2,10 @@
 
 Delta has no transaction over two tables. So the letters of a range are committed first, keyed by offset and by the id
 of the table that they belong to: after a crash in between, the range is applied again, and letters that are stored
-already are dropped. Below that table's cursor among the letters they are looked for: a record that had a row may have
-none now. Several tables may share one dead-letter table: each letter names its table by its address, which a table that
-is built again keeps. The first commit of such a table puts its cursor behind the letters of the earlier one, unless
-letters of several logs are there: offsets alone would confuse them. Anybody may delete letters.
+already are dropped. Below the cursor that a table has among its letters, these are looked up: a record that had
+a row may have none now. Several tables may share one dead-letter table: each letter names its table by its address,
+which a table that is built again keeps. The first commit of such a table puts its cursor behind the letters of the
+earlier one, unless letters of several logs are there: offsets alone would confuse them. Anybody may delete letters.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _OF_TABLES: Final = re.compile(r".*\.(parquet|bin|crc)(#\d+)?", re.DOTALL)
 
 
 def check_place(files: DeltaFiles) -> None:
-    """``WrongKind`` if a new table would be created where or around which something else is, or within another table.
+    """``WrongKind`` if something else is at or below the place of a new table, or the place is within another table.
 
     In a bucket this is one listing, and two requests for each prefix above. Prefixes that the credentials may not read
     are not looked at.

@@ -121,7 +121,7 @@ def is_closed(path: str) -> bool:
 
 
 def shares(tasks: int) -> list[HashRange]:
-    """Ranges for so many workers or a few more: their number is a power of two, so that files fit into them.
+    """Ranges for ``tasks`` workers or a few more: their number is a power of two, so that files fit into them.
 
     >>> [(share.depth, share.prefix) for share in shares(3)]
     [(2, 0), (2, 1), (2, 2), (2, 3)]
@@ -131,7 +131,7 @@ def shares(tasks: int) -> list[HashRange]:
 
 
 def shares_of(tasks: int, sizes: Iterable[tuple[str, int]]) -> list[HashRange]:
-    """Ranges for so many workers of a table with these files (path and size), or for fewer: a small table has few.
+    """Ranges for about ``tasks`` workers of a table with these files (path and size); for fewer if it is small.
 
     >>> len(shares_of(200, [])), len(shares_of(200, [("a", 1 << 40)])), len(shares_of(2, []))
     (8, 256, 2)

@@ -71,7 +71,7 @@ class TablePart:
 
     @property
     def most_refetched(self) -> int:
-        """As many as fetch and decode in less time than a shuffle takes."""
+        """Most parts that may each fetch and decode all records: with more, a shuffle is faster."""
         return FEW_SHARES if self.shape.has_record_keys else FEW_DECODED
 
     def reader(self) -> PartReader:
@@ -104,7 +104,7 @@ class TablePart:
         if self.share is None:
             added += self._appended(taken)
         else:
-            changes, removed_files = self._merged(taken)
+            changes, removed_files = self.merged(taken)
             added += changes
             removed += removed_files
         letters = pa.concat_tables(bad) if bad else BAD_SCHEMA.empty_table()
@@ -136,7 +136,7 @@ class TablePart:
         if self.share is None:
             added += self._appended(taken)
         else:
-            added, removed = self._merged(taken)
+            added, removed = self.merged(taken)
         counted = 0 if self.is_transformed else rows
         return Written(0, 0, 0, counted, tuple(added), tuple(removed), role="writer", number=number)
 
@@ -185,17 +185,16 @@ class TablePart:
         """Write files of changes that a table of all changes lacks."""
         return list(self._appended([rows]))
 
-    def merged(self, changes: list[pa.Table]) -> tuple[list[DataFile], list[str]]:
-        """Write the files of a keyed table with these changes merged in; returns them, and those that they replace."""
-        return self._merged(changes)
-
     def _appended(self, tables: list[pa.Table]) -> Iterator[DataFile]:
         rows = pa.concat_tables(tables) if tables else None
         if rows is not None and rows.num_rows:
             yield write_file(self.files, f"part-{self._unique()}.parquet", in_schema(rows, self.schema))
 
-    def _merged(self, tables: list[pa.Table]) -> tuple[list[DataFile], list[str]]:
-        """Merge the changes into the files that hold their keys; other files stay as they are."""
+    def merged(self, tables: list[pa.Table]) -> tuple[list[DataFile], list[str]]:
+        """Merge the changes into the files that hold their keys; returns new files, and those that they replace.
+
+        Other files stay as they are.
+        """
         names = self.shape.names
         share = self.share or WHOLE
         changes = in_offset_order(tables, names) if tables else self.shape.changes_schema().empty_table()
@@ -207,7 +206,7 @@ class TablePart:
         removed: list[str] = []
         if not share.mask(hashes).all():
             raise CorruptData(
-                "A row has a key of another worker's share. Nothing was committed; this is a fault of ours."
+                "A row has a key of another worker's share. Nothing was committed: report this as a bug of strandline."
             )
         for covered, files in _groups(self.old, share):
             mask = covered.mask(hashes)
@@ -340,8 +339,7 @@ def in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     lost = [name for name in rows.column_names if name not in schema.names]
     if lost:
         raise SchemaRefused(f"The table has no column {lost[0]!r}: its follower adds it when it starts again.")
-    known = rows
-    return pa.Table.from_batches([conform_columns(batch, schema) for batch in known.to_batches()], schema)
+    return pa.Table.from_batches([conform_columns(batch, schema) for batch in rows.to_batches()], schema)
 
 
 def changes_schema(table: pa.Schema, found: pa.Schema, names: ColumnNames) -> pa.Schema:

@@ -20,8 +20,8 @@ from strandline.tables.rows.bad_records import ANY_SHARE, BadShare
 class IcebergLetters:
     """The dead-letter table as it was when a range was begun.
 
-    Its commit comes first, keyed by offset like everything else: after a crash in between, the range is applied again,
-    and letters that are stored already are dropped. Below the letters' own cursor they are looked for.
+    The letters of a range are committed before its rows. After a crash in between, the range is applied again, and
+    letters that are stored already are dropped: below the cursor of the dead-letter table they are looked up.
     """
 
     followed: FollowedIceberg

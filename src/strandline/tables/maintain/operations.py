@@ -27,7 +27,7 @@ from strandline.tables.rows.logged import Value
 GRACE_HOURS: Final = 168
 """Hours for which files are kept that no version names: a slow commit may still name them."""
 _TRIES: Final = 8
-"""How often a version of a table is looked up whose cursor is known."""
+"""Attempts to see a table's version and its cursor together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,10 @@ def verify(sink: MaintainedTable, log: Log, *, pool: TaskPool | None = None) -> 
     a follower commits meanwhile. ``CursorExpired`` if the log no longer has the records.
     """
     sink.meet(log)
-    hands = pool or ThreadPool()
+    workers = pool or ThreadPool()
     for _ in range(_TRIES):
         cursor = _cursor(sink, log)
-        tasks = sink.comparison(cursor.next, hands.count)
+        tasks = sink.comparison(cursor.next, workers.count)
         found = _compared_here(sink, log, cursor) if tasks is None else None
         if sink.cursor(log.log_id) == cursor:  # otherwise rows and cursor may be of different versions
             break
@@ -102,7 +102,7 @@ def verify(sink: MaintainedTable, log: Log, *, pool: TaskPool | None = None) -> 
     else:
         raise _committed_meanwhile(sink)
     if found is None:
-        found = compared_shares(log, tasks or (), hands, f"verify {sink.where}")
+        found = compared_shares(log, tasks or (), workers, f"verify {sink.where}")
     return TableCheck(cursor, found.rows, found.missing, found.extra, found.first)
 
 

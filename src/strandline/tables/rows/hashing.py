@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 HASH_BITS: Final = 32
-"""A hash is a whole number of so many bits."""
+"""The bits of a hash."""
 HASH_VERSION: Final = 1
 """Recorded in each table that relies on it."""
 

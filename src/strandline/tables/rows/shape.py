@@ -186,7 +186,7 @@ class TableShape:
             piece = self._assembled(pa.Table.from_batches([found.columns]), meta)
             if found.bad.num_rows:
                 rows = found.bad.column("row")
-                bad.append(_bad_rows(pa.Table.from_batches([batch]).take(rows), found.bad.column("reason")))
+                bad.append(bad_records(pa.Table.from_batches([batch]).take(rows), found.bad.column("reason")))
                 piece = piece.filter(_without(rows, batch.num_rows))
             pieces.append(piece)
         schema = self.decoded_schema()
@@ -248,7 +248,7 @@ class TableShape:
         is_bad = pc.is_null(keys)
         offsets = rows.column(self.names.offset).filter(is_bad)
         bad = records.filter(pc.is_in(records.column("offset"), value_set=offsets.combine_chunks()))
-        return ShapedRows(rows.filter(pc.invert(is_bad)), _bad_rows(bad, pa.repeat(_NO_KEY, bad.num_rows)))
+        return ShapedRows(rows.filter(pc.invert(is_bad)), bad_records(bad, pa.repeat(_NO_KEY, bad.num_rows)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +314,8 @@ def _with_plain_meta(rows: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
     return rows
 
 
-def _bad_rows(records: pa.Table, reasons: pa.Array | pa.ChunkedArray) -> pa.Table:
+def bad_records(records: pa.Table, reasons: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Records without a row, each with its reason (:data:`BAD_SCHEMA`)."""
     columns = [*[records.column(name) for name in BAD_SCHEMA.names[:-1]], reasons]
     return pa.table(columns, schema=BAD_SCHEMA)
 

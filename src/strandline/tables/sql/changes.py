@@ -13,7 +13,7 @@ from strandline.errors import BadRecord
 from strandline.model.records import Op
 from strandline.tables.rows.bad_records import BadShare, first_bad, refused
 from strandline.tables.rows.kinds import RAW_LATEST, ColumnNames, merge_latest, newest_per_key, table_schema, taken_rows
-from strandline.tables.rows.shape import BAD_SCHEMA, ShapedRows, TableShape
+from strandline.tables.rows.shape import BAD_SCHEMA, ShapedRows, TableShape, bad_records
 from strandline.tables.sql.columns import AlteredColumns, TypeOf, altered
 from strandline.values.schema.evolution import conform_columns
 
@@ -164,16 +164,12 @@ class ChangePlanner:
                 raise BadRecord(f"A row that the transform made cannot be stored: {reason} Nothing was applied.")
             offsets = pc.unique(shaped.rows.column(offset).filter(mask))
             dropped.append(offsets)
-            bad.append(_bad_rows(records.filter(pc.is_in(records.column("offset"), value_set=offsets)), reason))
+            unfit = records.filter(pc.is_in(records.column("offset"), value_set=offsets))
+            bad.append(bad_records(unfit, pa.repeat(reason, unfit.num_rows)))
         if len(dropped) == 1:
             return ShapedRows(shaped.rows, _once(shaped.bad))
         is_dropped = pc.is_in(shaped.rows.column(offset), value_set=pa.concat_arrays(dropped))
         return ShapedRows(shaped.rows.filter(pc.invert(is_dropped)), _once(pa.concat_tables(bad)))
-
-
-def _bad_rows(records: pa.Table, reason: str) -> pa.Table:
-    columns = [*[records.column(name) for name in BAD_SCHEMA.names[:-1]], pa.repeat(reason, records.num_rows)]
-    return pa.table(columns, schema=BAD_SCHEMA)
 
 
 def _once(bad: pa.Table) -> pa.Table:

@@ -16,7 +16,7 @@ import pyarrow.types as pt
 HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER: Final = b"\xff\xff"
 PIECE_BYTES: Final = 32 << 20
-"""Rows are encoded in pieces of about so many bytes."""
+"""Approximate bytes of a piece of rows that is encoded at once."""
 EPOCH_DAYS: Final = 10_957
 """Days from 1970 to 2000, where PostgreSQL counts from."""
 EPOCH_MICROSECONDS: Final = EPOCH_DAYS * 86_400_000_000

@@ -29,8 +29,7 @@ LONGEST_KEY: Final = 2_600
 """Bytes of a key in a table of the latest values: a primary key of PostgreSQL holds no more."""
 LOCK_SECONDS: Final = 30
 IDLE_SECONDS: Final = 60
-"""The server rolls back a transaction whose client has been silent for so long: a follower that was suspended holds no
-lock for ever."""
+"""Seconds of silence after which the server rolls a transaction back: a suspended follower keeps no lock."""
 
 _LONGEST_NAME: Final = 63
 _SYSTEM_COLUMNS: Final = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})

@@ -174,7 +174,7 @@ class SqlSink:
                     ):
                         return
                 except Fenced:
-                    self._held = None  # a follower that may go on all the same, by its slot, begins anew
+                    self._held = None  # a follower that holds its slot may continue, and then begins anew
                     self._unanswered.clear()
                     raise
 
@@ -305,7 +305,7 @@ class SqlSink:
                     if seen.row is not None and seen.row.commit_id in self._unanswered:
                         self._hold(seen.row)
                         return False
-                    if row_now is not None and found is not None and row_now.is_as_far_as(found):
+                    if row_now is not None and found is not None and row_now.has_same_position(found):
                         return False  # a replay of dead letters changed columns
                     raise self._expected.fenced()
                 if found is None:

@@ -47,7 +47,7 @@ class CursorRow:
     key: str | None = None
     """The columns that identify a row, as JSON; None if a former release made the table."""
 
-    def is_as_far_as(self, other: CursorRow) -> bool:
+    def has_same_position(self, other: CursorRow) -> bool:
         """Whether both have the same cursor of the same follower in the same table."""
         mine, theirs = ((one.cursor, one.epoch, one.identity) for one in (self, other))
         return mine == theirs
