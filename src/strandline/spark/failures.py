@@ -26,7 +26,7 @@ R = TypeVar("R")
 _OWN_FRAME: Final = re.compile(r'File "[^"\n]*[/\\]strandline[/\\](?:spark|tables|values|log|storage|tier|node)[/\\]')
 _TRACEBACK: Final = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+\S.*", re.MULTILINE)
 _SAME_FAILURES: Final = 3
-"""A failure of the user's functions is tried so often: it may be that of a service that they call."""
+"""Attempts at the same failure of the user's functions: a service that they call may be down."""
 
 PATIENCE: Final = Backoff(attempts=6, base=0.5, ceiling=8.0)
 """On top of the store's own retries: a query that ends has to be restarted by its user."""
@@ -52,7 +52,7 @@ def retried(
 
 
 class UserFailures:
-    """Tells failures of the user's own functions in Spark jobs, which repeat, from those of the cluster."""
+    """Distinguishes failures of the user's own functions in Spark jobs, which repeat, from those of the cluster."""
 
     def __init__(self) -> None:
         self._last = ""

@@ -64,7 +64,7 @@ def _next(offset: Any) -> int | None:
 
 
 class StreamListener(StreamingQueryListener):
-    """Reports each query's progress. Spark calls it; an error of it ends nothing."""
+    """Reports each query's progress. Spark calls it; its errors end no query."""
 
     def __init__(self) -> None:
         """Use :func:`listen`."""

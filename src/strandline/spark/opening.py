@@ -88,4 +88,7 @@ def access_options(log: SharedLog | str, given: Mapping[str, str]) -> dict[str, 
 
 
 def _unreadable(log: object) -> InvalidInput:
-    return InvalidInput(f"Spark reads only logs that other processes can open, and {log!r} is not one.")
+    return InvalidInput(
+        f"Spark reads only logs that other processes can open, and {log!r} is not one: use a log in a folder, in a "
+        "bucket or on a node."
+    )

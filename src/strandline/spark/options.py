@@ -395,7 +395,7 @@ def whole_of(text: str) -> int | None:
 
 
 def truth_of(given: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """A switch."""
+    """An option that is true or false."""
     text = given.get(name.lower())
     if text is None:
         return default

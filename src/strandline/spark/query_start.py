@@ -1,4 +1,4 @@
-"""Starts of streaming queries on busy machines, where the process of a Python source is late."""
+"""Starts streaming queries on busy machines, where the Python process of a source may start late."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def asked_columns(options: ReadOptions, schema: StructType) -> tuple[pa.Schema, 
 
 
 def _asked(options: ReadOptions, find: Callable[[Log], R]) -> R:
-    """What the log's value format is asked for."""
+    """Open the log, and look up what its value format gives."""
     opened = OpenedLog(options, pa.schema([]))
     try:
         return retried(lambda: find(opened.log))

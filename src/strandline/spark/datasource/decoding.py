@@ -80,7 +80,7 @@ class Decoding:
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Spark names the items of lists otherwise."""
+    """Cast a column to Spark's type, which names the items of lists differently."""
     try:
         return column if column.type == kind else column.cast(kind)
     except pa.ArrowInvalid as error:

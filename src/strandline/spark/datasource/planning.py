@@ -158,7 +158,7 @@ def encode_offset(cursor: Cursor) -> dict[str, Any]:
 
 
 def decode_offset(offset: Mapping[str, Any]) -> Cursor:
-    """The inverse; ``InvalidInput`` for an offset that this source never wrote."""
+    """The inverse of :func:`encode_offset`; ``InvalidInput`` for an offset that this source never wrote."""
     try:
         fingerprint = offset.get("fingerprint")
         known = None if fingerprint is None else int(fingerprint, 16)

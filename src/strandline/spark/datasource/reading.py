@@ -102,8 +102,8 @@ def read(
         for _ in range(_TRIES):
             with contextlib.ExitStack() as undo:
                 plan = retried(lambda undo=undo: _held(source, since, upto, wanted, undo))  # type: ignore[misc]
-                _check_still_there(plan.seam, lost)
-                found = tables.of(plan.seam)
+                _check_still_there(plan.boundary, lost)
+                found = tables.of(plan.boundary)
                 if isinstance(found, DataFrame):
                     undo.pop_all()  # the hold stays, for its time
                     report_skipped(wanted.url, plan.asked, plan.skipped)
@@ -117,7 +117,7 @@ class _Plan:
     asked: Cursor
     skipped: int
     """Number of records from there on that are no longer retained, and skipped."""
-    seam: TierBoundary
+    boundary: TierBoundary
 
 
 def _held(
@@ -125,8 +125,8 @@ def _held(
 ) -> _Plan:
     """A plan, and a hold on its records if one was requested; ``undo`` releases it."""
     plan = _planned(log, since, upto, options)
-    begin = plan.seam.since
-    if options.hold is None or begin.next >= plan.seam.end:
+    begin = plan.boundary.since
+    if options.hold is None or begin.next >= plan.boundary.end:
         return plan
     if not isinstance(log, ObjectLog | TieredLog):
         raise InvalidInput(f"{options.url} has no holds: let a slot pin what is read, or read without hold.")
@@ -137,7 +137,7 @@ def _held(
         raise NotReady(f"{options.url} was trimmed while a read of it was being planned; ask again.") from error
     undo.callback(_release, hold)
     # Segments that were listed before the hold may be deleted meanwhile. From now on none is.
-    return replace(plan, seam=_planned(log, begin, plan.seam.end, options).seam)
+    return replace(plan, boundary=_planned(log, begin, plan.boundary.end, options).boundary)
 
 
 def _release(hold: Hold) -> None:
@@ -158,16 +158,16 @@ def _planned(log: SharedLog, since: Start | None, upto: int | None, options: Rea
     begin = admitted.cursor
     if not isinstance(log, TieredLog) or begin.next >= end:
         return _Plan(asked, admitted.skipped, TierBoundary(begin, (), max(begin.next, end)))
-    seam = TierBoundary(begin, tuple(log.pieces(begin.next, end)), end)
+    boundary = TierBoundary(begin, tuple(log.pieces(begin.next, end)), end)
     # After the lookup of segments: a record that the hot tier has trimmed by then and that is in none of them was
     # copied since, or expired. A retry finds out, here instead of when the query runs.
-    if seam.cut < end and log.hot.bounds().first > seam.cut:
-        raise NotReady(f"Offset {seam.cut} of {options.url} moved while a read of it was being planned; ask again.")
-    return _Plan(asked, admitted.skipped, seam)
+    if boundary.cut < end and log.hot.bounds().first > boundary.cut:
+        raise NotReady(f"Offset {boundary.cut} of {options.url} moved while a read of it was being planned; ask again.")
+    return _Plan(asked, admitted.skipped, boundary)
 
 
-def _check_still_there(seam: TierBoundary, lost: str | None) -> None:
-    for piece in seam.cold:
+def _check_still_there(boundary: TierBoundary, lost: str | None) -> None:
+    for piece in boundary.cold:
         if piece.path == lost:
             raise NotFound(
                 f"The segment {piece.store}/{piece.path} is missing (offsets {piece.first} to {piece.next - 1}), and "
@@ -184,22 +184,22 @@ class _Tables:
     options: Mapping[str, str]
     columns: list[str]
 
-    def of(self, seam: TierBoundary) -> DataFrame | str:
+    def of(self, boundary: TierBoundary) -> DataFrame | str:
         """One table of both tiers; or the path of a missing segment."""
-        paths = self._readable(seam.cold)
+        paths = self._readable(boundary.cold)
         if paths is None:
-            return self._by_source(seam.since, seam.end)
+            return self._by_source(boundary.since, boundary.end)
         try:
             parts = [
                 self._by_parquet([paths[path] for path in scan.paths], scan.first, scan.next)
-                for scan in scans(seam.cold)
+                for scan in scans(boundary.cold)
             ]
         except AnalysisException as error:
             if error.getCondition() != "PATH_NOT_FOUND":
                 raise
-            return next(piece.path for piece in seam.cold if piece.path in str(error))
-        if seam.cut < seam.end or not parts:
-            parts.append(self._by_source(seam.since.at(seam.cut), seam.end))
+            return next(piece.path for piece in boundary.cold if piece.path in str(error))
+        if boundary.cut < boundary.end or not parts:
+            parts.append(self._by_source(boundary.since.at(boundary.cut), boundary.end))
         return reduce(DataFrame.unionAll, parts)
 
     def _by_source(self, since: Cursor, end: int) -> DataFrame:

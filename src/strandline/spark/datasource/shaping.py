@@ -60,7 +60,7 @@ def check_schema(schema: StructType, columns: StructType = SPARK_SCHEMA) -> pa.S
 def shaped(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, rows: int = GOOD_ROWS, size: int = GOOD_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """The same rows in the same order, in batches of up to about so many rows and bytes.
+    """The same rows in the same order, in batches of up to about ``rows`` rows and ``size`` bytes.
 
     Small batches are joined, because each has a fixed cost in Spark; large ones are split, because Spark holds a whole
     batch in memory, outside its heap. The columns must be those of ``schema``, in its order.

@@ -19,7 +19,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 class StreamSlot:
     """A slot that the process of one query's source holds, for as long as it lives.
 
-    A thread touches it, so that it stays valid while the query is idle or a micro-batch takes long. It never is ahead
+    A thread touches it, so that it stays valid while the query is idle or a micro-batch takes long. It is never ahead
     of what Spark has committed, and usually one micro-batch behind that, because Spark reports a commit with the next
     micro-batch. If another query claims it, this one ends with ``Fenced``.
     """
@@ -56,7 +56,7 @@ class StreamSlot:
                 "with a new checkpoint, or with failOnDataLoss=false."
             )
         elif state.invalid is not None or state.position > since.next:
-            _LOGGER.warning("Slot %r is put from offset %d to %d.", self._name, state.position, since.next)
+            _LOGGER.warning("Slot %r is moved from offset %d to %d.", self._name, state.position, since.next)
             log.slots.reset(self._name, since.next)
         return log.slots.claim(self._name, f"spark-{CHANCE.uuid()}")
 

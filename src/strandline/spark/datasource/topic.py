@@ -87,7 +87,7 @@ def topic_schema(options: Mapping[str, str]) -> StructType:
 
 
 def _column(options: ReadOptions) -> str:
-    """The name of the partition's column; decoded values have their own fields, so that of the record has a dash."""
+    """The name of the partition's column; beside decoded values, names of a record's columns begin with underscores."""
     return "_partition" if options.decode else "partition"
 
 
@@ -101,10 +101,11 @@ class TopicTask(InputPartition):
 
 @dataclass(frozen=True)
 class _Numbered:
-    """Adds the partition's number to the rows of its log, if it is asked for."""
+    """Adds the partition's number to the rows of its log, if that column is requested."""
 
     columns: pa.Schema
-    """The asked columns."""
+    """The requested columns."""
+
     name: str
 
     @classmethod
@@ -112,7 +113,7 @@ class _Numbered:
         return cls(to_arrow_schema(schema, timezone="UTC"), _column(options))
 
     def inner(self, schema: StructType) -> StructType:
-        """What is asked of the logs: at least one column, so that rows can be counted."""
+        """The columns to read from the logs: at least one, so that rows can be counted."""
         rest = StructType([field for field in schema if field.name != self.name])
         return rest if rest.fields else StructType([SPARK_SCHEMA["offset"]])
 

@@ -121,7 +121,7 @@ def _written(schema: StructType, codec: Codec | None) -> tuple[str, ...]:
 
 
 def _check_time(schema: StructType, name: str, fields: Sequence[str]) -> None:
-    """Refuse a time that Spark and the log would take for different ones: of an unknown unit, or of an unknown zone."""
+    """Refuse times of an unknown unit or zone: Spark and the log would take them for different ones."""
     if name not in schema.names or name in fields:
         return
     kind = schema[name].dataType
@@ -136,7 +136,7 @@ class LogWriter(SameVersion, DataSourceArrowWriter):
     """One batch job: all of its rows become records of the log, in the order of the partitions, or none of them."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        """Opens the log, so that a wrong address or column is said before any task runs."""
+        """Opens the log, so that a wrong address or column is refused before any task runs."""
         self._options = options
         self._target = Target.opened(options, schema)
         job = options.job
@@ -168,7 +168,7 @@ class LogStreamWriter(SameVersion, DataSourceStreamArrowWriter):
     """
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        """Opens the log, so that a wrong address or column is said before any task runs."""
+        """Opens the log, so that a wrong address or column is refused before any task runs."""
         self._options = options
         self._target = Target.opened(options, schema)
 
@@ -265,4 +265,4 @@ def _discarded(append: StagedAppend, batches: Sequence[BatchListing] | None) -> 
     try:
         append.discard(batches)
     except StrandlineError as error:
-        _LOGGER.warning("Staged batches of %s were not deleted; a collection will: %s", append.store.url, error)
+        _LOGGER.warning("Staged batches of %s were left for the next collection: %s", append.store.url, error)

@@ -15,7 +15,7 @@ _LINE_SECONDS: Final = 10.0
 
 
 class ProgressDisplay:
-    """Shows a pipeline's progress until it is closed; the last state, too. It never ends a pipeline."""
+    """Shows a pipeline's progress until it is closed, and then its last state. Its errors never end the pipeline."""
 
     def __init__(self, name: str, progress: Callable[[], PipelineProgress], out: TextIO | None = None) -> None:
         """``name`` describes the pipeline; ``out`` is standard error unless given."""
@@ -65,7 +65,7 @@ class ProgressDisplay:
 
 
 def _rich_bar(out: TextIO) -> Any:
-    """A bar of ``rich``; None without the package, and where nobody looks."""
+    """A bar of ``rich``; None without the package, or if the output is neither a terminal nor a notebook."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn

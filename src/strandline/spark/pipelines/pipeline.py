@@ -75,7 +75,7 @@ def follow(
     changes``; executors run it on each range by itself. A keyed table needs the columns ``_key`` (or those that the
     sink's ``key`` names), ``_offset``, ``_timestamp`` and ``_op`` of each row's record, and at most one row per key and
     offset.
-    ``trigger`` takes Spark's arguments: ``{"processingTime": "10 seconds"}`` goes on for ever,
+    ``trigger`` takes Spark's arguments: ``{"processingTime": "10 seconds"}`` runs for ever,
     ``{"availableNow": True}`` ends at the log's end as of now, ``{"once": True}`` does that in one commit.
     ``max_bytes_per_trigger`` bounds the stored bytes of a commit. A table that takes long to rewrite is committed to
     less often: commits take at most half of the time, unless the pipeline is behind by more than one trigger.
@@ -244,7 +244,7 @@ class Following:
         return self._committer.cursor(self._follower.log.log_id)
 
     def progress(self) -> PipelineProgress:
-        """How far it is. Reads the log's listing for the lag, and the table's cursor; no record."""
+        """The pipeline's progress. Reads the log's listing for the lag, and the table's cursor, but no record."""
         self._measure_lag()
         return self._progress.progress(self.cursor(), self._workers.ran_jobs)
 

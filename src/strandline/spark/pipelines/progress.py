@@ -1,4 +1,4 @@
-"""Progress of a pipeline: counts, rate, lag; for operators, Prometheus and the eye."""
+"""Progress of a pipeline: counts, rate and lag, for operators, Prometheus and notebooks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OnStep: TypeAlias = Callable[[str], None]
 """Called in the driver after each step of a trigger: ``planned``, ``written``, ``committed``, ``advanced``."""
 
 BUSY_SHARE: Final = 0.5
-"""Share of time that a pipeline spends on commits, unless it is behind: a table that is dear to rewrite is committed to
+"""Share of time that a pipeline spends on commits, unless it lags: a table that is expensive to rewrite is committed to
 less often."""
 _WINDOW: Final = 60.0
 """Seconds over which the rate is measured."""
@@ -31,7 +31,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class PipelineProgress:
-    """What a pipeline has done since it was started, and how far it is. None: not known (yet), never a false 0."""
+    """Progress of a pipeline since it was started. None means unknown: an unknown value is never shown as 0."""
 
     cursor: Cursor | None
     """The sink's stored cursor."""
@@ -178,7 +178,7 @@ class ProgressCounter:
             gauge.labels(*self.labels).set(math.nan if value is None else value)
 
     def progress(self, cursor: Cursor | None, jobs: int) -> PipelineProgress:
-        """All of it, as a value."""
+        """The progress as a value."""
         lag = self.lag
         return PipelineProgress(
             cursor,
