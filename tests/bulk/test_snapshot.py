@@ -208,7 +208,7 @@ def test_the_scratch_of_another_snapshot_is_refused(log: Any, tmp_path: Path) ->
     (tmp_path / "scratch" / "merged-x").write_bytes(b"")
     with pytest.raises(InvalidInput, match="without its"):
         sl.bulk.build_snapshot(log, tmp_path / "a", scratch=tmp_path / "scratch")
-    with pytest.raises(InvalidInput, match="is a log"):
+    with pytest.raises(InvalidInput, match="holds a log"):
         sl.bulk.build_snapshot(log, tmp_path / "a", scratch=tmp_path / "log")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_bytes(b"")

@@ -986,7 +986,7 @@ def test_a_last_snapshot_that_fails_does_not_keep_it_from_closing(events, disk, 
     manager.add(segment(HERE, 0))
     disk.interrupt(len(disk.calls), StorageError("The disk is full."))
     manager.close()
-    assert "No snapshot" in caplog.text
+    assert "The snapshot of the segment cache failed" in caplog.text
     assert manager.segments(HERE) == [segment(HERE, 0)]
 
 

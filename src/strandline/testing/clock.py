@@ -73,7 +73,7 @@ class ManualClock:
             self._moved.notify_all()
 
     def suspend(self, seconds: float) -> None:
-        """Suspend the machine for so long: the wall clock and :meth:`boot` continue, monotonic time does not."""
+        """Suspend the machine: the wall clock and :meth:`boot` continue for ``seconds``, monotonic time does not."""
         with self._moved:
             self._suspended += _ticks(seconds)
 
@@ -115,7 +115,7 @@ class ManualClock:
                 self._block(-1)
 
     def wait_until_blocked(self, threads: int, *, patience: float = 10.0) -> bool:
-        """Block, for at most ``patience`` real seconds, until so many threads sleep or wait on this clock.
+        """Block, for at most ``patience`` real seconds, until this number of threads sleep or wait on this clock.
 
         So a test of several threads can be sure that the other one sleeps before it moves time.
         """

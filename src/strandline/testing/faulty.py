@@ -42,7 +42,7 @@ class Faults:
     throttled: float = 0.0
     """Is throttled: nothing was done."""
     latency: float = 0.0
-    """Takes up to so many seconds of the store's clock."""
+    """Longest time that an operation takes, in seconds of the store's clock."""
 
 
 CALM: Final = Faults()

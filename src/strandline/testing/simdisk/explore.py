@@ -60,9 +60,9 @@ def crash_everywhere(
     Then the workload continues to its end, the disk crashes in the same mode, and it is checked a last time.
 
     Where a mode leaves a choice, all are tried if they are at most ``limit``, else one for each seed. With ``again``,
-    the workload is stopped and crashed a second time at each of so many first operations after each crash, which is
-    where repairs happen. An error of ``check`` or the workload has a note with its place. ``every`` other
-    than 1 takes a sample: only one of so many operations.
+    the workload is stopped and crashed a second time at each of the first ``again`` operations after each crash, which
+    is where repairs happen. An error of ``check`` or the workload has a note with its place. ``every`` takes a sample:
+    one in ``every`` operations.
     """
     explorer = _Explorer(workload, check, modes, seeds, limit, every)
     explorer.stop_everywhere(SimulatedDisk(), [], "", again=again)
@@ -81,11 +81,10 @@ def fail_everywhere(
 ) -> Explored:
     """Let every disk operation fail once, with a ``StorageError`` (before, half-way, after), and crash at the end.
 
-    The workload may retry, or give up by raising the error. With ``then`` it is also stopped before each
-    of so many operations after the failed one. A failed sync loses its
-    writes, and the next one succeeds. Only machine crashes are tried by default: if a
-    process dies while lost writes are still readable, the next one cannot know, and only one that
-    rewrites what it finds before it trusts it is safe. ``every`` other than 1 takes a sample of the operations.
+    The workload may retry, or give up by raising the error. With ``then`` it is also stopped before each of the next
+    ``then`` operations. A failed sync loses its writes, and the next one succeeds. Only machine crashes are tried by
+    default: if a process dies while lost writes are still readable, the next one cannot know, and only a process that
+    rewrites what it finds before it trusts it is safe. ``every`` takes a sample: one in ``every`` operations.
     """
     explorer = _Explorer(workload, check, modes, seeds, limit, every)
     explorer.fail_everywhere(then)
@@ -170,7 +169,7 @@ class _Explorer(Generic[N]):
             number += self.every
 
     def _fail(self, number: int, moment: Moment, ahead: int | None) -> SimulatedDisk | None:
-        """Let a call fail, stop so many calls later or at the end, and crash; None if there is no such call."""
+        """Let a call fail, stop ``ahead`` calls later or at the end, and crash; None if there is no such call."""
         disk, notes = SimulatedDisk(), list[N]()
         if ahead is not None:
             disk.stop(number + ahead)
