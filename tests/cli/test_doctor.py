@@ -186,7 +186,7 @@ def test_a_store_that_fails_for_a_moment_is_not_judged():
     store.fail_next("put_if", error=TransientStorageError("The store is away."))
     lines = said(store)
     assert statuses(lines) == {CREATE: CheckStatus.WARNING}
-    assert "could not be found out" in lines[CREATE].said
+    assert "could not be checked" in lines[CREATE].said
 
 
 @pytest.mark.parametrize(

@@ -314,7 +314,7 @@ WRONG = [
     (["--lead", "--automatic"], 1, "only with a lease and the policy quorum"),
     (["--lead", "--node", "b"], 1, "write --node NAME=grpc://host:port"),
     (["--lead", "--listen", "0.0.0.0:7450"], 1, "can be reached by other machines"),
-    (["--lead", "--listen", "7450"], 2, "no place to listen"),
+    (["--lead", "--listen", "7450"], 2, "no address to listen on"),
     (["--lead", "--max-lag-bytes", "much"], 2, "not a size"),
     (["--lead", "--refuse-at", "1", "--slow-at", "2"], 1, "slowed before they are refused"),
     (["--lead", "--tokens", "/nowhere/tokens"], 1, "/nowhere/tokens"),

@@ -56,7 +56,7 @@ COMMANDS: Final = {
     ),
     "verify": (
         "strandline.cli.logs.verify:verify",
-        "Verify a log: each offset in one batch, each batch there and whole, slots in bounds, and nothing left over.",
+        "Verify a log: each offset in one batch, each batch there and intact, slots in bounds, and nothing left over.",
     ),
     "promote": (
         "strandline.cli.node.admin:promote",
@@ -116,7 +116,7 @@ COMMANDS: Final = {
     ),
     "node": (
         "strandline.cli.node:node",
-        "Run a node of a replicated log; see who replicates it, and how far each is.",
+        "Run a node of a replicated log; show its replicas and their lag.",
     ),
 }
 """Module and name of each command, and its help in the list of commands, which is shown without importing it."""
@@ -135,7 +135,7 @@ class CommandsOnDemand(TyperGroup):
     """Lists commands by name and help, and imports one when it is called, or when its arguments are completed."""
 
     def __init__(self, **options: Any) -> None:
-        """Of all commands only names and helps."""
+        """Add each command with its name and help only."""
         super().__init__(**options)
         for name, (_, text) in COMMANDS.items():
             self.add_command(TyperCommand(name, help=text, rich_markup_mode=_MARKUP))

@@ -46,13 +46,13 @@ def append(url: str, changes: int) -> dict[bytes, bytes]:
 
 
 def follow(url: str, table: str) -> None:
-    """Keep a Delta table in step with the log, up to its present end. Small commits: it can be killed half-way."""
+    """Apply the log to a Delta table, up to its present end, in small commits, so that it can be killed half-way."""
     batching = sl.followers.Batching(records=2000)
     sl.follow(sl.open(url), sl.DeltaSink(table, mode="latest"), slot="quickstart", batching=batching, until="end")
 
 
 def follow_and_kill(url: str, table: str) -> int:
-    """Follow in another process, and kill it half-way, without warning. Returns the offset of the table."""
+    """Follow in another process, and kill that half-way with SIGKILL. Returns the offset of the table."""
     log, sink = sl.open(url), sl.DeltaSink(table, mode="latest")
     child = subprocess.Popen([sys.executable, "-m", "strandline.cli.quickstart", url, table])
     try:

@@ -54,7 +54,9 @@ def ingest(
         str, typer.Argument(metavar="TARGET", help=f"The log to append to: {_PLACES}; made if there is none.")
     ],
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on at the end, until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for new records at the end, until Ctrl-C.")
+    ] = False,
     slot: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="The slot that pins the source between two runs; made if there is none."),
@@ -70,7 +72,9 @@ def ingest(
     ] = _START,
     skip_trimmed: Annotated[
         bool,
-        typer.Option("--skip-trimmed", help="Go on without records that the source deleted before they were ingested."),
+        typer.Option(
+            "--skip-trimmed", help="Continue without records that the source deleted before they were ingested."
+        ),
     ] = False,
     format: LogFormat = TargetFormat.LOG,  # noqa: A002
     manifest: Manifest = MANIFEST,

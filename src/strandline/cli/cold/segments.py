@@ -283,7 +283,7 @@ def picture(
     for state, mark in _UNDER_WAY.items():
         busy = [(segment.start, segment.end + 1) for segment in segments if segment.state is state]
         if busy:
-            label = "copying" if state is SegmentState.COPY_STARTED else "going"
+            label = "copying" if state is SegmentState.COPY_STARTED else "delete"
             rows.append((label, "".join(mark if _held(cell, busy) else " " for cell in cells), "magenta"))
     return [(label, row.rstrip(), style) for label, row, style in rows]
 

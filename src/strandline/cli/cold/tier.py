@@ -24,10 +24,10 @@ from strandline.cli.shared.common import (
     log_to_stderr,
     open_to_look,
     open_to_tier,
+    retention_policy,
     size_in_bytes,
     stop_on_signal,
 )
-from strandline.cli.shared.common import retention as understood
 from strandline.cli.shared.pools import Workers, is_on_spark, task_pool
 from strandline.model.retention import parse_retention
 from strandline.model.segments import SegmentMetadata
@@ -65,7 +65,7 @@ Keeping = Annotated[
     typer.Option(
         "--retention",
         metavar="POLICY",
-        parser=understood,
+        parser=retention_policy,
         help="Retention of the cold tier, oldest first and only segments that no slot needs: forever, consumed, "
         "age:90d or bytes:10TiB.",
     ),
@@ -348,7 +348,7 @@ def serve(
             text = f"{of['url']} is tiered to {of['store']}, every {show.seconds(interval)}."
             show.answer({**of, "interval": interval}, text, as_json=json)
             tierer.run(stop, pause=interval, compact=compact, on_round=_log_round)
-        _LOGGER.info("Stopped: nothing is half-way.")
+        _LOGGER.info("Stopped: no copy is left unfinished.")
 
 
 def _log_step(step: TieringStep) -> None:

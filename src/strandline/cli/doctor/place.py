@@ -80,7 +80,7 @@ class StoreChecks:
         try:
             return look()
         except TransientStorageError as error:
-            return warning(what, f"It could not be found out: {error}")
+            return warning(what, f"It could not be checked: {error}")
         except StrandlineError as error:
             return problem(what, str(error))
 
@@ -195,7 +195,7 @@ class StoreChecks:
             return ok("clock", "within a second of the store's" if skew < 1 else f"{skew:.1f} s off the store's")
         which = "behind" if found < 0 else "ahead of"
         message = f"This machine's clock is {show.seconds(skew)} {which} the store's"
-        return warning("clock", f"{message}: set whichever is wrong right, for ages are judged by both.")
+        return warning("clock", f"{message}: correct the one that is wrong, since ages are computed from both.")
 
     def _clean(self) -> Line | None:
         try:

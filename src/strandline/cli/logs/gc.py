@@ -82,7 +82,7 @@ def gc(
         raise typer.BadParameter("--everything is for logs; a queue-v1 is always looked through as a whole.")
     queue = open_shared(url, manifest=manifest, data=data, grace=grace)
     if grace < GRACE and not dry_run:
-        usual = f"who uploads with the usual grace period of {show.seconds(GRACE)} may still list what is deleted now"
+        usual = f"a producer with the default grace period of {show.seconds(GRACE)} may still list what is deleted now"
         confirm(f"All who write to {queue.url} must use this grace period: {usual}. Continue?", yes=yes)
     with show.meter("deleting", total=None, quiet=json) as advance:
         swept = queue.trim(dry_run=dry_run, on_progress=show.so_far(advance))

@@ -106,11 +106,13 @@ def produce(
     count: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Make up so many records instead of reading standard input.", rich_help_panel=_MADE_UP
+            min=1, help="Number of records to generate instead of reading standard input.", rich_help_panel=_MADE_UP
         ),
     ] = None,
-    keys: Annotated[int, typer.Option(min=1, help="Over so many keys.", rich_help_panel=_MADE_UP)] = 1000,
-    size: Annotated[int, typer.Option(min=0, help="So many bytes per value.", rich_help_panel=_MADE_UP)] = 100,
+    keys: Annotated[
+        int, typer.Option(min=1, help="Number of keys of generated records.", rich_help_panel=_MADE_UP)
+    ] = 1000,
+    size: Annotated[int, typer.Option(min=0, help="Bytes in each generated value.", rich_help_panel=_MADE_UP)] = 100,
     seed: Annotated[int, typer.Option(help="The same seed gives the same records.", rich_help_panel=_MADE_UP)] = 0,
     create: Annotated[bool, typer.Option("--create", help="Make the log if there is none.")] = False,
     retention: Annotated[str | None, retention_option("With --create: what the log")] = None,
@@ -256,7 +258,7 @@ def _append_tables(
 
 
 def made_up(count: int, *, keys: int, size: int, seed: int) -> Iterator[pa.Table]:
-    """Tables of generated records: random keys out of so many, random text as values; the same for the same seed."""
+    """Tables of generated records: random ones of ``keys`` keys, random text as values; the same for the same seed."""
     chance = random.Random(seed)
     names = pa.array([f"key-{index:08d}".encode() for index in range(keys)], pa.binary())
     rows_at_once = max(1, min(_CHUNK, (16 << 20) // max(1, size)))

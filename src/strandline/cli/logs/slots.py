@@ -23,10 +23,10 @@ from strandline.cli.shared.common import (
     guarded,
     length_of_time,
     open_log,
+    retention_policy,
     size_in_bytes,
     start,
 )
-from strandline.cli.shared.common import retention as understood
 from strandline.errors import NotFound
 from strandline.model.cursor import Start
 from strandline.model.retention import SlotLimits, SlotState, default_limits, parse_retention
@@ -221,7 +221,7 @@ def retention(
     url: Url,
     policy: Annotated[
         str | None,
-        typer.Argument(metavar="POLICY", help="forever, consumed, age:7d or bytes:100GiB.", parser=understood),
+        typer.Argument(metavar="POLICY", help="forever, consumed, age:7d or bytes:100GiB.", parser=retention_policy),
     ] = None,
     *,
     slot_lag: Annotated[

@@ -30,9 +30,7 @@ def list_(url: Url, *, json: Json = False) -> None:
     Example: strandline sources list s3://bucket/orders
     """
     found = sl.log.sources(open_log(url))
-    lines = [
-        f"{one.id}  position {one.position:,}  last at offset {one.last_offset:,}, {_when(one.listed)}" for one in found
-    ]
+    lines = [_line(one) for one in found]
     lines.append(f"{len(found)} of {MAX_SOURCES} sources")
     show.answer({"sources": [_fields(one) for one in found], "most": MAX_SOURCES}, *lines, as_json=json)
 

@@ -43,13 +43,13 @@ def tail(
         ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until Ctrl-C.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of records after which to end.")] = None,
     hold: Annotated[
         int | None,
         typer.Option(
             metavar="TIME",
             parser=length_of_time,
-            help="Keep what is still to be read from being collected, by a slot that expires after so long (10m).",
+            help="Pin the records still to be read, by a slot that expires this long after it was last renewed (10m).",
         ),
     ] = None,
     decode: Annotated[
@@ -162,7 +162,7 @@ def _batches(
         except (TransientStorageError, NotReady) as error:
             if not follow:
                 raise
-            # A node that restarts, or a store that fails: nothing is lost by asking again behind the last record.
+            # A node that restarts, or a store that fails: the next attempt continues behind the last printed record.
             if waiting is None:
                 print(f"{escaped(str(error))} Waiting for it.", file=sys.stderr)
                 waiting = pauses(None, CLOCK)

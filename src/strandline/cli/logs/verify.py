@@ -29,7 +29,7 @@ from strandline.storage.disk import DISK
 SHOWN: Final = 20
 """Number of findings of one kind that are printed as text."""
 _WORKERS: Final = 8
-"""How many batches of an object log are read at once."""
+"""Batches of an object log that are read at once."""
 
 _STYLES: Final = {Severity.DAMAGE: "bold red", Severity.WASTE: "yellow", Severity.NOTE: "cyan"}
 _WORDS: Final[dict[Severity, Callable[[int], str]]] = {
@@ -44,7 +44,7 @@ def verify(
     place: LogPlace,
     *,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Read no batches: only look whether each is there and has its size.")
+        bool, typer.Option("--quick", help="Read no batches: only check that each exists and has its size.")
     ] = False,
     deep: Annotated[
         bool, typer.Option("--deep", help="Read both tiers, and compare the records that both have.")
@@ -59,7 +59,7 @@ def verify(
     workers: Workers = None,
     json: Json = False,
 ) -> None:
-    """Verify a log: each offset in one batch, each batch there and whole, slots in bounds, and nothing left over.
+    """Verify a log: each offset in one batch, each batch there and intact, slots in bounds, and nothing left over.
 
     Changes nothing, and the log may be used meanwhile. Findings are *damage* (something is lost or wrong), *waste*
     (an unneeded object takes up space) and *notes*. Ends with status 1 if there is damage. A write-ahead log is
@@ -70,7 +70,9 @@ def verify(
     """
     deep = deep or bool(table) or picture is not None or is_on_spark()
     if quick and deep:
-        raise InvalidInput("--quick reads no batches, and --deep, --table and --picture read all of them: leave one.")
+        raise InvalidInput(
+            "--quick reads no batches, and --deep, --table and --picture read all of them: leave out one side."
+        )
     if deep or place.is_node:
         with place.reading() as log:
             audit = audited(log, quick=quick, workers=workers, tables=table or (), quiet=json)
@@ -91,7 +93,7 @@ def verify(
 
 
 def audited(log: AnyLog, *, quick: bool, workers: int | None, tables: Sequence[str], quiet: bool) -> LogAudit:
-    """Verify a log by reading it, both tiers and tables, with a progress bar unless ``quiet``."""
+    """Verify a log by reading both of its tiers and the tables, with a progress bar unless ``quiet``."""
     sinks = [followed_table(address, log) for address in tables]
     with show.meter("planning batches" if quick else "reading records", total=None, quiet=quiet) as advance:
         tell = show.so_far(advance)
@@ -118,7 +120,7 @@ def look(url: str, *, quick: bool, workers: int = 8, quiet: bool = False) -> Ver
 
 
 def examined_by_reading(found: Verification, *, quick: bool) -> str:
-    """Records and bytes that were read, in words."""
+    """Say which records and bytes were read."""
     seen = found.examined
     how = "planned, in order and without a gap" if quick else "read, each with its checksums"
     both = f", {seen['compared']:,} of them in both tiers" if seen["compared"] else ""
@@ -130,7 +132,7 @@ def examined_by_reading(found: Verification, *, quick: bool) -> str:
 
 
 def examined(found: Verification, *, quick: bool) -> str:
-    """The extent of the verification, in words."""
+    """Say what the verification covered."""
     seen = found.examined
     return (
         f"{show.counted(seen['batches'], 'batch', 'batches')} {'there' if quick else 'read'}, with "
@@ -140,7 +142,7 @@ def examined(found: Verification, *, quick: bool) -> str:
 
 
 def data_bytes(folder: str) -> int:
-    """Bytes of frames to read, as of now."""
+    """The size of all data files of a write-ahead log, which is what verifying it reads."""
     rows = DISK.scan(folder)
     return sum(row.size for row in rows if firsts_in([row]))
 
@@ -165,7 +167,7 @@ def verify_folder(folder: str, *, json: bool) -> None:
 def finish(found: Verification, looked: str, *, json: bool, **fields: Any) -> None:
     """Print a verification, and end the command with status 1 if there is damage.
 
-    ``looked`` says in words what was examined; ``fields`` come first in the JSON document.
+    ``looked`` is the sentence on what was examined; ``fields`` come first in the JSON document.
     """
     if json:
         show.document(
@@ -186,7 +188,7 @@ def finish(found: Verification, looked: str, *, json: bool, **fields: Any) -> No
 
 
 def summary(found: Verification, looked: str) -> str:
-    """The extent of the verification, and the number of findings of each severity."""
+    """What was examined, and the number of findings of each severity."""
     return f"{looked}; {', '.join(_WORDS[severity](found.count(severity)) for severity in Severity)}"
 
 

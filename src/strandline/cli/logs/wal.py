@@ -55,10 +55,10 @@ def inspect(
         str, typer.Argument(metavar="FOLDER", help="The log's folder, or an older spool NAME.logical.wal.")
     ],
     *,
-    list_frames: Annotated[bool, typer.Option("--frames", help="List every frame, and check it.")] = False,
+    list_frames: Annotated[bool, typer.Option("--frames", help="List and check every frame.")] = False,
     json: Json = False,
 ) -> None:
-    """Show what is on the disk: identity, bounds, files, slots, the mark, and which process has the log open.
+    """Show the files of a log: its identity, bounds, files, slots and mark, and which process has it open.
 
     Changes nothing and takes no lock; the log may be open, or damaged. With **--json** and **--frames** the first line
     is the log, and each further one a frame.
@@ -103,7 +103,7 @@ def _print(out: Console, found: WalFolder) -> None:
         out.print()
         out.print(_slot_table(found))
     for piece in found.torn:
-        out.print(f"  {piece.file} holds {show.counted(piece.size, 'byte')} that were once cut.", soft_wrap=True)
+        out.print(f"  {piece.file} holds {show.counted(piece.size, 'byte')} that a repair cut off.", soft_wrap=True)
     for problem in found.problems:
         out.print(Text.assemble(("problem", "bold red"), f"  {problem}"), soft_wrap=True)
 
@@ -140,7 +140,7 @@ def _slot_table(found: WalFolder) -> Table:
 
 
 def _print_frames(out: Console, rows: Iterable[FrameRow]) -> None:
-    """One line for each frame, as it is found: there may be millions."""
+    """Print one line for each frame as soon as it is read: there may be millions."""
     last = ""
     for row in rows:
         if row.file != last:
@@ -235,7 +235,7 @@ def verify(folder: Folder, *, json: Json = False) -> None:
 def repair(
     folder: Folder,
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; show what would be done.")] = False,
     forget_slots: Annotated[
         bool,
         typer.Option(
@@ -390,7 +390,7 @@ def _renumbered(done: Renumbering | None) -> dict[str, Any]:
 
 
 def _gap_lines(done: Renumbering) -> Iterator[str]:
-    """The renumbering, and each gap."""
+    """A line on the renumbering, and one for each gap."""
     gaps, lsns = show.counted(len(done.gaps), "gap"), show.counted(done.missing, "lsn")
     yield f"Its records were renumbered, for {gaps} with {lsns} missing; the header {OLD_LSN} keeps the old ones."
     for gap in done.gaps[:_SHOWN]:
@@ -400,6 +400,6 @@ def _gap_lines(done: Renumbering) -> Iterator[str]:
 
 
 def refuse_taken(there: Contents) -> None:
-    """Refuse to migrate to an existing path."""
+    """Refuse to migrate to a path that has a log or other content already."""
     if not there.kinds <= {FolderKind.SPOOL, FolderKind.EMPTY, FolderKind.ABSENT}:
         raise AlreadyExists(f"{there.path} exists already, and is {there}: nothing was moved.")

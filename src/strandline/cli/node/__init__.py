@@ -9,8 +9,8 @@ from strandline.cli.node.run import run
 
 node = typer.Typer(
     no_args_is_help=True,
-    help="Run a node of a replicated log, and look at and after those that run.",
-    short_help="Run a node of a replicated log; see who replicates it, and how far each is.",
+    help="Run a node of a replicated log, and inspect and administer running ones.",
+    short_help="Run a node of a replicated log; show its replicas and their lag.",
     rich_markup_mode="markdown",
 )
 for command in (run, topology, status, unregister, rebootstrap, reset_term):

@@ -17,10 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from strandline.cli.shared import output as show
-from strandline.cli.shared.any_log import Ca, Cert, Key, TokenFile
+from strandline.cli.shared.any_log import Ca, Cert, Key, TokenFile, connection_errors
 from strandline.cli.shared.common import Json, Yes, confirm, guarded
 from strandline.cli.shared.targets import look, need
-from strandline.errors import Fenced, InvalidInput, NotReady, TransientStorageError
+from strandline.errors import Fenced, InvalidInput, NotReady
 from strandline.formats.node.state import decode_node
 from strandline.log.folders import FolderKind
 from strandline.log.wal.log import WalLog
@@ -42,19 +42,14 @@ _WELL: Final = ("leading", "following")
 def connect(
     url: NodeUrl, *, token: TokenFile = None, ca: Ca = None, cert: Cert = None, key: Key = None
 ) -> Iterator[RemoteLog]:
-    """The node at an address; a refused connection is one sentence."""
+    """Connect to the node at an address; ``NotReady`` with one sentence if the connection is refused."""
     security = ClientSecurity.load(roots=ca, certificate=cert, key=key, token=token)
-    with RemoteLog(url, security=security) as node:
-        try:
-            yield node
-        except TransientStorageError as error:
-            if "failed to connect" in str(error):
-                raise NotReady(f"No node answers at {url}: check that it runs, and the address.") from error
-            raise
+    with connection_errors(url), RemoteLog(url, security=security) as node:
+        yield node
 
 
 def asking(command: Callable[Concatenate[RemoteLog, P], None]) -> Callable[..., None]:
-    """A command for the node at its argument URL; adds the options of :func:`connect` to its own."""
+    """Make a command that calls the node at its argument URL; adds the options of :func:`connect` to its own."""
     connecting = list(inspect.signature(connect, eval_str=True).parameters.values())
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
 
@@ -118,7 +113,7 @@ def rendered(seen: Topology, *, now: int) -> RenderableType:
 
 
 def note_on(member: Member, end: int) -> tuple[str, str]:
-    """State of a replica, and its style."""
+    """The state of a replica, and the style to print it in."""
     errors = f"; {show.counted(member.apply_errors, 'apply error')}" if member.apply_errors else ""
     errors += f"; {show.counted(member.divergences, 'divergence')}" if member.divergences else ""
     if not member.healthy:
@@ -188,7 +183,7 @@ def promote(
         bool,
         typer.Option(
             "--force",
-            help="Leave out the nodes that cannot be asked, and lead even from a copy that stopped with a gap or a "
+            help="Leave out the nodes that do not answer, and lead even from a copy that stopped with a gap or a "
             "divergence. What only the others have is lost to the log.",
         ),
     ] = False,
@@ -201,13 +196,13 @@ def promote(
     """Make the node at URL the primary, if that loses nothing committed.
 
     The node waits until the former primary's lease has expired, and asks the other nodes for their reports. It refuses
-    if it is not healthy, if another one has more records, or if too few answer to be sure: then the status is 1.
+    if it is not healthy, if another one has more records, or if too few answer to know: then the status is 1.
 
     Example: strandline promote grpc://10.0.0.2:7450
     """
     leads = _leading(node)
     if leads is None and force:
-        confirm(f"Promote {node.url} without those who cannot be asked? What only they have will be lost.", yes=yes)
+        confirm(f"Promote {node.url} without the nodes that do not answer? What only they have will be lost.", yes=yes)
     with _waiting(f"{node.url} waits for the lease, and asks the others", quiet=json or leads is not None):
         now = leads or node.promote(force=force, timeout=timeout)
     message = [f"{now.primary} is the primary already, in term {now.term}. Nothing was changed."]
@@ -303,10 +298,10 @@ def reset_term(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Let the stopped node in FOLDER forget terms that are higher than those of its records.
+    """Make the stopped node in FOLDER forget terms that are higher than those of its records.
 
     For a node that refuses its primary, or refuses to lead, because it has seen a term in which no node leads. Do it
-    only if that is so: this node could not distinguish a primary of that term from an older one any more.
+    only then: this node could no longer tell a primary of that term from an older one.
 
     Example: strandline node reset-term /var/lib/b
     """

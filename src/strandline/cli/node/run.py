@@ -13,8 +13,15 @@ import typer
 from prometheus_client import start_http_server
 
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import Json, guarded, length_of_time, log_to_stderr, size_in_bytes, stop_on_signal
-from strandline.cli.shared.common import retention as understood
+from strandline.cli.shared.common import (
+    Json,
+    guarded,
+    length_of_time,
+    log_to_stderr,
+    retention_policy,
+    size_in_bytes,
+    stop_on_signal,
+)
 from strandline.cli.shared.targets import is_free, look, meant, spool_at
 from strandline.errors import InvalidInput, StorageError
 from strandline.log.folders import Contents, FolderKind, refuse_others
@@ -29,26 +36,26 @@ _SEGMENT: Any = "256MiB"  # given to the parser
 _LINGER: Any = "1h"
 _LOOK: Final = 0.2
 _HIGHEST_PORT: Final = 65535
-_role: Final = partial(typer.Option, rich_help_panel="Who leads")
-_writes: Final = partial(typer.Option, rich_help_panel="What is written and kept")
+_role: Final = partial(typer.Option, rich_help_panel="The primary")
+_writes: Final = partial(typer.Option, rich_help_panel="Commits and retention")
 _cold: Final = partial(typer.Option, rich_help_panel="The cold tier")
-_security: Final = partial(typer.Option, rich_help_panel="Who may connect")
+_security: Final = partial(typer.Option, rich_help_panel="Security")
 
 
 def _place(text: str) -> tuple[str, int]:
-    """A host and a port.
+    """Parse a host and a port.
 
     >>> _place("127.0.0.1:7450"), _place("[::1]:0")
     (('127.0.0.1', 7450), ('::1', 0))
     """
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > _HIGHEST_PORT:
-        raise typer.BadParameter(f"{text!r} is no place to listen: write host:port, such as 127.0.0.1:{PORT}.")
+        raise typer.BadParameter(f"{text!r} is no address to listen on: write host:port, such as 127.0.0.1:{PORT}.")
     return host.strip("[]"), int(port)
 
 
 def other_nodes(given: Sequence[str]) -> dict[str, str]:
-    """Names and addresses.
+    """Parse the names and addresses of other nodes.
 
     >>> other_nodes(["b=grpc://10.0.0.2:7450"])
     {'b': 'grpc://10.0.0.2:7450'}
@@ -74,7 +81,7 @@ def known_certificates(nodes: Iterable[str], given: Sequence[str]) -> dict[str, 
 
 
 def _taken_over(there: Contents) -> dict[FolderKind, str]:
-    """Advice for other content in a node's folder: a node with its own folder takes a log over."""
+    """What to do about other content in a node's folder: a node in a folder of its own takes a log over."""
     path = there.path.rstrip("/") or there.path
     run_it = "'strandline node run FOLDER --take-over {}' in a folder of the node's own"
     spool = spool_at(there) or f"{path}.logical.wal"
@@ -86,7 +93,7 @@ def _taken_over(there: Contents) -> dict[FolderKind, str]:
 
 
 def _limits(retention: str, lag_bytes: int | None, idle_seconds: int | None) -> SlotLimits:
-    """The limits of a retention policy, with the given ones in their place; 0 switches one off.
+    """The default limits of a retention policy, replaced by those that are given; 0 switches one off.
 
     >>> _limits("age:7d", None, 60), _limits("age:7d", 0, None)
     (SlotLimits(lag_bytes=68719476736, idle_seconds=60), SlotLimits(lag_bytes=0, idle_seconds=0))
@@ -109,7 +116,7 @@ def run(
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="Where the other nodes reach it, if not where it listens.")
     ] = None,
-    region: Annotated[str | None, typer.Option(metavar="NAME", help="Where it is.")] = None,
+    region: Annotated[str | None, typer.Option(metavar="NAME", help="The region it runs in.")] = None,
     lease: Annotated[
         str | None,
         _role(
@@ -144,24 +151,27 @@ def run(
         _writes(metavar="POLICY", help="When an append counts: local, ack_n(2), quorum(a,b,c) or regions(eu=1,us=1)."),
     ] = "local",
     retention: Annotated[
-        str, _writes(metavar="POLICY", parser=understood, help="forever, consumed, age:7d or bytes:100GiB.")
+        str, _writes(metavar="POLICY", parser=retention_policy, help="forever, consumed, age:7d or bytes:100GiB.")
     ] = "forever",
     max_lag_bytes: Annotated[
         int | None,
         _writes(
             metavar="SIZE",
             parser=size_in_bytes,
-            help="A replica further behind holds nothing back any more, and has to bootstrap; 0: never.",
+            help="A replica further behind no longer pins records, and has to bootstrap; 0: never.",
             show_default="64 GiB where age or size bounds the log",
         ),
     ] = None,
     max_idle: Annotated[
-        int | None, _writes(metavar="TIME", parser=length_of_time, help="The same for one that is silent for longer.")
+        int | None,
+        _writes(metavar="TIME", parser=length_of_time, help="The same for a replica that is silent for longer."),
     ] = None,
     slow_at: Annotated[
-        int, _writes(metavar="RECORDS", min=0, help="Slow writers while a replica is so far behind; 0: never.")
+        int, _writes(metavar="RECORDS", min=0, help="Slow writers down while a replica is this far behind; 0: never.")
     ] = 0,
-    refuse_at: Annotated[int, _writes(metavar="RECORDS", min=0, help="And refuse them here; 0: never.")] = 0,
+    refuse_at: Annotated[
+        int, _writes(metavar="RECORDS", min=0, help="Refuse writers while a replica is this far behind; 0: never.")
+    ] = 0,
     poll_seconds: Annotated[float, _writes(metavar="SECONDS", help="Heartbeat interval.")] = 1.0,
     cold: Annotated[
         str | None,
@@ -183,28 +193,33 @@ def run(
         str,
         _cold(
             metavar="POLICY",
-            parser=understood,
+            parser=retention_policy,
             help="What the cold tier keeps: forever, consumed, age:90d or bytes:10TiB; slots of consumers pin it.",
         ),
     ] = "forever",
     segment_bytes: Annotated[
-        int, _cold(metavar="SIZE", parser=size_in_bytes, help="About how large a segment is.")
+        int, _cold(metavar="SIZE", parser=size_in_bytes, help="Target size of a segment.")
     ] = _SEGMENT,
     linger: Annotated[
-        int, _cold(metavar="TIME", parser=length_of_time, help="Records are copied after this long at the latest.")
+        int, _cold(metavar="TIME", parser=length_of_time, help="Records are copied at the latest after this time.")
     ] = _LINGER,
     tokens: Annotated[
-        str | None, _security(metavar="FILE", help="Let in who has one of these: a line 'name roles token' each.")
+        str | None,
+        _security(metavar="FILE", help="Admit callers with a token of this file, which has lines 'name roles token'."),
     ] = None,
-    token: Annotated[str | None, _security(metavar="FILE", help="The token that this node shows to others.")] = None,
+    token: Annotated[
+        str | None, _security(metavar="FILE", help="The token with which this node authenticates to others.")
+    ] = None,
     cert: Annotated[str | None, _security(metavar="FILE", help="Its certificate, for TLS (PEM).")] = None,
     key: Annotated[str | None, _security(metavar="FILE", help="Its key (PEM).")] = None,
-    ca: Annotated[str | None, _security(metavar="FILE", help="Who signed the other nodes' certificates (PEM).")] = None,
+    ca: Annotated[
+        str | None, _security(metavar="FILE", help="The authority that signs the other nodes' certificates (PEM).")
+    ] = None,
     client_ca: Annotated[
         str | None,
         _security(
             metavar="FILE",
-            help="Let in only who has a certificate that these signed; the node shows its own to others.",
+            help="Admit only callers with a certificate of this authority; the node shows its own to others.",
         ),
     ] = None,
     identity: Annotated[
@@ -217,7 +232,7 @@ def run(
         ),
     ] = None,
     insecure: Annotated[
-        bool, _security("--insecure", help="Let other machines in without knowing them, and in plain text.")
+        bool, _security("--insecure", help="Admit other machines without authentication, and in plain text.")
     ] = False,
     metrics: Annotated[
         Any, typer.Option(metavar="HOST:PORT", parser=_place, help="Serve metrics for Prometheus here.")
@@ -237,8 +252,8 @@ def run(
         refuse_others(there, FolderKind.NODE, instead=_taken_over(there))
     if metrics is not None and not insecure and not is_loopback(metrics[0]):
         raise InvalidInput(
-            f"--metrics {metrics[0]}:{metrics[1]} can be read by other machines, in plain text and by everybody: serve "
-            "them on 127.0.0.1, behind a proxy that asks who is there, or say --insecure."
+            f"--metrics {metrics[0]}:{metrics[1]} can be read by other machines, in plain text and without "
+            "authentication: serve them on 127.0.0.1, behind a proxy that authenticates, or give --insecure."
         )
     log_to_stderr(logging.WARNING if quiet else logging.INFO)
     shown = cert if client_ca is not None else None
@@ -272,12 +287,13 @@ def run(
         insecure=insecure,
     )
     with stop_on_signal() as stop, _metrics_at(metrics), RunningNode(config) as running:
-        _be(running, stop, as_json=json)
+        _report_states(running, stop, as_json=json)
     if running.failure is not None:
-        raise StorageError(f"Node {name} failed: {running.failure!r}. Look at what it logged, and start it again.")
+        raise StorageError(f"Node {name} failed: {running.failure!r}. Read what it logged, and start it again.")
 
 
-def _be(running: RunningNode, stop: threading.Event, *, as_json: bool) -> None:
+def _report_states(running: RunningNode, stop: threading.Event, *, as_json: bool) -> None:
+    """Print the address and state of the node, and log each further state, until it stops or fails."""
     said = running.condition
     fields = {"name": running.name, "url": running.url, "condition": said}
     show.answer(fields, f"{running.name} serves at {running.url}, and is {said}.", as_json=as_json)
@@ -300,7 +316,7 @@ def _metrics_at(place: tuple[str, int] | None) -> Iterator[None]:
     try:
         server, _ = start_http_server(port, host)
     except OSError as error:
-        raise StorageError(f"Metrics cannot be served on {host}:{port}: {error}. Name another place.") from error
+        raise StorageError(f"Metrics cannot be served on {host}:{port}: {error}. Give another address.") from error
     try:
         yield
     finally:

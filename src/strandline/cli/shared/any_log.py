@@ -38,11 +38,14 @@ LogUrl = Annotated[
 ]
 _NODE_PANEL: Final = "To connect to a node"
 TokenFile = Annotated[
-    str | None, typer.Option(metavar="FILE", help="The file with the token to show.", rich_help_panel=_NODE_PANEL)
+    str | None,
+    typer.Option(metavar="FILE", help="The file with the token to authenticate with.", rich_help_panel=_NODE_PANEL),
 ]
 Ca = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="Who must have signed a node's certificate (PEM).", rich_help_panel=_NODE_PANEL),
+    typer.Option(
+        metavar="FILE", help="The authority that signs the nodes' certificates (PEM).", rich_help_panel=_NODE_PANEL
+    ),
 ]
 Cert = Annotated[
     str | None, typer.Option(metavar="FILE", help="The certificate to show (PEM).", rich_help_panel=_NODE_PANEL)
@@ -80,9 +83,9 @@ class LogPlace:
 
     @contextmanager
     def reading(self) -> Iterator[AnyLog]:
-        """The log, to be read, and its slots, without a lock: other processes may be writing it."""
+        """Open the log for reading, and for its slots, without a lock: other processes may be writing it."""
         if self.security is not None:
-            with _answering(self.url), RemoteLog(self.url, security=self.security) as node:
+            with connection_errors(self.url), RemoteLog(self.url, security=self.security) as node:
                 yield node
         elif (folder := self.folder) is not None:
             with tiered(sl.log.WalReader(folder), close_hot=True) as log:
@@ -100,7 +103,7 @@ class LogPlace:
         value: Codec | None = None,
         hint: str = "check the address",
     ) -> Iterator[AnyLog]:
-        """The log, to be changed: of a write-ahead log this is the only process that writes it."""
+        """Open the log for changes: of a write-ahead log this is the only process that writes it."""
         folder = None if self.is_node else self.folder
         if self.is_node:
             _only_for_object_logs(self.url, retention)
@@ -138,8 +141,8 @@ def wal_url(folder: str) -> str:
 
 
 @contextmanager
-def _answering(url: str) -> Iterator[None]:
-    """A refused connection is one sentence."""
+def connection_errors(url: str) -> Iterator[None]:
+    """Raise ``NotReady`` with one sentence if a connection is refused."""
     try:
         yield
     except TransientStorageError as error:
@@ -151,7 +154,7 @@ def _answering(url: str) -> Iterator[None]:
 def log_place(
     url: LogUrl, *, token: TokenFile = None, ca: Ca = None, cert: Cert = None, cert_key: Key = None
 ) -> LogPlace:
-    """The log at an address that any command takes."""
+    """The log at an address, with the options for a node checked; ``InvalidInput`` if it is not a node's."""
     scheme = split_address(url).scheme if "://" in url else ""
     if scheme in _NODES:
         return LogPlace(url, ClientSecurity.load(roots=ca, certificate=cert, key=cert_key, token=token))
@@ -162,7 +165,7 @@ def log_place(
 
 
 def on_any_log(command: Callable[Concatenate[LogPlace, P], None]) -> Callable[..., None]:
-    """A command for the log at its argument URL; adds the options of :func:`log_place` to its own.
+    """Make a command for the log at its argument URL; adds the options of :func:`log_place` to its own.
 
     ``--key`` is that of the certificate, unless the command has an option of that name.
     """

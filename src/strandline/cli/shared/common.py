@@ -74,7 +74,7 @@ DATA: Final = "ingest"
 
 
 def _option(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """The parser of an option: a refused text is a usage error."""
+    """Make a parser of an option: what ``parse`` refuses is a usage error."""
 
     @wraps(parse)
     def understood(text: str) -> T:
@@ -91,19 +91,19 @@ length_of_time = _option(parse_seconds)
 size_in_bytes = _option(parse_bytes)
 
 
-@_option
 def retention_option(whose: str) -> typer.models.OptionInfo:
     """The option for a retention policy; ``whose`` is the subject of its help."""
     option: typer.models.OptionInfo = typer.Option(
         metavar="POLICY",
-        parser=retention,
+        parser=retention_policy,
         help=f"{whose} may forget: forever (the default), consumed, age:7d, bytes:100GiB.",
     )
     return option
 
 
-def retention(text: str) -> str:
-    """The text of an option, checked to be a retention policy."""
+@_option
+def retention_policy(text: str) -> str:
+    """Check the text of a retention policy, and return it in its usual form."""
     return str(parse_retention(text))
 
 
@@ -159,7 +159,7 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        """Not asked yet."""
+        """Ctrl-C has not been pressed yet."""
         self.asked = False
         self._getting = False
 
@@ -192,7 +192,7 @@ class Interruption:
 
 @contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
-    """Set by the first Ctrl-C or SIGTERM; a second one ends the process as usual."""
+    """An event that the first Ctrl-C or SIGTERM sets; a second one ends the process as usual."""
     stop = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -218,7 +218,7 @@ class _Formatter(logging.Formatter):
 
 
 def log_to_stderr(level: int) -> None:
-    """Log what services do, from a level on."""
+    """Write the package's log messages to standard error, from ``level`` on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(message)s"))
     logger = logging.getLogger("strandline")

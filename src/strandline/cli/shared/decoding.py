@@ -41,7 +41,7 @@ def schema_text(schema: Path) -> str:
 
 
 def value_decoder(log: Any, schema: Path | None) -> DecodeValues:
-    """Decodes values, in the newest version that the log names at each call, or by the schema."""
+    """A function that decodes values: by the schema, or by the newest version that the log names at each call."""
     if schema is not None:
         given = json_codec(schema)
         return lambda records: _values(records, given)
@@ -51,7 +51,7 @@ def value_decoder(log: Any, schema: Path | None) -> DecodeValues:
 
 
 def named(log: Any) -> Codec:
-    """The codec that a log names; an error that says what to give instead if it names none."""
+    """The codec that a log names; if it names none, the error says what to give instead."""
     try:
         codec = named_codec(log)
     except Unsupported as error:

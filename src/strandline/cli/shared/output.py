@@ -30,7 +30,7 @@ _LONG: Final = 12
 
 
 class _Terminal(Console):
-    """A console that escapes control sequences in all text, wherever it comes from."""
+    """A console that escapes control sequences in all text."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(escaped(text, keep="\n"), **options)  # before its width is measured
@@ -68,7 +68,7 @@ _ARGUMENT: Final = re.compile(r"\((\w+)=\)")
 def error(reason: BaseException | str, text: str | None = None, *, as_json: bool = False) -> None:
     """Print one error as one line on standard error: a sentence, or a JSON object for programs.
 
-    ``text`` is what the error says, if its own text does not.
+    ``text`` replaces the error's own text.
     """
     said = " ".join(str(text or reason).split())
     # Users of commands know options, not calls and their arguments.
@@ -117,7 +117,7 @@ def table(*columns: str) -> Table:
 
 
 def document(value: Any, *, file: TextIO | None = None) -> None:
-    """One JSON value on one line, of standard output by default."""
+    """Print one JSON value on one line, on standard output by default."""
     text = json.dumps(value, ensure_ascii=False)
     if not text.isprintable():  # JSON itself escapes only ASCII control characters
         text = "".join(char if char.isprintable() else _in_json(char) for char in text)
@@ -129,7 +129,7 @@ def _in_json(char: str) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes for people.
+    """A number of bytes, for people.
 
     >>> size(999), size(1_500_000)
     ('999 B', '1.5 MB')
@@ -195,7 +195,7 @@ def slot(name: str) -> str:
 
 
 def policy(retention: Retention) -> str:
-    """What a retention policy does.
+    """A retention policy, as what it does to a log.
 
     >>> policy(MaxAge(90_000))
     'deletes batches that were listed more than 1 d 1 h ago'
@@ -255,7 +255,7 @@ def meter(what: str, *, total: int | None, quiet: bool = False) -> Iterator[Call
 
 
 def so_far(advance: Callable[[int], None]) -> Callable[[int], None]:
-    """Adapts progress for work that reports totals instead of increments.
+    """Adapt ``advance``, which takes increments, for work that reports totals.
 
     >>> report = so_far(print)
     >>> report(2), report(5)

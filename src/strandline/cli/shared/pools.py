@@ -12,7 +12,7 @@ from strandline.errors import InvalidInput
 from strandline.storage.task_pool import TaskPool, ThreadPool
 
 SESSION: Final[ContextVar[Callable[[], Any] | None]] = ContextVar("session", default=None)
-"""What starts the session of ``strandline spark``; None for a command that runs in this process."""
+"""Starts the session of ``strandline spark``; None for a command that runs in this process."""
 
 Workers = Annotated[
     int | None,
@@ -20,7 +20,7 @@ Workers = Annotated[
         "--workers",
         metavar="N",
         min=1,
-        help="How many tasks run at once in this process; by default one per core. On Spark its cores decide.",
+        help="Number of tasks that run at once in this process; by default one per core. On Spark its cores decide.",
     ),
 ]
 

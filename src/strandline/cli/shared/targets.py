@@ -1,4 +1,4 @@
-"""Checks of a command's path or URL; names the right command for another kind of folder."""
+"""Checks of a command's path or URL. If it holds something else, the error names the right command."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def local_folder(url: str) -> Path | None:
 
 
 def look(path: str) -> Contents:
-    """The content of a path."""
+    """Look at a path: which kinds of content it has."""
     return contents(path, disk=DISK)
 
 
 def meant(there: Contents) -> dict[FolderKind, str]:
-    """The commands for each kind."""
+    """For each kind of content, the sentence that names its commands."""
     path = there.path.rstrip("/") or there.path
     data = next((name for name in reversed(there.found.get(FolderKind.NODE, ())) if name.startswith("data-")), None)
     copy = "" if data is None else f"; its copy of the log is in {path}/{data}, which 'strandline wal verify' checks"
@@ -60,7 +60,7 @@ def spool_at(there: Contents) -> str | None:
 
 
 def need(there: Contents, *kinds: FolderKind, nothing: str = "check the path.") -> None:
-    """Refuse a path without exactly one of these kinds."""
+    """Refuse a path whose content is not exactly one of these kinds."""
     refuse_others(there, *kinds, instead=meant(there), nothing=nothing)
 
 

@@ -160,7 +160,7 @@ def rebuild(
 ) -> None:
     """Build all rows of a table again from its log, compare them with it, and replace the old ones in one commit.
 
-    Readers see the old rows until then. Stop the table's follower first: it would be refused. Afterwards it goes on.
+    Readers see the old rows until then. Stop the table's follower first: it would be refused. Afterwards it continues.
     Name the table's dead letters if it has some: a record that cannot become a row is an error otherwise. A Delta or
     Iceberg table is built by a cluster with 'strandline spark rebuild'.
 
@@ -265,7 +265,7 @@ def optimize(url: TableUrl, *, name: Name = "default", json: Json = False) -> No
 def vacuum(
     url: TableUrl,
     *,
-    hours: Annotated[int, typer.Option("--hours", help="Keep the files of versions of so many hours.", min=1)] = 168,
+    hours: Annotated[int, typer.Option("--hours", help="Keep the files of versions younger than this.", min=1)] = 168,
     name: Name = "default",
     json: Json = False,
 ) -> None:

@@ -20,7 +20,7 @@ from strandline.tables.maintain.contract import ComparedInDatabase, MaintainedTa
 from strandline.tables.work import IN_PROCESS, Rebuild, Workers
 
 Rewrite: TypeAlias = Callable[[Cursor, Cursor, Work, int], None]
-"""Replaces all rows of a table by those that the workers write, between two cursors; so many workers."""
+"""Replaces all rows of a table by those that workers write; takes the two cursors, the work and their number."""
 
 
 def rebuild_table(
