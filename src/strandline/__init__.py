@@ -113,7 +113,7 @@ _get, __dir__, __all__ = lazy(
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version  # takes longer than all else here
+        from importlib.metadata import version  # here, since importing it takes longer than all of this module
 
         return version("strandline")
     return _get(name)

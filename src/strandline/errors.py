@@ -1,4 +1,4 @@
-"""The error tree: one sentence each, saying what happened, to what, and what to do next.
+"""The errors of the package. Each message says in one sentence what happened, to what, and what to do next.
 
 Every error of the package derives from :class:`StrandlineError`. Its class attribute ``retryable`` says whether
 the same call, repeated unchanged a little later, may succeed.
@@ -20,14 +20,14 @@ class StrandlineError(Exception):
 
 
 def printable(text: str) -> str:
-    r"""The text with control characters, and characters that cannot be encoded, escaped.
+    r"""Escape control characters, and characters that cannot be encoded.
 
     >>> printable("a\nb \x1b[31m \ud800 é")
     'a\\nb \\x1b[31m \\ud800 é'
     """
     if text.isprintable():
         return text
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 class InvalidInput(StrandlineError, ValueError):
@@ -117,7 +117,7 @@ class Diverged(StrandlineError):
 
 
 class NotReady(StrandlineError):
-    """The answer cannot be known yet; it is not "none". Ask again."""
+    """The answer is not known yet, which is not the same as "none". Ask again."""
 
     retryable = True
 
@@ -178,7 +178,7 @@ class LogClosed(StrandlineError):
 
 
 class CommitTimedOut(StrandlineError):
-    """The append is durable on the primary, but its commit policy was not satisfied in time; it may still be."""
+    """The append is durable on the primary, but its commit policy was not satisfied in time. It may be, later."""
 
     retryable = True
 
@@ -222,7 +222,7 @@ class NullKey(BadRecord):
 
 
 class TransformFailed(StrandlineError):
-    """A function of the user raised on the records of a range; nothing of it was applied. Correct the function."""
+    """A user's function raised on the records of a range; nothing of the range was applied. Correct the function."""
 
 
 class JobFailed(StrandlineError):
@@ -232,6 +232,6 @@ class JobFailed(StrandlineError):
 
 
 class WatchEnded(StrandlineError):
-    """The watch ended before it could serve an export request; request it from the next one."""
+    """The watch ended before it could serve an export request; repeat the request at the next watch."""
 
     retryable = True

@@ -30,7 +30,7 @@ from strandline.values.contract import Codec
 __all__ = ["AddressedLog", "Consumer", "open_url"]
 
 AddressedLog: TypeAlias = ObjectLog | TieredLog | WalLog | WalReader | RemoteLog | QueueLog
-"""What ``open`` gives, by the scheme of the address."""
+"""The kinds of logs that ``open`` returns, by the scheme of the address."""
 
 _STORES: Final = ("s3", "gs", "az", "file", "memory")
 _NODES: Final = ("grpc", "grpc+tls")
@@ -103,7 +103,7 @@ def open_url(
     Args:
         place: The address, or for an object log its store.
         format: ``"queue-v1"`` for a queue of version 1, whose parts ``manifest``, ``data`` and ``grace`` describe.
-        create: Make an object log or a write-ahead log if there is none there. Opening changes nothing otherwise.
+        create: Create an object log or a write-ahead log if there is none. Otherwise, opening changes nothing.
         read_only: Read a write-ahead log beside the process that writes it.
         retention: What a new object log keeps: ``"forever"`` (by default), ``"consumed"``, ``"age:7d"``,
             ``"bytes:100GiB"``. A log that exists keeps its own.
@@ -114,7 +114,7 @@ def open_url(
         events_options: Settings of the Kafka client, if the cold tier's events are in Kafka.
         security: The token, and the certificates, for a node.
         timeout: Seconds that a node may take to answer.
-        read_from: With the addresses of several nodes: read from the ``"leader"``, or rather from ``"replicas"``.
+        read_from: With the addresses of several nodes: read from the ``"leader"``, or from ``"replicas"`` if possible.
         clock: The clock, for tests.
         chance: Random numbers, for tests.
         queue: Parts of a queue of version 1.
@@ -142,7 +142,7 @@ def open_url(
     if scheme in _NODES:
         if value is not None:
             raise Unsupported(f"{place} is a node's log: {OPTIONAL_CALLS['value']}")
-        _only(scheme, (*_STORES, "wal"), "a log that is made here", create=create or None, options=options)
+        _only(scheme, (*_STORES, "wal"), "a log that this process creates", create=create or None, options=options)
         return RemoteLog(_text(place), security=security, timeout=timeout, read_from=read_from, clock=clock)
     tiers: dict[str, Any] = {"options": options, "events_options": events_options, "clock": clock}
     if scheme != "wal":
@@ -159,7 +159,7 @@ def open_url(
         return tiered(found, **tiers)
     folder = wal_path(_text(place))
     if read_only:
-        _only(scheme, (), "one who writes", create=create or None)
+        _only(scheme, (), "the process that writes the log (without read_only=)", create=create or None)
         reader = WalReader(folder, clock=clock)
         reader.check_value(value)
         return tiered(reader, **tiers)
@@ -204,5 +204,5 @@ def _only(scheme: str, schemes: tuple[str, ...], what: str, **given: Any) -> Non
         raise InvalidInput(f"{', '.join(f'{name}=' for name in wrong)} is for {what}, not for {scheme}://.")
 
 
-# Consumers open these addresses as everybody does; their own room knows object stores only.
+# The package of the consumer is below this one and opens object logs only. It opens other addresses through these.
 OPENERS.update(dict.fromkeys(("wal", *_NODES), open_url))

@@ -14,7 +14,7 @@ import pytest
 
 from strandline.compat.spool.format import encode_record_frame
 from strandline.compat.spool.lsn_log import WriteAheadLog
-from strandline.formats.wal.index import decode_index, encode_entry, index_lead, new_chain
+from strandline.formats.wal.index import INDEX_LEAD, decode_index, encode_entry, new_chain
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import firsts_in
 from strandline.model.records import Op, record_batch
@@ -278,7 +278,7 @@ def test_a_wrong_index_is_made_again_also_where_it_would_keep_the_log_from_being
     whole = path.read_bytes()
     chain = new_chain(log_id, first)
     entry = decode_index(whole, chain).entries[0]
-    path.write_bytes(index_lead() + encode_entry(entry._replace(position=entry.position + 100), chain)[0])
+    path.write_bytes(INDEX_LEAD + encode_entry(entry._replace(position=entry.position + 100), chain)[0])
     tear(folder)
     before = contents(folder)
     assert f"{path.name}: would be rebuilt." in run("wal", "repair", folder, "--dry-run").stdout

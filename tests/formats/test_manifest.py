@@ -99,7 +99,7 @@ def test_a_newer_schema_asks_for_an_upgrade():
 
 
 def test_one_that_is_too_large_is_refused_unread():
-    with pytest.raises(CorruptData, match="more than is read as JSON"):
+    with pytest.raises(CorruptData, match="too large for a JSON document"):
         decode_snapshot(b" " * (LARGEST + 1), "it", "/s")
 
 

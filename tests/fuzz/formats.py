@@ -89,7 +89,7 @@ from strandline.formats.wal.frame import (
     encode_frame,
     frames_beyond,
 )
-from strandline.formats.wal.index import IndexEntry, decode_index, encode_entry, index_lead, new_chain
+from strandline.formats.wal.index import INDEX_LEAD, IndexEntry, decode_index, encode_entry, new_chain
 from strandline.formats.wal.mark import Mark, decode_mark, encode_mark
 from strandline.log.contract import Receipt
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
@@ -402,7 +402,7 @@ _INDEX_CHAIN = new_chain(UUID(int=7), 3)
 
 
 def _index() -> bytes:
-    data, chain = index_lead(), _INDEX_CHAIN
+    data, chain = INDEX_LEAD, _INDEX_CHAIN
     for number in range(5):
         entry = IndexEntry(number, 100 * number, 1, 5, {WRITER: WriterState(1, 2, 3, 4, 5)} if number % 2 else {})
         piece, chain = encode_entry(entry, chain)

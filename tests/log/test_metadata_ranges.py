@@ -32,7 +32,7 @@ def test_they_are_indexed_cut_searched_and_shown_as_the_tuple_is():
 
 def test_parts_are_joined_in_order_and_moved_behind_other_records():
     assert MetadataRanges.joined([]) == ()
-    assert MetadataRanges.joined([RANGES, RANGES.behind(4)])[3:] == tuple(
+    assert MetadataRanges.joined([RANGES, RANGES.shifted(4)])[3:] == tuple(
         item._replace(start=item.start + 4) for item in PLAIN
     )
 

@@ -16,7 +16,7 @@ from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.errors import CorruptData, NotALog, UnsupportedVersion
 from strandline.formats.arrow.block import Compression, encode_page
 from strandline.formats.wal.frame import FrameInfo, FrameScanner, encode_frame
-from strandline.formats.wal.index import decode_index, encode_entry, index_lead, new_chain
+from strandline.formats.wal.index import INDEX_LEAD, decode_index, encode_entry, new_chain
 from strandline.log.findings import Finding, FindingKind, Severity
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import firsts_in, salt_of
@@ -339,8 +339,8 @@ def test_an_index_that_is_missing_short_or_wrong_is_a_note_for_it_can_be_made_ag
     index = decode_index(data, new_chain(log_id, first))
     assert index.entries
     entry = index.entries[0]._replace(position=index.entries[0].position + 8)
-    wrong = index_lead() + encode_entry(entry, new_chain(log_id, first))[0]
-    nobody = index_lead() + encode_entry(index.entries[0]._replace(writers={}), new_chain(log_id, first))[0]
+    wrong = INDEX_LEAD + encode_entry(entry, new_chain(log_id, first))[0]
+    nobody = INDEX_LEAD + encode_entry(index.entries[0]._replace(writers={}), new_chain(log_id, first))[0]
     for changed in (None, b"", data[:-1], data[:8], data + b"x", wrong, nobody):
         if changed is None:
             path.unlink()

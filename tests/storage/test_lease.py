@@ -73,9 +73,9 @@ class TestTheRules:
 
     def test_a_lease_runs_out_when_nothing_of_it_changed_for_a_full_term_of_its_holder(self):
         seen = Sighting(STATE, 100.0)
-        assert not seen.again(STATE, 109.9).has_run_out(109.9)
-        assert seen.again(STATE, 110.0).has_run_out(110.0)
-        assert not seen.again(replace(STATE, beat=18), 110.0).has_run_out(119.9)
+        assert not seen.again(STATE, 109.9).has_expired(109.9)
+        assert seen.again(STATE, 110.0).has_expired(110.0)
+        assert not seen.again(replace(STATE, beat=18), 110.0).has_expired(119.9)
 
 
 class TestTheBytes:
@@ -600,10 +600,10 @@ class CountsFromBeforeTheLook(Lease):
         self._before = self._clock.boot()
         return super().try_acquire()
 
-    def _look(self, state):
+    def _observe(self, state):
         now = self._clock.boot()
         self._seen = Sighting(state, self._before) if self._seen is None else self._seen.again(state, self._before)
-        return state if self._seen.has_run_out(now) else None
+        return state if self._seen.has_expired(now) else None
 
 
 class TrustsTheWallClock(Lease):
@@ -617,7 +617,7 @@ class TrustsTheWallClock(Lease):
         self._op()
         return super()._create(asked, above)
 
-    def _look(self, state):
+    def _observe(self, state):
         if state.holder is None:
             return None
         written = int(state.holder.partition("@")[2])
@@ -645,7 +645,7 @@ class BelievesTooLong(Lease):
     """Broken: looks at the deadline only when it renews."""
 
     def held(self):
-        return self._grip is not None
+        return self._held_term is not None
 
 
 TWINS = [

@@ -25,14 +25,14 @@ def encode_topic(partition_count: int) -> bytes:
 
 
 def decode_topic(data: bytes | memoryview, where: str) -> int:
-    """Decode the number of partitions, or an error that says what to do."""
+    """The number of partitions in ``topic.json``; errors say what to do."""
     try:
         fields = parse_object(data)
         kind, min_reader, count = fields["kind"], fields["min_reader"], fields["partition_count"]
     except (ValueError, KeyError) as error:
         raise CorruptData(f"{where} is damaged: {error!r}. Restore it.") from error
     if kind != _KIND:
-        raise CorruptData(f"{where} describes a {str(kind)[:80]!r}, which is no topic: name another place.")
+        raise CorruptData(f"{where} describes a {str(kind)[:80]!r}, which is no topic: give another address.")
     if type(min_reader) is not int or min_reader < 0:
         raise CorruptData(f"{where} is damaged: {str(min_reader)[:80]!r} is no version. Restore it.")
     if min_reader > FORMAT_VERSION:

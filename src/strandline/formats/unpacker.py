@@ -55,7 +55,7 @@ class Unpacker:
             raise self.corrupt(f"holds broken text before byte {self._at}") from error
 
     def blobs(self, layout: struct.Struct, count: int) -> tuple[list[tuple[Any, ...]], list[bytes]]:
-        """So many groups of fields with a length at the end, each followed by that many bytes."""
+        """``count`` groups of fields. The last field of each is the length of the bytes that follow it."""
         data, at, end = self._data, self._at, len(self._data)
         groups: list[tuple[Any, ...]] = []
         found: list[bytes] = []
@@ -73,7 +73,7 @@ class Unpacker:
         return groups, found
 
     def uuid(self) -> UUID:
-        """Sixteen bytes."""
+        """A UUID, in sixteen bytes."""
         return UUID(bytes=self.take(16))
 
     def end(self) -> None:

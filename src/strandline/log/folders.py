@@ -18,8 +18,8 @@ from typing import Final
 from strandline.errors import NotALog, NotFound, WrongKind
 from strandline.formats.object.head import HEAD_MAGIC
 from strandline.formats.object.identity import OPEN_OBJECT_LOG, OPEN_WAL
-from strandline.formats.wal.folder import KEPT_KIND
 from strandline.formats.wal.folder import KIND as WAL_KIND
+from strandline.formats.wal.folder import SLOTS_KIND
 from strandline.formats.wal.frame import MAGIC as FRAME_MAGIC
 from strandline.model.addresses import Address, as_address
 from strandline.storage.disk import Disk, FolderRow
@@ -57,7 +57,7 @@ _NODE_DATA: Final = re.compile(r"data-[0-9]{8}")
 _ROCKS_MANIFEST: Final = re.compile(r"MANIFEST-[0-9]+")
 _LOG_KINDS: Final = {
     WAL_KIND: FolderKind.WAL,
-    KEPT_KIND: FolderKind.WAL,
+    SLOTS_KIND: FolderKind.WAL,
     "strandline-object-log": FolderKind.OBJECT_LOG,
 }
 _OWN_NAMES: Final = {

@@ -1,1 +1,1 @@
-"""Values and the error tree. No I/O."""
+"""Values that all packages share: records, cursors, slots, segments; the protocols of sinks and stores. No I/O."""

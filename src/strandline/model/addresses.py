@@ -54,15 +54,13 @@ def as_address(place: Address) -> str:
         raise InvalidInput(f"A path or an address is text or a path object (str or os.PathLike), not {kind}.")
     _TEXT.check(text, "A path or an address")
     if not text or "\0" in text:
-        raise InvalidInput(f"{text!r} names no place: give a path, or an address such as s3://bucket/orders.")
+        raise InvalidInput(f"{text!r} is no path or address: give a path, or an address such as s3://bucket/orders.")
     if not is_text(text, name_of_file="://" not in text):
         raise InvalidInput(f"{text!a} holds half a surrogate pair, which no path or address can: correct it.")
     if text is not place and _COLLAPSED.match(text):
-        raise InvalidInput(
-            f"A path object cannot hold an address, it has turned it into {text!r}: give the address as text."
-        )
+        raise InvalidInput(f"A path object cannot hold an address: this one became {text!r}. Give the address as text.")
     if found := _WITHOUT_SLASHES.match(text):
-        # Not the whole of it: addresses may hold credentials.
+        # Only the scheme is shown: addresses may hold credentials.
         scheme = found[1]
         raise InvalidInput(
             f"An address begins with {scheme}://, not with {found[0]!r} alone: write {scheme}://…, or ./{scheme}:… for "
@@ -86,7 +84,7 @@ def split_address(address: str) -> SplitResult:
 
 
 def local_path(address: str) -> str:
-    """The path that an address of this machine names; ``InvalidInput`` for parts of it that would be left out.
+    """The path in a ``file://`` or ``wal://`` address; ``InvalidInput`` for a host, a query or a fragment.
 
     >>> local_path("file:///data/orders%231")
     '/data/orders#1'
@@ -118,9 +116,9 @@ def is_text(text: str, *, name_of_file: bool = False) -> bool:
 
 
 def as_folder(place: Address) -> str:
-    """The path of a folder of this machine as text; ``InvalidInput`` as :func:`as_address`, and for an address.
+    """The path of a local folder as text; ``InvalidInput`` for an address, and where :func:`as_address` raises it.
 
-    An address would be used as a path, and something empty would be created in a folder called ``s3:`` or ``file:``.
+    Used as a path, an address would create a folder called ``s3:`` or ``file:``.
 
     >>> as_folder("data/orders")
     'data/orders'
@@ -130,7 +128,7 @@ def as_folder(place: Address) -> str:
     """
     text = as_address(place)
     if found := _SCHEME.match(text):
-        # Not the whole of it: addresses may hold credentials.
+        # Only the scheme is shown: addresses may hold credentials.
         raise InvalidInput(f"This needs a folder of this machine, and {found[0].strip()}… is an address: give a path.")
     return text
 
@@ -150,8 +148,8 @@ def refuse_credentials(url: str, remedy: str) -> None:
     authority = rest.partition("/")[0].partition("?")[0].partition("#")[0]
     if _SECRET_PARAMETER.search(rest.partition("?")[2]):
         raise InvalidInput(
-            f"The address {scheme}://…?… has credentials behind its question mark, which would be seen wherever "
-            f"addresses are: take them out, and {remedy}."
+            f"The address {scheme}://…?… has credentials in its query, which would appear wherever addresses do: "
+            f"take them out, and {remedy}."
         )
     known, found, host = authority.rpartition("@")
     # A secret may contain a slash: then the @ is in what looks like the path.
@@ -160,7 +158,7 @@ def refuse_credentials(url: str, remedy: str) -> None:
     if not found or (scheme in _CONTAINERS and ":" not in known):
         return
     raise InvalidInput(
-        f"The address {scheme}://…@{host} has credentials in it, which would be seen wherever addresses are: take them "
+        f"The address {scheme}://…@{host} has credentials in it, which would appear wherever addresses do: take them "
         f"out, and {remedy}."
     )
 
@@ -169,10 +167,10 @@ BOOTSTRAP_SUFFIX: Final = ".bootstrap"
 """Suffix of the slot that pins the log while a replica bootstraps, after the replica's name."""
 
 CONSUMER_SUFFIX: Final = ".consumer"
-"""The slot of a consumer of a node's log has the consumer's name and this: the other slots are those of replicas."""
+"""Suffix of a consumer's slot on a node, after the consumer's name. Slots without it belong to replicas."""
 
 COPIED_SUFFIX: Final = ".copied"
-"""On a replica, the copy of a consumer's slot has the name of the slot on the primary and this."""
+"""Suffix of a replica's copy of a consumer's slot, after the name of the slot on the primary."""
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 

@@ -9,9 +9,9 @@ reader, for the type checker and for callers without one. Special meanings:
   above 0, and :data:`Timeout` may be below 0, which does not wait;
 - ``str`` is text that can be written as UTF-8, of up to :data:`LONGEST_TEXT` characters; :data:`Named` is not empty,
   :data:`Prose` of any length, and :data:`Secret` is never repeated;
-- a protocol is anything that has methods of it, and is no text, number or collection.
+- a protocol is any object with one of its methods, except for built-in types.
 
-Only cheap checks are made: elements of a sequence of bytes are not checked.
+All checks are cheap: elements of a sequence of bytes are not checked.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from strandline.model.optional_calls import OptionalCalls
 C = TypeVar("C", bound=Callable[..., Any])
 
 LARGEST_NUMBER: Final = (1 << 63) - 1
+"""The largest offset, term, epoch, count or time."""
 LONGEST: Final = 10**9
-"""Seconds, some thirty years: longer waits overflow the system's clocks."""
+"""The longest time in seconds, about thirty years: longer waits overflow the system's clocks."""
 LONGEST_TEXT: Final = 4096
 _SHOWN: Final = 60
 
@@ -256,8 +257,8 @@ def checked(call: Any = None, *, name: str | None = None, own: Iterable[str] = (
             continue  # a class in between defines it, and checks it
         function = found.__func__ if isinstance(found, classmethod | staticmethod) else found
         if inspect.isfunction(function):
-            door = _checked(function, call.__name__ if method == "__init__" else f"{call.__name__}.{method}")
-            setattr(call, method, type(found)(door) if function is not found else door)
+            checking = _checked(function, call.__name__ if method == "__init__" else f"{call.__name__}.{method}")
+            setattr(call, method, type(found)(checking) if function is not found else checking)
     return call
 
 
@@ -267,7 +268,7 @@ def _checked(call: Callable[..., Any], name: str) -> Callable[..., Any]:
     is_known = False
 
     @functools.wraps(call)
-    def at_the_door(*args: Any, **options: Any) -> Any:
+    def checked_call(*args: Any, **options: Any) -> Any:
         nonlocal is_known
         if not is_known:  # at the first call: annotations may refer to later definitions
             _learn(call, kinds, positional)
@@ -280,7 +281,7 @@ def _checked(call: Callable[..., Any], name: str) -> Callable[..., Any]:
                 named.check(value, f"{name}: {parameter}")
         return call(*args, **options)
 
-    return at_the_door
+    return checked_call
 
 
 def _learn(

@@ -108,9 +108,9 @@ class Bounds:
 @checked(own=("allows",))
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Limit of a plan. Batches are never split by a size: at least one is planned if there is one.
+    """Limit of a plan. Sizes never split a batch: a plan has at least one batch, if the log has one.
 
-    ``upto`` is an exact end offset, and does clip.
+    ``upto`` is an exact end offset, which may split a batch.
     """
 
     records: Positive | None = None

@@ -58,8 +58,8 @@ class MetadataRanges(Sequence[MetadataRange]):
             tuple(chain.from_iterable(part.payloads for part in parts)),
         )
 
-    def behind(self, records: int) -> MetadataRanges:
-        """The same ranges after so many other records in the batch."""
+    def shifted(self, records: int) -> MetadataRanges:
+        """The same ranges in a batch where this many other records precede theirs."""
         if not records:
             return self
         return MetadataRanges(tuple([records + start for start in self.starts]), self.times, self.payloads)
@@ -110,7 +110,7 @@ class Entry:
     metadata: Sequence[MetadataRange] = ()
 
     def __reduce__(self) -> tuple[type[Entry], tuple[Any, ...]]:
-        # Plans of many batches are sent to other processes: by position takes a third of the time.
+        # Plans of many batches are pickled: positional arguments take a third of the time.
         return Entry, (
             self.sequence, self.location, self.first, self.count, self.size, self.oldest, self.newest, self.listed,
             self.writer, self.number, self.metadata,

@@ -1,6 +1,6 @@
 """Decoding of untrusted JSON: parsing within bounds, strict checks of values, and dataclasses by their type hints.
 
-Everything here raises ``ValueError``; the caller knows the file's name and raises an error of Strandline.
+All functions raise ``ValueError``. The caller knows the file's name and turns it into an error of Strandline.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from uuid import UUID
 
 from strandline.errors import InvalidInput
 from strandline.model.addresses import is_plain_name
+from strandline.model.arguments import LARGEST_NUMBER
 from strandline.model.cursor import Cursor
 from strandline.model.stamp import OpId, Stamped
 
@@ -30,8 +31,6 @@ LARGEST: Final = 32 << 20
 MOST_VALUES: Final = 1 << 20
 """Limit on the values of a document: each takes up to a hundred bytes of memory, and as few as two as text."""
 
-LARGEST_NUMBER: Final = (1 << 63) - 1
-"""The largest offset, term, epoch, count or time."""
 
 _FINGERPRINT: Final = re.compile(r"[0-9a-f]{16}")
 
@@ -50,7 +49,7 @@ def has_too_many_values(data: bytes | memoryview) -> bool:
 def parse_json(data: bytes | memoryview) -> Any:
     """The value in these bytes; ``ValueError`` if they are malformed or too large."""
     if len(data) > LARGEST or has_too_many_values(data):
-        raise ValueError(f"{len(data):,} bytes are more than is read as JSON")
+        raise ValueError(f"{len(data):,} bytes are too large for a JSON document")
     try:
         return json.loads(bytes(data))
     except RecursionError as error:
@@ -137,7 +136,7 @@ def fingerprint_text(fingerprint: int) -> str:
 
 
 def fingerprint_of(value: object) -> int | None:
-    """The inverse; None if the fingerprint is unknown."""
+    """The fingerprint in a text of :func:`fingerprint_text`; None if it is unknown."""
     if value is None:
         return None
     if not isinstance(value, str) or not _FINGERPRINT.fullmatch(value):

@@ -255,7 +255,7 @@ class Updates(Sequence[Update]):
         if isinstance(versions, range) and versions.step == 1:
             return pa.arange(versions.start, versions.stop)
         if UNKNOWN in versions:
-            versions = _position_in(versions, max(0, (self.upto.next if self.upto is not None else 0) - 1))
+            versions = _filled(versions, max(0, (self.upto.next if self.upto is not None else 0) - 1))
         return pa.array(versions, pa.int64())
 
     def __len__(self) -> int:
@@ -288,7 +288,7 @@ def _blanks(count: int) -> tuple[pa.Array, pa.Array]:
     return pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(bytes(8 * count))]), no_headers(count)
 
 
-def _position_in(versions: Sequence[int], last: int) -> list[int]:
+def _filled(versions: Sequence[int], last: int) -> list[int]:
     """Replace each unknown version by the next known one, or by ``last``."""
     offsets = list(versions)
     following = last

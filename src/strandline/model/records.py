@@ -1,6 +1,6 @@
 """Records as Arrow: the one schema that producers, objects, frames, sinks and Spark share.
 
-A record is a timestamp, an operation, a key, a value and headers. Readers see the same columns behind an ``offset``.
+A record is a timestamp, an operation, a key, a value and headers. Readers see an ``offset`` before these columns.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ READ_SCHEMA: Final = pa.schema([pa.field("offset", pa.int64(), nullable=False), 
 """The schema for readers: the stored columns after their offset."""
 
 EMPTY_BATCH: Final = "A batch must hold at least one record."
-"""What is said of a table without rows."""
+"""The error for a table without rows."""
 
 RecordSource: TypeAlias = pa.Table | pa.RecordBatch
 """A batch from a caller."""

@@ -15,7 +15,7 @@ DEFAULT_LAG: Final = 64 << 30
 
 
 _MOST: Final = 10**18 - 1
-"""A policy is stored as text, with at most as many digits."""
+"""The largest number in a policy: policies are stored as text, with up to 18 digits."""
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -42,7 +42,7 @@ class MaxAge:
     seconds: int
 
     def __post_init__(self) -> None:
-        whole(1, _MOST).check(self.seconds, "How many seconds batches are kept")
+        whole(1, _MOST).check(self.seconds, "The age limit of a retention policy in seconds")
 
     def __str__(self) -> str:
         unit, length = next((unit, _SECONDS[unit]) for unit in "dhms" if self.seconds % _SECONDS[unit] == 0)
@@ -56,7 +56,7 @@ class MaxBytes:
     bytes: int
 
     def __post_init__(self) -> None:
-        whole(1, _MOST).check(self.bytes, "Within how many bytes a log is kept")
+        whole(1, _MOST).check(self.bytes, "The size limit of a retention policy in bytes")
 
     def __str__(self) -> str:
         return f"bytes:{self.bytes}"
@@ -161,15 +161,15 @@ class Invalidation:
 class SlotState:
     """The content of a slot's cell.
 
-    ``position`` is the next offset its consumer needs; ``epoch`` grows with each new holder and each reset, and is 0
-    until the slot is claimed. A *hold* is a slot that ``expires``, for readers that store nothing; the slot of a
-    new consumer expires, too, until it is claimed. A dropped
-    slot pins nothing and is no longer listed; its cell stays, so that the epochs of its name keep growing.
-    A *hot* one is held by a consumer that cannot read the cold tier: it pins the hot one.
-    ``born`` is the mark of the pin with which the slot was created or moved: it distinguishes slots of one name.
-    ``suspected`` is when a collector found that its holder might be gone; any action of the holder clears it.
-    ``fingerprint`` identifies the batch with the record before ``position`` when the slot was advanced to it, as that
-    of a :class:`~strandline.model.cursor.Cursor` does; None if unknown.
+    ``position`` is the next offset that the consumer needs. ``epoch`` grows with each new holder and each reset; it is
+    0 until the slot is claimed. A slot with ``expires`` is a *hold*, for readers that store nothing, or the slot of a
+    new consumer that has not claimed it. A ``dropped`` slot pins nothing and is not listed; its cell stays, so that
+    the epochs of its name keep growing. A ``hot`` slot belongs to a consumer that cannot read the cold tier: it pins
+    the hot tier. ``born`` is the mark of the pin with which the slot was created or moved, and distinguishes slots of
+    one name. ``suspected`` is the time when a collector found that the holder might be gone; any action of the holder
+    clears it. ``fingerprint`` identifies the batch with the record before ``position``, as in a
+    :class:`~strandline.model.cursor.Cursor`; None if unknown.
+
     Times are microseconds: ``last_seen`` and ``expires`` by the holder's clock, ``suspected`` by a collector's.
     """
 

@@ -189,7 +189,7 @@ class PartitionDelete:
 SegmentEvent = SegmentMetadata | SegmentUpdate | PartitionDelete
 
 
-# Types are compared exactly, and not derived from annotations as at other doors: a replay makes millions of these.
+# Types are compared exactly, not derived from annotations as in other public calls: a replay makes millions of these.
 
 
 def _check_subject(subject: object, kind: type, state: object, states: type) -> None:
@@ -245,7 +245,7 @@ class ColdTier:
     start: int = 0
     """Announced start: no new slot may be below it. Expiry announces it before it reads the slots."""
     gone: int = 0
-    """Decided start: everything below is deleted. The rest of an announcement may stay."""
+    """Decided start: everything below it is deleted. Segments between it and ``start`` may stay."""
     announced: int = 0
     """Number of announcements: only the last announcer may decide."""
 

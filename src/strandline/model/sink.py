@@ -85,7 +85,7 @@ class ColumnStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Report of a worker: which records it was given, and which files it wrote. Nothing of it is visible yet."""
+    """Report of a worker: which records it was given, and which files it wrote. No reader sees these files yet."""
 
     first: int
     """The lowest offset that it was given."""
@@ -111,7 +111,7 @@ class Written:
 
 
 class Part(Protocol):
-    """One worker's share of a range. Picklable; its work can be repeated, by several workers at once, too."""
+    """One worker's share of a range. Picklable. Several workers may do its work, also at the same time."""
 
     @property
     def takes(self) -> Literal["offsets", "keys"]:
@@ -119,7 +119,7 @@ class Part(Protocol):
 
     @property
     def most_refetched(self) -> int:
-        """So many parts by keys may each fetch all records; the rows of more parts are shuffled instead."""
+        """The most parts by keys that may each fetch all records. With more parts, the rows are shuffled instead."""
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
         """Write data files of these records, in the order of their offsets. Changes nothing that a reader sees."""
@@ -159,7 +159,7 @@ class TableTransaction(Protocol):
         """
 
     def abandon(self, error: BaseException) -> None:
-        """The workers failed: remove what they wrote, as far as nothing can refer to it."""
+        """Remove what failed workers wrote, except for files that something may refer to."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""The present according to several clocks: which stored times are plausible, as pure functions over values.
+"""Comparison of clocks: whether stored times are plausible and records may expire, as pure functions over values.
 
 Any clock may be wrong by any amount, forwards or back. Times are microseconds since the epoch.
 """

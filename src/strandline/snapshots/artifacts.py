@@ -64,9 +64,11 @@ class _ObjectMissing(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """Outcome of an export: published; the published one is as new or recent enough; or another exporter is busy.
+    """Outcome of an export.
 
-    ``cursor`` is that of the newest published snapshot; None if there is none, or it was not read.
+    ``published``: a snapshot was published. ``current``: the published one is as new, or recent enough. ``busy``:
+    another exporter holds the lease. ``cursor`` is that of the newest published snapshot; None if there is none, or if
+    it was not read.
     """
 
     outcome: Literal["published", "current", "busy"]
@@ -130,7 +132,7 @@ class Artifacts:
         manifest = self._disk.read(f"{folder}/{MANIFEST}", 0, LARGEST + 1)
         op = self._op()
         for _ in range(_TRIES):
-            pointer = self._made()
+            pointer = self._ensure_pointer()
             current = pointer.current
             other = replace and current is not None and current.cursor.log_id != snapshot.cursor.log_id
             if current is not None and not other and not is_newer(snapshot.cursor, current):
@@ -256,7 +258,7 @@ class Artifacts:
                         f"{self._store.url}/{self._prefix}{artifact.location} is damaged: {error} The pointer names "
                         "it. Publish another snapshot."
                     ) from error
-        raise Contended(f"{self._cell.where} moved on {_TRIES} times while a snapshot was fetched. Try again.")
+        raise Contended(f"{self._cell.where} was moved {_TRIES} times while a snapshot was fetched. Try again.")
 
     def _fetch(self, artifact: Artifact, dest: str) -> Snapshot:
         place = f"{self._prefix}{artifact.location}"
@@ -357,7 +359,7 @@ class Artifacts:
         except NotFound:
             return Pointer()
 
-    def _made(self) -> Pointer:
+    def _ensure_pointer(self) -> Pointer:
         """The pointer, created if there is none."""
         try:
             return self._cell.read().value

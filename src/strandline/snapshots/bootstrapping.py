@@ -73,7 +73,7 @@ def bootstrap(
         require(log, "followed", *READING, slots=slot is not None)
     dest = as_folder(dest)
     source = source if isinstance(source, Artifacts) else as_folder(source)
-    there = _is_there(dest, disk)
+    there = _is_occupied(dest, disk)
     if there and not replace:
         store = _usable(dest, into, log, slot, options)
         if store is not None:
@@ -84,10 +84,10 @@ def bootstrap(
         pinned = None
         if log is not None and slot is not None:
             pinned = held.enter_context(BootstrapPin(log, slot, options.get("clock", CLOCK)))
-        snapshot = held.enter_context(_at_hand(source, dest, log, pinned, disk=disk, chance=chance))
-        with _out_of_the_way(dest, disk=disk, chance=chance) if there else contextlib.nullcontext():
+        snapshot = held.enter_context(_local_snapshot(source, dest, log, pinned, disk=disk, chance=chance))
+        with _moved_aside(dest, disk=disk, chance=chance) if there else contextlib.nullcontext():
             store = into.import_from(snapshot.folder, dest, **options)
-        _LOGGER.info("The store at %s was made of a snapshot at %s.", dest, snapshot.cursor)
+        _LOGGER.info("The store at %s was imported from a snapshot at %s.", dest, snapshot.cursor)
         try:
             if pinned is not None:
                 pinned.keep(str(chance.uuid()))
@@ -171,7 +171,7 @@ class BootstrapPin:
         """Do nothing: the slot pins the records that the store will need."""
 
 
-def _is_there(dest: str, disk: Disk) -> bool:
+def _is_occupied(dest: str, disk: Disk) -> bool:
     try:
         check_free(dest, disk=disk)
     except AlreadyExists:
@@ -205,7 +205,7 @@ def _usable(dest: str, into: StoreKind[S], log: Log | None, slot: str | None, op
 
 
 @contextlib.contextmanager
-def _at_hand(
+def _local_snapshot(
     source: Artifacts | str, dest: str, log: Log | None, pinned: BootstrapPin | None, *, disk: Disk, chance: Chance
 ) -> Iterator[Snapshot]:
     """The newest snapshot as a local folder; the log retains, and the slot pins, the records after it."""
@@ -214,7 +214,7 @@ def _at_hand(
         if artifact is None:
             raise _none_at(repr(source))
         # Before the download: if a newer snapshot is published meanwhile, the slot only pins more.
-        _serve(log, pinned, artifact.cursor)
+        _pin_records_after(log, pinned, artifact.cursor)
         with scratch_folder(f"{dest}.fetched", disk=disk, chance=chance) as hidden:
             yield source.fetch(f"{hidden}/snapshot")
         return
@@ -224,7 +224,7 @@ def _at_hand(
         snapshot = newest_snapshot(source, disk=disk)
     if snapshot is None:
         raise _none_at(source)
-    _serve(log, pinned, snapshot.cursor)
+    _pin_records_after(log, pinned, snapshot.cursor)
     yield snapshot
 
 
@@ -235,7 +235,7 @@ def _none_at(where: str) -> NotFound:
     )
 
 
-def _serve(log: Log | None, pinned: BootstrapPin | None, cursor: Cursor) -> None:
+def _pin_records_after(log: Log | None, pinned: BootstrapPin | None, cursor: Cursor) -> None:
     """Pin the records after a snapshot; ``CursorExpired`` if the log no longer retains them."""
     if log is None:
         return
@@ -252,7 +252,7 @@ def _serve(log: Log | None, pinned: BootstrapPin | None, cursor: Cursor) -> None
 
 
 @contextlib.contextmanager
-def _out_of_the_way(dest: str, *, disk: Disk, chance: Chance) -> Iterator[None]:
+def _moved_aside(dest: str, *, disk: Disk, chance: Chance) -> Iterator[None]:
     """Move ``dest`` away for the block; removed if the block succeeds, restored if it fails."""
     place = Path(dest).absolute()
     with scratch_folder(dest, disk=disk, chance=chance) as hidden:

@@ -29,7 +29,7 @@ MANIFEST: Final = "MANIFEST.json"
 DATA: Final = "data"
 
 _LOGGER = logging.getLogger(__name__)
-_STROKE: Final = 1 << 20
+_READ_BYTES: Final = 1 << 20
 """Bytes per read while hashing."""
 _NUMBER: Final = re.compile(r"[0-9]{20}")
 
@@ -244,7 +244,7 @@ def _refuse_links(found: dict[str, FolderRow], folder: str, *, shared: bool) -> 
 
 def _hashed(path: str, name: str, *, disk: Disk) -> SnapshotFile:
     digest, size = hashlib.sha256(), 0
-    while piece := disk.read(path, size, _STROKE):
+    while piece := disk.read(path, size, _READ_BYTES):
         digest.update(piece)
         size += len(piece)
     return SnapshotFile(name, size, digest.hexdigest())

@@ -1,1 +1,1 @@
-"""Object stores, disk, clock and chance behind small protocols, and the one compare-and-set loop."""
+"""Protocols and implementations of object stores, disk, clock and randomness; compare-and-set, leases, metrics."""

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 from strandline.errors import InvalidInput, NotFound, StorageError
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.file_append import (
-    STROKE,
+    CALL_BYTES,
     LocalAppendFile,
     LockFile,
     file_mode,
@@ -129,8 +129,8 @@ class Disk(Protocol):
 
 LOCK_TIMEOUT: Final = 60.0
 """Seconds to wait for a lock. A holder writes one small object, and releases it."""
-_FIRST_LOOK: Final = 0.0005
-_LONGEST_LOOK: Final = 0.02
+_FIRST_PAUSE: Final = 0.0005
+_LONGEST_PAUSE: Final = 0.02
 
 
 class LocalDisk:
@@ -187,7 +187,7 @@ class LocalDisk:
             found = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         try:
             with _new_file(target) as made:
-                while piece := os.read(found, STROKE):
+                while piece := os.read(found, CALL_BYTES):
                     write_all(made, [piece])
         finally:
             os.close(found)
@@ -270,7 +270,7 @@ class LocalDisk:
     def locked(self, path: str) -> Iterator[None]:
         """Hold an exclusive advisory lock (``flock``), which the kernel drops when its process dies."""
         # No blocking call: any process that can open the file can hold its lock forever.
-        deadline, pause = self._clock.monotonic() + self._lock_timeout, _FIRST_LOOK
+        deadline, pause = self._clock.monotonic() + self._lock_timeout, _FIRST_PAUSE
         while True:
             with LockFile() as lock:
                 if lock.take(path):
@@ -282,7 +282,7 @@ class LocalDisk:
                     f"Find its holder ('fuser {path}'), stop it, and try again."
                 )
             self._clock.sleep(pause)
-            pause = min(2 * pause, _LONGEST_LOOK)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     @contextlib.contextmanager
     def try_locked(self, path: str) -> Iterator[bool]:

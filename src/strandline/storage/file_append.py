@@ -58,18 +58,18 @@ def folder_mode() -> int:
 
 
 _PAGE: Final = 4096
-"""At most so many bytes at the beginning of a file are overwritten in memory."""
+"""The most bytes at the beginning of a file that are overwritten through a memory map."""
 
 _VECTOR: Final = 512
 """Number of buffers per system call; every system allows at least so many."""
 
-STROKE: Final = 512 << 10
+CALL_BYTES: Final = 512 << 10
 """Bytes per system call. Calls of 2 MiB and more were measured to be five times slower per byte."""
 
 
 @contextlib.contextmanager
 def translated_errors(path: str, *, making: bool = False) -> Iterator[None]:
-    """Translate errors of the system; ``making``: the file need not exist, but its folder."""
+    """Translate errors of the system. With ``making``, a missing file means that its folder is missing."""
     try:
         yield
     except OSError as error:
@@ -95,18 +95,18 @@ def translated(path: str, error: OSError) -> StorageError:
 def write_all(descriptor: int, parts: Sequence[bytes | memoryview]) -> None:
     """Write all parts, however many bytes the system accepts at a time."""
     size = sum(map(len, parts))
-    if size <= STROKE and len(parts) <= _VECTOR:  # one call suffices
+    if size <= CALL_BYTES and len(parts) <= _VECTOR:  # one call suffices
         written = os.writev(descriptor, parts)
         if written == size:
             return
         parts = [memoryview(b"".join(parts))[written:]]
-    for waiting in _strokes(parts):
+    for waiting in _calls(parts):
         while waiting:
             _drop(waiting, os.writev(descriptor, waiting))
 
 
 def _rewrite_all(descriptor: int, start: int, parts: Sequence[bytes | memoryview]) -> None:
-    for waiting in _strokes(parts):
+    for waiting in _calls(parts):
         while waiting:
             written = os.pwritev(descriptor, waiting, start)
             start += written
@@ -121,15 +121,15 @@ def _drop(waiting: list[memoryview], written: int) -> None:
         waiting[0] = waiting[0][written:]
 
 
-def _strokes(parts: Sequence[bytes | memoryview]) -> Iterator[list[memoryview]]:
+def _calls(parts: Sequence[bytes | memoryview]) -> Iterator[list[memoryview]]:
     """The same bytes, in groups of buffers for one call each."""
     group: list[memoryview] = []
     size = 0
     for part in parts:
         view = memoryview(part)
-        for at in range(0, len(view), STROKE):
-            piece = view[at : at + STROKE]
-            if group and (size + len(piece) > STROKE or len(group) >= _VECTOR):
+        for at in range(0, len(view), CALL_BYTES):
+            piece = view[at : at + CALL_BYTES]
+            if group and (size + len(piece) > CALL_BYTES or len(group) >= _VECTOR):
                 yield group
                 group, size = [], 0
             group.append(piece)
@@ -148,7 +148,7 @@ class LocalAppendFile:
         self._page: mmap.mmap | None = None
         """The first bytes of the file, in memory, once they were overwritten."""
         with translated_errors(path, making=True):
-            self._place = os.path.abspath(path)  # independent of the working directory
+            self._absolute_path = os.path.abspath(path)  # independent of the working directory
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode())
             opened = os.fstat(self._descriptor)
             self._identity = (opened.st_dev, opened.st_ino)
@@ -180,7 +180,7 @@ class LocalAppendFile:
     def check_in_place(self) -> None:
         """``NotFound`` if the path no longer leads to this file."""
         try:
-            found = os.stat(self._place)
+            found = os.stat(self._absolute_path)
             in_place = (found.st_dev, found.st_ino) == self._identity
         except (FileNotFoundError, NotADirectoryError):
             in_place = False
@@ -203,7 +203,7 @@ class LocalAppendFile:
                 raise InvalidInput(
                     f"{self._path} has {self.size()} bytes: it cannot be rewritten from byte {start} on."
                 )
-            if len(parts) == 1 and len(parts[0]) <= STROKE:
+            if len(parts) == 1 and len(parts[0]) <= CALL_BYTES:
                 part = parts[0]
                 if os.pwrite(self._writer, part, start) == len(part):
                     return
@@ -213,10 +213,9 @@ class LocalAppendFile:
             raise translated(self._path, error) from error
 
     def _overwritten(self, data: bytes | memoryview) -> bool:
-        """Overwrite the first few bytes in memory, if possible, without a system call.
+        """Overwrite the first bytes through a memory map, without a system call; False if that is not possible.
 
-        A system call releases the interpreter lock, and a thread that others wait for gets it back only after some of
-        them.
+        A system call releases the interpreter lock, and other threads may run before this one gets it back.
         """
         if len(data) > _PAGE:
             return False
@@ -269,11 +268,10 @@ _sync_data = getattr(os, "fdatasync", os.fsync)
 
 
 class LockFile(Closing):
-    """A lock that is held on purpose, or not at all.
+    """An exclusive ``flock`` on a file, which ends with this object and is never kept by a forked child.
 
-    An exclusive ``flock`` belongs to the open file, which may stay open by accident. So the lock ends with this object,
-    also when a signal interrupts its closing; and a forked child closes its copy of the file at once,
-    which would otherwise hold the lock while the child lives, even after the parent's end.
+    The lock belongs to the open file. So the file is closed with this object, also when a signal interrupts that. A
+    forked child closes its copy of the file at once: that would hold the lock as long as the child lives.
     """
 
     def __init__(self) -> None:

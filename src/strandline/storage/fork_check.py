@@ -77,7 +77,7 @@ class Origin:
         self._what = what
         self._advice = advice
         self.process = os.getpid()
-        """Its number."""
+        """The process id."""
         if thing is not None:
             call_in_child(thing, _kept.append)
 

@@ -31,7 +31,7 @@ MARGIN: Final = 1 / 64
 """The part of a term by which the holder stops early: its clock may run slower than a challenger's."""
 
 _LONGEST: Final = 7 * 86400.0
-_LOOKS: Final = 8
+_READS: Final = 8
 """Reads per term of a waiting challenger."""
 
 
@@ -44,7 +44,7 @@ class LeaseState:
 
     holder: str | None
     token: UUID
-    """Identifies the :class:`Lease` object that holds it: a restarted process with the same name is another holder."""
+    """Identifies the :class:`Lease` object that holds the lease: a restarted process is another holder."""
     epoch: int
     """Grows with each new holder only."""
     beat: int
@@ -63,19 +63,19 @@ class Sighting:
         """After another read, finished at ``now``: the time continues only if the content is unchanged."""
         return self if state == self.state else Sighting(state, now)
 
-    def has_run_out(self, now: float) -> bool:
+    def has_expired(self, now: float) -> bool:
         """Whether the lease was unchanged for a full term of its holder."""
         return now - self.since >= self.state.seconds
 
 
-def taken(state: LeaseState, mine: LeaseState, run_out: LeaseState | None) -> LeaseState:
-    """The lease, acquired if it is mine, free, or equal to ``run_out``; otherwise unchanged.
+def taken(state: LeaseState, mine: LeaseState, expired: LeaseState | None) -> LeaseState:
+    """The lease, acquired if it is mine, free, or equal to ``expired``; otherwise unchanged.
 
     A new holder's epoch is above the former one's, and above ``mine.epoch``.
     """
     if state.token == mine.token and state.holder is not None:
         return replace(state, holder=mine.holder, beat=state.beat + 1, seconds=mine.seconds)
-    if state.holder is None or state == run_out:
+    if state.holder is None or state == expired:
         return replace(mine, epoch=max(state.epoch, mine.epoch) + 1, beat=state.beat + 1)
     return state
 
@@ -85,7 +85,7 @@ def renewed(state: LeaseState, mine: LeaseState, epoch: int) -> LeaseState:
     if state.token != mine.token or state.holder is None or state.epoch != epoch:
         raise Fenced(
             f"The lease of {mine.holder!r} (epoch {epoch}) was taken by {state.holder!r} (epoch {state.epoch}); stop "
-            "what it was for."
+            "the work that it protected."
         )
     return replace(state, holder=mine.holder, beat=state.beat + 1, seconds=mine.seconds)
 
@@ -110,7 +110,7 @@ class LeaseCodec:
         """The state in these bytes; damage is an error, never a free lease."""
         try:
             fields = _known(parse_object(data))
-            lease = read_record(LeaseState, fields, seconds=_term(float(fields["seconds"])))
+            lease = read_record(LeaseState, fields, seconds=_checked_seconds(float(fields["seconds"])))
             return read_record(Stamped, fields, value=lease)
         except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise CorruptData(
@@ -124,7 +124,7 @@ def _known(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _term(seconds: float) -> float:
+def _checked_seconds(seconds: float) -> float:
     if not (math.isfinite(seconds) and 0 < seconds <= _LONGEST):
         raise InvalidInput(f"A lease cannot be for {seconds} seconds: use more than 0 and at most {_LONGEST:.0f}.")
     return seconds
@@ -134,7 +134,9 @@ def _term(seconds: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Grip:
+class _HeldTerm:
+    """The epoch of the held lease, and the end of its term on this machine's clock."""
+
     epoch: int
     deadline: float
 
@@ -169,12 +171,12 @@ class Lease:
         """Use the object ``path``; nothing is read or written yet. ``holder`` names this holder to others."""
         self._clock = clock
         self._chance = chance
-        self._mine = LeaseState(holder, chance.uuid(), 0, 0, _term(seconds))
+        self._mine = LeaseState(holder, chance.uuid(), 0, 0, _checked_seconds(seconds))
         backoff = Backoff(attempts=8, base=0.01, ceiling=seconds / 16)
         self._cell = StoreCell(store, path, LeaseCodec(), backoff=backoff, clock=clock, chance=chance)
         self._lock = threading.RLock()
         self._seen: Sighting | None = None
-        self._grip: _Grip | None = None
+        self._held_term: _HeldTerm | None = None
         self._origin = Origin(f"The lease {self._cell.where}", self)
 
     def __repr__(self) -> str:
@@ -183,8 +185,8 @@ class Lease:
     @property
     def epoch(self) -> int | None:
         """The epoch of this holder; None if the lease was never held, or was lost."""
-        grip = self._grip
-        return None if grip is None else grip.epoch
+        term = self._held_term
+        return None if term is None else term.epoch
 
     @property
     def seconds(self) -> float:
@@ -193,8 +195,8 @@ class Lease:
 
     def held(self) -> bool:
         """Whether the lease is held now; no I/O."""
-        grip = self._grip
-        return grip is not None and self._clock.boot() < grip.deadline
+        term = self._held_term
+        return term is not None and self._clock.boot() < term.deadline
 
     def ensure(self) -> int:
         """The epoch, if the lease is held now, or ``Fenced``; no I/O.
@@ -202,15 +204,15 @@ class Lease:
         Call it before each step that only the holder may do, and again after the step is durable and before it is
         acknowledged.
         """
-        grip = self._grip
-        if grip is None:
+        term = self._held_term
+        if term is None:
             raise Fenced(f"{self!r} is not held: it was never acquired, was released, or was lost. Acquire it first.")
-        if self._clock.boot() >= grip.deadline:
+        if self._clock.boot() >= term.deadline:
             raise Fenced(
                 f"{self!r} was not renewed within {self.seconds:g} s, so another process may hold it; nothing may be "
                 "done or acknowledged under it. Acquire it again."
             )
-        return grip.epoch
+        return term.epoch
 
     def look(self) -> LeaseState | None:
         """The stored lease, whoever holds it; None without one. Counts as a read of a waiting challenger."""
@@ -219,7 +221,7 @@ class Lease:
                 state = self._cell.read().value
             except NotFound:
                 return None
-            self._look(state)
+            self._observe(state)
             return state
 
     def try_acquire(self, *, above: int = 0) -> bool:
@@ -236,12 +238,12 @@ class Lease:
                 state = self._cell.read().value
             except NotFound:
                 return self._create(asked, above)
-            run_out = self._look(state)
-            if state.holder is not None and state.token != self._mine.token and run_out is None:
-                self._grip = None
+            expired = self._observe(state)
+            if state.holder is not None and state.token != self._mine.token and expired is None:
+                self._held_term = None
                 return False
             asked = self._clock.boot()
-            state = self._cell.update(self._op(), lambda now: taken(now, replace(self._mine, epoch=above), run_out))
+            state = self._cell.update(self._op(), lambda now: taken(now, replace(self._mine, epoch=above), expired))
             return self._granted(state, asked)
 
     def _create(self, asked: float, above: int) -> bool:
@@ -251,26 +253,26 @@ class Lease:
         except AlreadyExists:
             return False
 
-    def _look(self, state: LeaseState) -> LeaseState | None:
+    def _observe(self, state: LeaseState) -> LeaseState | None:
         """Record a read; returns the content if the lease has expired."""
         # The time is taken after the read: a renewal may have happened during it, and its holder counts from before.
         now = self._clock.boot()
         self._seen = Sighting(state, now) if self._seen is None else self._seen.again(state, now)
-        return state if self._seen.has_run_out(now) else None
+        return state if self._seen.has_expired(now) else None
 
     def _granted(self, state: LeaseState, asked: float) -> bool:
         if state.token != self._mine.token or state.holder is None:
-            self._grip = None
+            self._held_term = None
             return False
         # From before the request: the answer may have taken longer than the term.
-        self._grip = _Grip(state.epoch, asked + self.seconds * (1 - MARGIN))
+        self._held_term = _HeldTerm(state.epoch, asked + self.seconds * (1 - MARGIN))
         return self.held()
 
     def acquire(self, timeout: float | None = None) -> bool:
         """Try until the lease is held (True), or until the timeout (False); up to a term after its holder died."""
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while not self.try_acquire():
-            pause = self.seconds / _LOOKS * (0.5 + self._chance.jitter())
+            pause = self.seconds / _READS * (0.5 + self._chance.jitter())
             if deadline is not None:
                 left = deadline - self._clock.monotonic()
                 if left <= 0:
@@ -285,15 +287,15 @@ class Lease:
         If the store fails, it is held as long as before.
         """
         with self._lock:
-            grip = self._grip
-            if grip is None:
+            term = self._held_term
+            if term is None:
                 self.ensure()
                 return
             asked = self._clock.boot()
             try:
-                state = self._cell.update(self._op(), lambda now: renewed(now, self._mine, grip.epoch))
+                state = self._cell.update(self._op(), lambda now: renewed(now, self._mine, term.epoch))
             except (Fenced, NotFound) as error:
-                self._grip = None
+                self._held_term = None
                 raise Fenced(f"{self._cell.where} was lost: {error}") from error
             self._granted(state, asked)
             self.ensure()  # the answer may have taken longer than the term
@@ -304,7 +306,7 @@ class Lease:
         Storage errors are ignored: others then wait for a term.
         """
         with self._lock:
-            held, self._grip = self._grip is not None, None
+            held, self._held_term = self._held_term is not None, None
             if held:
                 with contextlib.suppress(StorageError):
                     self._cell.update(self._op(), lambda now: released(now, self._mine))
@@ -316,15 +318,15 @@ class Lease:
         The block calls :meth:`ensure`: a lost lease is no longer renewed, and nothing else reports that.
         """
         over = threading.Event()
-        keeper = WorkerThread(self._keep, over, name="strandline-lease")
-        keeper.start()
+        renewer = WorkerThread(self._renew_until, over, name="strandline-lease")
+        renewer.start()
         try:
             yield
         finally:
             over.set()
-            keeper.join()
+            renewer.join()
 
-    def _keep(self, over: threading.Event) -> None:
+    def _renew_until(self, over: threading.Event) -> None:
         while not self._clock.wait(over, self.seconds / 3):
             try:
                 self.renew()

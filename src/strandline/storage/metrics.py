@@ -58,18 +58,20 @@ LAG_SECONDS = Gauge(
 
 UPDATES_APPLIED = Counter("strandline_updates_applied", "Updates of keys that watches of this process applied.")
 UPDATES_REJECTED = Counter("strandline_updates_rejected", "Updates that a watch's parse rejected or could not read.")
-STORE_FAILURES = Counter("strandline_store_failures", "Writes that the store of a watch did not take.")
+STORE_FAILURES = Counter("strandline_store_failures", "Writes that the store of a watch refused.")
 RESYNCS = Counter("strandline_resyncs", "Times a watch resynchronised its store after its cursor had expired.")
 
-PARTIAL_RESYNCS = Counter("strandline_partial_resyncs", "Replicas that went on at their own position.")
+PARTIAL_RESYNCS = Counter("strandline_partial_resyncs", "Replicas that resumed at their own position.")
 REBOOTSTRAPS = Counter("strandline_rebootstraps", "Replicas that had to build their state again.", ["cause"])
-COMMITS = Counter("strandline_commits", "Appends on a primary by what became of their commit policy.", ["outcome"])
+COMMITS = Counter("strandline_commits", "Appends on a primary, by the outcome of their commit policy.", ["outcome"])
 REPLICATION_LAG = Gauge(
-    "strandline_replication_lag_records", "Records between what was sent and what the slowest has applied.", ["log"]
+    "strandline_replication_lag_records", "Sent records that the slowest replica has not applied.", ["log"]
 )
-SAFE_REPLAY = Gauge("strandline_safe_replay", "The offset below which every replica has everything durably.", ["log"])
+SAFE_REPLAY = Gauge(
+    "strandline_safe_replay", "The offset below which all records are durable on every replica.", ["log"]
+)
 DIVERGENCES = Gauge(
-    "strandline_divergences", "How often a replica found that its log had diverged.", ["log", "replica"]
+    "strandline_divergences", "Divergences between a replica's log and its primary's.", ["log", "replica"]
 )
 TERM = Gauge("strandline_term", "The highest term that this node has seen.", ["node"])
 
@@ -103,7 +105,7 @@ STREAM_PROCESSED_RATE = Gauge(
 STREAM_RECORDS = Counter("strandline_stream_records", "Rows that Spark streams have read.", ["query"])
 
 SEGMENT_EVENTS = Counter(
-    "strandline_segment_events", "Segment events that this process followed, by what became of them.", ["outcome"]
+    "strandline_segment_events", "Segment events that this process followed, by their outcome.", ["outcome"]
 )
 
 
@@ -131,7 +133,7 @@ def fetching() -> Iterator[Callable[[int, int], None]]:
 
 
 def count_written(records: int, size: int, seconds: float | None = None) -> None:
-    """Count one listed batch, and the seconds that took if it was sent together with others."""
+    """Count one listed batch; ``seconds`` is the time from closing it to its listing, if a producer closed it."""
     BATCHES_WRITTEN.inc()
     ENTRIES_WRITTEN.inc(records)
     BYTES_WRITTEN.inc(size)

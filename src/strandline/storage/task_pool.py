@@ -22,7 +22,7 @@ class TaskPool(Protocol):
     def run(self, tasks: Sequence[Callable[[], R]], title: str) -> Iterator[tuple[int, R]]:
         """The results as they arrive, each with the number of its task; raises the first error of a task.
 
-        A task may run more than once, also at the same time: it must not matter. ``title`` describes the job to
+        A task may run more than once, also at the same time, so it must be idempotent. ``title`` describes the job to
         operators.
         """
 
@@ -37,7 +37,7 @@ class ThreadPool:
     """
 
     def __init__(self, count: Positive | None = None) -> None:
-        """So many threads; None: one for each core that this process may use."""
+        """Use ``count`` threads; None: one for each core that this process may use."""
         self._count = count or len(os.sched_getaffinity(0))
 
     @property

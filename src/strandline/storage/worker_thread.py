@@ -27,5 +27,5 @@ class WorkerThread(threading.Thread):
             self._is_over.set()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until the work is over, or the seconds are."""
+        """Wait until the work is over, for at most ``timeout`` seconds."""
         self._is_over.wait(timeout)

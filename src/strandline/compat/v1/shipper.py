@@ -171,7 +171,7 @@ class QueueShipper(StoreShipper[QueueDraft, QueueListing]):
         return [self.upload(batch) if self._is_old(batch.listing) else batch for batch in batches]
 
     @property
-    def _never_fresh(self) -> str:
+    def _stale_message(self) -> str:
         return (
             f"A batch could not be listed in {self.cell.where} within {self._patience} s of its upload, in "
             f"{RESOLVES} tries; nothing was listed. Try again."

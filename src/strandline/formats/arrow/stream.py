@@ -120,10 +120,10 @@ class BatchHeader(NamedTuple):
     is_compressed: bool
 
 
-def announced(message: pa.Message, where: str) -> BatchHeader:
+def batch_header(message: pa.Message, where: str) -> BatchHeader:
     """The header of a record batch; ``CorruptData`` if it is inconsistent. Reads the header only."""
     try:
-        return _announced(*_batch_header(message), where)
+        return _batch_header_of(*_batch_header(message), where)
     except (ValueError, struct.error) as error:
         raise damaged(error, where) from error
 
@@ -133,7 +133,7 @@ def _batch_header(message: pa.Message) -> tuple[memoryview, int]:
     return table, follow(table, find_field(table, read_number(table, 0, "I"), MESSAGE_HEADER))
 
 
-def _announced(table: memoryview, batch: int, where: str) -> BatchHeader:
+def _batch_header_of(table: memoryview, batch: int, where: str) -> BatchHeader:
     length = find_field(table, batch, _BATCH_LENGTH)
     rows = 0 if length is None else read_number(table, length, "q")
     if rows < 0:
@@ -144,7 +144,7 @@ def _announced(table: memoryview, batch: int, where: str) -> BatchHeader:
 def _size(message: pa.Message, where: str, *, compressed: bool) -> tuple[int, int]:
     """Number of rows of a message, and the memory to decode it, according to its header."""
     table, batch = _batch_header(message)
-    rows, is_compressed = _announced(table, batch, where)
+    rows, is_compressed = _batch_header_of(table, batch, where)
     if compressed != is_compressed:
         raise CorruptData(f"{where} is damaged: its buffers do not have the announced compression.")
     body = memoryview(message.body or b"").cast("B")

@@ -36,17 +36,17 @@ class _Template(NamedTuple):
     padded: tuple[tuple[int, int], ...]
     """The same for those bytes with their padding."""
     before: bytes
-    """Between the timestamps and the offsets of the values."""
+    """Bytes between the timestamps and the offsets of the values."""
     after: bytes
-    """Behind the values and their padding."""
+    """Bytes after the values and their padding."""
     gap: bytes
-    """Behind the offsets of the values."""
+    """Padding after the offsets of the values."""
 
 
 def encode_values(values: Sequence[bytes], timestamps: Sequence[int]) -> bytes:
     """The page of these records (timestamps in microseconds), as ``RecordBatch.serialize`` would give it.
 
-    At most :data:`MOST_RECORDS`, and at least one.
+    There are at least one and at most :data:`MOST_RECORDS` records.
     """
     template = _template(len(values))
     data = b"".join(values)

@@ -11,8 +11,9 @@ from uuid import UUID
 
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.model import json_values as values
+from strandline.model.arguments import LARGEST_NUMBER
 from strandline.model.cursor import Cursor
-from strandline.model.json_values import LARGEST_NUMBER, fingerprint_of, fingerprint_text
+from strandline.model.json_values import fingerprint_of, fingerprint_text
 
 T = TypeVar("T")
 
@@ -89,7 +90,7 @@ class Fields:
             raise self.refused(f"{name!r}: {error}") from error
 
     def decoded(self, decode: Callable[[Mapping[str, Any]], T]) -> T:
-        """All of them, as ``decode`` reads them."""
+        """The value that ``decode`` returns for all fields; its errors become the given error."""
         try:
             return decode(self._fields)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -171,7 +172,7 @@ def cursor_fields(cursor: Cursor) -> dict[str, Any]:
 
 
 def read_cursor(fields: Mapping[str, Any]) -> Cursor:
-    """The inverse; ``ValueError``, ``KeyError`` or ``TypeError`` for anything else."""
+    """The cursor in these fields; ``ValueError``, ``KeyError`` or ``TypeError`` for anything else."""
     numbers = (fields["next"], fields["term"])
     if not all(type(number) is int and 0 <= number <= LARGEST_NUMBER for number in numbers):
         raise ValueError(f"{str(numbers)[:80]} are no position and term")

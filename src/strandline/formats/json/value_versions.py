@@ -48,7 +48,7 @@ def version_fields(versions: Sequence[ValueVersion]) -> dict[str, Any]:
 
 
 def read_versions(fields: Mapping[str, Any]) -> tuple[ValueVersion, ...]:
-    """The inverse. ``ValueError``, ``KeyError`` or ``TypeError`` if it is damaged; formats may be unknown."""
+    """The versions in ``log.json``; formats may be unknown. Raises ``ValueError``, ``KeyError`` or ``TypeError``."""
     found = fields.get("values", [])
     if not isinstance(found, list) or len(found) > _MOST:
         raise ValueError("'values' is no list of versions")

@@ -73,7 +73,7 @@ def encode_ticket(ticket: Ticket) -> bytes:
 
 
 def decode_ticket(data: bytes | memoryview) -> Ticket:
-    """Decode a ticket; ``InvalidInput`` if it cannot be read. No bytes request the whole log."""
+    """Decode a ticket; ``InvalidInput`` if it cannot be read. An empty ticket requests the whole log."""
     fields = Fields.parse(data or b"{}", "The ticket")
     if "snapshot" in fields:
         fields.only("replica", "term", "snapshot", "path", "offset", "limit")
@@ -111,7 +111,7 @@ class SpanTicket:
     """The caller that planned the read, whose limits apply; empty where callers have no names."""
 
     def allows(self, ticket: ReadTicket) -> bool:
-        """Whether a read is within it."""
+        """Whether the ticket permits a read."""
         since, upto = ticket.since, ticket.upto
         return (
             since is not None
@@ -142,7 +142,7 @@ def verify_ticket(text: str, keys: Sequence[bytes]) -> SpanTicket | None:
         data, found = _bytes(content), _bytes(signature)
     except ValueError:
         return None
-    if not any([hmac.compare_digest(_signature(data, key), found) for key in keys]):  # noqa: C419 - each takes as long
+    if not any([hmac.compare_digest(_signature(data, key), found) for key in keys]):  # noqa: C419 - constant time
         return None
     try:
         return Fields.parse(data, "The ticket").record(SpanTicket)

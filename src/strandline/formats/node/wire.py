@@ -16,13 +16,13 @@ from strandline.errors import CorruptData, ExpectationFailed, StrandlineError
 from strandline.formats.arrow.block import page_checksum
 from strandline.formats.checksum import crc32c
 from strandline.formats.json.fields import Fields, write_fields
+from strandline.model.arguments import LARGEST_NUMBER
 from strandline.model.head import WriterId
-from strandline.model.json_values import LARGEST_NUMBER
 from strandline.model.node import Heartbeat
 
 _VERSION: Final = 1
 _NOTE = struct.Struct("<BB2xQQQQ16sQQQQQQI")
-_PROGRESS = struct.Struct("<BB2xQQQQQ")
+_ADVANCE = struct.Struct("<BB2xQQQQQ")
 _ANSWER = struct.Struct("<BB2xQQQQQ")
 _CHECKSUM = struct.Struct("<I")
 NOTE_SIZE: Final = _NOTE.size + _CHECKSUM.size
@@ -106,15 +106,15 @@ class Advance(NamedTuple):
 def encode_advance(advance: Advance) -> bytes:
     """The bytes of an acknowledgement."""
     *numbers, is_answered = advance
-    return _sealed(_PROGRESS.pack(_VERSION, not is_answered, *numbers))
+    return _sealed(_ADVANCE.pack(_VERSION, not is_answered, *numbers))
 
 
 def decode_advance(data: bytes | memoryview | None, where: str) -> Advance:
     """Decode an acknowledgement; ``CorruptData`` for any other bytes."""
-    version, quiet, *numbers = _opened(_PROGRESS, data, "A progress report", where)
+    version, quiet, *numbers = _opened(_ADVANCE, data, "An acknowledgement", where)
     _check(where, version, *numbers)
     if quiet > 1:
-        raise CorruptData(f"A progress report of {where} has unknown flags ({quiet}): both ends need the same version.")
+        raise CorruptData(f"An acknowledgement of {where} has unknown flags ({quiet}): run the same version on both.")
     term, applied, durable, apply_errors, divergences = numbers
     return Advance(term, applied, durable, apply_errors, divergences, not quiet)
 
@@ -127,7 +127,7 @@ def encode_answer(heartbeat: Heartbeat, refused: str | None) -> bytes:
 
 def decode_answer(data: bytes | memoryview | None, where: str) -> tuple[Heartbeat, str | None]:
     """Decode an answer; ``CorruptData`` for any other bytes."""
-    body = _unsealed(data, "An acknowledgement", where, _ANSWER.size, _ANSWER.size + _LONGEST_REASON)
+    body = _unsealed(data, "An answer", where, _ANSWER.size, _ANSWER.size + _LONGEST_REASON)
     version, refused, *heartbeat = _ANSWER.unpack_from(body)
     _check(where, version, *heartbeat)
     reason = bytes(body[_ANSWER.size :]).decode(errors="replace")
@@ -156,7 +156,8 @@ def _unsealed(data: bytes | memoryview | None, what: str, where: str, smallest: 
 def _check(where: str, version: int, *numbers: int) -> None:
     if version != _VERSION:
         raise CorruptData(
-            f"{where} speaks version {version} of the wire, and this program version {_VERSION}: use the same on both."
+            f"{where} uses version {version} of the protocol, and this program version {_VERSION}: run the same "
+            "version of strandline on both."
         )
     if max(numbers) > LARGEST_NUMBER:
         raise CorruptData(f"A message of {where} is damaged: it has numbers out of range.")

@@ -1,4 +1,4 @@
-"""The note of an object log's collectors about clocks, as JSON (``clock/note.json``)."""
+"""What the collectors of an object log noted about inconsistent clocks, as JSON (``clock/note.json``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from strandline.model.times import NO_DOUBT, Doubt
 
 
 def encode_note(doubt: Doubt) -> bytes:
-    """The note."""
+    """``clock/note.json``."""
     return json.dumps({"ahead_since": doubt.ahead_since, "leap_since": doubt.leap_since}, indent=1).encode() + b"\n"
 
 

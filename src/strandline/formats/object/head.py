@@ -12,8 +12,8 @@ from uuid import UUID
 from strandline.errors import CorruptData, UnsupportedVersion
 from strandline.formats.checksum import crc32c
 from strandline.formats.unpacker import U16, U32, Unpacker
+from strandline.model.arguments import LARGEST_NUMBER
 from strandline.model.head import ChunkRef, Cut, Entry, Head, MetadataRanges, Pin, Trimmed, WriterId, WriterState
-from strandline.model.json_values import LARGEST_NUMBER
 from strandline.model.stamp import OpId, Stamped
 
 
@@ -203,7 +203,7 @@ class HeadCodec:
     """
 
     def __init__(self, log_id: UUID | None = None) -> None:
-        """The head of this log, or of any; bytes that describe another log's are damage."""
+        """Accept only the head of this log; without ``log_id``, the head of any log."""
         self._log_id = log_id
         self._packed: dict[int, tuple[Entry, bytes]] = {}
 

@@ -33,12 +33,12 @@ _NO_TRANSACTION_INDEX: Final = 0
 """The only tagged field, in an add."""
 _NO_TAGS: Final = b"\x00"
 
-_PLACE = struct.Struct(">16si")
+_TOPIC_PARTITION = struct.Struct(">16si")
 _RANGE = struct.Struct(">qqiqq")
 _TERM = struct.Struct(">iq")
 _SMALLEST_TERM: Final = _TERM.size + len(_NO_TAGS)
 _SIZE = struct.Struct(">i")
-_TOLD = struct.Struct(">iq")
+_ORIGIN = struct.Struct(">iq")
 _STATE = struct.Struct(">b")
 
 
@@ -94,7 +94,7 @@ def _add(event: SegmentMetadata) -> list[bytes]:
 
 
 def _origin(event: SegmentUpdate | PartitionDelete) -> bytes:
-    return _TOLD.pack(event.broker, event.event_timestamp)
+    return _ORIGIN.pack(event.broker, event.event_timestamp)
 
 
 def _state(event: SegmentEvent) -> bytes:
@@ -111,7 +111,9 @@ def _segment(segment: SegmentId) -> bytes:
 
 def _partition(partition: TopicPartition) -> bytes:
     name = partition.name.encode()
-    return _uvarint(len(name) + 1) + name + _PLACE.pack(partition.topic_id.bytes, partition.partition) + _NO_TAGS
+    return (
+        _uvarint(len(name) + 1) + name + _TOPIC_PARTITION.pack(partition.topic_id.bytes, partition.partition) + _NO_TAGS
+    )
 
 
 def _nullable(data: bytes | None) -> bytes:
@@ -195,7 +197,7 @@ class _EventReader(Unpacker):
 
 def _read_partition(reader: _EventReader) -> TopicPartition:
     name = reader.text()
-    topic_id, partition = reader.fields(_PLACE)
+    topic_id, partition = reader.fields(_TOPIC_PARTITION)
     reader.tags()
     return TopicPartition(name, UUID(bytes=topic_id), partition)
 
@@ -247,7 +249,7 @@ def _read_add(reader: _EventReader) -> SegmentMetadata:
 
 def _read_update(reader: _EventReader) -> SegmentUpdate:
     segment = _read_segment(reader)
-    broker, timestamp = reader.fields(_TOLD)
+    broker, timestamp = reader.fields(_ORIGIN)
     custom, state = reader.nullable(), _read_state(reader, SegmentState, "segment state")
     reader.tags()
     return SegmentUpdate(segment=segment, broker=broker, event_timestamp=timestamp, state=state, custom_metadata=custom)
@@ -255,7 +257,7 @@ def _read_update(reader: _EventReader) -> SegmentUpdate:
 
 def _read_delete(reader: _EventReader) -> PartitionDelete:
     partition = _read_partition(reader)
-    broker, timestamp = reader.fields(_TOLD)
+    broker, timestamp = reader.fields(_ORIGIN)
     state = _read_state(reader, PartitionDeleteState, "state of a partition's deletion")
     reader.tags()
     return PartitionDelete(partition=partition, broker=broker, event_timestamp=timestamp, state=state)

@@ -47,7 +47,7 @@ def decode_group(
         with pq.ParquetFile(source, metadata=tail.footer, pre_buffer=False, read_dictionary=shared) as file:
             table = file.read_row_group(number, columns=list(columns), use_threads=False)
         if is_shared:
-            table = _unshared(table, tail.where)
+            table = _decode_header_names(table, tail.where)
         table = table.combine_chunks()
         table.validate(full=True)
         wanted = pa.schema([SEGMENT_SCHEMA.field(name) for name in columns])
@@ -67,7 +67,7 @@ def decode_group(
 def _check_pages(
     tail: SegmentTail, number: int, columns: Sequence[str], pieces: Sequence[tuple[ByteRange, bytes | memoryview]]
 ) -> bool:
-    """Check the unpacked size of these columns; whether the header names must be counted exactly.
+    """Check the unpacked size of these columns; returns whether the header names must be counted exactly.
 
     ``CorruptData`` if it is too large, ``ValueError`` for pages that the writer never produces.
     """
@@ -92,7 +92,7 @@ def _check_pages(
     return unpacked + shared > unpacked_limit(stored)
 
 
-def _unshared(table: pa.Table, where: str) -> pa.Table:
+def _decode_header_names(table: pa.Table, where: str) -> pa.Table:
     """The table with header names decoded from their dictionary, if their total size is allowed."""
     for chunk in table.column("headers").chunks:
         names = chunk.keys

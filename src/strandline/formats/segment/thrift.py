@@ -142,7 +142,7 @@ class ThriftReader:
             number |= (byte & 0x7F) << shift
             shift += 7
             if shift > 7 * _LONGEST_NUMBER:
-                raise ValueError("a number has no end")
+                raise ValueError(f"a number has more than {_LONGEST_NUMBER} bytes")
         return number
 
     def _zigzag(self) -> int:
@@ -152,7 +152,7 @@ class ThriftReader:
     def _i32(self) -> int:
         number = self._zigzag()
         if not -_LARGEST_I32 - 1 <= number <= _LARGEST_I32:
-            raise ValueError(f"{number} has no 32 bits")
+            raise ValueError(f"{number} does not fit 32 bits")
         return number
 
 

@@ -85,7 +85,7 @@ class SegmentWriter:
         batches = [batch for batch in batches if batch.num_rows]
         if not batches:
             return
-        end = self._follows(batches)
+        end = self._check_order(batches)
         begins = check_term(self._terms, term, self.next)
         listed = max(
             listed, self._listed[-1] if self._listed else listed, self._times[-1][0] if self._times else listed
@@ -97,7 +97,8 @@ class SegmentWriter:
             self._split(batch, listed)
         self.next = end
 
-    def _follows(self, batches: Sequence[pa.RecordBatch]) -> int:
+    def _check_order(self, batches: Sequence[pa.RecordBatch]) -> int:
+        """The offset after these batches; ``InvalidInput`` if they do not continue the segment."""
         expected = self.next
         for batch in batches:
             if not batch.schema.equals(READ_SCHEMA):

@@ -144,7 +144,7 @@ class PointerCodec:
             raise UnsupportedVersion(
                 f"{where} is of version {version}, and this program reads version {VERSION}: upgrade strandline."
             )
-        raise CorruptData(f"{where} is damaged: {str(kind)[:80]!r} points at no snapshot. Restore the object.")
+        raise CorruptData(f"{where} is damaged: {str(kind)[:80]!r} is no snapshot pointer. Restore the object.")
 
 
 def _state(fields: dict[str, Any]) -> Stamped[Pointer]:

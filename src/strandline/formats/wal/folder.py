@@ -22,7 +22,7 @@ from strandline.model.retention import SlotState
 
 KIND: Final = "strandline-wal"
 FORMAT_VERSION: Final = 1
-KEPT_KIND: Final = "strandline-wal-slots"
+SLOTS_KIND: Final = "strandline-wal-slots"
 _REWIND_KIND: Final = "strandline-wal-rewind"
 _LOG: Final = "log"
 _WRITERS: Final = "writers"
@@ -76,13 +76,13 @@ class SlotsFile:
 def encode_slots_file(kept: SlotsFile) -> bytes:
     """``slots.json``."""
     fields = {"log_id": str(kept.log_id), "start": kept.start, "slots": list(map(slot_fields, kept.slots))}
-    return encode_checked(KEPT_KIND, FORMAT_VERSION, fields)
+    return encode_checked(SLOTS_KIND, FORMAT_VERSION, fields)
 
 
 def decode_slots_file(data: bytes, where: str, *, now: int) -> SlotsFile:
     """The start and the slots in these bytes; damage is ``CorruptData``, never "no slots"."""
     try:
-        fields = decode_checked(data, KEPT_KIND, FORMAT_VERSION)
+        fields = decode_checked(data, SLOTS_KIND, FORMAT_VERSION)
         return SlotsFile(UUID(text(fields["log_id"])), natural(fields["start"]), tuple(slots_of(fields, now)))
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CorruptData(

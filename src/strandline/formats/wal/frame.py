@@ -33,7 +33,7 @@ HEADER_SIZE: Final = _HEADER.size + _CHECKSUM.size
 TRAILER_SIZE: Final = _TRAILER.size
 _LEAD: Final = MAGIC + bytes([VERSION])
 _BEGINNING: Final = re.compile(re.escape(_LEAD))
-_PATIENCE: Final = 4
+_READS_PER_BYTE: Final = 4
 """Average number of reads of a byte while searching frames past damage; bounds the work on hostile bytes."""
 _SMALL: Final = 32 << 10
 """A frame with a payload up to this size is one piece: a copy costs less than handling its parts."""
@@ -182,7 +182,7 @@ def frames_beyond(data: memoryview, *, origin: int = 0) -> Iterator[Frame]:
 
     A value may contain bytes that look like a frame: the caller must recognise its own.
     """
-    at, patience = 0, _PATIENCE * len(data)
+    at, budget = 0, _READS_PER_BYTE * len(data)
     while (match := _BEGINNING.search(data, at)) is not None:
         at = match.start()
         found = _frame_at(data, at, origin)
@@ -191,10 +191,10 @@ def frames_beyond(data: memoryview, *, origin: int = 0) -> Iterator[Frame]:
             at = found.end - origin
             continue
         header = _header_at(data, at, origin + at)
-        behind = at + 1 if isinstance(header, Stop) else at + HEADER_SIZE + header[1] + TRAILER_SIZE
-        patience -= behind - at
-        # The header is valid but the payload is not: the next frame begins after it, unless bytes are missing.
-        at = behind if behind <= len(data) and (patience < 0 or _begins(data, behind)) else at + 1
+        after = at + 1 if isinstance(header, Stop) else at + HEADER_SIZE + header[1] + TRAILER_SIZE
+        budget -= after - at
+        # The header is valid but the payload is not: the next frame begins after the payload, unless bytes are missing.
+        at = after if after <= len(data) and (budget < 0 or _begins(data, after)) else at + 1
 
 
 def _begins(data: memoryview, at: int) -> bool:

@@ -15,7 +15,8 @@ from uuid import UUID
 from strandline.formats.checksum import crc32c
 from strandline.model.head import WriterId, WriterState
 
-_LEAD: Final = b"RDLI\x01\x00\x00\x00"
+INDEX_LEAD: Final = b"RDLI\x01\x00\x00\x00"
+"""The first bytes of an index."""
 _ENTRY = struct.Struct("<QQQQI")
 _WRITER = struct.Struct("<16sQQQQQ")
 _CHECKSUM = struct.Struct("<I")
@@ -45,11 +46,6 @@ class Index(NamedTuple):
     """Checksum that the next entry continues."""
 
 
-def index_lead() -> bytes:
-    """The beginning of an index."""
-    return _LEAD
-
-
 def new_chain(log_id: UUID, first: int) -> int:
     """The checksum that the first entry continues, in the index of the file that begins at ``first``."""
     return crc32c(log_id.bytes + first.to_bytes(8, "little"))
@@ -68,9 +64,9 @@ def encode_entry(entry: IndexEntry, chain: int) -> tuple[bytes, int]:
 
 def decode_index(data: bytes, chain: int) -> Index:
     """The entries in these bytes, up to the first that is not whole: every valid prefix of an index is useful."""
-    if not data.startswith(_LEAD):
+    if not data.startswith(INDEX_LEAD):
         return Index([], 0, chain)
-    return read_entries(data[len(_LEAD) :], Index([], len(_LEAD), chain))
+    return read_entries(data[len(INDEX_LEAD) :], Index([], len(INDEX_LEAD), chain))
 
 
 def read_entries(data: bytes, before: Index) -> Index:

@@ -32,7 +32,7 @@ _RESETS: Final = 8
 """How often a reset is repeated because the slot moved meanwhile."""
 
 HoldSeconds = Annotated[float, seconds(most=100 * 366 * 86400, above=0)]
-"""Longest hold: one read operation; its end must fit the times of a slot."""
+"""Seconds of a hold, which is for one read operation; its end must fit the times of a slot."""
 
 _NOT_LISTED: Final = Pin(0, 0)
 

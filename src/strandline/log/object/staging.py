@@ -66,7 +66,7 @@ class StagedAppend:
     """Name of this attempt, unique; its folder."""
     compression: Compression = Compression.LZ4
     run: str = ""
-    """Who repeats a commit that has failed: :meth:`listed_by_this_run` tells it from others with the same writer."""
+    """Identifies the run that repeats a failed commit, for :meth:`listed_by_this_run`: runs may share a writer."""
     clock: Clock = CLOCK
     chance: Chance = CHANCE
 
@@ -142,7 +142,7 @@ class StagedAppend:
     ) -> Receipt:
         """List staged batches in this order, and advance the writer's position to ``upto``, all or nothing.
 
-        Nothing happens if the position is ``upto`` or behind it already: the receipt is that of the commit which
+        Nothing happens if the position is ``upto`` or past it already: the receipt is that of the commit which
         reached it, without an offset if there was a later one. ``since`` is the position from which it advances;
         ``OutOfOrder`` if the log has another one; None: from any. ``expect``: only if the log ends there, else
         ``ExpectationFailed``. Without batches nothing is remembered either. A writer of one commit has the positions
@@ -225,7 +225,7 @@ class StagedAppend:
         return _in_parallel(copied, batches)
 
     def discard(self, batches: Sequence[BatchListing] | None = None) -> None:
-        """Delete staged batches, which are copied or not needed; all of the job, if None are named.
+        """Delete staged batches that were copied or are not needed; None: all batches of the job.
 
         A collection does that, too, a day later.
         """

@@ -56,7 +56,7 @@ class StoreShipper(Shipper[D, L]):
 
     @property
     @abstractmethod
-    def _never_fresh(self) -> str:
+    def _stale_message(self) -> str:
         """The error text if the batches were too old to be listed each time."""
 
     def enlist(self, batches: Sequence[Sealed[L]]) -> list[Receipt]:
@@ -69,7 +69,7 @@ class StoreShipper(Shipper[D, L]):
             except OutcomeUnknown:
                 if attempt == RESOLVES:
                     raise
-        raise Contended(self._never_fresh)
+        raise Contended(self._stale_message)
 
     def ship(self, draft: D, *, number: int, expect: int | None = None) -> Receipt:
         """Seal, upload and list one batch by itself; durable when it returns."""
@@ -86,10 +86,10 @@ _AMONG_OTHERS: Final = Backoff(attempts=64, base=0.005, ceiling=0.1)
 """Back-off against other writers. A writer that waits much longer than a write takes loses to the others."""
 
 _MANY: Final = 16
-"""So many chunks are written in parallel."""
+"""Number of chunks that are written at the same time."""
 
 _ALONE: Final = 16
-"""After so many listings without one of another writer, this writer is alone."""
+"""Number of listings without one of another writer, after which this writer counts as the only one."""
 
 
 @dataclass(slots=True)
@@ -313,7 +313,7 @@ class ObjectShipper(StoreShipper[ObjectDraft, BatchListing]):
         return [self.upload(batch) for batch in batches]
 
     @property
-    def _never_fresh(self) -> str:
+    def _stale_message(self) -> str:
         return (
             f"{self.lister.cell.where} was collected at each of {RESOLVES} tries, so that the batch had to be "
             "uploaded again each time; nothing was listed. Try again."

@@ -293,7 +293,7 @@ class Buffer:
             self.seal()
         group, base = self._place([page])
         if ranges:
-            group.draft.attach(ranges.behind(base))
+            group.draft.attach(ranges.shifted(base))
         usual = group.draft.plain // group.draft.count * page.num_rows // rows
         self.page_mask = fitting_page(usual, self._limits.batch_bytes) - 1
         self._seal_if_full(group)

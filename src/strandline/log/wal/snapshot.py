@@ -28,7 +28,7 @@ from strandline.storage.disk import DISK, Disk
 
 KIND_VERSION: Final = FORMAT_VERSION
 
-_STROKE: Final = 8 << 20
+_READ_BYTES: Final = 8 << 20
 """Bytes copied at a time."""
 _NO_BOOT: Final = UUID(int=0)
 
@@ -168,7 +168,7 @@ class _WalCopy:
         with contextlib.closing(file):
             at = 0
             while at < size:
-                piece = self._disk.read(source, at, min(_STROKE, size - at))
+                piece = self._disk.read(source, at, min(_READ_BYTES, size - at))
                 if not piece:
                     raise damaged(source, at, f"it ends there, and was durable up to byte {size}")
                 file.write([piece])

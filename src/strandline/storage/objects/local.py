@@ -52,7 +52,7 @@ class LocalStore:
         self._root = os.path.abspath(root)
         self._disk = disk
         self._chance = chance
-        self._sure: set[str] = set()
+        self._synced: set[str] = set()
         """Folders whose names this process has made durable."""
         self._origin = Origin(f"The store {self.url}", self)
 
@@ -131,7 +131,7 @@ class LocalStore:
         everything acknowledged in it since.
         """
         self._disk.make_folders(folder)
-        if folder in self._sure:
+        if folder in self._synced:
             return
         inside = folder
         while inside != self._root:
@@ -139,7 +139,7 @@ class LocalStore:
             self._disk.sync_folder(inside)
         with contextlib.suppress(StorageError):  # the parent folder may not be readable
             self._disk.sync_folder(os.path.dirname(inside))
-        self._sure.add(folder)
+        self._synced.add(folder)
 
     def _install(self, file: str, parts: list[bytes | memoryview], *, replacing: bool) -> None:
         folder = os.path.dirname(file)

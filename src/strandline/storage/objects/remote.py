@@ -20,7 +20,7 @@ from strandline.errors import (
 )
 from strandline.model.cursor import microseconds
 from strandline.storage.fork_check import Origin, bound_to_process
-from strandline.storage.objects.remote_errors import Answer, Meaning, understand
+from strandline.storage.objects.remote_errors import Answer, Meaning, classify
 from strandline.storage.objects.store import (
     Absent,
     Object,
@@ -129,7 +129,7 @@ class ObstoreStore:
             )
         except (refusals.BaseError, ValueError) as error:
             raise StorageError(
-                f"{self.url} cannot be opened with these options: {understand(error).said}. Correct the options, or "
+                f"{self.url} cannot be opened with these options: {classify(error).said}. Correct the options, or "
                 "their environment variables."
             ) from error
 
@@ -138,9 +138,9 @@ class ObstoreStore:
         try:
             return action(client)
         except ValueError as error:
-            raise InvalidInput(f"The store cannot do this with {self.url}/{path}: {understand(error).said}.") from error
+            raise InvalidInput(f"The store cannot do this with {self.url}/{path}: {classify(error).said}.") from error
         except (refusals.BaseError, OSError, NotImplementedError) as error:
-            raise self._explained(path, understand(error)) from error
+            raise self._explained(path, classify(error)) from error
 
     def _explained(self, path: str, answer: Answer) -> StrandlineError:  # noqa: PLR0911 - a table
         where, said = f"{self.url}/{path}", answer.said
@@ -204,7 +204,7 @@ class ObstoreStore:
                 ),
             )
         except (NotFound, AlreadyExists, Conflict) as error:
-            raise self._no_such_answer(path, error) from error
+            raise self._unexpected_answer(path, error) from error
 
     def put_if(self, path: str, data: Payload, when: Precondition) -> Version:
         """Write only if the precondition holds."""
@@ -215,7 +215,7 @@ class ObstoreStore:
             # The same answer has different meanings for the two conditions, which obstore does not distinguish.
             if isinstance(when, Absent):
                 if isinstance(error, NotFound):
-                    raise self._no_such_answer(path, error) from error
+                    raise self._unexpected_answer(path, error) from error
                 if isinstance(error, Conflict):
                     raise AlreadyExists(f"{self.url}/{path} exists already.") from error
                 raise
@@ -223,9 +223,9 @@ class ObstoreStore:
                 raise
             raise Conflict(f"{self.url}/{path} is gone or is changed by another writer; read it again.") from error
 
-    def _no_such_answer(self, path: str, error: StorageError) -> StorageError:
+    def _unexpected_answer(self, path: str, error: StorageError) -> StorageError:
         # This answer does not fit the request: the bucket does not exist, or another object blocks the path.
-        said = understand(error.__cause__ or error).said
+        said = classify(error.__cause__ or error).said
         return StorageError(f"The store would not write {self.url}/{path}: {said}. Check the address.")
 
     def copy(self, source: str, target: str) -> None:
@@ -233,7 +233,7 @@ class ObstoreStore:
         try:
             self._call(source, lambda client: obstore.copy(client, source, target))
         except (AlreadyExists, Conflict) as error:
-            raise self._no_such_answer(target, error) from error
+            raise self._unexpected_answer(target, error) from error
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Objects whose path starts with ``prefix``, in path order."""

@@ -50,7 +50,7 @@ _ABSENT: Final = frozenset(
     {"", "404", "NoSuchKey", "NoSuchVersion", "BlobNotFound", "PathNotFound", "ResourceNotFound", "NotFound"}
 )
 
-_NOT_LET_IN: Final = frozenset(
+_DENIED: Final = frozenset(
     {
         "AccessDenied",
         "AuthenticationFailed",
@@ -68,11 +68,11 @@ _NOT_LET_IN: Final = frozenset(
 
 _RACED: Final = frozenset({"ConditionalRequestConflict", "OperationAborted"})
 
-_PASSING: Final = frozenset({"RequestTimeout", "SlowDown", "Throttling", "ServerBusy", "OperationTimedOut"})
+_TRANSIENT: Final = frozenset({"RequestTimeout", "SlowDown", "Throttling", "ServerBusy", "OperationTimedOut"})
 
-_PASSING_STATUS: Final = frozenset({408, 425, 429})
+_TRANSIENT_STATUS: Final = frozenset({408, 425, 429})
 
-_NEVER: Final = frozenset({501, 505})
+_UNSUPPORTED_STATUS: Final = frozenset({501, 505})
 
 _MISDIRECTED: Final = (
     ("BadScheme", "plain http:// is used only with the option allow_http=true"),
@@ -93,28 +93,28 @@ _FINAL: Final = (
 )
 
 
-def understand(error: BaseException) -> Answer:
+def classify(error: BaseException) -> Answer:
     """Classify an error of obstore."""
     text = str(error)
     head, _, details = text.partition("\n\nDebug source:")
     status, code = _status(head), _code(text)
     if any(place in head for place in _METADATA):
         # Outside the clouds there is no such service; inside, it may be busy.
-        nobody = "kind: Connect" in details or _is_final(status, code)
-        story = "no credentials were given, and this machine's cloud provided none"
-        return Answer(Meaning.DENIED if nobody else Meaning.TRANSIENT, story)
+        is_denied = "kind: Connect" in details or _is_final(status, code)
+        reason = "no credentials were given, and this machine's cloud provided none"
+        return Answer(Meaning.DENIED if is_denied else Meaning.TRANSIENT, reason)
     if status is None:
         for word, hint in _MISDIRECTED:
             if word in text:
                 return Answer(Meaning.MISDIRECTED, hint)
-    return Answer(_meaning(error, status, code, head), _words(head, text, details, code))
+    return Answer(_meaning(error, status, code, head), _description(head, text, details, code))
 
 
 def _meaning(error: BaseException, status: int | None, code: str, head: str) -> Meaning:  # noqa: PLR0911 - a table
     if code in _NO_BUCKET:
         return Meaning.NO_BUCKET
     # By code, too: not every server and call has the right status.
-    if code in _NOT_LET_IN or status in (401, 403):
+    if code in _DENIED or status in (401, 403):
         return Meaning.DENIED
     if isinstance(error, raised.PermissionDeniedError | raised.UnauthenticatedError):
         return Meaning.DENIED
@@ -136,9 +136,9 @@ def _meaning(error: BaseException, status: int | None, code: str, head: str) -> 
 
 
 def _is_final(status: int | None, code: str) -> bool:
-    if status is None or code in _PASSING or status in _PASSING_STATUS:
+    if status is None or code in _TRANSIENT or status in _TRANSIENT_STATUS:
         return False
-    return status < HTTPStatus.INTERNAL_SERVER_ERROR or status in _NEVER
+    return status < HTTPStatus.INTERNAL_SERVER_ERROR or status in _UNSUPPORTED_STATUS
 
 
 def _status(head: str) -> int | None:
@@ -151,13 +151,13 @@ def _code(text: str) -> str:
     return found[1] if found else ""
 
 
-def _words(head: str, text: str, details: str, code: str) -> str:
+def _description(head: str, text: str, details: str, code: str) -> str:
     """A short description: status and the store's message, or the system's message, or obstore's first line."""
     status = re.search(r"status code: (\d{3}[^:\n]*)", head)
     if status:
         message = re.search(r"<Message>([^<\n]{1,200})", text)
-        story = [status[1].strip(), code, message[1].strip().rstrip(".") if message else ""]
-        return ", ".join(part for part in story if part)
+        reason = [status[1].strip(), code, message[1].strip().rstrip(".") if message else ""]
+        return ", ".join(part for part in reason if part)
     for pattern in (r'message: "([^"]{1,200})"', r'error: "([^"]{1,200})"'):
         found = re.search(pattern, details)
         if found:

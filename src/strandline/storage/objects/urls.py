@@ -42,9 +42,7 @@ def open_store(place: Address, options: Mapping[str, str] | None = None) -> Obje
     obstore's configuration names, and take precedence.
     """
     url = as_address(place)
-    refuse_credentials(
-        url, "set the environment variables of the cloud (AWS_ACCESS_KEY_ID and its kin), or give options"
-    )
+    refuse_credentials(url, "set the environment variables of the cloud (such as AWS_ACCESS_KEY_ID), or give options")
     scheme = split_address(url).scheme if "://" in url else "file"
     if scheme == "file":
         path = local_path(url) if "://" in url else url

@@ -10,7 +10,7 @@ import pyarrow.types as pt
 
 from strandline.errors import CorruptData, InvalidInput, SchemaRefused
 from strandline.formats.arrow.header import check_message
-from strandline.formats.arrow.stream import END, announced
+from strandline.formats.arrow.stream import END, batch_header
 from strandline.model.arguments import checked
 from strandline.values.codecs.rows import one_row, reason_of
 from strandline.values.contract import Columns, Decoded, bad_rows, check_values
@@ -125,7 +125,7 @@ def _read(value: bytes) -> tuple[pa.RecordBatch, bytes]:
     message = pa.ipc.read_message(source)
     if message.type != "record batch":
         raise ValueError(f"it has a {message.type} message in place of a row")
-    rows, is_compressed = announced(message, "The value")
+    rows, is_compressed = batch_header(message, "The value")
     if rows != 1 or is_compressed:
         raise ValueError(f"a value has one row, which is not compressed; this one has {rows}")
     batch = pa.ipc.read_record_batch(message, schema)

@@ -67,7 +67,7 @@ def _list_one(head: Head, new: BatchListing, now: int) -> Head:
         return head
     check_number(new.writer, new.number, last, known=head.writers, forgotten=new.born < head.writers_floor)
     _check_end(head, new.expect)
-    head = _entered(head, [new], now)
+    head = _with_entries(head, [new], now)
     entry = head.tail[-1]
     return _remember(head, writer, WriterState(number, entry.sequence, entry.first, entry.count, entry.listed))
 
@@ -85,7 +85,7 @@ class Group:
 
 
 def list_group(head: Head, group: Group, now: int) -> Head:
-    """The head with all batches of a group listed in order; unchanged if the position is behind them already."""
+    """The head with all batches of a group listed in order; unchanged if the position is past them already."""
     check_source_number(group.writer, group.number)
     writer, number = remembered(group.writer, group.number)
     last = head.writers.get(writer)
@@ -94,7 +94,7 @@ def list_group(head: Head, group: Group, now: int) -> Head:
     check_number(group.writer, group.number, last, known=head.writers)
     _check_end(head, group.expect)
     first = head.next_offset
-    head = _entered(head, group.listings, now)
+    head = _with_entries(head, group.listings, now)
     entry = head.tail[-1]
     return _remember(head, writer, WriterState(number, entry.sequence, first, entry.next - first, entry.listed))
 
@@ -106,7 +106,7 @@ def _check_end(head: Head, expect: int | None) -> None:
         )
 
 
-def _entered(head: Head, listings: Sequence[BatchListing], now: int) -> Head:
+def _with_entries(head: Head, listings: Sequence[BatchListing], now: int) -> Head:
     """The head with more entries; ``StaleUpload`` if an object may be gone."""
     listed = max(head.listed, now)  # listing times never decrease: seeking by time is a binary search
     entries: list[Entry] = []
@@ -281,7 +281,7 @@ class Outdated(StrandlineError):
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """A planned trim: what it removes, where that is recorded, and which slots were read."""
+    """A planned trim: the cut, the location of its record, and the membership of the slots that were read."""
 
     cut: Cut
     location: str

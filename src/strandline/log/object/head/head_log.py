@@ -40,12 +40,12 @@ class HeadLog(OptionalCalls, LogReading, ABC, Generic[S]):
         return bounds_of(self.head())
 
     def end(self) -> Cursor:
-        """The cursor behind everything that is listed now."""
+        """The cursor after everything that is listed now."""
         head = self.head()
         return self._cursor_in(head, head.next_offset)
 
     def cursor_at(self, offset: int) -> Cursor:
-        """The cursor behind everything below ``offset``, with the fingerprint of the batch there if it is listed."""
+        """The cursor after everything below ``offset``, with the fingerprint of the batch there if it is listed."""
         return self._cursor_in(self.head(), offset)
 
     def _cursor_in(self, head: Head, offset: int) -> Cursor:

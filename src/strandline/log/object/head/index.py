@@ -222,7 +222,7 @@ def is_listed(chunk: str, level: int, sequence: int, references: Listed, chunks:
 
 @dataclass(frozen=True, slots=True)
 class DeletedObject:
-    """An object to be deleted: a batch with so many records, or something else with none."""
+    """An object to be deleted. ``records`` counts those of a batch object, and is 0 for any other object."""
 
     path: str
     records: int

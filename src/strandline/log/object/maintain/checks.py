@@ -23,13 +23,13 @@ _BATCH: Final = re.compile(r"batches/([0-9]{16})/([0-9a-f]{32})\.batch")
 _IN_A_GROUP: Final = -1
 """The number of a writer whose last batches were listed as a group: the position is only in the head."""
 _OLDER_WRITERS: Final = 1 << 16
-"""How many more writers than the head are remembered; older ones are not compared."""
+"""Number of writers that are remembered beyond those in the head; older ones are not compared."""
 
 
 def check_head(head: Head) -> Iterator[str]:
     """Faults of the head by itself."""
     if head.floor > head.next_offset:
-        yield f"the log begins at offset {head.floor}, behind its end at {head.next_offset}"
+        yield f"the log begins at offset {head.floor}, after its end at {head.next_offset}"
     if not head.swept_generation <= head.min_generation <= head.generation:
         yield (
             f"its generations are out of order: swept {head.swept_generation}, lowest {head.min_generation}, "
@@ -86,12 +86,12 @@ class ListingPosition:
     generation: int = 0
 
     def skip(self, reference: ChunkRef) -> None:
-        """Continue behind a chunk that cannot be read."""
+        """Continue after a chunk that cannot be read."""
         self.offset, self.sequence = reference.next, reference.next_sequence
         self.listed = max(self.listed, reference.listed_last)
 
     def check(self, entry: Entry) -> Iterator[str]:
-        """Faults of the next entry; then the position is behind it."""
+        """Faults of the next entry; moves the position past it."""
         if entry.first > self.offset:
             yield f"offsets {self.offset} to {entry.first - 1} are in no batch"
         elif entry.first < self.offset:

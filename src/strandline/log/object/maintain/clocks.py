@@ -18,7 +18,7 @@ from strandline.storage.clock import Clock
 from strandline.storage.objects.store import ObjectStore, has_own_clock, measure_skew
 
 NOTE: Final = "clock/note.json"
-"""Object in which a round stores its doubt, or nothing; the store's timestamp of it is the store's time."""
+"""Object in which a round stores its doubt. Its modification time is the store's time."""
 
 PROBE: Final = "clock/dry-run"
 """Object that a dry run writes and deletes, to learn the store's time."""
@@ -65,7 +65,7 @@ class Clocks:
         if self.skew:
             which = "ahead of" if self.skew > 0 else "behind"
             said.append(
-                f"This machine's clock is {spell(abs(self.skew))} {which} the store's: set the wrong one right. "
+                f"This machine's clock is {spell(abs(self.skew))} {which} the store's: correct the wrong one. "
                 "Records expire by age only when they are old by both clocks."
             )
         if self.ahead:
@@ -86,7 +86,7 @@ class Clocks:
         return said
 
 
-def look_at_clocks(store: ObjectStore, head: Head, *, clock: Clock, dry_run: bool) -> Clocks:
+def compare_clocks(store: ObjectStore, head: Head, *, clock: Clock, dry_run: bool) -> Clocks:
     """Compare the clocks: two requests to a store that has a clock of its own.
 
     A dry run also reads the store's clock, by an object that it deletes again. If that write fails,

@@ -43,7 +43,7 @@ from strandline.log.object.head.index import (
     objects_of,
     references_of,
 )
-from strandline.log.object.maintain.clocks import Clocks, look_at_clocks
+from strandline.log.object.maintain.clocks import Clocks, compare_clocks
 from strandline.log.object.maintain.slot_lag import policy_start
 from strandline.log.object.slots import Members, SlotKeeper
 from strandline.log.object.staging import FOLDER as STAGED
@@ -64,7 +64,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _TRIES: Final = 16
 WORKERS: Final = 8
-"""Number of objects deleted in one request."""
+"""Number of objects that are deleted at the same time."""
 
 
 _NAME: Final = re.compile(r"(?:batches|trimmed|chunks)/([0-9]{16})/[0-9a-f-]{32,64}\.(?:batch|cut|chunk)")
@@ -75,9 +75,9 @@ _CHUNK: Final = re.compile(r"chunks/[0-9]{16}/([0-9]{2})-([0-9]{20})-[0-9]{20}\.
 class TrimResult:
     """Result of one collection, or of a dry run.
 
-    ``trimmed_bytes`` is about what was unlisted now and is deleted after the grace period; ``waiting``
-    counts earlier trims within their grace period. ``orphans`` were uploaded and never listed. ``clocks`` is the
-    result of the clock check; None if nothing was done.
+    ``trimmed_bytes`` are about the bytes that this collection unlisted; they are deleted after the grace period.
+    ``waiting`` counts earlier trims within their grace period. ``orphans`` were uploaded and never listed. ``clocks``
+    is the result of the clock check; None if nothing was done.
     """
 
     floor: int = 0
@@ -122,7 +122,7 @@ class GarbageCollector:
             done.floor, done.skipped = head.floor, True
             return done
         with metrics.timed(metrics.GC_SECONDS, self.slots.clock.monotonic):
-            clocks = self._look_at_clocks(head, done)
+            clocks = self._compare_clocks(head, done)
             self.trim(done, clocks)
             self._sweep(done, clocks, everything=everything, on_progress=on_progress or (lambda _: None))
         return done
@@ -130,9 +130,9 @@ class GarbageCollector:
     def _edit(self, edit: Callable[[Head], Head]) -> Head:
         return self.slots.head.update(self.slots.op(), edit, role="collector")
 
-    def _look_at_clocks(self, head: Head, done: TrimResult) -> Clocks:
+    def _compare_clocks(self, head: Head, done: TrimResult) -> Clocks:
         """Determine the time, and set back listing times that are certainly ahead of it."""
-        clocks = look_at_clocks(self.slots.store, head, clock=self.slots.clock, dry_run=done.dry_run)
+        clocks = compare_clocks(self.slots.store, head, clock=self.slots.clock, dry_run=done.dry_run)
         done.clocks = clocks
         for said in clocks.warnings():
             _LOGGER.warning("%s: %s", self.slots.store.url, said)
@@ -190,7 +190,7 @@ class GarbageCollector:
         return head.next_offset if entry is None else entry.first
 
     def _watch_holders(self, limits: SlotLimits, done: TrimResult, now: int) -> None:
-        """Note since when slots have not moved whose holders might be gone, and end expired holds."""
+        """Mark slots whose holders may be gone with the time of that finding, and end expired holds."""
         for state in self.slots.members(self.slots.read_head()).states:
             if has_expired(state, now):
                 if done.dry_run or self.slots.expire(state.name, now):
@@ -265,7 +265,7 @@ class GarbageCollector:
         if not done.dry_run:
             metrics.ORPHANS_COLLECTED.inc(len(garbage))
         finished = []
-        for location, cut in takewhile(lambda item: self._is_ripe(head, item[0], clocks.now()), cuts):
+        for location, cut in takewhile(lambda item: self._is_past_grace(head, item[0], clocks.now()), cuts):
             # In order: a later cut may delete a chunk through which an earlier one finds its batches.
             if cut is not None:
                 for group in objects_of(cut, self.slots.chunks):
@@ -277,7 +277,7 @@ class GarbageCollector:
             swept, ended = head.min_generation, frozenset(finished)
             self._edit(lambda now: end_collection(now, swept, ended))
 
-    def _is_ripe(self, head: Head, location: str, now: int) -> bool:
+    def _is_past_grace(self, head: Head, location: str, now: int) -> bool:
         at = next(gone.at for gone in head.trimmed if gone.location == location)
         return at + self.grace * SECOND <= now
 

@@ -20,7 +20,7 @@ from strandline.storage.clock import CHANCE
 
 @dataclass(frozen=True, slots=True)
 class RememberedSource:
-    """A source, and how far the log has it."""
+    """A source, and the position up to which the log has its records."""
 
     id: UUID
     """Derived from the source's identity, which the log does not store."""
@@ -34,7 +34,7 @@ class RememberedSource:
 
 @checked
 def sources(log: Annotated[LogReading, anything("an object log")]) -> list[RememberedSource]:
-    """The sources whose positions an object log remembers, the one that was appended to last at the end.
+    """The sources whose positions an object log remembers, in the order of their last appends.
 
     A log remembers 256 of them. ``Unsupported`` for other kinds of logs.
     """

@@ -1,7 +1,7 @@
 """Verification of an object log: each listed object exists, is whole and is listed once; others are reported.
 
 Reads only, in bounded memory: follows the listing chunk by chunk, fetches batches ahead within a bound, and compares
-objects with the listing generation by generation (see :mod:`.inventory`).
+objects with the listing generation by generation (see :mod:`.checks`).
 """
 
 from __future__ import annotations
@@ -92,21 +92,21 @@ class ObjectLogVerifier:
             return
         for problem in check_head(head):
             yield self._finding(Severity.DAMAGE, FindingKind.HEAD, "head", f"is wrong: {problem}")
-        stock = Inventory(self._store)
-        self._take_trimmed(list(self._cuts(head)), stock)
+        inventory = Inventory(self._store)
+        self._take_trimmed(list(self._cuts(head)), inventory)
         for entry in self._checked(self._entries(head)):
             on_progress(1)
             self.examined["batches"] += 1
             self.examined["records"] += entry.count
             self.examined["bytes"] += entry.size
-            stock.add(entry.location, entry.size, entry.sequence)
+            inventory.add(entry.location, entry.size, entry.sequence)
             yield from self._take_pending()
-            for compared in stock.ended():
+            for compared in inventory.ended():
                 yield from self._compared(compared)
         yield from self._take_pending()
-        for compared in stock.rest():
+        for compared in inventory.rest():
             yield from self._compared(compared)
-        yield from map(self._stranger, stock.strangers)
+        yield from map(self._stranger, inventory.strangers)
         yield from self._others(head)
         yield from self._slots(head)
 
@@ -153,12 +153,12 @@ class ObjectLogVerifier:
             what = f"has trims up to offset {upto}, but the log begins at {head.floor}"
             self._add(Severity.DAMAGE, FindingKind.TRIM, "head", what)
 
-    def _take_trimmed(self, cuts: Sequence[Cut], stock: Inventory) -> None:
+    def _take_trimmed(self, cuts: Sequence[Cut], inventory: Inventory) -> None:
         """Note the objects that trims will delete: they may exist or not."""
         for cut in cuts:
             try:
                 for gone in chain.from_iterable(objects_of(cut, self._log.chunks)):
-                    if not stock.add(gone.path, gone.size):
+                    if not inventory.add(gone.path, gone.size):
                         self._chunks.add(gone.path)
             except CorruptData as error:
                 self._damaged(FindingKind.CHUNK, "chunks", error)

@@ -20,7 +20,7 @@ from strandline.errors import AlreadyExists, CorruptData, InvalidInput, NotFound
 from strandline.formats.arrow.block import Compression, Parts, encode_page
 from strandline.formats.wal.folder import Rewinding, decode_rewinding, encode_rewinding
 from strandline.formats.wal.frame import Frame, FrameInfo, Stop, decode_frame, encode_frame
-from strandline.formats.wal.index import decode_index, encode_entry, index_lead, new_chain
+from strandline.formats.wal.index import INDEX_LEAD, decode_index, encode_entry, new_chain
 from strandline.formats.wal.mark import Mark, encode_mark
 from strandline.log.slots.rules import put_at
 from strandline.log.wal.names import (
@@ -56,7 +56,7 @@ from strandline.model.cursor import Cursor
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.disk import DISK, Disk, make_own_folder, replace_file, sync_name
 
-_STROKE: Final = 8 << 20
+_READ_BYTES: Final = 8 << 20
 """Bytes copied at a time."""
 _NO_BOOT: Final = UUID(int=0)
 
@@ -179,7 +179,7 @@ def _index_size(folder: str, log_id: UUID, place: JournalPosition, *, disk: Disk
         index = decode_index(disk.read(f"{folder}/{index_name(place.first)}"), chain)
     except NotFound:
         return 0
-    size = len(index_lead()) if index.size else 0
+    size = len(INDEX_LEAD) if index.size else 0
     for entry in index.entries:
         if entry.position > place.size:
             break
@@ -234,7 +234,7 @@ def _copy_tail(folder: str, found: Examined, cut: _RewindCut, to: int, target: s
 
 def _pieces(path: str, at: int, end: int, *, disk: Disk) -> Iterator[bytes]:
     while at < end:
-        piece = disk.read(path, at, min(_STROKE, end - at))
+        piece = disk.read(path, at, min(_READ_BYTES, end - at))
         if not piece:
             raise damaged(path, at, "the file ends there, but had more bytes")
         yield piece
@@ -249,9 +249,9 @@ def _is_same(one: str, other: str, *, disk: Disk) -> bool:
     if names != others:
         return False
     return all(
-        disk.read(f"{one}/{name}", at, _STROKE) == disk.read(f"{other}/{name}", at, _STROKE)
+        disk.read(f"{one}/{name}", at, _READ_BYTES) == disk.read(f"{other}/{name}", at, _READ_BYTES)
         for name, size in names
-        for at in range(0, size, _STROKE)
+        for at in range(0, size, _READ_BYTES)
     )
 
 

@@ -15,7 +15,7 @@ from strandline.formats.arrow.block import Compression, Parts
 from strandline.formats.arrow.value_page import MOST_RECORDS, encode_values
 from strandline.formats.wal.folder import batch_metadata, lead_metadata
 from strandline.formats.wal.frame import FrameInfo, encode_frame
-from strandline.formats.wal.index import Index, IndexEntry, encode_entry, index_lead, new_chain
+from strandline.formats.wal.index import INDEX_LEAD, Index, IndexEntry, encode_entry, new_chain
 from strandline.log.wal.names import LEAD, data_name, index_name, salt_of
 from strandline.log.wal.read.catalog import Located
 from strandline.log.wal.read.span import CachedFrame, Records
@@ -342,7 +342,7 @@ class IndexWriter:
         """Continue after the valid entries; the last of them, or the first frame, is at ``position``."""
         self._file = disk.open_append(f"{folder}/{index_name(first)}")
         self._file.cut(found.size)
-        self._waiting = [] if found.size else [index_lead()]
+        self._waiting = [] if found.size else [INDEX_LEAD]
         self._chain = found.chain
         self._last = position
         self._frames = 0

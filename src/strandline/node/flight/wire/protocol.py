@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from strandline.errors import CorruptData, InvalidInput
 from strandline.formats.arrow.header import RECORD_BYTES, check_message
-from strandline.formats.arrow.stream import announced
+from strandline.formats.arrow.stream import batch_header
 from strandline.formats.json.fields import LARGEST_REQUEST as LARGEST_JSON
 from strandline.node.flight.wire.errors import first_line
 
@@ -120,7 +120,7 @@ def read_batch(message: pa.Buffer, schema: pa.Schema, largest: int) -> pa.Record
         found = _read_message(message)
         if found.type != "record batch":
             raise InvalidInput(f"A {found.type} message arrived among the records: send plain record batches.")
-        rows, is_compressed = announced(found, "An Arrow batch")
+        rows, is_compressed = batch_header(found, "An Arrow batch")
         if is_compressed:
             raise InvalidInput("An Arrow batch is compressed, which a node does not accept: send it uncompressed.")
         if rows * RECORD_BYTES > largest:
