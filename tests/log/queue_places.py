@@ -9,7 +9,7 @@ from strandline.compat.v1.log import open_queue
 from strandline.compat.v1.queue import V1Queue
 from strandline.log.object import open_log
 from strandline.log.queue.contract import Queue
-from strandline.log.queue.log_queue import OwnQueue
+from strandline.log.queue.log_queue import ObjectLogQueue
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore
@@ -26,7 +26,7 @@ class OwnPlace(QueuePlace):
         self.log = open_log(store, create=True, retention="consumed")
 
     def queue(self, store: ObjectStore | None = None) -> Queue:
-        return OwnQueue(open_log(self.store if store is None else store, clock=ManualClock()))
+        return ObjectLogQueue(open_log(self.store if store is None else store, clock=ManualClock()))
 
     def produce(self, *entries: bytes, metadata: bytes = b"") -> None:
         with self.log.producer() as producer:

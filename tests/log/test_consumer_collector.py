@@ -11,7 +11,7 @@ import pytest
 from strandline.errors import Fenced, StorageError
 from strandline.followers.consumer.consumer import Consumer
 from strandline.log.object import ObjectLog, open_log
-from strandline.log.queue.log_queue import OwnQueue
+from strandline.log.queue.log_queue import ObjectLogQueue
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
@@ -20,7 +20,7 @@ from strandline.testing.slots import append
 SOON = 120.0
 
 
-class Watched(OwnQueue):
+class Watched(ObjectLogQueue):
     """A queue that tells when a round is over."""
 
     def __init__(self, log: ObjectLog) -> None:

@@ -11,7 +11,7 @@ import pytest
 from strandline.errors import OutOfOrderAck, StorageError
 from strandline.followers.consumer.consumer import Consumer
 from strandline.followers.consumer.progress import AckProgress, AckStep
-from strandline.log.queue.log_queue import OwnQueue
+from strandline.log.queue.log_queue import ObjectLogQueue
 from strandline.model.head import Entry
 from strandline.storage.objects.store import ObjectStore
 from strandline.storage.retry import RetryingStore
@@ -210,13 +210,13 @@ def test_a_consumer_whose_line_loses_every_third_answer_still_does_everything_on
 def test_a_twin_that_takes_an_acknowledgement_for_durable_that_is_not_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    honest = OwnQueue.acknowledge
+    honest = ObjectLogQueue.acknowledge
 
-    def forget(self: OwnQueue, through: Entry) -> None:
+    def forget(self: ObjectLogQueue, through: Entry) -> None:
         if not isinstance(self._store, FaultyStore):
             honest(self, through)
 
-    monkeypatch.setattr(OwnQueue, "acknowledge", forget)
+    monkeypatch.setattr(ObjectLogQueue, "acknowledge", forget)
     with pytest.raises(AssertionError, match="comes again"):
         lives(OwnPlace, after=False)
 

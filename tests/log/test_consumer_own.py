@@ -29,7 +29,7 @@ from strandline.errors import (
 )
 from strandline.followers.consumer.consumer import Consumer
 from strandline.log.object import ObjectLog, open_log
-from strandline.log.queue.log_queue import OwnQueue
+from strandline.log.queue.log_queue import ObjectLogQueue
 from strandline.model.cursor import Cursor
 from strandline.model.head import QueueEntry, WriterId
 from strandline.model.retention import Invalidation, InvalidReason, SlotLimits
@@ -597,7 +597,7 @@ class TestPlaces:
         url = f"memory://places-{uuid4().hex}"
         with sl.open(url, create=True).producer() as producer:
             producer.produce([b"a"])
-        for place in (url, sl.open(url), OwnQueue(sl.open(url))):
+        for place in (url, sl.open(url), ObjectLogQueue(sl.open(url))):
             assert sl.Consumer(place, trim_every=None).next_batch().values == [b"a"]
 
     def test_the_consumer_is_a_public_name(self) -> None:
@@ -623,7 +623,7 @@ class TestPlaces:
 
     def test_a_queue_that_was_not_claimed_says_so(self, log: ObjectLog) -> None:
         with pytest.raises(InvalidInput, match="not claimed"):
-            OwnQueue(log).look(0)
+            ObjectLogQueue(log).look(0)
 
 
 class TestVersion1:

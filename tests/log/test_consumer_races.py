@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from strandline.compat.v1 import edits
-from strandline.log.queue.log_queue import OwnQueue
+from strandline.log.queue.log_queue import ObjectLogQueue
 from strandline.log.slots import rules
 from strandline.model.head import QueueManifest
 from strandline.model.retention import SlotState
@@ -69,7 +69,7 @@ def test_a_consumer_that_acknowledges_without_looking_at_its_epoch_is_caught(mon
 
 
 def test_a_consumer_that_reads_without_looking_at_its_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OwnQueue, "_own_state", lambda self: self._log.slots.get(self.slot))
+    monkeypatch.setattr(ObjectLogQueue, "_own_state", lambda self: self._log.slots.get(self.slot))
     assert caught("went well after")
 
 
@@ -77,16 +77,16 @@ def test_a_consumer_that_reads_without_looking_at_its_epoch_is_caught(monkeypatc
 def test_a_consumer_that_begins_where_the_slot_was_before_it_claimed_it_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    honest = OwnQueue.claim
+    honest = ObjectLogQueue.claim
 
-    def claim_late(self: OwnQueue, holder: str, last_acked: int | None) -> int:
+    def claim_late(self: ObjectLogQueue, holder: str, last_acked: int | None) -> int:
         self._create_if_missing(last_acked)
         head = self._log.head()
         before = self._sequence_at(head, self._log.slots.get(self.slot))
         honest(self, holder, last_acked)
         return before
 
-    monkeypatch.setattr(OwnQueue, "claim", claim_late)
+    monkeypatch.setattr(ObjectLogQueue, "claim", claim_late)
     assert caught("comes again", "is gone")
 
 

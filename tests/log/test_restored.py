@@ -21,7 +21,7 @@ from strandline.followers.stores.append_log import AppendLogStore
 from strandline.followers.stores.state import MemoryStore
 from strandline.kv.log import LogKeyValue
 from strandline.log.object import open_log
-from strandline.log.read.planning import behind
+from strandline.log.read.planning import cursor_after
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.recover.rewind import rewind
 from strandline.model.cursor import Cursor
@@ -76,7 +76,10 @@ class Restored:
             put(log, b"f", b"g", b"h", b"i", b"j")
             self.stores = [MemoryStore(), AppendLogStore.open(str(place / "store"))]
             self.cursors = [follow(log, store, until="end") for store in self.stores]
-            self.taken = [behind(log.start(), span) for span in log.plan(log.start())] + [log.end(), log.cursor_at(7)]
+            self.taken = [cursor_after(log.start(), span) for span in log.plan(log.start())] + [
+                log.end(),
+                log.cursor_at(7),
+            ]
         shutil.rmtree(self.folder)
         shutil.move(place / "backup", self.folder)
         self.log = opener(self.folder)

@@ -13,7 +13,7 @@ from strandline.log.object.head import edits
 from strandline.log.object.log import open_log
 from strandline.log.object.maintain.slot_lag import slot_lags, trim_end
 from strandline.log.object.maintain.verify import ObjectLogVerifier
-from strandline.log.read.planning import Gathering
+from strandline.log.read.planning import PlanBuilder
 from strandline.log.slots.rules import check_position
 from strandline.log.slots.trimming import floor, outrun, retained_first, trim_floor
 from strandline.log.wal.log import WalLog
@@ -130,9 +130,9 @@ PIECES = [Piece(0, 3, 10), Piece(3, 4, 1), Piece(4, 9, 30), Piece(9, 10, 2)]
 ])  # fmt: skip
 @pytest.mark.parametrize("cut", range(5))
 def test_two_plans_together_are_as_large_as_one(limit: Limit, cut: int) -> None:
-    whole: Gathering[Piece] = Gathering(limit)
+    whole: PlanBuilder[Piece] = PlanBuilder(limit)
     whole.add(PIECES)
-    parts: Gathering[Piece] = Gathering(limit)
+    parts: PlanBuilder[Piece] = PlanBuilder(limit)
     if parts.add(PIECES[:cut]) and not parts.is_full:
         parts.add(PIECES[cut:])
     assert parts.spans == whole.spans
@@ -149,18 +149,18 @@ def test_two_plans_together_are_as_large_as_one(limit: Limit, cut: int) -> None:
 
 
 def test_what_is_left_of_a_limit_is_asked_for_next_and_at_least_one() -> None:
-    planned: Gathering[Piece] = Gathering(Limit(records=8, bytes=12, batches=3, upto=99))
+    planned: PlanBuilder[Piece] = PlanBuilder(Limit(records=8, bytes=12, batches=3, upto=99))
     assert planned.rest == Limit(records=8, bytes=12, batches=3, upto=99)
     assert not planned.is_full
     assert planned.add(PIECES[:2])
     assert planned.rest == Limit(records=4, bytes=1, batches=1, upto=99)
     assert not planned.is_full
     assert not planned.add(PIECES[2:])
-    full: Gathering[Piece] = Gathering(Limit(records=1))
+    full: PlanBuilder[Piece] = PlanBuilder(Limit(records=1))
     assert full.add(PIECES[:1])
     assert full.is_full
     assert full.rest == Limit(records=1)
-    assert Gathering(NO_LIMIT).rest == NO_LIMIT
+    assert PlanBuilder(NO_LIMIT).rest == NO_LIMIT
 
 
 # --- logs ------------------------------------------------------------------------------------------------------

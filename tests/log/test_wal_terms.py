@@ -12,7 +12,7 @@ from strandline.errors import CursorExpired, Diverged
 from strandline.followers.run import follow
 from strandline.followers.stores.state import MemoryStore
 from strandline.log.memory import MemoryLog
-from strandline.log.read.planning import behind
+from strandline.log.read.planning import cursor_after
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Cursor, Limit
@@ -169,7 +169,7 @@ class TestFollowing:
         log = MemoryLog()
         log.append(records(b"a", b"b"), writer=WRITER, number=0).result()
         since = Cursor(log.log_id, 0, 4)
-        assert behind(since, log.plan(since)[-1]) == Cursor(log.log_id, 2, 4)
+        assert cursor_after(since, log.plan(since)[-1]) == Cursor(log.log_id, 2, 4)
 
 
 def test_the_term_before_the_start_is_known_though_its_file_goes_while_it_is_looked_up(tmp_path, monkeypatch):

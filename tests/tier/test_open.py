@@ -64,7 +64,7 @@ def test_a_node_is_opened_by_its_address(tmp_path: Path) -> None:
         ("wal://orders", {}, r"'wal://orders' names no folder of this machine: write wal:///absolute/path\.$"),
         ("wal:///", {}, r"names no folder of this machine"),
         ("grpc://db1", {}, r"is no address of a node: use grpc://host:port"),
-        ("grpc://db1:7001", {"create": True}, r"create= is for a log that is made here, not for grpc://\.$"),
+        ("grpc://db1:7001", {"create": True}, r"create= is for a log that this process creates, not for grpc://\.$"),
         ("grpc://db1:7001", {"retention": "consumed"}, r"retention= is for an object log, not for grpc://\.$"),
         ("wal:///srv/orders", {"retention": "consumed"}, r"retention= is for an object log, not for wal://\.$"),
         ("wal:///srv/orders", {"security": sl.node.ClientSecurity()}, r"security= is for a node \(grpc://\)"),

@@ -22,7 +22,7 @@ from strandline.errors import (
 )
 from strandline.followers.run import Batching, begin, follow
 from strandline.log.contract import Log
-from strandline.log.read.planning import behind
+from strandline.log.read.planning import cursor_after
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.model.retention import FOREVER, TIER_SLOT, Consumed, MaxAge, MaxBytes
@@ -130,7 +130,7 @@ def test_plan_after_plan_covers_everything_once(kind: Kind) -> None:
             while spans := log.plan(cursor, limit):
                 found += fetched(spans)
                 for span in spans:
-                    cursor = behind(cursor, span)
+                    cursor = cursor_after(cursor, span)
             assert found == tiers.truth
             assert cursor == log.end()
 

@@ -20,9 +20,9 @@ from strandline.followers.engine import Engine
 from strandline.followers.events import Batching, Signal
 from strandline.followers.job_descriptions import job_description
 from strandline.log.contract import Log
-from strandline.log.read.planning import behind, joined
+from strandline.log.read.planning import cursor_after, joined
 from strandline.log.read.reading import fetch_in_order
-from strandline.log.slots.heartbeat import Beating, SlotHeartbeat
+from strandline.log.slots.heartbeat import SlotHeartbeat, TouchableSlot
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.head import LogBatch
@@ -124,7 +124,7 @@ class _IntoTable:
             try:
                 for span, part in fetch_in_order(joined(spans)):
                     chunk += part
-                    upto = behind(upto, span)
+                    upto = cursor_after(upto, span)
             except NotFound:
                 if upto.next > since.next:
                     return chunk, upto  # the rest is planned again
@@ -184,7 +184,7 @@ class _IntoTableByWorkers:
         spans = self.log.plan(since, limit)
         if not spans:
             return None
-        upto = behind(since, spans[-1])
+        upto = cursor_after(since, spans[-1])
         size = sum(span.size for span in spans)
         begins = since.at(spans[0].first)
         return events.Received(spans, upto.next - since.next, upto, since=begins, size=size, batches=len(spans))
@@ -252,7 +252,7 @@ class Follower:
     engine: Engine
     log: Log | Arriving
     sink: Sink | BatchSink
-    slot: Beating | None
+    slot: TouchableSlot | None
     clock: Clock
     seen_every: float = _SEEN_EVERY
     workers: Workers = IN_PROCESS

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from strandline.errors import Contended, CursorExpired, Gap, InvalidInput, NotFound, NullKey, StrandlineError
 from strandline.kv.contract import Ended, Listed
 from strandline.log.contract import Log
-from strandline.log.read.planning import behind
+from strandline.log.read.planning import cursor_after
 from strandline.log.read.reading import fetch_in_order, read_spans
 from strandline.model.arguments import Positive, Timeout, checked
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
@@ -280,7 +280,7 @@ class LogKeyValueSubscription(Closing):
             self._drop_plan()
             return self._next_piece(fresh=fresh)
         span, batches = found
-        return _WatchedChanges(self._in_scope(batches), behind(self._cursor, span))
+        return _WatchedChanges(self._in_scope(batches), cursor_after(self._cursor, span))
 
     def _in_scope(self, batches: list[pa.RecordBatch]) -> pa.Table:
         table = pa.Table.from_batches(batches, READ_SCHEMA)

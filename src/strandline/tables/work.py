@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from strandline.errors import InvalidInput, NotReady
 from strandline.log.contract import Log
-from strandline.log.read.planning import behind, divided, joined
+from strandline.log.read.planning import cursor_after, divided, joined
 from strandline.log.read.reading import fetch_in_order
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.sink import Part, Written
@@ -96,7 +96,7 @@ class Rebuild:
                 "earlier start, or a later end."
             )
         spans = self.log.plan(beginning, Limit(upto=self.upto))
-        end = behind(beginning, spans[-1]) if spans else beginning
+        end = cursor_after(beginning, spans[-1]) if spans else beginning
         if end.next != self.upto:
             raise NotReady(f"{self.log!r} gave offsets up to {end.next}, and not to {self.upto}: try again.")
         return beginning, spans, end

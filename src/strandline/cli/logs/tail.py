@@ -21,7 +21,7 @@ from strandline.cli.shared.common import Json, Tiers, length_of_time, start
 from strandline.cli.shared.decoding import DecodeValues, Unreadable, value_decoder
 from strandline.cli.shared.text import escaped, moment, readable, to_fields
 from strandline.errors import InvalidInput, NotReady, SlotInvalid, TransientStorageError
-from strandline.log.read.planning import behind
+from strandline.log.read.planning import cursor_after
 from strandline.log.read.reading import fetch_in_order, pauses
 from strandline.storage.clock import CLOCK
 
@@ -152,7 +152,7 @@ def _batches(
             spans = log.plan(cursor, sl.log.Limit(batches=_PLANNED, upto=upto))
             for span, batches in fetch_in_order(spans):
                 yield from batches
-                cursor, waiting = behind(cursor, span), None
+                cursor, waiting = cursor_after(cursor, span), None
                 still_needed(span.next)
             if not spans and not follow:
                 return

@@ -30,7 +30,7 @@ from strandline.errors import CorruptData, Fenced, InvalidInput, NotFound, Stora
 from strandline.formats.wal.folder import SlotsFile, decode_slots_file, encode_wal_identity
 from strandline.formats.wal.frame import FrameScanner
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.names import IDENTITY, KEPT, LEAD, LOCK, NEW, data_name
+from strandline.log.wal.names import IDENTITY, LEAD, LOCK, NEW, SLOTS_FILE, data_name
 from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.write.journal import JournalPosition, encode_lead
 from strandline.model.addresses import Address, as_folder
@@ -130,15 +130,17 @@ def _exists(path: str, *, disk: Disk) -> bool:
 
 def _refuse_what_is_in_the_way(folder: str, *, disk: Disk, clock: Clock) -> None:
     """Refuse a folder with content other than the leftovers of an interrupted creation of a log."""
-    first, kept = data_name(0), f"{folder}/{KEPT}"
+    first, kept = data_name(0), f"{folder}/{SLOTS_FILE}"
     names = [row.name for row in disk.scan(folder)]
-    strange = [name for name in names if name not in (LOCK, KEPT, f"{KEPT}{NEW}", f"{IDENTITY}{NEW}", first)]
+    strange = [
+        name for name in names if name not in (LOCK, SLOTS_FILE, f"{SLOTS_FILE}{NEW}", f"{IDENTITY}{NEW}", first)
+    ]
     if first in names:
         frames = FrameScanner(memoryview(disk.read(f"{folder}/{first}")))
         strange += [first for frame in frames if not frame.info.flags & LEAD][:1]
-    if KEPT in names:
+    if SLOTS_FILE in names:
         found = decode_slots_file(disk.read(kept), kept, now=clock.now())
-        strange += [KEPT] if found.slots or found.start else []
+        strange += [SLOTS_FILE] if found.slots or found.start else []
     if strange:
         raise InvalidInput(
             f"{folder} is where the log from {folder}{SPOOL} belongs, but it has {strange[0]} in it: move the folder "

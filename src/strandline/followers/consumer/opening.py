@@ -13,7 +13,7 @@ from strandline.errors import InvalidInput
 from strandline.log.contract import READING, Log, LogReading, require
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.queue.contract import Queue
-from strandline.log.queue.log_queue import OwnQueue
+from strandline.log.queue.log_queue import ObjectLogQueue
 from strandline.log.queue.slot_queue import SlotQueue, no_letters
 from strandline.model.addresses import Address, as_address, split_address
 from strandline.model.cursor import Start
@@ -75,7 +75,7 @@ def queue_at(
     if dead_letters is not None and isinstance(log, ObjectLog | QueueLog | Queue):
         raise InvalidInput("dead_letters= is for a log without an object store: this one keeps them in its own.")
     if isinstance(log, ObjectLog):
-        return OpenedQueue(OwnQueue(log, slot, start=start))
+        return OpenedQueue(ObjectLogQueue(log, slot, start=start))
     if isinstance(log, QueueLog):
         if slot not in (DEFAULT_SLOT, SLOT) or start != "retained":
             raise InvalidInput(

@@ -178,7 +178,7 @@ class StagedAppend:
     def _position(self, head: Head, since: int | None, upto: int) -> int:
         last = head.writers.get(self.writer)
         if last is None:
-            # A source begins anywhere; near the first number, so that this may be a large one.
+            # A source may begin at any position. One below ``upto``, since the advance has fewer bits than a position.
             return (upto - 1 if is_source(self.writer) else 0) if since is None else since
         if since is not None and since != last.number:
             raise OutOfOrder(

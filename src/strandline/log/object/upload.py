@@ -221,7 +221,7 @@ class Lister:
             return self._edited(edit)
 
     def _edited(self, listing: Callable[[Head], Head]) -> Head:
-        self._look_if_crowded()
+        self._read_if_crowded()
         lost = self.cell.conflicts
         spills = plan_spills(self.known())  # a writer of single batches must keep the head small, too
         self._put_chunks(spills)
@@ -260,7 +260,7 @@ class Lister:
         """Whether other writers list, too, as observed recently."""
         return self._alone < _ALONE
 
-    def _look_if_crowded(self) -> None:
+    def _read_if_crowded(self) -> None:
         """Read the head first while other writers list, too: cheaper than to lose a race, and then to read it."""
         if self.crowded:
             known = self.cell.held

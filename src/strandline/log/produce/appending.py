@@ -29,7 +29,7 @@ _LARGEST: Final = 255 << 20
 """Bytes of one append: a frame of a write-ahead log holds 256 MiB."""
 
 _FEW: Final = 64
-"""More Arrow batches than these in one append are combined: each is a page, or a message, of its own."""
+"""An append of more Arrow batches than this combines them: each would be a page, or a message, of its own."""
 
 _BACKOFF: Final = Backoff(base=0.02, ceiling=1.0)
 
@@ -71,7 +71,7 @@ class RecordsDraft(Draft):
         return start
 
     def attach(self, ranges: MetadataRanges) -> None:
-        """Nothing: the producer refuses metadata, and the records have the times of their calls."""
+        """Do nothing: the producer refuses metadata, and the records have the times of their calls."""
 
 
 class NumberedBatch(NamedTuple):
@@ -110,7 +110,7 @@ class AppendShipper(Shipper[RecordsDraft, NumberedBatch]):
         return Sealed((), NumberedBatch(records, number, expect))
 
     def upload(self, sealed: Sealed[NumberedBatch]) -> Sealed[NumberedBatch]:
-        """Nothing: the log takes batches in order."""
+        """Return the batch as it is: the log takes batches in order."""
         return sealed
 
     def enlist(self, batches: Sequence[Sealed[NumberedBatch]]) -> list[Receipt]:
@@ -160,7 +160,7 @@ class AppendShipper(Shipper[RecordsDraft, NumberedBatch]):
         except ExpectationFailed:
             self._asked.discard(number)  # the next batch gets this number
             raise
-        # Before the next batch is sent: that one must not be listed after a batch of somebody else.
+        # Before the next batch is sent: that one must not be listed after a batch of another producer.
         if is_new and isinstance(handle, Recognised) and handle.repeated:
             self._asked.discard(number)
             raise OutOfOrder(

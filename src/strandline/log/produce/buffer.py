@@ -12,9 +12,9 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import BufferFull, ProducerClosed, ProducerFailed, UsedAcrossFork
-from strandline.log.produce.handles import BatchOutcome, Era
+from strandline.log.produce.handles import BatchOutcome, TicketRange
 from strandline.log.produce.limits import Limits
-from strandline.log.produce.outbox import Bell, Outbox
+from strandline.log.produce.outbox import Outbox, ReentrantEvent
 from strandline.log.produce.rows import (
     FIRST_PAGE,
     PAGE_BYTES,
@@ -34,7 +34,7 @@ from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin, call_in_child
 
 _LAG: Final = 4
-"""How many pages may queue up during an encoding before appenders wait for it."""
+"""Number of pages that may queue up during an encoding before appenders wait for it."""
 
 _NEVER: Final = 1 << 62
 """A ticket for no record."""
@@ -61,8 +61,8 @@ class Failure:
         error.writer, error.number, error.__cause__ = self.writer, self.number, self.reason
         return error
 
-    def sign(self) -> None:
-        """Add to the reason, which the failed batch's own handles raise, which batch it was."""
+    def annotate(self) -> None:
+        """Add a note with the batch to the reason, which the handles of the failed batch raise."""
         note = f"Batch {self.number} of writer {self.writer} was not listed for this reason."
         if note not in getattr(self.reason, "__notes__", ()):
             self.reason.add_note(note)
@@ -106,11 +106,11 @@ class Buffer:
         self.rows = self._queue.rows
         self.next_ticket = self._queue.next_ticket
         self.store_row = self._queue.rows.setdefault
-        self.era = Era(self.place_pending, 0)
+        self.ticket_range = TicketRange(self.place_pending, 0)
 
         self.lock = threading.Lock()
         self.room = threading.Condition(self.lock)
-        self.wake = Bell()
+        self.wake = ReentrantEvent()
         self.buffered = 0
         self.failure: Failure | None = None
         self.closed: str | None = None
@@ -232,36 +232,36 @@ class Buffer:
         if self.rows and not self._shut:
             self.queued = 0
             end = self.next_ticket()
-            while self.era.start < end:
+            while self.ticket_range.start < end:
                 self._drain_page(end)
         self._drained_at = began
 
     def _drain_page(self, end: int) -> None:
-        start = self.era.start
+        start = self.ticket_range.start
         stop = min(start + self.page_mask + 1, end)
         after = stop if stop < end else end + 1
         try:
             rows, holes = self._queue.take(start, stop)
             if not rows:
-                self._close_era(after, BatchOutcome(), 0, holes)  # no records: all of these tickets are holes
+                self._close_range(after, BatchOutcome(), 0, holes)  # no records: all of these tickets are holes
             elif has_calls(rows):
                 self._place_calls(rows, holes, stop, after)
             else:
-                self._close_era(after, *self._place_page(page_of(cast("list[Row]", rows)), len(rows)), holes)
+                self._close_range(after, *self._place_page(page_of(cast("list[Row]", rows)), len(rows)), holes)
         except BaseException as error:
             # Out of memory, for example: these records are in no batch, so later ones may not be either.
             outcome = BatchOutcome()
             outcome.set_exception(error)
             self.refusing = True
             self.failure = Failure(error, self._writer, self._outbox.number, final=True)
-            if self.era.start < stop:
-                self._close_era(after, outcome, 0, [])
+            if self.ticket_range.start < stop:
+                self._close_range(after, outcome, 0, [])
             self._outbox.ready()
             raise
 
     def _place_calls(self, rows: list[Row | Call], holes: list[int], stop: int, after: int) -> None:
         """Put rows with calls among them in batches; a batch is closed when it has enough metadata."""
-        tickets: Sequence[int] = range(self.era.start, stop)
+        tickets: Sequence[int] = range(self.ticket_range.start, stop)
         if holes:
             tickets = sorted(frozenset(tickets).difference(holes))
         room = most = Room(MAX_METADATA, self._limits.batch_bytes)
@@ -277,14 +277,14 @@ class Buffer:
             outcome, base = self._place_page(page, len(mine), piece.ranges)
             if len(piece.rows) < page.num_rows:
                 wide = [(ticket, width - 1) for ticket, width in zip(mine, piece.widths, strict=True) if width > 1]
-                self.era.widen([ticket for ticket, _ in wide], list(accumulate(more for _, more in wide)))
-            self._close_era(end, outcome, base, [hole for hole in holes if self.era.start <= hole < end])
+                self.ticket_range.widen([ticket for ticket, _ in wide], list(accumulate(more for _, more in wide)))
+            self._close_range(end, outcome, base, [hole for hole in holes if self.ticket_range.start <= hole < end])
 
-    def _close_era(self, end: int, outcome: BatchOutcome, base: int, holes: list[int]) -> None:
+    def _close_range(self, end: int, outcome: BatchOutcome, base: int, holes: list[int]) -> None:
         """Everything before ticket ``end`` is in a batch, or never will be."""
-        era, following = self.era, Era(self.place_pending, end)
-        self.era = following
-        era.close(end, outcome, base, holes, following)
+        ticket_range, following = self.ticket_range, TicketRange(self.place_pending, end)
+        self.ticket_range = following
+        ticket_range.close(end, outcome, base, holes, following)
 
     def _place_page(
         self, page: pa.RecordBatch, rows: int, ranges: MetadataRanges | None = None
@@ -377,9 +377,9 @@ class Buffer:
         self.refusing = self.full = self._shut = True
         lost = BatchOutcome()
         lost.set_exception(self._origin.refusal())
-        era = self.era
-        self.era = Era(self.place_pending, _NEVER)
-        era.close(_NEVER, lost, 0, [], self.era)
+        ticket_range = self.ticket_range
+        self.ticket_range = TicketRange(self.place_pending, _NEVER)
+        ticket_range.close(_NEVER, lost, 0, [], self.ticket_range)
 
     def resume(self) -> None:
         """Continue after a failure."""

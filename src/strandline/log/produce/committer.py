@@ -10,7 +10,7 @@ from strandline.errors import ExpectationFailed, ProducerClosed
 from strandline.log.contract import Receipt
 from strandline.log.produce.buffer import CLOSED, Buffer, Failure
 from strandline.log.produce.handles import BatchOutcome
-from strandline.log.produce.outbox import Bell, Outbox, Sent
+from strandline.log.produce.outbox import Outbox, ReentrantEvent, Sent
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.metrics import count_written
 from strandline.storage.worker_thread import WorkerThread
@@ -31,7 +31,7 @@ class ListingPace:
         self._shortest = _LONGEST_REST
 
     def rest(self, took: float, *, crowded: bool) -> float:
-        """Seconds to pause after a listing that took so many."""
+        """Seconds to pause after a listing that took ``took`` seconds."""
         self._shortest = min(took, 1.1 * self._shortest)  # the store may have become slower
         return min(took, 2 * self._shortest, _LONGEST_REST) if crowded else 0.0
 
@@ -42,7 +42,7 @@ class ProducerThreads:
     It has no reference to the producer: its threads must not keep an abandoned producer alive.
     """
 
-    def __init__(self, buffer: Buffer, outbox: Outbox, *, writer: UUID, clock: Clock, ready: Bell) -> None:
+    def __init__(self, buffer: Buffer, outbox: Outbox, *, writer: UUID, clock: Clock, ready: ReentrantEvent) -> None:
         """``ready`` is set when there may be something to list."""
         self._buffer = buffer
         self._outbox = outbox
@@ -55,7 +55,7 @@ class ProducerThreads:
         """Whether closing has begun and not everything is listed yet; ``_last`` is the last outcome."""
         self._pace = ListingPace()
         self._rested_at = 0.0
-        self._hurry = Bell()
+        self._hurry = ReentrantEvent()
         self._threads = [
             WorkerThread(self._close_in_time, name="strandline-closing"),
             WorkerThread(self._list_in_order, name="strandline-listing"),
@@ -128,7 +128,7 @@ class ProducerThreads:
         self._outbox.join()
 
     def drop(self) -> None:
-        """Fail everything that is not listed, and end the threads. Takes no lock: see :class:`Bell`."""
+        """Fail everything that is not listed, and end the threads. Takes no lock: see :class:`ReentrantEvent`."""
         self._dropped = True
         self._buffer.refusing = True
         self._hurry.set()
@@ -204,7 +204,7 @@ class ProducerThreads:
         self._buffer.finish()
         if self._buffer.failure is None or not self._buffer.failure.final:
             self._buffer.failure = failure
-        failure.sign()
+        failure.annotate()
         first = None if failure.final else failure.reason
         for outcome in self._outbox.outcomes():
             if not outcome.done():

@@ -76,19 +76,19 @@ class BatchHandle(_Placed, tuple[BatchOutcome, int, int]):
         return self
 
 
-class Era:
+class TicketRange:
     """Consecutive tickets that were put in one batch together; open until that happens.
 
-    A ticket stands for one record or, if it is among ``calls``, for all entries of a call.
+    A ticket is that of one record or, if it is among ``calls``, of all entries of a call.
 
-    Eras form a chain: a handle keeps the era that was open before it took its ticket, and finds its own from there.
-    Eras without a handle are garbage-collected.
+    Ranges form a chain: a handle keeps the range that was open before it took its ticket, and finds its own from there.
+    Ranges without a handle are garbage-collected.
     """
 
     __slots__ = ("base", "calls", "end", "following", "holes", "outcome", "place", "start", "widened")
 
     def __init__(self, place: Callable[[], None], start: int) -> None:
-        """The era that begins with ticket ``start``; ``place`` puts every queued record in a batch."""
+        """Begin with ticket ``start``; ``place`` puts every queued record in a batch."""
         self.place = place
         self.start = start
         self.end: int | None = None
@@ -97,9 +97,9 @@ class Era:
         self.holes: list[int] = []
         self.calls: list[int] = []
         self.widened: list[int] = []
-        self.following: Era | None = None
+        self.following: TicketRange | None = None
 
-    def close(self, end: int, outcome: BatchOutcome, base: int, holes: list[int], following: Era) -> None:
+    def close(self, end: int, outcome: BatchOutcome, base: int, holes: list[int], following: TicketRange) -> None:
         """Tickets below ``end``, except ``holes``, are records of this outcome, counted from ``base``."""
         self.outcome = outcome
         self.base = base
@@ -118,27 +118,27 @@ class Era:
         before = bisect_left(self.calls, ticket)
         return index + self.widened[before - 1] if before else index
 
-    def found(self, ticket: int) -> Era | None:
-        """The era of the ticket, from this one on; None if it is still open."""
-        era: Era | None = self
-        while era is not None and era.end is not None and ticket >= era.end:
-            era = era.following
-        return None if era is None or era.end is None else era
+    def found(self, ticket: int) -> TicketRange | None:
+        """The range of the ticket, from this one on; None if it is still open."""
+        ticket_range: TicketRange | None = self
+        while ticket_range is not None and ticket_range.end is not None and ticket >= ticket_range.end:
+            ticket_range = ticket_range.following
+        return None if ticket_range is None or ticket_range.end is None else ticket_range
 
     def placed(self, ticket: int) -> tuple[BatchOutcome, int]:
         """The outcome of a ticket, and the index of its first record; puts it in a batch if needed."""
-        while (era := self.found(ticket)) is None or era.outcome is None:
+        while (ticket_range := self.found(ticket)) is None or ticket_range.outcome is None:
             self.place()
-        return era.outcome, era.index(ticket)
+        return ticket_range.outcome, ticket_range.index(ticket)
 
     def done(self, ticket: int) -> bool:
         """Whether the outcome of a ticket is known."""
-        era = self.found(ticket)
-        return era is not None and era.outcome is not None and era.outcome.done()
+        ticket_range = self.found(ticket)
+        return ticket_range is not None and ticket_range.outcome is not None and ticket_range.outcome.done()
 
 
-class RecordHandle(_Placed, tuple[Era, int]):
-    """The handle of one record: an era from which to search its batch, and its ticket.
+class RecordHandle(_Placed, tuple[TicketRange, int]):
+    """The handle of one record: a range of tickets from which to search its batch, and its ticket.
 
     A tuple, because one is created for every record, and nothing is faster.
     """
@@ -147,15 +147,15 @@ class RecordHandle(_Placed, tuple[Era, int]):
 
     def done(self) -> bool:
         """Whether the outcome is known."""
-        era, ticket = self
-        return era.done(ticket)
+        ticket_range, ticket = self
+        return ticket_range.done(ticket)
 
     def _place(self) -> tuple[BatchOutcome, int, int]:
-        era, ticket = self
-        return *era.placed(ticket), 1
+        ticket_range, ticket = self
+        return *ticket_range.placed(ticket), 1
 
 
-class ProduceHandle(_Placed, tuple[Era, int, int, int]):
+class ProduceHandle(_Placed, tuple[TicketRange, int, int, int]):
     """The handle of a ``produce`` call: like that of a record, with its number of entries and ingestion time."""
 
     __slots__ = ()
@@ -171,18 +171,18 @@ class ProduceHandle(_Placed, tuple[Era, int, int, int]):
         return self[0].done(self[1])
 
     def _place(self) -> tuple[BatchOutcome, int, int]:
-        era, ticket, count, _ = self
-        return *era.placed(ticket), count
+        ticket_range, ticket, count, _ = self
+        return *ticket_range.placed(ticket), count
 
 
-def placed_era(outcome: BatchOutcome, base: int) -> Era:
-    """An era whose one ticket, 0, begins at this record of the batch with this outcome."""
-    era = Era(_nowhere, 0)
-    era.close(1, outcome, base, [], Era(_nowhere, 1))
-    return era
+def placed_range(outcome: BatchOutcome, base: int) -> TicketRange:
+    """A range whose one ticket, 0, begins at this record of the batch with this outcome."""
+    ticket_range = TicketRange(_place_nothing, 0)
+    ticket_range.close(1, outcome, base, [], TicketRange(_place_nothing, 1))
+    return ticket_range
 
 
-def _nowhere() -> None:
+def _place_nothing() -> None:
     """Nothing is queued."""
 
 

@@ -18,7 +18,7 @@ from strandline.log.produce.shipper import Draft, Sealed, Shipper
 from strandline.storage.clock import CLOCK
 
 
-class Bell(threading.Event):
+class ReentrantEvent(threading.Event):
     """An event that one thread waits for and any code may set, even the garbage collector.
 
     The standard event takes a lock when it is set. If the collector ran within that lock, the finalizer of a
@@ -27,32 +27,32 @@ class Bell(threading.Event):
 
     def __init__(self) -> None:
         super().__init__()
-        self._rung: SimpleQueue[None] = SimpleQueue()
+        self._signals: SimpleQueue[None] = SimpleQueue()
 
     def is_set(self) -> bool:
-        """Whether it was rung since it was last cleared."""
-        return not self._rung.empty()
+        """Whether it was set since it was last cleared."""
+        return not self._signals.empty()
 
     def set(self) -> None:
-        """Ring."""
-        if self._rung.empty():
-            self._rung.put(None)
+        """Set the event, and wake the waiting thread."""
+        if self._signals.empty():
+            self._signals.put(None)
 
     def clear(self) -> None:
         """Reset it."""
         try:
             while True:
-                self._rung.get_nowait()
+                self._signals.get_nowait()
         except Empty:
             return
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until it is set (True), or until the timeout (False)."""
         try:
-            self._rung.get(timeout=timeout)
+            self._signals.get(timeout=timeout)
         except Empty:
             return False
-        self._rung.put(None)
+        self._signals.put(None)
         return True
 
 
@@ -142,9 +142,9 @@ class Outbox:
     def put(self, draft: Draft, outcome: BatchOutcome, expect: int | None = None) -> None:
         """Accept a batch, and upload it as soon as its number is known."""
         self._waiting.append(Sent(outcome, draft.size, expect, draft))
-        self._pump()
+        self._send_waiting()
 
-    def _pump(self) -> None:
+    def _send_waiting(self) -> None:
         while self._waiting and not self._halted:
             alone = self._waiting[0].expect is not None or (bool(self._sent) and self._sent[-1].expect is not None)
             if alone and self._sent:
@@ -192,7 +192,7 @@ class Outbox:
     def take(self) -> Sent:
         """Remove the oldest batch, which is listed."""
         taken = self._sent.popleft()
-        self._pump()
+        self._send_waiting()
         return taken
 
     def take_refused(self, failure: BaseException | None) -> Sent | None:
@@ -201,7 +201,7 @@ class Outbox:
             return None
         taken = self._sent.popleft()
         self._number = taken.number
-        self._pump()
+        self._send_waiting()
         return taken
 
     def halt(self) -> None:
@@ -223,7 +223,7 @@ class Outbox:
         for sent in self._sent:
             if sent.done() and sent.error() is not None:
                 self._upload(sent)
-        self._pump()
+        self._send_waiting()
         return self.outcomes()
 
     def clear(self) -> None:

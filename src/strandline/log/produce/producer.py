@@ -12,9 +12,9 @@ from strandline.errors import InvalidInput, Unsupported
 from strandline.log.contract import Receipt
 from strandline.log.produce.buffer import Buffer
 from strandline.log.produce.committer import ProducerThreads
-from strandline.log.produce.handles import BatchHandle, ProduceHandle, RecordHandle, placed_era
+from strandline.log.produce.handles import BatchHandle, ProduceHandle, RecordHandle, placed_range
 from strandline.log.produce.limits import Limits
-from strandline.log.produce.outbox import Bell, Outbox
+from strandline.log.produce.outbox import Outbox, ReentrantEvent
 from strandline.log.produce.rows import (
     CALL,
     ENTRY,
@@ -102,7 +102,7 @@ class Producer(Closing):
     ) -> None:
         """Use :meth:`~strandline.log.contract.Log.producer` of a log."""
         self._values = ValueEncoder(None, lambda: None) if values is None else values
-        ready = Bell()
+        ready = ReentrantEvent()
         outbox = Outbox(shipper, number=number, uploads=limits.uploads, ready=ready.set)
         self.writer = writer
         self._clock = clock
@@ -156,7 +156,7 @@ class Producer(Closing):
             check_timestamp(timestamp)
         if buffer.full:
             buffer.wait_for_room()
-        era = buffer.era  # before the ticket: the record is in this era or a later one
+        ticket_range = buffer.ticket_range  # before the ticket: the record is in this range or a later one
         row = (buffer.now_ns() if timestamp is None else timestamp * 1000, op, key, value, headers)
         if large:
             ticket = buffer.queue_large(row)
@@ -171,7 +171,7 @@ class Producer(Closing):
             buffer.notice()
         if buffer.refusing:
             buffer.take_back(ticket)
-        return RecordHandle((era, ticket))
+        return RecordHandle((ticket_range, ticket))
 
     def append_batch(self, batch: RecordSource, *, expect: int | None = None) -> BatchHandle:
         """Append a table of records, whole or not at all, never split over two batches.
@@ -212,7 +212,7 @@ class Producer(Closing):
             return self._produce_whole(as_tuple(content), metadata, expect)
         if buffer.full:
             buffer.wait_for_room()
-        era = buffer.era  # before the ticket: the call is in this era or a later one
+        ticket_range = buffer.ticket_range  # before the ticket: the call is in this range or a later one
         now_ns, next_ticket, store_row = buffer.now_ns, buffer.next_ticket, buffer.store_row
         now = now_ns()
         call = (now, op, metadata, content, size)  # one ticket: nothing can get between its values
@@ -228,14 +228,14 @@ class Producer(Closing):
             buffer.notice()
         if buffer.refusing:
             buffer.take_back(ticket)
-        return ProduceHandle((era, ticket, total, now))
+        return ProduceHandle((ticket_range, ticket, total, now))
 
     def _produce_whole(self, values: tuple[bytes, ...], metadata: bytes, expect: int | None) -> ProduceHandle:
         now, total = self._clock.now(), len(values)
         batch = record_batch(timestamps=[now] * total, ops=[0] * total, keys=[None] * total, values=values)
         placed = self._buffer.place_whole(conform(batch, now=now), MetadataRange(0, now, metadata), expect)
         outcome, start, stop = placed
-        return ProduceHandle((placed_era(outcome, start), 0, stop - start, now * 1000))
+        return ProduceHandle((placed_range(outcome, start), 0, stop - start, now * 1000))
 
     def flush(self, timeout: float | None = None) -> None:
         """Block until everything appended before this call is durable and listed; raises the first failure."""

@@ -52,7 +52,7 @@ class ValueEncoder:
         return encoded
 
     def records(self, batch: RecordSource) -> RecordSource:
-        """The batch with its values encoded; one whose values are encoded already is given back as it is."""
+        """The batch with its values encoded; one whose values are encoded already is returned unchanged."""
         table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
         if not isinstance(table, pa.Table):
             return batch
@@ -65,7 +65,7 @@ class ValueEncoder:
     def _is_untyped(self, schema: pa.Schema) -> bool:
         """Whether there is no codec, or none that can be used here; the log is asked until it has answered once.
 
-        While the store fails, values that are bytes are taken as they are: producers of bytes buffer through that.
+        While the store fails, bytes are accepted as encoded values, so that producers of bytes continue to buffer.
         """
         if self.given is None and not self._asked:
             try:
@@ -81,15 +81,15 @@ class ValueEncoder:
 
     def _try(self, encode: Callable[[Codec], Any]) -> Any:
         known = self._found if self.given is None else self.given
-        codec = self._look() if known is None else known
+        codec = self._find_codec() if known is None else known
         try:
             return encode(codec)
         except InvalidInput:
-            if self.given is not None or (newer := self._look()) == codec:
+            if self.given is not None or (newer := self._find_codec()) == codec:
                 raise
             return encode(newer)
 
-    def _look(self) -> Codec:
+    def _find_codec(self) -> Codec:
         self._found = self.find()
         if self._found is None:
             raise InvalidInput(_UNTYPED)

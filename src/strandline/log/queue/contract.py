@@ -18,7 +18,7 @@ from strandline.storage.objects.store import ObjectStore
 
 
 @runtime_checkable
-class Beginning(Protocol):
+class HasStart(Protocol):
     """A descriptor whose sequence is that of its last record, and that also has the first."""
 
     @property
@@ -27,13 +27,13 @@ class Beginning(Protocol):
 
 
 def start_of(descriptor: Descriptor) -> int:
-    """The position at which a batch begins: behind the sequence of the batch before it."""
-    return descriptor.start if isinstance(descriptor, Beginning) else descriptor.sequence
+    """The position at which a batch begins, after the sequence of the batch before it."""
+    return descriptor.start if isinstance(descriptor, HasStart) else descriptor.sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Result of one look at a queue: consecutive batches, and how much is listed but not acknowledged.
+    """Consecutive batches of a queue, and how much is listed but not acknowledged.
 
     ``length`` counts batches, or records in a queue that numbers batches by their records; ``records`` and ``size``,
     in stored bytes, are None where the queue does not know them.
@@ -47,7 +47,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """How many conditional writes a queue has done, and how many of them lost a race."""
+    """Number of conditional writes of a queue, and of those that lost a race."""
 
     done: int
     lost: int
@@ -154,7 +154,7 @@ def _plain(value: object) -> Any:
     if isinstance(value, tuple | MetadataRanges):
         return [_plain(item) for item in value]
     if is_dataclass(value):
-        # What is not shown is not stored either: the way to read a batch may hold credentials.
+        # Fields without a repr are not stored either: the span that reads a batch may hold credentials.
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value) if field.repr}
     return str(value) if isinstance(value, UUID) else value
 

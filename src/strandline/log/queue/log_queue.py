@@ -26,7 +26,7 @@ _CLAIMS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class OwnFetcher:
+class ObjectLogFetcher:
     """Reads the batches of an object log; see :class:`~strandline.log.queue.contract.Fetcher`."""
 
     store: ObjectStore
@@ -41,12 +41,12 @@ class OwnFetcher:
         return self.store.get(descriptor.location).data
 
 
-class OwnQueue:
+class ObjectLogQueue:
     """A log's slot as a queue; see :class:`~strandline.log.queue.contract.Queue`. Safe in threads once claimed.
 
-    It reads the log's batch objects, and no cold tier: while it holds its slot, they are retained, also behind a
-    tierer. If a follower has used the slot, it may be in the middle of a batch: then that whole batch is delivered
-    first, since batches are never split, and replays are harmless.
+    It reads the log's batch objects, and no cold tier: while it holds its slot, they are retained, also after a tierer
+    copied them. A follower that used the slot may have left it in the middle of a batch: then that whole batch is
+    delivered first, since batches are never split, and replays are harmless.
     """
 
     def __init__(self, log: ObjectLog, slot: str = "default", *, start: Start = "retained") -> None:
@@ -70,13 +70,13 @@ class OwnQueue:
         self._before = Writes(0, 0)  # of former claims
 
     def __repr__(self) -> str:
-        return f"OwnQueue({self._log!r}, {self.slot!r})"
+        return f"ObjectLogQueue({self._log!r}, {self.slot!r})"
 
     def claim(self, holder: str, last_acked: int | None) -> int:
         """Become the only consumer of the slot, which is created if there is none.
 
-        With ``last_acked`` the slot is moved right behind that batch, ahead or back; ``InvalidInput`` if that is not
-        listed yet, ``CursorExpired`` if the one behind it is deleted. ``SlotInvalid`` if the slot was invalidated: only
+        With ``last_acked`` the slot is moved right after that batch, ahead or back; ``InvalidInput`` if that is not
+        listed yet, ``CursorExpired`` if the one after it is deleted. ``SlotInvalid`` if the slot was invalidated: only
         a reset makes it valid again. None of these changes the slot or its holder.
         """
         self._create_if_missing(last_acked)
@@ -89,11 +89,11 @@ class OwnQueue:
             wanted = first if last_acked is None else last_acked + 1
             if wanted < first:
                 # Moving back must be pinned before it counts, and that fences this claim, too.
-                self._log.slots.reset(self.slot, self._offset_behind(head, wanted - 1))
+                self._log.slots.reset(self.slot, self._offset_after(head, wanted - 1))
                 continue
             self._position, self._acknowledged = state.position, wanted
             if wanted > first:
-                self._position = self._offset_behind(head, wanted - 1)
+                self._position = self._offset_after(head, wanted - 1)
                 slot.advance(Cursor(self._log.log_id, self._position))
             return wanted
         raise Contended(f"{self._where} was claimed by others at each of {_CLAIMS} tries to open it; try again.")
@@ -101,7 +101,7 @@ class OwnQueue:
     def _create_if_missing(self, last_acked: int | None) -> None:
         """Check before claiming, so that an impossible request fences no consumer."""
         head = self._log.head()
-        behind = None if last_acked is None else self._offset_behind(head, last_acked)
+        after = None if last_acked is None else self._offset_after(head, last_acked)
         if self.slot in head.slots:
             try:
                 self._check_valid(self._log.slots.get(self.slot))
@@ -110,7 +110,7 @@ class OwnQueue:
             else:
                 return
         try:
-            position = self._log.position_of(self._start) if behind is None else behind
+            position = self._log.position_of(self._start) if after is None else after
             self._log.slots.create(self.slot, position, lifetime=NEWCOMER_SECONDS)
         except AlreadyExists:
             self._check_valid(self._log.slots.get(self.slot))  # another consumer was faster
@@ -168,7 +168,7 @@ class OwnQueue:
             return entry.sequence
         return head.next_sequence
 
-    def _offset_behind(self, head: Head, sequence: int) -> int:
+    def _offset_after(self, head: Head, sequence: int) -> int:
         """The offset at which the batch after this one begins, or will begin."""
         if not 0 <= sequence < head.next_sequence:
             raise InvalidInput(
@@ -231,12 +231,12 @@ class OwnQueue:
         self._check_history(head)
         return tuple(islice(self._entries(head, min(first, head.next_sequence)), last + 1 - first))
 
-    def fetcher(self) -> OwnFetcher:
+    def fetcher(self) -> ObjectLogFetcher:
         """The reader for the batches of this log."""
-        return OwnFetcher(self._store)
+        return ObjectLogFetcher(self._store)
 
     def acknowledge(self, through: Descriptor) -> None:
-        """Durably move the slot behind this batch; ``Diverged`` if the log has another one in its place."""
+        """Durably move the slot past this batch; ``Diverged`` if the log has another one in its place."""
         entry = _entry(through)
         self._slot.advance(Cursor(self._log.log_id, entry.next, fingerprint=entry.fingerprint))
         self._position = max(self._position, entry.next)

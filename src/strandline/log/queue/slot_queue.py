@@ -21,7 +21,7 @@ from strandline.errors import (
 )
 from strandline.log.contract import Log, Slot
 from strandline.log.queue.contract import Look, Writes, keep_letter
-from strandline.log.read.planning import behind
+from strandline.log.read.planning import cursor_after
 from strandline.log.slots import rules
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import Cursor, Limit, Span, Start
@@ -45,7 +45,7 @@ class SpanDescriptor:
     span: Span = field(repr=False, compare=False)  # two plans of the same batch may differ in how it is read
     term: int = 0
     fingerprint: int | None = None
-    """Identifies the batch among all that could be there; None if the log does not tell."""
+    """Identifies the batch among all that could be there; None if the log does not have it."""
     metadata: tuple[MetadataRange, ...] = ()
 
 
@@ -67,7 +67,7 @@ class SpanFetcher:
         try:
             return list(span.fetch())
         except CorruptData:
-            return list(span.fetch())  # it may have been damaged on its way only
+            return list(span.fetch())  # the bytes may have been damaged in transfer only
 
     def raw(self, descriptor: Descriptor) -> bytes | memoryview:
         """The stored bytes, unchecked; ``NotFound`` where a log does not give them."""
@@ -107,7 +107,7 @@ class SlotQueue:
         self._reached: Cursor | None = None
         """The cursor that the slot had reached under this claim."""
         self._given: Cursor | None = None
-        """The cursor behind the last batch that was given: with it the log's history is checked."""
+        """The cursor after the last batch that was given: with it the log's history is checked."""
         self._acknowledged = 0
 
     def __repr__(self) -> str:
@@ -118,8 +118,8 @@ class SlotQueue:
     def claim(self, holder: str, last_acked: int | None) -> int:
         """Become the only consumer of the slot, which is created if there is none; returns the next offset.
 
-        With ``last_acked``, an offset, the slot is moved right behind it, ahead or back; ``InvalidInput`` if there is
-        no such record yet, ``CursorExpired`` if the one behind it is deleted. ``SlotInvalid`` if the slot was
+        With ``last_acked``, an offset, the slot is moved right after it, ahead or back; ``InvalidInput`` if there is
+        no such record yet, ``CursorExpired`` if the one after it is deleted. ``SlotInvalid`` if the slot was
         invalidated: only a reset makes it valid again. None of these changes the slot or its holder.
         """
         self._create_if_missing(last_acked)
@@ -207,8 +207,8 @@ class SlotQueue:
     def _gone(self) -> SlotInvalid:
         last = -1 if self._reached is None else self._reached.next - 1
         return SlotInvalid(
-            f"{self._where} is gone: it was dropped, or another node leads now, which had not heard of it. Open a new "
-            f"consumer with last_acked={last} to go on behind what this one has acknowledged."
+            f"{self._where} is gone: it was dropped, or another node leads now, which does not know it. Open a new "
+            f"consumer with last_acked={last} to continue after what this one has acknowledged."
         )
 
     # --- reading ------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class SlotQueue:
         self._check_given(since)
         found = self._planned(self._cursor(since), Limit(batches=None if limit is None else max(1, limit)))[:limit]
         if found and (self._given is None or found[-1].next > self._given.next):
-            self._given = behind(self._cursor(since), found[-1])
+            self._given = cursor_after(self._cursor(since), found[-1])
         return Look(
             tuple(map(self._descriptor, found)),
             length=max(0, end - max(state.position, self._acknowledged)),
@@ -249,7 +249,7 @@ class SlotQueue:
 
     def _descriptor(self, span: Span) -> SpanDescriptor:
         where = f"{self.url} offsets {span.first} to {span.next - 1}"
-        end = behind(Cursor(self._log.log_id, span.first), span)
+        end = cursor_after(Cursor(self._log.log_id, span.first), span)
         return SpanDescriptor(span.first, span.next - 1, where, span, end.term, end.fingerprint)
 
     def between(self, first: int, last: int) -> Sequence[Descriptor]:
@@ -268,9 +268,9 @@ class SlotQueue:
     # --- acknowledging ------------------------------------------------------------------------------------------
 
     def acknowledge(self, through: Descriptor) -> None:
-        """Durably move the slot behind this batch; ``Diverged`` if the log has another one in its place."""
+        """Durably move the slot past this batch; ``Diverged`` if the log has another one in its place."""
         found = _span(through)
-        upto = behind(Cursor(self._log.log_id, found.start), found.span)
+        upto = cursor_after(Cursor(self._log.log_id, found.start), found.span)
         self._planned(upto, Limit(batches=1))
         self._advance(upto)
         if self._reached is None or upto.next > self._reached.next:
@@ -301,7 +301,7 @@ class SlotQueue:
         return SlotHeartbeat(self._own, self._log, clock=self._clock)
 
     def writes(self) -> Writes:
-        """None that could lose a race: the slot has one writer."""
+        """Zero: the slot has one writer, so that no write can lose a race."""
         return Writes(0, 0)
 
 

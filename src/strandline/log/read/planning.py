@@ -73,7 +73,7 @@ B = TypeVar("B", bound=StoredBatch)
 S = TypeVar("S", bound=Span)
 
 
-def behind(since: Cursor, span: Span) -> Cursor:
+def cursor_after(since: Cursor, span: Span) -> Cursor:
     """The cursor after this span, for a consumer that has applied everything below ``since``.
 
     It has the span's term and the fingerprint of its batch, if the log has them.
@@ -83,7 +83,7 @@ def behind(since: Cursor, span: Span) -> Cursor:
 
 
 def joined(spans: Sequence[Span]) -> list[Span]:
-    """The same offsets in fewer spans, where a call for each would cost more than what it brings."""
+    """The same offsets in fewer spans, where one call per span would cost more than reading its records."""
     found: list[Span] = []
     for span in spans:
         both = found[-1].join(span) if found and isinstance(found[-1], Joinable) else None
@@ -196,7 +196,7 @@ def plan_entries(entries: Iterable[E], since: int, limit: Limit) -> list[tuple[E
 
 
 def _entries_upto(entries: Iterable[E], since: int, upto: int | None) -> list[tuple[E, int, int]]:
-    """The same without a limit of size: for plans of a million spans, of which each costs as little as it can."""
+    """The same without a limit of size: plans may have a million spans, so that each must cost little."""
     planned: list[tuple[E, int, int]] = []
     for entry in entries:
         end = entry.next if upto is None else min(entry.next, upto)
@@ -209,7 +209,7 @@ def _entries_upto(entries: Iterable[E], since: int, upto: int | None) -> list[tu
     return planned
 
 
-class Gathering(Generic[E]):
+class PlanBuilder(Generic[E]):
     """A plan built from several plans: in order, within one limit, but at least one span."""
 
     def __init__(self, limit: Limit) -> None:
@@ -218,7 +218,7 @@ class Gathering(Generic[E]):
         self._records = self._size = 0
 
     def add(self, spans: Iterable[E]) -> bool:
-        """Add as many as fit; whether all did."""
+        """Add as many spans as fit; returns whether all did."""
         for span in spans:
             records, size = self._records + span.next - span.first, self._size + span.size
             if self.spans and not self._limit.allows(records=records, size=size, batches=len(self.spans) + 1):

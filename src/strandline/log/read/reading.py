@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkab
 import pyarrow as pa
 
 from strandline.errors import InvalidInput, NotFound, NotReady
-from strandline.log.read.planning import behind, joined
+from strandline.log.read.planning import cursor_after, joined
 from strandline.model.cursor import Cursor, Limit, Start
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin
@@ -123,7 +123,7 @@ class HeadPoller(threading.local):
 
     _past = -1
     _pause = _FIRST_POLL
-    _look_at = 0.0
+    _poll_at = 0.0
 
     def wait(self, log: LogReading, past: Cursor, timeout: float, clock: Clock) -> bool:
         """Block until the log reaches past the cursor (True), or until the timeout (False), with growing pauses.
@@ -133,17 +133,17 @@ class HeadPoller(threading.local):
         now = clock.monotonic()
         deadline = now + timeout
         if past.next != self._past or timeout <= 0:
-            self._past, self._pause, self._look_at = past.next, _FIRST_POLL, now
+            self._past, self._pause, self._poll_at = past.next, _FIRST_POLL, now
         while True:
-            while now < (turn := min(deadline, self._look_at)):
+            while now < (turn := min(deadline, self._poll_at)):
                 clock.sleep(turn - now)
                 now = clock.monotonic()
-            if now < self._look_at:
+            if now < self._poll_at:
                 return False
             if log.bounds().next > past.next:
                 return True
             now = clock.monotonic()
-            self._look_at = now + self._pause
+            self._poll_at = now + self._pause
             self._pause = min(self._pause * 1.5, _LAST_POLL)
             if now >= deadline:
                 return False
@@ -199,7 +199,7 @@ def read_spans(
             raise NotReady(f"The log does not reach offset {end} yet; it ends at {cursor.next}.")
         try:
             for span, batches in fetch_in_order(joined(spans), columns=columns):
-                cursor = behind(cursor, span)
+                cursor = cursor_after(cursor, span)
                 yield cursor, batches
         except NotFound:
             # Raises if it was trimmed since it was planned; if it moved to another place, it is read there.

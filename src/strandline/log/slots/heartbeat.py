@@ -18,14 +18,14 @@ _LOGGER: Final = logging.getLogger(__name__)
 MOST: Final = 60.0
 """Longest interval in seconds; used where the log has no slot limits."""
 
-_LOOK: Final = 20.0
+_LIMITS_INTERVAL: Final = 20.0
 """Seconds between two reads of limits without an idle limit: one may be set at any time."""
 
 _TICK: Final = 0.25
 """Real seconds between two reads of the clock."""
 
 
-class Beating(Protocol):
+class TouchableSlot(Protocol):
     """The part of a claimed slot that a heartbeat needs."""
 
     def advance(self, to: Cursor) -> None:
@@ -60,7 +60,7 @@ def heartbeat_interval(limits: SlotLimits) -> float:
     >>> heartbeat_interval(SlotLimits(idle_seconds=30)), heartbeat_interval(SlotLimits())
     (10.0, 20.0)
     """
-    return min(MOST, limits.idle_seconds / 3) if limits.idle_seconds else _LOOK
+    return min(MOST, limits.idle_seconds / 3) if limits.idle_seconds else _LIMITS_INTERVAL
 
 
 @final
@@ -72,7 +72,7 @@ class SlotHeartbeat:
     """
 
     def __init__(
-        self, slot: Beating, log: object, *, clock: Clock, is_alive: Callable[[], bool] = lambda: True
+        self, slot: TouchableSlot, log: object, *, clock: Clock, is_alive: Callable[[], bool] = lambda: True
     ) -> None:
         """Keep ``slot`` of ``log`` alive while it is entered and ``is_alive`` returns true."""
         self._slot = slot

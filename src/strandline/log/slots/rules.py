@@ -100,7 +100,7 @@ def check_valid(state: SlotState) -> None:
     """Refuse a slot that was invalidated."""
     if state.invalid is not None:
         raise SlotInvalid(
-            f"Slot {state.name!r} was invalidated ({state.invalid.reason}) and pins nothing: records that it needs may "
+            f"Slot {state.name!r} was invalidated ({state.invalid.reason}) and pins nothing. Records that it needs may "
             "be deleted: bootstrap its consumer again, and reset the slot to the consumer's new position."
         )
 
@@ -115,8 +115,8 @@ def reset(
 ) -> SlotState:
     """The slot moved, back or ahead, valid again and without a holder; refused if it moved since ``before``.
 
-    The epoch grows: its holder, or another process that was about to move it, is fenced. ``born`` marks the pin behind
-    it; ``expires`` is the expiry of a slot that is created again. Until it is claimed, it pins the hot tier if it did.
+    The epoch grows: its holder, or another process that was about to move it, is fenced. ``born`` is the mark of its
+    pin; ``expires`` is the expiry of a slot that is created again. Until it is claimed, it pins the hot tier if it did.
     """
     if (state.epoch, state.position, state.dropped) != (before.epoch, before.position, before.dropped):
         raise Fenced(f"Slot {state.name!r} was moved by another process while it was being reset.")
@@ -133,9 +133,9 @@ _LAST_TERM: Final = 1 << 38
 def taken_over(state: SlotState, term: int, end: int) -> SlotState:
     """The slot as the primary of a new term begins with it: no claim of an earlier term is valid any more.
 
-    The former primary may have given it to another holder, which this node never heard of. The epoch is above all that
+    The former primary may have given it to another holder, which this node does not know. The epoch is above all that
     were given in earlier terms; the holder is the last known one. ``end`` is where the log ends now; a slot that is
-    moved back there is not compared with what its consumer had confirmed.
+    moved back there is not compared with the position that its consumer had confirmed.
     """
     epoch = max(state.epoch + 1, min(term, _LAST_TERM) * EPOCHS_PER_TERM)
     born = state.born if state.position <= end else 0
@@ -153,8 +153,8 @@ def is_outdated(state: SlotState, known: SlotState) -> bool:
 def resumed(state: SlotState, holder: str, now: int, *, former: int, known: int | None) -> SlotState:
     """The slot of a holder that continues after a failover with its claim of an earlier term.
 
-    ``former`` is the epoch of that claim, ``known`` the highest such epoch that is known of, None for unknown. Of two
-    claims the later one counts, whenever it is presented. ``Fenced`` for an earlier one.
+    ``former`` is the epoch of that claim, ``known`` the highest known epoch of such a claim, or None. Of two claims the
+    later one counts, whenever it is presented. ``Fenced`` for an earlier one.
     """
     is_last = state.holder == holder if known is None or former == known else former > known
     if not is_last or former >= state.epoch:

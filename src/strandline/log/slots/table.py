@@ -1,4 +1,4 @@
-"""Slots in one table in memory."""
+"""Slots in one table in memory, and read-only slots."""
 
 from __future__ import annotations
 

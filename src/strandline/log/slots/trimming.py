@@ -69,7 +69,7 @@ def _is_of(slot: SlotState, copied: ColdTierProof) -> bool:
 
 
 def outrun(states: Iterable[SlotState], start: int) -> list[SlotState]:
-    """The slots that lose records if a log is trimmed up to ``start``, whatever they pin.
+    """The slots that lose records if a log is trimmed up to ``start`` regardless of pins.
 
     Records in the cold tier are lost only for holders that cannot read it.
     """

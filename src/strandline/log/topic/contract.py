@@ -43,7 +43,7 @@ class Assignment(Protocol):
 class TopicSubscription(Protocol):
     """The messages of the assigned partitions: each exactly once, in the order of their offsets within a partition.
 
-    One thread takes; any thread closes. Memory is bounded however slow that is: untaken messages stay in the log.
+    One thread takes; any thread closes. Memory is bounded, also for a slow taker: untaken messages stay in the log.
     """
 
     def take(self, timeout: float) -> list[Message]:

@@ -141,7 +141,7 @@ class KafkaTopic(Closing):
         self._closed = False
         self._topic_id: UUID | None = None
         # A client for queries only. Never closed, since a thread may be using it: it ends when it is garbage-collected.
-        self._eye: Any = self._made(self._kafka.Consumer, consumer_settings(bootstrap, self._config))
+        self._query_client: Any = self._made(self._kafka.Consumer, consumer_settings(bootstrap, self._config))
         self._prepare(create=create, replication_factor=replication_factor)
         self._origin = Origin(f"The topic {name}", self)
 
@@ -177,7 +177,7 @@ class KafkaTopic(Closing):
     def _counted(self) -> int:
         """Number of partitions on the broker; 0 if there is no such topic."""
         try:
-            topic = self._eye.list_topics(self._name, timeout=self._timeout).topics[self._name]
+            topic = self._query_client.list_topics(self._name, timeout=self._timeout).topics[self._name]
         except self._kafka.KafkaException as error:
             raise refusal(kafka_error(error), f"Asking {self._bootstrap} for topic {self._name}") from error
         if topic.error is None:
@@ -288,15 +288,15 @@ class KafkaTopic(Closing):
         return self._bounds(partition, self._timeout)
 
     def _bounds(self, partition: int, timeout: float) -> Bounds:
-        eye = self._eye
-        if eye is None:
+        query_client = self._query_client
+        if query_client is None:
             raise LogClosed(f"The topic {self._name} is closed: its bounds are not known.")
         place = self._kafka.TopicPartition(self._name, partition)
         deadline = self._clock.monotonic() + timeout
         while True:
             left = max(deadline - self._clock.monotonic(), _STEP)
             try:
-                found = eye.get_watermark_offsets(place, timeout=left)
+                found = query_client.get_watermark_offsets(place, timeout=left)
             except self._kafka.KafkaException as error:
                 reason = refusal(
                     kafka_error(error), f"Asking for the bounds of partition {partition} of topic {self._name}"
@@ -307,7 +307,7 @@ class KafkaTopic(Closing):
                 self._clock.sleep(_STEP)
             else:
                 if found is None:
-                    raise self._silent(f"telling the bounds of partition {partition} of topic {self._name}")
+                    raise self._silent(f"reporting the bounds of partition {partition} of topic {self._name}")
                 return Bounds(*found)
 
     def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[KafkaSubscription, KafkaSubscription]:
@@ -339,7 +339,7 @@ class KafkaTopic(Closing):
             self._closed = True
             subscriptions, sender = tuple(self._subscriptions), self._sender
             self._sender = None
-            self._eye = None
+            self._query_client = None
         for subscription in subscriptions:
             subscription.close()
         if sender is not None:

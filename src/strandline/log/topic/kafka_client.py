@@ -19,7 +19,7 @@ MILLISECONDS: Final = 1000
 LARGEST: Final = 1_000_000
 """Default limit of a message in bytes (``message.max.bytes``)."""
 
-_QUICK: Final = {
+_COMMON: Final = {
     # Reconnect within a second; the default may take ten.
     "reconnect.backoff.max.ms": 1000,
     # Errors are raised. The library would also print them, on each retry.
@@ -80,7 +80,7 @@ def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def common_settings(bootstrap: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of every client."""
-    return {**_QUICK, **config, "bootstrap.servers": bootstrap}
+    return {**_COMMON, **config, "bootstrap.servers": bootstrap}
 
 
 def producer_settings(bootstrap: str, config: Mapping[str, Any], timeout: float) -> dict[str, Any]:
@@ -106,7 +106,7 @@ _NOT_ALLOWED: Final = (
     "GROUP_AUTHORIZATION_FAILED",
 )
 
-_MAY_PASS: Final = (
+_TRANSIENT: Final = (
     "_TRANSPORT",
     "_TIMED_OUT",
     "_TIMED_OUT_QUEUE",
@@ -143,7 +143,7 @@ def refusal(error: Any, what: str) -> StrandlineError:
         return NotFound(f"{words}: it was deleted or never created; open the topic with create=True to make it.")
     if name in _NOT_ALLOWED:
         return StorageError(f"{words}: check the credentials, and what they are allowed to do with the topic.")
-    if name in _MAY_PASS or error.retriable():
+    if name in _TRANSIENT or error.retriable():
         return TransientStorageError(f"{words}: check that the broker runs and is reachable there, and try again.")
     return StorageError(f"{words}.")
 

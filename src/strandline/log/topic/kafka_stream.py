@@ -1,4 +1,4 @@
-"""Settings and errors of the Kafka client, and the subscription, which tracks the next offsets itself."""
+"""Subscription to a Kafka topic: tracks the next offset of each partition itself."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from strandline.storage.fork_check import Origin, bound_to_process
 TAKEN: Final = 4096
 """Largest number of messages of one take."""
 
-_SLICE: Final = 0.1
+_POLL_SECONDS: Final = 0.1
 """Seconds of one poll of the library: closing waits no longer for the taking thread."""
 
 _GRACE: Final = 10.0
 """Seconds that closing waits for a running take."""
 
-_PATIENCE: Final = 1.0
+_QUERY_SECONDS: Final = 1.0
 """Seconds for which a take queries a stalled partition, before it continues with the others."""
 
-_PASSED: Final = ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE", "_LOG_TRUNCATION")
+_OUT_OF_RANGE: Final = ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE", "_LOG_TRUNCATION")
 """The library's errors when the partition does not have the requested offset."""
 
 
@@ -108,9 +108,9 @@ class KafkaSubscription:
         # Protects everything below, and keeps the library's assignment and this one equal.
         self._lock = threading.Lock()
         self._tracks: dict[int, Track] = {}
-        self._unsettled: set[int] = set()
+        self._stalled: set[int] = set()
         self._lost: dict[int, StrandlineError] = {}
-        self._complaints: deque[StrandlineError] = deque()
+        self._errors: deque[StrandlineError] = deque()
         self._closed = False
         self._origin = Origin(f"A subscription of the topic {topic}", self)
 
@@ -119,12 +119,12 @@ class KafkaSubscription:
         deadline = self._clock.monotonic() + timeout
         with self._taking:
             while not self._closed:
-                self._speak()
+                self._raise_pending()
                 left = max(0.0, deadline - self._clock.monotonic())
-                messages = self._sift(self._fetched(min(left, _SLICE)))
+                messages = self._deliverable(self._fetched(min(left, _POLL_SECONDS)))
                 if messages:
                     return messages
-                if not left and not self._lost and not self._complaints:
+                if not left and not self._lost and not self._errors:
                     break
         return []
 
@@ -133,7 +133,7 @@ class KafkaSubscription:
         first = self._consumer.poll(timeout)
         return [] if first is None else [first, *self._consumer.consume(TAKEN - 1, 0)]
 
-    def _sift(self, fetched: Iterable[Any]) -> list[Message]:
+    def _deliverable(self, fetched: Iterable[Any]) -> list[Message]:
         """The messages to deliver of those that were fetched; advances the positions."""
         messages: list[Message] = []
         with self._lock:
@@ -146,23 +146,23 @@ class KafkaSubscription:
                 if track is None or offset < track.next or partition in self._lost:
                     continue
                 if offset > track.next:
-                    self._leapt(partition, track, offset)
+                    self._handle_gap(partition, track, offset)
                     continue
                 messages.append(Message(partition, offset, found.value() or b""))
                 track.next = offset + 1
                 track.end = max(track.end, track.next)
         return messages
 
-    def _leapt(self, partition: int, track: Track, offset: int) -> None:
-        """Another offset arrived than the next one. Under the lock.
+    def _handle_gap(self, partition: int, track: Track, offset: int) -> None:
+        """Handle an offset above the next one. Under the lock.
 
-        It may be of an earlier assignment, fetched before the partition was removed and added again: so the right one
-        is requested once more, and only if that fails, too, there is a gap.
+        It may be of an earlier assignment, fetched before the partition was removed and added again. So the expected
+        offset is requested once more; if another one arrives again, it is a gap.
         """
         if track.checked != track.next:
             track.checked = track.next
-            self._unsettled.add(partition)
-        elif partition not in self._unsettled:
+            self._stalled.add(partition)
+        elif partition not in self._stalled:
             self._lost[partition] = Gap(
                 f"Partition {partition} of topic {self._topic} has no offset {track.next}: {offset} comes in its "
                 "place. Offsets are dense unless the topic is compacted or written in transactions: bootstrap again, "
@@ -171,33 +171,33 @@ class KafkaSubscription:
 
     def _note(self, error: Any, partition: int) -> None:
         """Keep an error of the library for the next take without messages. Under the lock."""
-        if error.name() in _PASSED and partition in self._tracks:
-            self._unsettled.add(partition)
+        if error.name() in _OUT_OF_RANGE and partition in self._tracks:
+            self._stalled.add(partition)
             return
         reason = refusal(error, f"Following partition {partition} of topic {self._topic}")
         # The library retries transient errors by itself.
         if error.fatal() or (partition in self._tracks and not isinstance(reason, TransientStorageError)):
-            self._complaints.append(reason)
+            self._errors.append(reason)
 
-    def _speak(self) -> None:
+    def _raise_pending(self) -> None:
         """Check stalled partitions, and raise pending errors; no messages are pending then."""
         with self._lock:
-            unsettled = sorted(self._unsettled)
-        for partition in unsettled:
+            stalled = sorted(self._stalled)
+        for partition in stalled:
             try:
-                bounds = self._bounds(partition, min(self._timeout, _PATIENCE))
+                bounds = self._bounds(partition, min(self._timeout, _QUERY_SECONDS))
             except TransientStorageError:
                 continue  # it stays stalled until the broker answers; the others continue
             with self._lock:
-                if partition in self._unsettled and (track := self._tracks.get(partition)) is not None:
-                    self._unsettled.discard(partition)
+                if partition in self._stalled and (track := self._tracks.get(partition)) is not None:
+                    self._stalled.discard(partition)
                     self._settle(partition, track, bounds)
         with self._lock:
             for partition, reason in self._lost.items():
                 self._drop(partition)
                 raise reason
-            if self._complaints:
-                raise self._complaints.popleft()
+            if self._errors:
+                raise self._errors.popleft()
 
     def _settle(self, partition: int, track: Track, bounds: Bounds) -> None:
         match resume(partition, track, bounds):
@@ -215,7 +215,7 @@ class KafkaSubscription:
     def _drop(self, partition: int) -> None:
         """Unassign a partition. Under the lock."""
         if self._tracks.pop(partition, None) is not None:
-            self._unsettled.discard(partition)
+            self._stalled.discard(partition)
             self._lost.pop(partition, None)
             self._consumer.incremental_unassign([self._place(partition, 0)])
 
@@ -227,7 +227,7 @@ class KafkaSubscription:
             self._closed = True
             self._tracks.clear()
             self._lost.clear()
-            self._unsettled.clear()
+            self._stalled.clear()
         # The library must not be closed during a poll. If a poll takes too long, its client is garbage-collected.
         if self._taking.acquire(timeout=_GRACE):
             try:

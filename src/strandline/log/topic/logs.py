@@ -199,7 +199,7 @@ def open_wal_topic(
             logs,
             publishers=[WalPublisher(log) for log in logs],
             pieces=IN_MEMORY,
-            polling=None,  # nobody else can write the logs
+            polling=None,  # no other process can write the logs
             release=held.pop_all().close,
             clock=clock,
         )

@@ -47,7 +47,7 @@ class WalPublisher:
             group, offset = self._add(values[0])
             group.wait()
             return offset
-        return _place(self._log.append_batch(_batch(values, self._log.clock.now())).result())
+        return _first_offset(self._log.append_batch(_batch(values, self._log.clock.now())).result())
 
 
 class _Waiting:
@@ -147,10 +147,10 @@ class BatchingPublisher:
             case Refused(error) | InDoubt(error):
                 raise error
             case receipt:
-                return _place(receipt)
+                return _first_offset(receipt)
 
 
-def _place(receipt: Receipt) -> int:
+def _first_offset(receipt: Receipt) -> int:
     if receipt.first is None:
         raise OutcomeUnknown(
             f"{receipt.count} messages are in the log, but at unknown offsets: read the end of the log before "

@@ -95,9 +95,9 @@ class LogTopicSubscription:
         # The partitions to read, in the order of their turns: a partition that delivered messages moves to the end, so
         # that a busy one does not starve the others.
         self._due: dict[int, None] = {}
-        self._bell = threading.Event()
+        self._woken = threading.Event()
         self._pause = 0.0
-        self._look_at = clock.monotonic()
+        self._poll_at = clock.monotonic()
         self._closed = False
         self._origin = Origin(f"A subscription of the topic of {logs[0]!r}", self)
 
@@ -107,23 +107,23 @@ class LogTopicSubscription:
         deadline = now + min(timeout, threading.TIMEOUT_MAX / 2)
         while True:
             # Before any log is read: later publishes set it again.
-            self._bell.clear()
+            self._woken.clear()
             if self._closed:
                 return []
-            if looks := self._polling is not None and (now >= self._look_at or timeout <= 0):
-                self._look_everywhere(self._polling)
+            if is_poll := self._polling is not None and (now >= self._poll_at or timeout <= 0):
+                self._mark_all_due(self._polling)
             if messages := self._gather():
-                if looks:
-                    self._pause, self._look_at = 0.0, now  # a log with messages may have more
+                if is_poll:
+                    self._pause, self._poll_at = 0.0, now  # a log with messages may have more
                 return messages
             now = self._clock.monotonic()
             if now >= deadline:
                 return []
-            turn = deadline if self._polling is None else min(deadline, self._look_at)
-            self._clock.wait(self._bell, max(0.0, turn - now))
+            turn = deadline if self._polling is None else min(deadline, self._poll_at)
+            self._clock.wait(self._woken, max(0.0, turn - now))
             now = self._clock.monotonic()
 
-    def _look_everywhere(self, polling: Polling) -> None:
+    def _mark_all_due(self, polling: Polling) -> None:
         """Mark all partitions to be read now, and schedule the next poll a little later than this one.
 
         A thread that takes in short turns keeps its interval.
@@ -132,7 +132,7 @@ class LogTopicSubscription:
         with self._lock:
             for partition in self._followed:
                 self._due.setdefault(partition)
-        self._look_at = self._clock.monotonic() + self._pause
+        self._poll_at = self._clock.monotonic() + self._pause
 
     def _gather(self) -> list[Message]:
         """The messages of the marked partitions, each read once."""
@@ -154,14 +154,14 @@ class LogTopicSubscription:
                 if not messages and isinstance(error, CursorExpired):
                     self._unassign(followed)
                 else:
-                    self._ring(followed)  # after all others: a failing partition does not delay them
+                    self._mark_due(followed)  # at the end of the queue: a failing partition does not delay others
                 if messages:
                     break  # it fails again next time; the gathered messages must not be lost
                 raise
             if piece:
                 messages += piece
                 size += sum(len(message.payload) for message in piece)
-                self._ring(followed)
+                self._mark_due(followed)
         return messages
 
     def _unassign(self, followed: _Followed) -> None:
@@ -169,7 +169,7 @@ class LogTopicSubscription:
             if self._followed.get(followed.partition) is followed:
                 del self._followed[followed.partition]
 
-    def _ring(self, followed: _Followed) -> None:
+    def _mark_due(self, followed: _Followed) -> None:
         """Mark a partition to be read again; a removed partition is skipped then."""
         with self._lock:
             self._due.setdefault(followed.partition)
@@ -223,7 +223,7 @@ class LogTopicSubscription:
             if partition not in self._followed:
                 return
             self._due.setdefault(partition)
-        self._bell.set()
+        self._woken.set()
 
     def close(self) -> None:
         """Release everything, and wake the taking thread."""
@@ -231,7 +231,7 @@ class LogTopicSubscription:
             self._closed = True
             self._followed.clear()
             self._due.clear()
-        self._bell.set()
+        self._woken.set()
         self._on_close(self)
 
     def add(self, partition: int, start: int) -> None:
@@ -249,7 +249,7 @@ class LogTopicSubscription:
                 return
             self._followed[partition] = _Followed(partition, log, start)
             self._due[partition] = None
-        self._bell.set()
+        self._woken.set()
 
     def _is_assigned(self, partition: int) -> bool:
         with self._lock:

@@ -17,7 +17,7 @@ from strandline.formats.wal.frame import Frame
 from strandline.formats.wal.index import decode_index, new_chain
 from strandline.formats.wal.mark import Mark
 from strandline.log.wal.names import TORN, data_name, firsts_in, index_name, read_holder, salt_of
-from strandline.log.wal.read.watermark import LOOKS, read_mark
+from strandline.log.wal.read.watermark import MARK_READS, read_mark
 from strandline.log.wal.recover.scan_tail import Hole, examine_files, read_slots_file, read_values, walk
 from strandline.storage.clock import CLOCK, Clock, boot_id
 from strandline.storage.disk import DISK, Disk, FolderRow
@@ -25,7 +25,7 @@ from strandline.storage.disk import DISK, Disk, FolderRow
 T = TypeVar("T")
 
 _HOLDER: Final = re.compile(r"process ([0-9]+) on (.*)")
-_NOBODY: Final = UUID(int=0)
+_NO_LOG: Final = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def inspect_wal(folder: str, *, disk: Disk = DISK, clock: Clock = CLOCK) -> WalF
     kept = (
         None if log_id is None else _readable(problems, lambda: read_slots_file(folder, log_id, disk=disk, clock=clock))
     )
-    mark = None if log_id is None else read_mark(folder, log_id, disk=disk, looks=LOOKS)
+    mark = None if log_id is None else read_mark(folder, log_id, disk=disk, tries=MARK_READS)
     holder = read_holder(folder, disk=disk) or None
     state = _state(mark, holder)
     start = mark.start if mark is not None else None if kept is None else kept.start
@@ -188,7 +188,7 @@ def _files(
                 data = disk.read(f"{folder}/{index_name(first)}")
             except NotFound:
                 data = b""  # trimmed meanwhile
-            checkpoints = len(decode_index(data, new_chain(log_id or _NOBODY, first)).entries)
+            checkpoints = len(decode_index(data, new_chain(log_id or _NO_LOG, first)).entries)
         yield FileRow(data_name(first), first, sizes[data_name(first)], records, checkpoints)
 
 
@@ -203,7 +203,7 @@ def _slots(kept: SlotsFile) -> list[WalSlotRow]:
 
 def frames(found: WalFolder, *, disk: Disk = DISK) -> Iterator[FrameRow]:
     """Every frame of every file, in order, fully checked."""
-    salt = salt_of(_NOBODY if found.log_id is None else UUID(found.log_id))
+    salt = salt_of(_NO_LOG if found.log_id is None else UUID(found.log_id))
     for file in found.files:
         path = f"{found.folder}/{file.file}"
         try:

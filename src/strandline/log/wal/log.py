@@ -77,12 +77,12 @@ class WalLog(WalReading, Closing):
         advice = "write it in the parent only, and read it here with a WalReader of its own"
         self._origin = Origin(f"The log in {folder}", advice=advice)
         self._closed = self._has_closed = False
-        self._unclosed: Exception | None = None
+        self._close_error: Exception | None = None
         """The error of closing."""
         self._tail = Tail(settings.tail_bytes)
         place = found.place
         index = IndexWriter(folder, place.first, found.index, found.indexed, disk=disk)
-        for frame, writers in found.behind:
+        for frame, writers in found.unindexed:
             for writer, state in writers.items():
                 index.saw(writer, state)
             index.passed(frame)
@@ -107,7 +107,7 @@ class WalLog(WalReading, Closing):
             folder,
             write=self._steps.write,
             finish=self._steps.finish,
-            tidy=self._journal.write_index,
+            after_wake=self._journal.write_index,
             end=self._end,
             place=place,
             settings=settings,
@@ -391,8 +391,8 @@ class WalLog(WalReading, Closing):
             had_returned, self._has_closed = self._has_closed, True
         if had_returned:
             return
-        if self._unclosed is not None:
-            raise self._unclosed
+        if self._close_error is not None:
+            raise self._close_error
         self._committer.raise_unseen()
 
     def _end(self, *, clean: bool = True) -> None:
@@ -403,7 +403,7 @@ class WalLog(WalReading, Closing):
             try:
                 self._release(clean=clean and not self._committer.failed)
             except Exception as error:  # noqa: BLE001 - raised by close()
-                self._unclosed = error
+                self._close_error = error
 
     def _release(self, *, clean: bool) -> None:
         with self._held, contextlib.ExitStack() as closing:
@@ -417,7 +417,7 @@ class WalLog(WalReading, Closing):
     def _is_closed(self) -> Exception:
         return LogClosed(f"The log in {self.folder} is closed: open it again.")
 
-    def _is_elsewhere(self) -> Exception:
+    def _is_forked(self) -> Exception:
         return self._origin.refusal()
 
     def _after_fork(self) -> None:
@@ -425,8 +425,8 @@ class WalLog(WalReading, Closing):
         self._closed = True
         self._start.lock = threading.Lock()
         with self._held:  # closes this process's descriptor only
-            self._committer.after_fork(self._is_elsewhere)
-            self.slots.after_fork(self._is_elsewhere)
+            self._committer.after_fork(self._is_forked)
+            self.slots.after_fork(self._is_forked)
             self._tail.after_fork()
-            self._published.after_fork(self._is_elsewhere)
+            self._published.after_fork(self._is_forked)
             self._journal.close()

@@ -15,7 +15,7 @@ from strandline.formats.checksum import crc32c
 from strandline.storage.disk import Disk, FolderRow
 
 IDENTITY: Final = "log.json"
-KEPT: Final = "slots.json"
+SLOTS_FILE: Final = "slots.json"
 MARK: Final = "mark"
 LOCK: Final = "lock"
 REWIND: Final = "rewind.json"
@@ -36,12 +36,12 @@ def data_name(first: int) -> str:
 
 
 def index_name(first: int) -> str:
-    """The index beside it."""
+    """The index of that file."""
     return f"{first:020d}{INDEX}"
 
 
 def torn_name(first: int, at: int, number: int) -> str:
-    """The torn tail that was cut off it at a byte, for the ``number``-th time."""
+    """The torn tail that was cut off that file at a byte, for the ``number``-th time."""
     return f"{first:020d}.{at}.{number}{TORN}"
 
 
@@ -60,7 +60,7 @@ def salt_of(log_id: UUID) -> int:
 
 
 def hold_lock(held: contextlib.ExitStack, folder: str, *, disk: Disk) -> None:
-    """Become the only writing process, or raise its name; a process that died does not count."""
+    """Lock the log for writing; ``Fenced``, naming the holder, while another process that is alive holds the lock."""
     path = f"{folder}/{LOCK}"
     try:
         is_mine = held.enter_context(disk.try_locked(path))

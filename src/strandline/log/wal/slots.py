@@ -13,7 +13,7 @@ from strandline.formats.wal.folder import SlotsFile, encode_slots_file
 from strandline.log.slots import rules, trimming
 from strandline.log.slots.rules import invalidate, judge
 from strandline.log.slots.table import SlotTable, TableSlot
-from strandline.log.wal.names import KEPT, NEW
+from strandline.log.wal.names import NEW, SLOTS_FILE
 from strandline.model.addresses import CONSUMER_SUFFIX, COPIED_SUFFIX
 from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.retention import NO_LIMITS, TIER_SLOT, InvalidReason, SlotLimits, SlotState
@@ -31,7 +31,7 @@ MOST_DROPPED: Final = 1000
 
 def write_slots_file(folder: str, kept: SlotsFile, *, disk: Disk) -> None:
     """Durably replace ``slots.json``."""
-    replace_file(disk, f"{folder}/{KEPT}", encode_slots_file(kept), temporary=f"{folder}/{KEPT}{NEW}")
+    replace_file(disk, f"{folder}/{SLOTS_FILE}", encode_slots_file(kept), temporary=f"{folder}/{SLOTS_FILE}{NEW}")
 
 
 @bound_to_process(close=(), keep=("log_id", "after_fork"))
@@ -202,9 +202,9 @@ class WalSlots(SlotTable):
             return self._start
 
     def begin_at(self, offset: int) -> int:
-        """Durably let the log begin at an offset below which its cold tier has deleted everything, too.
+        """Durably move the log's start to an offset below which its cold tier has deleted everything, too.
 
-        Never above a slot, but for the tierer's; returns where the log begins. The next trim deletes the records.
+        Never above a slot, except the tierer's; returns the log's start. The next trim deletes the records.
         """
         with self._changing():
             floor = trimming.floor(state for state in self._slots.values() if state.name != TIER_SLOT)
@@ -218,7 +218,7 @@ class WalSlots(SlotTable):
     def consumers(self) -> list[SlotState]:
         """The slots of consumers of a node's log, dropped ones too: their epochs count when a name is used again.
 
-        And the tierer's: what it has copied need not be pinned in the hot tier, whatever consumers need.
+        Also the tierer's slot: the hot tier need not retain records that it has copied, whatever consumers need.
         """
         with self._lock:
             found = [state for name, state in self._slots.items() if name.endswith(CONSUMER_SUFFIX)]
@@ -226,10 +226,10 @@ class WalSlots(SlotTable):
             return found if tier is None or tier.dropped else [*found, tier]
 
     def copy_consumers(self, states: Iterable[SlotState]) -> None:
-        """Keep copies of the primary's slots of consumers, in place of earlier ones; they pin as those do.
+        """Store copies of the primary's slots of consumers, in place of earlier copies; they pin as those do.
 
-        Durable when this returns, but for positions alone, which may be older after a crash. A slot whose position is
-        not retained here keeps the position that its consumer had confirmed when the log was trimmed.
+        Durable when this returns, except for positions, which may be older after a crash. A slot whose position is not
+        retained here keeps the position that its consumer had confirmed when the log was trimmed.
         """
         with self._changing():
             found = map(self._as_confirmed, states)
@@ -248,7 +248,7 @@ class WalSlots(SlotTable):
         """The slot where its consumer is known to be, if the log does not retain the position of a primary's slot.
 
         The primary may have begun with an outdated copy of the slot, and retain more than this node. Before this node
-        trimmed, its own slot or its own copy was behind that.
+        trimmed, its own slot or its own copy had passed the trimmed records.
         """
         first = self._retained().first
         if state.position >= first:
@@ -260,7 +260,7 @@ class WalSlots(SlotTable):
         return state
 
     def _is_of_this_history(self, known: SlotState) -> bool:
-        """Whether a slot is at the start of the log, which is never rewound, or behind a record that is still there."""
+        """Whether a slot is at the start of the log, which is never rewound, or after a record that is still there."""
         bounds, own = self._retained(), known.fingerprint
         if not bounds.first < known.position <= bounds.next:
             return known.position == bounds.first
@@ -300,14 +300,14 @@ class WalSlots(SlotTable):
                 self._mark_alive(name)
 
     def resume(self, name: str, holder: str, former: int) -> TableSlot:
-        """Durably let a holder go on with its claim of a former primary, of epoch ``former``.
+        """Durably let a holder continue with its claim of a former primary, of epoch ``former``.
 
-        ``Fenced`` if the slot was claimed or reset since this node leads, or a later claim is known of.
+        ``Fenced`` if the slot was claimed or reset since this node leads, or if a later claim is known.
         """
         with self._changing():
             before = self.get(name)
             since, known = self._formers.get(name, (None, None))
-            # After a restart of this node only the epoch tells that nobody has claimed the slot since.
+            # After a restart of this node, only the epoch shows that no holder has claimed the slot since.
             is_untouched = since == before.epoch or (since is None and before.epoch % rules.EPOCHS_PER_TERM == 0)
             if not is_untouched:
                 rules.check_held(before, holder=holder, epoch=former)
@@ -367,7 +367,7 @@ class WalSlots(SlotTable):
 def _without_oldest_dropped(slots: dict[str, SlotState]) -> dict[str, SlotState]:
     """The slots with the latest dropped ones only; one of these gets the highest epoch of those that are forgotten.
 
-    A tierer's slot that was dropped says that the cold tier was given up, and stays; of copies the primary decides.
+    A dropped slot of a tierer stays: it records that the cold tier was given up. Copies stay: the primary decides.
     """
     dropped = [state for state in slots.values() if state.dropped and state.name != _name_of_copy(state.name)]
     if len(dropped) <= MOST_DROPPED:
@@ -385,5 +385,5 @@ def _name_of_copy(name: str) -> str:
 
 
 def _claim_of(state: SlotState) -> SlotState:
-    """All of a slot but what may be older after a crash."""
+    """The slot without the fields that may be older after a crash."""
     return replace(state, position=0, last_seen=0, suspected=None, fingerprint=None, expires=None)

@@ -21,7 +21,7 @@ from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.read.watermark import View, read_mark
 from strandline.log.wal.recover.repair import describe_copy
 from strandline.log.wal.recover.scan_tail import read_values
-from strandline.log.wal.recover.verify import verify as look_through
+from strandline.log.wal.recover.verify import verify as verify_log
 from strandline.model.cursor import Bounds, Cursor
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.disk import DISK, Disk
@@ -214,7 +214,7 @@ def verify(folder: str, *, disk: Disk = DISK, clock: Clock = CLOCK) -> Cursor:
     ``CorruptData``, naming the first place, for any damage, and for anything after its end.
     """
     try:
-        found = look_through(folder, disk=disk, clock=clock)
+        found = verify_log(folder, disk=disk, clock=clock)
     except NotALog as error:
         raise CorruptData(f"There is no copy of a log in {folder}: {error}") from error
     # A copy needs no crash recovery: it was made whole.

@@ -29,10 +29,10 @@ from strandline.storage.clock import Chance, Clock
 from strandline.storage.retry import Backoff
 
 MAX_WRITERS: Final = 512
-"""How many writers a log remembers; the longest-silent ones are forgotten first."""
+"""Number of writers that a log remembers; those that were silent longest are forgotten first."""
 
 MAX_SOURCES: Final = 256
-"""How many of them may be sources of ingested records, which are never forgotten."""
+"""Number of these that may be sources of ingested records, which are never forgotten."""
 
 
 def numbered(writer: WriterId | None, number: int | None) -> tuple[WriterId, int] | None:

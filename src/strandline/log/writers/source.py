@@ -1,8 +1,9 @@
 """Writers of ingested records: their ids and numbers hold the position in the source, so that a target knows it.
 
-An append from a source has the source's position as its number, and how far it advances that position in its writer id.
-The log remembers one number for each source: the position behind its last append. So records and source position are
-in one append by construction, need no format of their own, and are known even after the records were trimmed.
+The number of an append from a source is the position in the source, and its writer id holds the advance: how many
+positions the append covers. The log remembers one number for each source: the position after its last append. So
+records and source position are in one append by construction, need no format of their own, and are known even after
+the records were trimmed.
 
 Layout of such a UUID (version 8): the mark ``src`` (24 bits), a hash of the source's identity (50 bits), and the
 advance (48 bits), which is 0 in the id under which the log remembers the source.
@@ -63,7 +64,7 @@ def _has_mark(writer: WriterId, mark: int) -> bool:
 def member_of(source: WriterId, process: int, run: str = "") -> WriterId:
     """The writer id in batches of one process, which are listed together with those of others, as from ``source``.
 
-    ``run`` identifies who repeats the group if it fails, such as a streaming query.
+    ``run`` identifies the run that repeats the group if it fails, such as a streaming query.
 
     >>> source = source_writer("orders")
     >>> member = member_of(source, 7, "a query")
@@ -97,7 +98,7 @@ def group_of(member: WriterId) -> WriterId:
 
 
 def advancing(writer: WriterId, advance: int) -> WriterId:
-    """The writer id of an append that advances the position in the source so far.
+    """The writer id of an append that advances the position in the source by ``advance``.
 
     >>> writer = source_writer("orders")
     >>> advance_of(advancing(writer, 1000)), known_as(advancing(writer, 1000)) == writer
@@ -109,7 +110,7 @@ def advancing(writer: WriterId, advance: int) -> WriterId:
 
 
 def advance_of(writer: WriterId) -> int:
-    """How far an append of this writer advances the position in its source."""
+    """The number of positions by which an append of this writer advances its source."""
     return writer.int & _MOST
 
 
@@ -121,7 +122,7 @@ def known_as(writer: WriterId) -> WriterId:
 def remembered(writer: WriterId, number: int) -> tuple[WriterId, int]:
     """The id and number under which a log remembers an append.
 
-    Those of the append, or for an append from a source its id without the advance, and the position behind the append.
+    Those of the append, or for an append from a source its id without the advance, and the position after the append.
     """
     if not is_source(writer):
         return writer, number

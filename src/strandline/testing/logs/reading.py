@@ -16,7 +16,7 @@ import pytest
 
 from strandline.errors import CursorExpired, Diverged, InvalidInput, NotReady
 from strandline.log.contract import Log, Receipt
-from strandline.log.read.planning import behind
+from strandline.log.read.planning import cursor_after
 from strandline.model.cursor import Bounds, Cursor, Limit, Span, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.testing.logs.parts import SOON, append, fetched
@@ -180,7 +180,7 @@ class LogReadContract(LogOwner):
 
     def test_a_plan_s_spans_and_the_log_agree_on_the_cursor_behind_them(self, filled: Log) -> None:
         for span in filled.plan(filled.start()):
-            planned, known = behind(filled.start(), span), filled.cursor_at(span.next)
+            planned, known = cursor_after(filled.start(), span), filled.cursor_at(span.next)
             assert planned.next == known.next
             assert None in (planned.fingerprint, known.fingerprint) or planned.fingerprint == known.fingerprint
 

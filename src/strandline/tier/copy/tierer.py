@@ -17,7 +17,7 @@ from typing import Annotated, Final
 from strandline.errors import AlreadyExists, NotFound, StrandlineError
 from strandline.formats.segment.file import SegmentFacts
 from strandline.log.contract import Log, Slot
-from strandline.log.read.planning import behind
+from strandline.log.read.planning import cursor_after
 from strandline.model.arguments import anything, checked, whole
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.retention import FOREVER, TIER_SLOT, Retention, as_retention
@@ -375,7 +375,7 @@ class Tierer:
                 break
             found += spans
             size += sum(span.size for span in spans)
-            cursor = behind(cursor, spans[-1])
+            cursor = cursor_after(cursor, spans[-1])
         return found
 
     def delete_partition(self, *, force: bool = False) -> None:

@@ -8,7 +8,7 @@ from typing import Final, final
 
 from strandline.errors import Diverged, NotFound
 from strandline.log.contract import Log
-from strandline.log.read.planning import Gathering, behind
+from strandline.log.read.planning import PlanBuilder, cursor_after
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.retention import SlotState
 from strandline.model.segments import SegmentMetadata, TopicPartition
@@ -153,7 +153,7 @@ class ColdReader:
         Empty if no segment has the offset. ``Diverged`` if the record before it is of another term.
         """
         self.check_cursor(since, hot)
-        planned: Gathering[ColdSpan | SegmentSpan] = Gathering(limit)
+        planned: PlanBuilder[ColdSpan | SegmentSpan] = PlanBuilder(limit)
         tries = 0
         is_large = False
         while segments := self.following(since.next, limit.upto, hot, _MANY_SPANS if is_large else _AT_ONCE):
@@ -166,7 +166,7 @@ class ColdReader:
                         found = plan_segment(self.store, segment, since.next, replace(planned.rest, upto=upto))
                     if not planned.add(found) or planned.is_full or found[-1].next < upto:
                         return planned.spans
-                    since = behind(since, found[-1])
+                    since = cursor_after(since, found[-1])
             except NotFound:
                 # Expired since the lookup, and another lookup sees that; if it does not, the object is missing.
                 tries += 1

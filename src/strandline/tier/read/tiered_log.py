@@ -19,7 +19,7 @@ from strandline.log.folders import FolderKind, contents
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.slots import Hold, HoldSeconds, SlotKeeper
 from strandline.log.produce.producer import Producer
-from strandline.log.read.planning import Gathering, behind
+from strandline.log.read.planning import PlanBuilder, cursor_after
 from strandline.log.read.reading import read_between
 from strandline.log.slots.heartbeat import Limited
 from strandline.log.slots.resume import position_of
@@ -184,7 +184,7 @@ class TieredLog(Closing):
         past the end, or of another term than the record before it; ``NotReady`` if the position is in the cold tier and
         its segments are not known yet. A span of the cold tier is one row group of a segment, never split.
         """
-        planned: Gathering[Span] = Gathering(limit)
+        planned: PlanBuilder[Span] = PlanBuilder(limit)
         for _ in range(_TRIES):
             try:
                 recent = self._hot.plan(since, planned.rest)
@@ -200,7 +200,7 @@ class TieredLog(Closing):
                 return planned.spans
             if not old or not planned.add(old) or planned.is_full or old[-1].next == limit.upto:
                 return planned.spans
-            since = behind(since, old[-1])
+            since = cursor_after(since, old[-1])
         if planned.spans:
             return planned.spans
         raise NotReady(f"Offset {since.next} moved between the tiers at each of {_TRIES} tries: try again.")

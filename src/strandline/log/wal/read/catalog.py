@@ -68,15 +68,15 @@ class Catalog:
         """The file that begins at this offset."""
         return f"{self.folder}/{data_name(first)}"
 
-    def look_again(self) -> None:
+    def list_files(self) -> None:
         """List the files again."""
         self.firsts = tuple(firsts_in(self._disk.scan(self.folder)))
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Forget all cached files and indexes: the log was truncated, and may have been written again."""
         with self._lock:
             self._indexes.clear()
-        self.look_again()
+        self.list_files()
 
     def add(self, first: int) -> None:
         """Add a new last file."""
@@ -92,7 +92,7 @@ class Catalog:
                 self._indexes.pop(first, None)
 
     def index(self, first: int, *, offset: int) -> Sequence[IndexEntry]:
-        """The entries of a file's index, read again if ``offset`` is behind the last known one."""
+        """The entries of a file's index, read again if ``offset`` is past the last known one."""
         known = self._indexes.get(first)
         if known is not None and known.entries and offset < known.entries[-1].offset:
             return known.entries

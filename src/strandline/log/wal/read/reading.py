@@ -21,7 +21,7 @@ from strandline.log.slots.trimming import retention_start
 from strandline.log.wal.names import firsts_in
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.span import CachedFrame, WalSpan
-from strandline.log.wal.read.watermark import LOOKS, View, read_mark
+from strandline.log.wal.read.watermark import MARK_READS, View, read_mark
 from strandline.log.wal.recover.scan_tail import read_identity, read_slots_file, read_values
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Signed, Timeout, checked
@@ -100,25 +100,25 @@ class WalReading(OptionalCalls, LogReading, ABC):
     def cursor_at(self, offset: int) -> Cursor:
         """The cursor after everything below ``offset``, with term and fingerprint if the record there is retained."""
 
-        def look(view: View) -> Cursor:
+        def read(view: View) -> Cursor:
             if not view.bounds.first < offset <= view.bounds.next:
                 return Cursor(self._log_id, offset)
             frame = next(self._frames(offset - 1, offset)).frame
             return Cursor(self._log_id, offset, frame.term, frame.fingerprint)
 
-        return self._look(look)
+        return self._with_view(read)
 
     def position_of(self, start: Start) -> int:
         """The offset at which a new consumer with this start begins; does not check whether it is retained."""
 
-        def look(view: View) -> int:
+        def read(view: View) -> int:
             first, end = view.bounds.first, view.bounds.next
             now = self.clock.now()
             return resume.position_of(
                 start, self._log_id, view.bounds, lambda time: self._written_since(time, first, end, now)
             )
 
-        return self._look(look)
+        return self._with_view(read)
 
     def append_at(self, offset: int) -> StoredAppend:
         """The frame with the record at an offset; ``CursorExpired`` if it is not retained. Reads the frame."""
@@ -163,13 +163,13 @@ class WalReading(OptionalCalls, LogReading, ABC):
         Also known for the last record before the log's start, unless that is of term 0.
         """
 
-        def look(view: View) -> int | None:
+        def read(view: View) -> int | None:
             if offset == view.bounds.first - 1:
                 return self._catalog.term_before(view.bounds.first)
             is_there = view.bounds.first <= offset < view.bounds.next
             return next(self._frames(offset, offset + 1)).frame.term if is_there else None
 
-        return self._look(look)
+        return self._with_view(read)
 
     def end_of_term(self, term: int) -> int:
         """The first retained offset with a record of a higher term, or the log's end if there is none.
@@ -178,11 +178,11 @@ class WalReading(OptionalCalls, LogReading, ABC):
         does not depend on the length of the log.
         """
 
-        def look(view: View) -> int:
+        def read(view: View) -> int:
             first, end = view.bounds.first, view.bounds.next
             return end if first == end or view.term <= term else self._catalog.end_of_term(term, first, end)
 
-        return self._look(look)
+        return self._with_view(read)
 
     def bytes_behind(self, position: int) -> int:
         """Bytes stored from the frame with an offset on; below the first retained offset, from there.
@@ -190,16 +190,16 @@ class WalReading(OptionalCalls, LogReading, ABC):
         Reads little more than the files' sizes.
         """
 
-        def look(view: View) -> int:
+        def read(view: View) -> int:
             at = max(position, view.bounds.first)
             return 0 if at >= view.bounds.next else self._catalog.bytes_behind(next(self._frames(at, at + 1)).frame)
 
-        return self._look(look)
+        return self._with_view(read)
 
     def _retention_start(self, retention: Retention, floor: int | None, now: int) -> int:
         """The first offset that a policy retains."""
 
-        def look(view: View) -> int:
+        def read(view: View) -> int:
             first, end = view.bounds.first, view.bounds.next
             return retention_start(
                 retention,
@@ -210,17 +210,17 @@ class WalReading(OptionalCalls, LogReading, ABC):
                 now=now,
             )
 
-        return self._look(look)
+        return self._with_view(read)
 
     def _written_since(self, time: int, first: int, end: int, now: int) -> int | None:
         return self._catalog.written_since(time // 1000, first, end, now=(now + TOLERANCE) // 1000)
 
-    def _look(self, look: Callable[[View], R]) -> R:
-        """Run ``look`` on the current view; repeats it if files that it misses were trimmed meanwhile."""
+    def _with_view(self, read: Callable[[View], R]) -> R:
+        """Run ``read`` on the current view; repeats it if files that it misses were trimmed meanwhile."""
         while True:
             view = self.view()
             try:
-                return look(view)
+                return read(view)
             except NotFound:
                 if self.bounds().first == view.bounds.first:
                     raise
@@ -269,7 +269,7 @@ class WalReader(WalReading, Closing):
         self._boot = boot_id() if boot is None else boot
         self._waiter = HeadPoller()
         self._seen = 0
-        """The log's end at the last look."""
+        """The log's end when the mark was last read."""
         self._origin = Origin(f"The log in {folder}", advice="open it again there")
 
     def __repr__(self) -> str:
@@ -280,16 +280,16 @@ class WalReader(WalReading, Closing):
 
     def view(self) -> View:
         """The durable, retained range now, as published by the writer."""
-        for _ in range(LOOKS):
+        for _ in range(MARK_READS):
             mark = read_mark(self.folder, self._log_id, disk=self.disk)
             if mark is None:
                 continue
             if not mark.clean and mark.boot != self._boot:
                 break  # a crash of the machine may have set it back
             if mark.next < self._seen:
-                self._catalog.begin_anew()
+                self._catalog.reset()
             elif mark.active not in self._catalog.firsts[-1:]:
-                self._catalog.look_again()
+                self._catalog.list_files()
             self._seen = mark.next
             return View(Bounds(mark.start, mark.next), mark.term)
         raise NotReady(

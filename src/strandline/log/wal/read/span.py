@@ -90,7 +90,7 @@ class Tail:
         self._lock = threading.Lock()
 
     def add(self, frames: Sequence[CachedFrame]) -> None:
-        """Frames have become durable."""
+        """Add frames that have become durable."""
         with self._lock:
             self._firsts += [held.first for held in frames]
             self._frames += frames
@@ -123,7 +123,7 @@ class Tail:
             offset = taken[-1].next
 
     def some(self, offset: int) -> list[CachedFrame]:
-        """The first few of them; none if the tail has nothing from that offset on."""
+        """The first few frames from the one with this offset on; none if the tail does not have them."""
         with self._lock:
             at = bisect_right(self._firsts, offset) - 1
             taken = self._frames[at : at + _TAKEN] if at >= 0 else []

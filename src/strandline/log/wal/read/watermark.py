@@ -16,13 +16,13 @@ from strandline.model.cursor import Bounds
 from strandline.storage.clock import CLOCK
 from strandline.storage.disk import AppendFile, Disk
 
-LOOKS: Final = 8
-"""Number of tries to read a mark that is being written at the same moment."""
+MARK_READS: Final = 8
+"""Number of tries to read a mark, which may be written at the same moment."""
 
 
-def read_mark(folder: str, log_id: UUID, *, disk: Disk, looks: int = 1) -> Mark | None:
+def read_mark(folder: str, log_id: UUID, *, disk: Disk, tries: int = 1) -> Mark | None:
     """The mark of this log; None if it is missing or unreadable, which says nothing about the log."""
-    for _ in range(looks):
+    for _ in range(tries):
         with contextlib.suppress(NotFound):
             mark = decode_mark(disk.read(f"{folder}/{MARK}", 0, MARK_SIZE))
             if mark is not None and mark.log_id == log_id:
@@ -31,7 +31,7 @@ def read_mark(folder: str, log_id: UUID, *, disk: Disk, looks: int = 1) -> Mark 
 
 
 class View(NamedTuple):
-    """The log at one moment."""
+    """The durable, retained range of a log and its term, at one moment."""
 
     bounds: Bounds
     term: int
@@ -43,7 +43,7 @@ class Published:
     def __init__(self, file: AppendFile, mark: Mark) -> None:
         self._file = file
         self._lock = threading.Lock()
-        self._bells: list[threading.Lock] = []
+        self._waiters: list[threading.Lock] = []
         """Locks of waiting threads: one each, since threads woken by a condition queue for its lock again."""
         self._early: list[threading.Lock] = []
         """Locks of threads that are woken as soon as something is written."""
@@ -66,21 +66,21 @@ class Published:
         return published
 
     def advance(self, *, upto: int, active: int, term: int) -> None:
-        """Everything below ``upto`` is durable. Other processes see it after :meth:`write`."""
+        """Publish that everything below ``upto`` is durable. Other processes see it after :meth:`write`."""
         with self._lock:
             mark = self._mark
             self._show(Mark(mark.log_id, mark.start, upto, active, term, mark.boot))
 
     def wrote(self, upto: int) -> None:
-        """Everything below ``upto`` is written, and will be durable if the sync succeeds."""
+        """Note that everything below ``upto`` is written, and will be durable if the sync succeeds."""
         with self._lock:
             self._written = upto
             early, self._early = self._early, []
-        for bell in early:
-            bell.release()
+        for waiter in early:
+            waiter.release()
 
     def retain(self, start: int) -> None:
-        """Nothing below ``start`` can be read any more."""
+        """Publish a new start: nothing below it can be read any more."""
         with self._lock:
             self._show(replace(self._mark, start=start, next=max(start, self._mark.next)))
         self.write()
@@ -89,9 +89,9 @@ class Published:
         """Publish within this process. That need not wait for the file: recovery finds what is durable without it."""
         self._mark = mark
         self.view = View(Bounds(mark.start, mark.next), mark.term)
-        bells, self._bells, self._early = self._bells + self._early, [], []
-        for bell in bells:
-            bell.release()
+        waiters, self._waiters, self._early = self._waiters + self._early, [], []
+        for waiter in waiters:
+            waiter.release()
 
     def write(self) -> None:
         """Publish the latest state to other processes."""
@@ -109,14 +109,14 @@ class Published:
             raise self._refusal()
         deadline = CLOCK.monotonic() + timeout
         while (left := deadline - CLOCK.monotonic()) > 0:
-            bell = threading.Lock()
-            bell.acquire()
+            waiter = threading.Lock()
+            waiter.acquire()
             with self._lock:
                 if self._is_past(past, written):
                     return True
-                (self._bells if written is None else self._early).append(bell)
-            if not bell.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
-                self._leave(bell)
+                (self._waiters if written is None else self._early).append(waiter)
+            if not waiter.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
+                self._stop_waiting(waiter)
             if self._is_past(past, written):
                 return True
         return False
@@ -124,16 +124,16 @@ class Published:
     def _is_past(self, durable: int, written: int | None) -> bool:
         return self.view.bounds.next > durable or (written is not None and self._written > written)
 
-    def _leave(self, bell: threading.Lock) -> None:
+    def _stop_waiting(self, waiter: threading.Lock) -> None:
         with self._lock:
-            for bells in (self._bells, self._early):  # in neither, if it was just woken
+            for waiters in (self._waiters, self._early):  # in neither, if it was just woken
                 with contextlib.suppress(ValueError):
-                    bells.remove(bell)
+                    waiters.remove(waiter)
 
     def after_fork(self, refusal: Callable[[], Exception]) -> None:
         """In a forked child, where no thread may release the lock, and nothing is published: closes the file."""
         self._lock = threading.Lock()
-        self._bells, self._early = [], []
+        self._waiters, self._early = [], []
         self._writing = threading.Lock()
         self._refusal = refusal
         self._file.close()

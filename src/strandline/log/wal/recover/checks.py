@@ -21,7 +21,7 @@ from strandline.log.writers.source import remembered
 from strandline.model.head import WriterId, WriterState
 
 MOST_PROBLEMS: Final = 100
-"""After so many problems in one file no more are reported: it has to be restored anyway."""
+"""Most problems that are reported of one file: with more, it has to be restored anyway."""
 
 
 class FileProblem(NamedTuple):
@@ -71,7 +71,7 @@ class FileCheck:
         self._past_hole = False
 
     @property
-    def is_hopeless(self) -> bool:
+    def has_too_many_problems(self) -> bool:
         """Whether it has so many problems that more would add nothing."""
         return len(self.facts.problems) >= MOST_PROBLEMS
 

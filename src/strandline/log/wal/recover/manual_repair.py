@@ -13,7 +13,7 @@ from strandline.formats.wal.folder import SlotsFile
 from strandline.log.findings import Finding, FindingKind
 from strandline.log.folders import FolderKind, contents, refuse_others
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.names import IDENTITY, KEPT, TORN, firsts_in, hold_lock, index_name
+from strandline.log.wal.names import IDENTITY, SLOTS_FILE, TORN, firsts_in, hold_lock, index_name
 from strandline.log.wal.recover.repair import rebuild_index
 from strandline.log.wal.recover.rewind import finish_rewind
 from strandline.log.wal.recover.scan_tail import Examined, Torn, examine_files, read_identity, read_slots_file
@@ -76,7 +76,7 @@ def plan_repair(
     else:
         kept = SlotsFile(log_id, min(firsts_in(disk.scan(folder))))
     hidden = {f"{folder}/{index_name(first)}" for first in found.indexes}
-    examined = examine_files(folder, kept, disk=cast("Disk", _Without(disk, hidden)))
+    examined = examine_files(folder, kept, disk=cast("Disk", _DiskWithout(disk, hidden)))
     return _planned(folder, found, examined, forgotten)
 
 
@@ -149,19 +149,19 @@ def repair_log(
             else:
                 rebuild_index(folder, log_id, first, disk=disk)
         if plan.forgotten is not None:
-            _keep_aside(folder, disk=disk)
+            _set_slots_aside(folder, disk=disk)
             write_slots_file(folder, SlotsFile(log_id, plan.start), disk=disk)
     # Opening cuts the torn tail, and publishes the log's end; closing marks it as clean.
     WalLog.open(folder, create=False, background=False, disk=disk, clock=clock, chance=chance).close()
     return plan
 
 
-def _keep_aside(folder: str, *, disk: Disk) -> None:
+def _set_slots_aside(folder: str, *, disk: Disk) -> None:
     """Set unreadable slots aside, for inspection."""
     number = 0
     while True:
         try:
-            disk.copy(f"{folder}/{KEPT}", f"{folder}/{KEPT}.{number}{TORN}")
+            disk.copy(f"{folder}/{SLOTS_FILE}", f"{folder}/{SLOTS_FILE}.{number}{TORN}")
         except NotFound:
             return
         except AlreadyExists:
@@ -170,7 +170,7 @@ def _keep_aside(folder: str, *, disk: Disk) -> None:
             return
 
 
-class _Without:
+class _DiskWithout:
     """A disk without some files, which must not be used."""
 
     def __init__(self, disk: Disk, hidden: Collection[str]) -> None:

@@ -19,10 +19,10 @@ from strandline.log.wal.names import (
     DATA,
     IDENTITY,
     INDEX,
-    KEPT,
     LEAD,
     MARK,
     NEW,
+    SLOTS_FILE,
     TORN,
     data_name,
     firsts_in,
@@ -57,7 +57,7 @@ def repair(folder: str, found: Examined, *, disk: Disk) -> None:
             disk.remove(f"{folder}/{data_name(torn.first)}")
     _settle(folder, found, disk=disk)
     drop_below(folder, found.firsts, found.kept.start, disk=disk)
-    disk.remove(f"{folder}/{KEPT}{NEW}")
+    disk.remove(f"{folder}/{SLOTS_FILE}{NEW}")
     # Names too: of a file that was just begun, and of removed ones.
     disk.sync_folder(folder)
 
@@ -169,7 +169,7 @@ def describe_copy(folder: str, mark: Mark, values: Sequence[ValueVersion], *, di
     The mark is of a clean end: a shorter log is recognised as incomplete.
     """
     disk.write_new(f"{folder}/{MARK}", [encode_mark(mark)])
-    disk.write_new(f"{folder}/{KEPT}", [encode_slots_file(SlotsFile(mark.log_id, mark.start))])
+    disk.write_new(f"{folder}/{SLOTS_FILE}", [encode_slots_file(SlotsFile(mark.log_id, mark.start))])
     disk.write_new(f"{folder}/{IDENTITY}", [encode_wal_identity(mark.log_id, values)])
 
 
@@ -177,7 +177,7 @@ def _clear(folder: str, *, disk: Disk, clock: Clock) -> None:
     """Remove the leftovers of an interrupted creation, and refuse anything else."""
     missing = f"{folder}/{IDENTITY} is missing, but there are records of a log beside it: restore the file."
     try:
-        kept = decode_slots_file(disk.read(f"{folder}/{KEPT}"), folder, now=clock.now())
+        kept = decode_slots_file(disk.read(f"{folder}/{SLOTS_FILE}"), folder, now=clock.now())
     except NotFound:
         pass
     else:

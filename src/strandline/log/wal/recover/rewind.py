@@ -63,7 +63,7 @@ _NO_BOOT: Final = UUID(int=0)
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """A log that was cut back."""
+    """Result of a rewind."""
 
     folder: str
     quarantine: str | None

@@ -32,7 +32,7 @@ from strandline.formats.wal.frame import (
 from strandline.formats.wal.index import Index, decode_index, new_chain
 from strandline.formats.wal.mark import Mark
 from strandline.log.folders import FolderKind, check_missing
-from strandline.log.wal.names import IDENTITY, KEPT, LEAD, data_name, firsts_in, index_name, salt_of
+from strandline.log.wal.names import IDENTITY, LEAD, SLOTS_FILE, data_name, firsts_in, index_name, salt_of
 from strandline.log.wal.read.catalog import Located, damaged
 from strandline.log.wal.read.watermark import read_mark
 from strandline.log.wal.write.journal import JournalPosition
@@ -46,7 +46,7 @@ WINDOW: Final = 8 << 20
 """Bytes read at a time; a larger frame is read as a whole."""
 
 _BEGINNING: Final = re.compile(re.escape(MAGIC + bytes([VERSION])))
-_PATIENCE: Final = 4
+_READS_PER_BYTE: Final = 4
 """Average number of reads of a byte while searching a frame past damage; bounds the work on hostile bytes."""
 
 
@@ -80,7 +80,7 @@ def walk(
     Checksums of frames are checked, their continuity is not. After damage it continues with the
     next frame of this log (``salt``). Holds about ``window`` bytes, or one frame. ``NotFound`` if the file is removed.
     """
-    position, wanted, patience = start, window, _PATIENCE * size
+    position, wanted, budget = start, window, _READS_PER_BYTE * size
     while position < size:
         length = min(wanted, size - position)
         data = disk.read(path, position, length)
@@ -95,32 +95,32 @@ def walk(
         if stop.ending is Ending.TORN and stop.at + stop.needs <= size:
             wanted = max(window, stop.needs)
             continue
-        resumed, patience = _next_frame(path, stop, size, patience, salt=salt, disk=disk, window=window)
+        resumed, budget = _next_frame(path, stop, size, budget, salt=salt, disk=disk, window=window)
         yield Hole(stop.at, resumed, stop.why, stop.ending)
         position = resumed
 
 
 def _next_frame(
-    path: str, stop: Stop, size: int, patience: int, *, salt: int, disk: Disk, window: int
+    path: str, stop: Stop, size: int, budget: int, *, salt: int, disk: Disk, window: int
 ) -> tuple[int, int]:
     """Position of the next whole frame of this log, or the end of the file; and the remaining read budget."""
     head = frame_head(memoryview(disk.read(path, stop.at, HEADER_SIZE)), origin=stop.at)
     if isinstance(head, FrameHead) and head.end < size:
         # Only the payload is damaged; it may contain bytes that look like a frame, since values are arbitrary.
-        behind = frame_head(memoryview(disk.read(path, head.end, HEADER_SIZE)), origin=head.end)
-        if _is_own(behind, salt):
-            return head.end, patience
+        after = frame_head(memoryview(disk.read(path, head.end, HEADER_SIZE)), origin=head.end)
+        if _is_own(after, salt):
+            return head.end, budget
     for at in _beginnings(path, stop.at + 1, size, disk=disk, window=window):
         found = frame_head(memoryview(disk.read(path, at, HEADER_SIZE)), origin=at)
         if not isinstance(found, FrameHead) or not _is_own(found, salt) or found.end > size:
             continue
-        patience -= found.end - at
-        if patience < 0:
+        budget -= found.end - at
+        if budget < 0:
             break
         data = memoryview(disk.read(path, at, found.end - at))
         if next(iter(FrameScanner(data, origin=at)), None) is not None:
-            return at, patience
-    return size, patience
+            return at, budget
+    return size, budget
 
 
 def _is_own(head: FrameHead | Stop, salt: int) -> bool:
@@ -139,7 +139,7 @@ def _beginnings(path: str, at: int, size: int, *, disk: Disk, window: int) -> It
 
 
 class Torn(NamedTuple):
-    """Bytes at the end of a file that a crash has left, and that were never acknowledged."""
+    """Bytes at the end of a file that a crash left, and that were never acknowledged."""
 
     first: int
     """First offset of the file."""
@@ -163,7 +163,7 @@ class Examined:
     """The valid entries of its index."""
     indexed: int
     """The byte up to which the index covers the file."""
-    behind: list[tuple[Located, Mapping[WriterId, WriterState]]]
+    unindexed: list[tuple[Located, Mapping[WriterId, WriterState]]]
     """The frames after that, and their writers."""
     sure: int
     """The byte of the last file up to which a sync is known to have succeeded."""
@@ -179,7 +179,7 @@ class _ScannedFile:
     place: JournalPosition
     index: Index
     indexed: int
-    behind: list[tuple[Located, Mapping[WriterId, WriterState]]]
+    unindexed: list[tuple[Located, Mapping[WriterId, WriterState]]]
     mark: int
     size: int
     stop: Stop
@@ -202,7 +202,7 @@ def read_values(folder: str, *, disk: Disk) -> tuple[UUID, tuple[ValueVersion, .
 
 def read_slots_file(folder: str, log_id: UUID, *, disk: Disk, clock: Clock) -> SlotsFile:
     """The log's start and its slots. A missing or damaged file is an error, never "no slots"."""
-    path = f"{folder}/{KEPT}"
+    path = f"{folder}/{SLOTS_FILE}"
     try:
         kept = decode_slots_file(disk.read(path), path, now=clock.now())
     except NotFound as error:
@@ -247,7 +247,9 @@ def examine_files(folder: str, kept: SlotsFile, *, disk: Disk) -> Examined:
         if side is not None:
             found.place.term = max(found.place.term, side.term)
         sure = _sure(found, mark, is_begun=side is not None and side.active == first)
-        return Examined(log_id, kept, firsts, found.place, found.index, found.indexed, found.behind, sure, mark, torn)
+        return Examined(
+            log_id, kept, firsts, found.place, found.index, found.indexed, found.unindexed, sure, mark, torn
+        )
     raise CorruptData(f"{folder} has no files of frames, although there is a log: restore them.")
 
 
@@ -276,7 +278,7 @@ def _sure(found: _ScannedFile, mark: int, *, is_begun: bool) -> int:
     sure = 0
     if found.index.entries:
         sure = found.index.entries[-1].position
-    for frame, _ in found.behind:
+    for frame, _ in found.unindexed:
         if frame.next <= mark:
             sure = frame.position + frame.size
     if not sure and is_begun:
@@ -322,14 +324,14 @@ def _examine_file(folder: str, log_id: UUID, first: int, *, disk: Disk) -> _Scan
         for frame in _own(frames_beyond(data[stop.at - indexed :], origin=stop.at), salt):
             mark = max(mark, frame.info.durable)
     forget_silent(place.writers)
-    return _ScannedFile(place, index, indexed, scan.behind, max(mark, scan.mark), size, stop)
+    return _ScannedFile(place, index, indexed, scan.unindexed, max(mark, scan.mark), size, stop)
 
 
 class TailScan:
     """Accepts frames in order, as long as each one continues the one before."""
 
     def __init__(self, path: str, place: JournalPosition, salt: int) -> None:
-        self.behind: list[tuple[Located, Mapping[WriterId, WriterState]]] = []
+        self.unindexed: list[tuple[Located, Mapping[WriterId, WriterState]]] = []
         self.mark = 0
         self._path = path
         self._place = place
@@ -341,7 +343,7 @@ class TailScan:
         if info.flags != self._salt or info.first != place.next + 1 or info.term < place.term or not info.count:
             return Stop(Ending.DAMAGED, frame.start, f"the frame there does not follow offset {place.next - 1}")
         frames = located(self._path, frame)
-        self.behind.append(frames)
+        self.unindexed.append(frames)
         self.mark = max(self.mark, info.durable)
         place.writers.update(frames[1])
         place.size, place.next, place.term = frame.end, frames[0].next, info.term

@@ -17,7 +17,7 @@ from strandline.formats.wal.mark import Mark
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.folders import FolderKind, contents, refuse_others
 from strandline.log.wal import names
-from strandline.log.wal.read.watermark import LOOKS, read_mark
+from strandline.log.wal.read.watermark import MARK_READS, read_mark
 from strandline.log.wal.recover.checks import FileCheck, FileFacts, judge_closed, judge_last, judge_slots
 from strandline.log.wal.recover.scan_tail import WINDOW, read_identity, read_slots_file, walk
 from strandline.model.cursor import SECOND, Bounds
@@ -26,7 +26,9 @@ from strandline.model.times import TOLERANCE
 from strandline.storage.clock import Clock
 from strandline.storage.disk import Disk, FolderRow
 
-_KNOWN: Final = frozenset({names.IDENTITY, names.KEPT, names.MARK, names.LOCK, names.REWIND, COLD_FILE, COLD_FOLDER})
+_KNOWN: Final = frozenset(
+    {names.IDENTITY, names.SLOTS_FILE, names.MARK, names.LOCK, names.REWIND, COLD_FILE, COLD_FOLDER}
+)
 _OF_FILE: Final = re.compile(r"([0-9]{20})\..*")
 
 OnProgress = Callable[[int], None]
@@ -82,7 +84,7 @@ class _Verifier:
         if kept is not None:
             self._result.examined["slots"] = sum(not slot.dropped for slot in kept.slots)
             self._result.take(
-                judge_slots(f"{self._folder}/{names.KEPT}", kept, max(end, 0 if mark is None else mark.next))
+                judge_slots(f"{self._folder}/{names.SLOTS_FILE}", kept, max(end, 0 if mark is None else mark.next))
             )
         self._result.take(self._others(rows, firsts))
         self._result.log_id = log_id
@@ -130,11 +132,11 @@ class _Verifier:
         try:
             return read_slots_file(self._folder, log_id, disk=self._disk, clock=self._clock)
         except CorruptData as error:
-            self._damaged(FindingKind.SLOT, f"{self._folder}/{names.KEPT}", str(error))
+            self._damaged(FindingKind.SLOT, f"{self._folder}/{names.SLOTS_FILE}", str(error))
             return None
 
     def _mark(self, log_id: UUID) -> Mark | None:
-        mark = read_mark(self._folder, log_id, disk=self._disk, looks=LOOKS)
+        mark = read_mark(self._folder, log_id, disk=self._disk, tries=MARK_READS)
         if mark is None:
             path = f"{self._folder}/{names.MARK}"
             self._note(FindingKind.MARK, path, f"{path} is missing or cannot be read: opening the log rebuilds it.")
@@ -183,7 +185,7 @@ class _Verifier:
                 )
                 continue
             try:
-                facts = self._look_at(log_id, path, first, term, is_closed=following is not None)
+                facts = self._check_file(log_id, path, first, term, is_closed=following is not None)
             except NotFound:
                 if not self._may_be_gone(log_id, first, following, mark):
                     self._damaged(
@@ -203,7 +205,7 @@ class _Verifier:
                 self._note(FindingKind.INDEX, index, text)
         return end
 
-    def _look_at(self, log_id: UUID, path: str, first: int, term: int, *, is_closed: bool) -> FileFacts:
+    def _check_file(self, log_id: UUID, path: str, first: int, term: int, *, is_closed: bool) -> FileFacts:
         # The index before the size: its entries are in the file by then, even while a writer appends.
         try:
             data: bytes | None = self._disk.read(f"{self._folder}/{names.index_name(first)}")
@@ -218,7 +220,7 @@ class _Verifier:
             upto = found.end if isinstance(found, Frame) else found.upto
             self._on_progress(upto - at)
             at = upto
-            if check.is_hopeless:
+            if check.has_too_many_problems:
                 break
         facts = check.done(is_closed=is_closed, index_size=None if data is None else len(data))
         self._result.examined["files"] += 1

@@ -44,21 +44,21 @@ class GroupCommitter(Generic[W]):
         *,
         write: Callable[[Sequence[Item]], W],
         finish: Callable[[W], None],
-        tidy: Callable[[], None],
+        after_wake: Callable[[], None],
         end: Callable[[], None],
         place: JournalPosition,
         settings: WalSettings,
     ) -> None:
         """Continue at this position.
 
-        ``write`` appends a group to the file, ``finish`` makes it durable and readable, ``tidy`` does work that can
-        wait until threads are woken; each raises if it fails. ``end`` is called by the thread when it was closed
+        ``write`` appends a group to the file, ``finish`` makes it durable and readable, ``after_wake`` does work that
+        can wait until threads are woken; each raises if it fails. ``end`` is called by the thread when it was closed
         and everything is committed.
         """
         self._name = name
         self._write = write
         self._finish = finish
-        self._tidy = tidy
+        self._after_wake = after_wake
         self._end = end
         self._now_ns = settings.clock.now_ns
         self.next = place.next
@@ -70,13 +70,13 @@ class GroupCommitter(Generic[W]):
         self._lock = threading.Lock()
         """Orders appends: held while an offset is assigned and its record queued."""
         self._room = threading.Condition(self._lock)
-        self._crowd = 0
+        self._waiting_for_room = 0
         """Number of threads that wait for room."""
         self._committing = threading.Lock()
         """Held while the files are written."""
         self._turnstile = threading.Lock()
-        self._pump = None if settings.background else self.commit_all
-        self._source = GroupOrigin(self._pump)
+        self._commit_inline = None if settings.background else self.commit_all
+        self._source = GroupOrigin(self._commit_inline)
         self._group = CommitGroup(self._source)
         self._refusal: Callable[[], Exception] | None = None
         self.failed = False
@@ -128,7 +128,7 @@ class GroupCommitter(Generic[W]):
             group.size += len(value) + _OVERHEAD
             first = self.next
             self.next = first + 1
-            self._stir()
+            self._wake_thread()
         return group, first
 
     def _open_run(self, term: int | None, expect: int | None) -> tuple[CommitGroup, ValueRun]:
@@ -146,7 +146,7 @@ class GroupCommitter(Generic[W]):
             group.items.append(run)
         return group, run
 
-    def _stir(self) -> None:
+    def _wake_thread(self) -> None:
         """Wake the thread if it sleeps."""
         if self._asleep:
             self._asleep = False
@@ -188,7 +188,7 @@ class GroupCommitter(Generic[W]):
             self.next = first + count
             if writer is not None:
                 self._writers.remember(*writer, first, count, group)
-            self._stir()
+            self._wake_thread()
         return WalHandle(group, first, count)
 
     def _check(self, term: int | None, expect: int | None) -> None:
@@ -220,19 +220,19 @@ class GroupCommitter(Generic[W]):
 
     def _make_room(self) -> None:
         """Wait until less is queued; called and left with the lock held."""
-        if self._pump is not None:
+        if self._commit_inline is not None:
             self._lock.release()
             try:
-                self._pump()
+                self._commit_inline()
             finally:
                 self._lock.acquire()
         else:
-            self._crowd += 1
+            self._waiting_for_room += 1
             try:
                 while self._group.size >= self._max_pending and self._refusal is None:
                     self._room.wait()
             finally:
-                self._crowd -= 1
+                self._waiting_for_room -= 1
         if self._refusal is not None:
             raise self._refusal()
 
@@ -255,7 +255,7 @@ class GroupCommitter(Generic[W]):
             if not group.items or self.failed:
                 return None
             self._group = CommitGroup(self._source)
-            if self._crowd:
+            if self._waiting_for_room:
                 self._room.notify_all()
         return group
 
@@ -283,7 +283,7 @@ class GroupCommitter(Generic[W]):
             return
         group.settle()
         try:
-            self._tidy()
+            self._after_wake()
         except BaseException as error:
             self.fail(error)
             if not isinstance(error, Exception):
@@ -291,12 +291,12 @@ class GroupCommitter(Generic[W]):
 
     def _run(self) -> None:
         try:
-            self._commit_on()
+            self._commit_until_closed()
             self._end()
         finally:
             self._ended.set()
 
-    def _commit_on(self) -> None:
+    def _commit_until_closed(self) -> None:
         """Commit group after group, until it is closed and the queue is empty."""
         unsettled: CommitGroup | None = None
         try:

@@ -112,7 +112,7 @@ class Whole:
 Item = ValueRun | Whole
 
 
-class _Here(threading.local):
+class _RunningLoop(threading.local):
     """The event loop last found running in a thread: finding it costs a system call each time."""
 
     loop: asyncio.AbstractEventLoop | None = None
@@ -122,37 +122,37 @@ class _Here(threading.local):
         self.loop = None
 
 
-_HERE: Final = _Here()
-call_in_child(_HERE, _Here.forget)
+_RUNNING_LOOP: Final = _RunningLoop()
+call_in_child(_RUNNING_LOOP, _RunningLoop.forget)
 
 
 _AT_ONCE: Final = 4
-"""So many threads are woken first; each of them wakes another."""
+"""Number of threads that are woken first; each of them wakes another."""
 
-_LOOK: Final = 1.0
+_CHECK_SECONDS: Final = 1.0
 """Seconds after which a waiting thread checks by itself whether its group is settled."""
 
 
 class GroupOrigin:
-    """The origin of groups. Changes here apply to all of its groups."""
+    """State that all groups of one committer share."""
 
-    __slots__ = ("lost", "pump")
+    __slots__ = ("commit", "lost")
 
-    def __init__(self, pump: Callable[[], object] | None = None) -> None:
-        """A thread that waits for a group calls ``pump`` first, if no other thread commits."""
-        self.pump = pump
+    def __init__(self, commit: Callable[[], object] | None = None) -> None:
+        """Without a committing thread, a thread that waits for a group calls ``commit`` first."""
+        self.commit = commit
         self.lost = False
 
     def lose(self, refusal: Callable[[], Exception]) -> None:
-        """No unsettled group will ever be settled: waiting for one raises."""
+        """Make waiting for an unsettled group raise: none will ever be settled."""
 
         def refuse() -> None:
             raise refusal()
 
-        self.pump, self.lost = refuse, True
+        self.commit, self.lost = refuse, True
 
 
-_NOWHERE: Final = GroupOrigin()
+_NO_ORIGIN: Final = GroupOrigin()
 
 
 class CommitGroup:
@@ -160,7 +160,7 @@ class CommitGroup:
 
     __slots__ = ("_error", "_futures", "_waiters", "done", "items", "run", "size", "source")
 
-    def __init__(self, source: GroupOrigin = _NOWHERE) -> None:
+    def __init__(self, source: GroupOrigin = _NO_ORIGIN) -> None:
         self.items: list[Item] = []
         self.run: ValueRun | None = None
         """The last item, if the next single record may join it."""
@@ -174,7 +174,7 @@ class CommitGroup:
 
     def __reduce__(self) -> NoReturn:
         """Not picklable: a copy in another process would never be settled."""
-        raise TypeError("The handle of an append stays in its process: send what its result() gives.")
+        raise TypeError("The handle of an append cannot be pickled: send the receipt that its result() returns.")
 
     def settle(self, error: Callable[[], Exception] | None = None) -> None:
         """Wake all waiters: the group is durable, or failed with an error."""
@@ -192,8 +192,8 @@ class CommitGroup:
         if timeout is not None:
             TIMEOUT.check(timeout, "result: timeout")
         if not self.done:
-            if self.source.pump is not None:
-                self.source.pump()
+            if self.source.commit is not None:
+                self.source.commit()
             waiter = threading.Lock()
             waiter.acquire()
             self._waiters.append(waiter)
@@ -212,10 +212,10 @@ class CommitGroup:
         try:
             # A periodic check: no thread must wait forever for one that was interrupted at its turn.
             while not self.done:
-                is_woken = waiter.acquire(timeout=min(max(0.0, left), _LOOK))
+                is_woken = waiter.acquire(timeout=min(max(0.0, left), _CHECK_SECONDS))
                 if is_woken:
                     break
-                left -= _LOOK
+                left -= _CHECK_SECONDS
                 if left <= 0:
                     raise TimeoutError("The append is not durable yet; ask its handle again.")
         finally:
@@ -223,7 +223,7 @@ class CommitGroup:
                 self._pass_on()
 
     def _withdraws(self, waiter: threading.Lock) -> bool:
-        """Whether it was not this thread's turn yet; then it never will be."""
+        """Remove a thread from the queue of waiters; False if it was woken already."""
         try:
             self._waiters.remove(waiter)
         except ValueError:
@@ -251,11 +251,11 @@ class CommitGroup:
         """
         if self.done:
             return self._known(result)
-        if self.source.pump is not None:
-            self.source.pump()
-        loop = _HERE.loop
+        if self.source.commit is not None:
+            self.source.commit()
+        loop = _RUNNING_LOOP.loop
         if loop is None or not loop.is_running():
-            loop = _HERE.loop = asyncio.get_running_loop()
+            loop = _RUNNING_LOOP.loop = asyncio.get_running_loop()
         future = loop.create_future()
         waiting = self._futures.get(loop)
         if waiting is None:
@@ -303,7 +303,7 @@ class WalHandle:
     @property
     def is_driven(self) -> bool:
         """Whether a thread makes it durable without a waiter."""
-        return self.group.source.pump is None
+        return self.group.source.commit is None
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Block until the records are durable, or raise why they are not."""

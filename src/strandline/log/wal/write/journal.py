@@ -31,7 +31,7 @@ from strandline.storage.disk import Disk
 _LITTLE: Final = 4096
 
 FRAME_BYTES: Final = 4 << 20
-"""Single values share a frame up to so many bytes; a larger one has its own."""
+"""Most bytes of a frame that single values share; a larger value has a frame of its own."""
 
 
 class FrameContent(NamedTuple):
@@ -106,7 +106,7 @@ _MOST_STEP: Final = 4096
 
 INDEX_FRAMES: Final = 64
 INDEX_BYTES: Final = 1 << 20
-"""Distance between two checkpoints of the index: so many frames or so many bytes."""
+"""Distance between two checkpoints of the index, in frames or bytes, whichever is reached first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +143,13 @@ class JournalPosition:
 class FrameTimes:
     """Times of frames, in milliseconds: in order, so that seeking by time is a binary search.
 
-    A clock that was ahead would keep all later frames in the future. So a time that is ahead of this machine's clock
-    for a whole day is given up, and frames use the clock again; readers know that times in the future are wrong. Not
-    earlier: if the clock is behind instead, and is corrected, frames would seem older than they are, and expire.
+    A clock that was ahead would keep all later frames in the future. So frames use the clock again once the last time
+    was ahead of it for a whole day; readers know that times in the future are wrong. Not earlier: if the clock is
+    behind instead, and is corrected, frames would seem older than they are, and expire.
 
-    Until then frames repeat the last time, except the first of them, which adds a few random seconds: its time
-    distinguishes a frame from the one at its offset in another history of the log, and a log that was restored from a
-    copy while its clock was behind would otherwise write the same time as the original.
+    Until then frames repeat the last time. The first of them adds a few random seconds, because times distinguish a
+    frame from the one at its offset in another history of the log: a log that was restored from a copy while its clock
+    was behind would otherwise write the same time as the original.
     """
 
     def __init__(self, where: str, clock: Clock, chance: Chance) -> None:
@@ -170,7 +170,7 @@ class FrameTimes:
         if last <= now + TOLERANCE // 1000:
             self._ahead_since = None
         elif given is not None or self._is_believed(last - now):
-            return wanted  # follow the primary at once if it has given the time up
+            return wanted  # a replica follows its primary's times at once
         if given is not None:
             return last
         step = 1 + int(_MOST_STEP * self._chance.jitter()) if self._is_first else 0
@@ -349,11 +349,11 @@ class IndexWriter:
         self._writers: dict[WriterId, WriterState] = {}
 
     def saw(self, writer: WriterId, state: WriterState) -> None:
-        """The next frame is an append of this writer."""
+        """Note that the next frame is an append of this writer."""
         self._writers[writer] = state
 
     def passed(self, frame: Located) -> None:
-        """A frame is durable; the next one may get an entry."""
+        """Note that a frame is durable; the next one may get an entry."""
         self._frames += 1
         end = frame.position + frame.size
         if self._frames < INDEX_FRAMES and end - self._last < INDEX_BYTES:

@@ -68,11 +68,11 @@ class LogStart:
             # Readers see the new start before files are removed: missing records have expired, and are not lost.
             self._published.retain(start)
             with self._committer.exclusively():
-                self._leave_behind(start)
+                self._begin_file_if_empty(start)
             self._drop_files(start)
             return start
 
-    def _leave_behind(self, start: int) -> None:
+    def _begin_file_if_empty(self, start: int) -> None:
         """Begin a new file if the current one has no retained records, so that it can be deleted, too."""
         place = self._journal.place
         if place.next > start or place.first == start or self._committer.failed:

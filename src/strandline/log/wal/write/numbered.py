@@ -39,7 +39,7 @@ class NumberedAppends:
         return None
 
     def remember(self, writer: WriterId, number: int, first: int, count: int, group: CommitGroup) -> None:
-        """Note a queued append; the writers that were silent longest are forgotten where there are many."""
+        """Note a queued append; of too many writers, those that were silent longest are forgotten."""
         known, upto = remembered(writer, number)
         self._last[known] = (WriterState(upto, first, first, count, 0), group)
         if len(self._last) > _MANY_WRITERS:

@@ -24,7 +24,7 @@ from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, RETRY_
 from strandline.log.produce.limits import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.typed import ValueEncoder
-from strandline.log.read.planning import Gathering, behind
+from strandline.log.read.planning import PlanBuilder, cursor_after
 from strandline.log.read.reading import HeadPoller, cursor_of
 from strandline.log.read.value_format import named_codec
 from strandline.log.slots import resume
@@ -301,13 +301,13 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[RemoteSpan]:
         """The spans after a cursor, in order and without a hole; any process can fetch them from the node."""
-        planned: Gathering[RemoteSpan] = Gathering(limit)
+        planned: PlanBuilder[RemoteSpan] = PlanBuilder(limit)
         while True:
             found, urls = self._planned(since, planned.rest)
             spans = [planned_span(since.log_id, row, urls, found.ticket, self._nodes) for row in found.spans]
             if not planned.add(spans) or planned.is_full or found.is_whole or not spans:
                 return planned.spans
-            since = behind(since, spans[-1])
+            since = cursor_after(since, spans[-1])
 
     def _planned(self, since: Cursor, rest: Limit) -> tuple[Plan, tuple[str, ...]]:
         """A plan, and the addresses of its spans: first that of the node that planned them."""

@@ -13,7 +13,7 @@ from strandline.formats.arrow.block import Parts, page_checksum
 from strandline.formats.node.ticket import FeedTicket, FileTicket, ReadTicket
 from strandline.formats.node.wire import Flag, Note, encode_note
 from strandline.log.contract import Log
-from strandline.log.read.planning import behind, known_columns
+from strandline.log.read.planning import cursor_after, known_columns
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import LogBatch
 from strandline.model.node import NO_HEARTBEAT, Heartbeat
@@ -95,7 +95,7 @@ def reading(
     while live() and (end is None or cursor.next < end):
         spans = log.plan(cursor, Limit(batches=_PLANNED.batches, bytes=_PLANNED.bytes, upto=end))
         for span in spans:
-            after = behind(cursor, span)
+            after = cursor_after(cursor, span)
             with hold(span.size):
                 for batch in _fetched(log, span, cursor, ticket.columns):
                     message = _message(batch)
