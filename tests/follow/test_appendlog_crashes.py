@@ -340,7 +340,7 @@ def test_a_twin_that_shows_what_it_found_without_syncing_it_is_caught(monkeypatc
     """It takes two crashes: the process dies and its write is only cached, the next one shows it, the power fails."""
 
     class _Hasty(AppendLogStore):
-        def _mend(self):
+        def _repair_file(self):
             self._adopt()
             self._file = self._disk.open_append(self._path)
             self._cut(self._file)

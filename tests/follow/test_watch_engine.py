@@ -17,19 +17,19 @@ from strandline.followers.events import (
     Event,
     Expired,
     Export,
-    FindGhosts,
+    FindVanishedKeys,
     Finish,
-    Ghosts,
     GiveUp,
-    Loose,
     Open,
     Pause,
     Receive,
     Received,
     ReportCursor,
     ResyncSweep,
+    ResyncWrite,
     Signal,
     StoreBatch,
+    VanishedKeys,
 )
 from strandline.kv.contract import Ended, Listed
 from strandline.model.keyed import Updates
@@ -47,7 +47,7 @@ def received(chunk: Updates) -> Received:
 
 def watching(*, records: int = 3, window: float = LONG) -> Engine:
     """One that follows from 5 on."""
-    engine = Engine(Batching(records=records, window=window), armed=True)
+    engine = Engine(Batching(records=records, window=window), can_resync=True)
     assert engine.step(Began(at(5)), 0.0) == Open(at(5))
     assert isinstance(engine.step(Signal.OPENED, 0.0), Receive)
     return engine
@@ -55,10 +55,10 @@ def watching(*, records: int = 3, window: float = LONG) -> Engine:
 
 def resyncing(*, records: int = 3, window: float = LONG) -> Engine:
     """One whose cursor has expired; the listing is compared, the store has been told, and the full watch opened."""
-    engine = Engine(Batching(records=records, window=window), armed=True)
+    engine = Engine(Batching(records=records, window=window), can_resync=True)
     assert engine.step(Began(at(5)), 0.0) == Open(at(5))
-    assert engine.step(Expired(), 0.0) == FindGhosts()
-    assert engine.step(Ghosts([]), 0.0) == StoreBatch(BeginResync())
+    assert engine.step(Expired(), 0.0) == FindVanishedKeys()
+    assert engine.step(VanishedKeys([]), 0.0) == StoreBatch(BeginResync())
     assert engine.step(Signal.STORED, 0.0) == Open(None)
     assert isinstance(engine.step(Signal.OPENED, 0.0), Receive)
     return engine
@@ -293,7 +293,7 @@ def test_an_error_of_the_stream_within_a_resync_flushes_and_leaves_the_flag():
     engine = resyncing()
     engine.step(received(FIVE), 0.0)
     assert engine.step(Signal.STREAM_FAILED, 0.0) == Apply([FIVE])
-    assert engine.step(Signal.APPLIED, 0.0) == StoreBatch(Loose([FIVE]))
+    assert engine.step(Signal.APPLIED, 0.0) == StoreBatch(ResyncWrite([FIVE]))
     assert engine.step(Signal.STORED, 0.0) == Finish(at(5))
 
 
@@ -351,10 +351,10 @@ def test_a_stop_before_it_opened_anything_opens_nothing():
 
 
 def test_a_stop_goes_before_what_a_resync_still_has_to_do():
-    engine = Engine(Batching(), armed=True)
+    engine = Engine(Batching(), can_resync=True)
     drive(engine, Began(at(5)), Expired())
     engine.stop()
-    assert engine.step(Ghosts([GONE]), 0.0) == Finish(at(5))
+    assert engine.step(VanishedKeys([GONE]), 0.0) == Finish(at(5))
 
 
 def test_a_window_goes_before_an_export():
@@ -386,7 +386,7 @@ def test_an_export_that_was_asked_during_a_resync_waits_for_its_end():
     assert isinstance(engine.step(received(FIVE), 0.0), Receive)  # it does not even flush for it
     assert engine.step(Listed(at(9)), 0.0) == Apply([FIVE])
     assert isinstance(drive(engine, Signal.APPLIED, Signal.STORED), ResyncSweep)
-    assert engine.step(Ghosts([]), 0.0) == StoreBatch(EndResync(at(9)))
+    assert engine.step(VanishedKeys([]), 0.0) == StoreBatch(EndResync(at(9)))
     assert engine.step(Signal.STORED, 0.0) == ReportCursor(at(9))
     assert engine.step(Signal.NOTHING, 0.0) == Export("me")
 
@@ -443,38 +443,38 @@ def test_a_resync_goes_before_an_export_and_before_receiving():
 
 
 def test_after_an_expired_cursor_it_compares_then_flags_then_removes_and_only_then_takes_everything_anew():
-    engine = Engine(Batching(), armed=True)
+    engine = Engine(Batching(), can_resync=True)
     assert engine.step(Began(at(5)), 0.0) == Open(at(5))
-    assert engine.step(Expired(), 0.0) == FindGhosts()
-    assert engine.step(Ghosts([GONE, SWEPT]), 0.0) == StoreBatch(BeginResync())
+    assert engine.step(Expired(), 0.0) == FindVanishedKeys()
+    assert engine.step(VanishedKeys([GONE, SWEPT]), 0.0) == StoreBatch(BeginResync())
     assert engine.step(Signal.STORED, 0.0) == Apply([GONE])
-    assert engine.step(Signal.APPLIED, 0.0) == StoreBatch(Loose([GONE]))
+    assert engine.step(Signal.APPLIED, 0.0) == StoreBatch(ResyncWrite([GONE]))
     assert engine.step(Signal.STORED, 0.0) == Apply([SWEPT])
-    assert engine.step(Signal.APPLIED, 0.0) == StoreBatch(Loose([SWEPT]))
+    assert engine.step(Signal.APPLIED, 0.0) == StoreBatch(ResyncWrite([SWEPT]))
     assert engine.step(Signal.STORED, 0.0) == Open(None)
     assert engine.applied == at(5)
 
 
 def test_a_store_that_does_not_take_the_flag_is_waited_for():
-    engine = Engine(Batching(), armed=True)
-    drive(engine, Began(at(5)), Expired(), Ghosts([GONE]))
+    engine = Engine(Batching(), can_resync=True)
+    drive(engine, Began(at(5)), Expired(), VanishedKeys([GONE]))
     assert isinstance(engine.step(Signal.STORE_FAILED, 0.0), Pause)
     assert engine.step(Signal.NOTHING, 1.0) == StoreBatch(BeginResync())
     assert engine.step(Signal.STORED, 1.0) == Apply([GONE])
 
 
 def test_the_full_watch_is_not_opened_before_the_store_has_taken_the_removals():
-    engine = Engine(Batching(), armed=True)
-    drive(engine, Began(at(5)), Expired(), Ghosts([GONE]), Signal.STORED, Signal.APPLIED)
+    engine = Engine(Batching(), can_resync=True)
+    drive(engine, Began(at(5)), Expired(), VanishedKeys([GONE]), Signal.STORED, Signal.APPLIED)
     assert isinstance(engine.step(Signal.STORE_FAILED, 0.0), Pause)
-    assert engine.step(Signal.NOTHING, 1.0) == StoreBatch(Loose([GONE]))
+    assert engine.step(Signal.NOTHING, 1.0) == StoreBatch(ResyncWrite([GONE]))
     assert engine.step(Signal.STORED, 1.0) == Open(None)
 
 
 def test_a_new_listing_moves_no_cursor_before_it_is_complete():
     engine = resyncing(records=1)
     assert engine.step(received(FIVE), 0.0) == Apply([FIVE])
-    assert engine.step(Signal.APPLIED, 0.0) == StoreBatch(Loose([FIVE]))
+    assert engine.step(Signal.APPLIED, 0.0) == StoreBatch(ResyncWrite([FIVE]))
     assert isinstance(engine.step(Signal.STORED, 0.0), Receive)
     assert engine.applied == at(5)
 
@@ -484,8 +484,8 @@ def test_the_sweep_goes_by_all_that_was_given_and_its_removals_come_before_the_e
     drive(engine, received(FIVE), received(SIX), Signal.APPLIED, Signal.STORED, received(SEVEN))
     assert engine.step(Listed(at(9)), 0.0) == Apply([SEVEN])
     assert drive(engine, Signal.APPLIED, Signal.STORED) == ResyncSweep(frozenset({b"k5", b"k6", b"k7"}))
-    assert engine.step(Ghosts([SWEPT]), 0.0) == Apply([SWEPT])
-    assert engine.step(Signal.APPLIED, 0.0) == StoreBatch(Loose([SWEPT]))
+    assert engine.step(VanishedKeys([SWEPT]), 0.0) == Apply([SWEPT])
+    assert engine.step(Signal.APPLIED, 0.0) == StoreBatch(ResyncWrite([SWEPT]))
     assert engine.applied == at(5)
     assert engine.step(Signal.STORED, 0.0) == StoreBatch(EndResync(at(9)))
     assert engine.step(Signal.STORED, 0.0) == ReportCursor(at(9))
@@ -495,7 +495,7 @@ def test_the_sweep_goes_by_all_that_was_given_and_its_removals_come_before_the_e
 
 def test_after_a_resync_batches_are_ranges_from_its_end_again():
     engine = resyncing(records=1)
-    drive(engine, Listed(at(9)), Ghosts([]), Signal.STORED, Signal.NOTHING)
+    drive(engine, Listed(at(9)), VanishedKeys([]), Signal.STORED, Signal.NOTHING)
     nine = numbered(9, 1)
     assert drive(engine, received(nine), Signal.APPLIED) == StoreBatch(AppliedRange([nine], at(9), at(10)))
 
@@ -505,13 +505,13 @@ def test_a_failing_store_during_the_new_listing_keeps_its_order():
     drive(engine, received(FIVE), Signal.APPLIED, Signal.STORE_FAILED, received(SIX))
     assert isinstance(engine.step(Signal.APPLIED, 0.0), Receive)
     assert isinstance(engine.step(Listed(at(9)), 0.0), Pause)  # nothing is swept before the store has all of it
-    assert engine.step(Signal.NOTHING, 1.0) == StoreBatch(Loose([FIVE, SIX]))
+    assert engine.step(Signal.NOTHING, 1.0) == StoreBatch(ResyncWrite([FIVE, SIX]))
     assert engine.step(Signal.STORED, 1.0) == ResyncSweep(frozenset({b"k5", b"k6"}))
 
 
 def test_a_store_that_fails_at_the_end_of_a_resync_is_tried_again_and_nothing_else_happens_meanwhile():
     engine = resyncing()
-    drive(engine, Listed(at(9)), Ghosts([]))
+    drive(engine, Listed(at(9)), VanishedKeys([]))
     engine.ask("me")
     assert isinstance(engine.step(Signal.STORE_FAILED, 0.0), Pause)
     assert engine.step(Signal.NOTHING, 1.0) == StoreBatch(EndResync(at(9)))
@@ -519,8 +519,8 @@ def test_a_store_that_fails_at_the_end_of_a_resync_is_tried_again_and_nothing_el
 
 
 def test_sixteen_failures_within_a_resync_end_it_too():
-    engine = Engine(Batching(), armed=True)
-    drive(engine, Began(at(5)), Expired(), Ghosts([GONE]))
+    engine = Engine(Batching(), can_resync=True)
+    drive(engine, Began(at(5)), Expired(), VanishedKeys([GONE]))
     assert fail(engine, 16, 0.0) == GiveUp(16)
 
 
@@ -529,7 +529,7 @@ def test_a_stop_within_a_resync_flushes_and_leaves_the_cursor_and_the_flag():
     engine.step(received(FIVE), 0.0)
     engine.stop()
     assert engine.step(Signal.NOTHING, 0.0) == Apply([FIVE])
-    assert engine.step(Signal.APPLIED, 0.0) == StoreBatch(Loose([FIVE]))
+    assert engine.step(Signal.APPLIED, 0.0) == StoreBatch(ResyncWrite([FIVE]))
     assert engine.step(Signal.STORED, 0.0) == Finish(at(5))
 
 
@@ -541,14 +541,14 @@ def test_a_stream_that_ends_within_its_listing_does_not_end_the_resync():
 
 def test_a_resync_to_where_the_cursor_was_reports_nothing():
     engine = resyncing()
-    drive(engine, Listed(at(5)), Ghosts([]))
+    drive(engine, Listed(at(5)), VanishedKeys([]))
     assert isinstance(engine.step(Signal.STORED, 0.0), Receive)
 
 
 def test_an_unsettled_store_is_resynced_before_anything_is_opened():
-    engine = Engine(Batching(), armed=True)
-    assert engine.step(Began(at(5), unsettled=True), 0.0) == FindGhosts()
-    assert engine.step(Ghosts([]), 0.0) == StoreBatch(BeginResync())
+    engine = Engine(Batching(), can_resync=True)
+    assert engine.step(Began(at(5), unsettled=True), 0.0) == FindVanishedKeys()
+    assert engine.step(VanishedKeys([]), 0.0) == StoreBatch(BeginResync())
     assert engine.step(Signal.STORED, 0.0) == Open(None)
 
 

@@ -197,7 +197,7 @@ def test_a_slot_that_is_dropped_or_unknown_to_a_new_primary_says_how_to_go_on(wa
     consumer.ack_through(3)
     wal.slots.drop("billing")
     for call in (consumer.next_batch, consumer.flush):
-        with pytest.raises(SlotInvalid, match="last_acked=3 to go on"):
+        with pytest.raises(SlotInvalid, match="last_acked=3 to continue"):
             call()
     with sl.Consumer(wal, slot="billing", last_acked=3) as again:
         assert [batch.sequence for batch in again] == [7, 9]

@@ -13,10 +13,10 @@ from strandline.followers.events import (
     EndResync,
     Event,
     Export,
-    FindGhosts,
-    Loose,
+    FindVanishedKeys,
     Open,
     ReportCursor,
+    ResyncWrite,
     Signal,
     StoreBatch,
     Write,
@@ -93,7 +93,7 @@ class HasNoBarrier(Engine):
             if self._compared:
                 return Open(None)
             self._compared = True
-            return FindGhosts()
+            return FindVanishedKeys()
         return Engine._resync_onward(self)
 
 
@@ -115,7 +115,7 @@ class AppliesNoRemovals(Engine):
 
     __slots__ = ()
 
-    def _apply(self, write: AppliedRange | Loose) -> Apply:
+    def _apply(self, write: AppliedRange | ResyncWrite) -> Apply:
         action = Engine._apply(self, write)
         return Apply([]) if self.phase in (Phase.CLEARING, Phase.SWEEPING) else action
 

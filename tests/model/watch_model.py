@@ -18,7 +18,7 @@ from uuid import UUID
 
 from strandline.errors import Gap, StorageError
 from strandline.followers.engine import Engine, Phase
-from strandline.followers.events import Action, Batching, Event, FindGhosts, Finish, Open, Pause, Receive
+from strandline.followers.events import Action, Batching, Event, FindVanishedKeys, Finish, Open, Pause, Receive
 from strandline.followers.events import StoreBatch as StoreAction
 from strandline.followers.watch.run import AppliedWatch, Options, Resume
 from strandline.model.cursor import Cursor
@@ -139,7 +139,7 @@ class WatchModel:
             return
         told = describe(world.action)
         yield Move(told, self._turned(state, "well"), fair=True)
-        if world.budget.failures and isinstance(world.action, StoreAction | FindGhosts):
+        if world.budget.failures and isinstance(world.action, StoreAction | FindVanishedKeys):
             yield Move(f"{told}: fails, nothing is stored", self._turned(state, "nothing stored"))
             if isinstance(world.action, StoreAction):
                 yield Move(f"{told}: the answer is lost", self._turned(state, "stored"))
@@ -203,7 +203,7 @@ class WatchModel:
     def _begun(self, state: State, resume: Resume) -> State:
         world = self.stage.world = state.world.copy() if resume is not None else state.world.spend("anew")
         watch = self.made()
-        watch.engine = self.scenario.engine(self.scenario.batching, armed=watch.engine.armed, retries=RETRIES)
+        watch.engine = self.scenario.engine(self.scenario.batching, can_resync=watch.engine.can_resync, retries=RETRIES)
         if not self.scenario.kept:
             world.applied = within(world.fold.content, self.scenario.scope)
         world.reported = world.fold.cursor
@@ -322,7 +322,7 @@ class WatchModel:
 
 _UNTOLD = {"now", "before", "fate"}
 _TOLD = tuple(one.name for one in fields(World) if one.name not in _UNTOLD)
-_CONSTANT = {"batching", "until", "armed", "retries", "_due", "_retry"}
+_CONSTANT = {"batching", "until", "can_resync", "retries", "_due", "_retry"}
 _REMEMBERED = tuple(one.name for one in fields(Engine) if one.name not in _CONSTANT)
 
 

@@ -1,4 +1,4 @@
-"""Followers of logs: how they batch and export, and parts to build own sinks, stores and watchers."""
+"""Followers of logs: their batching and exports, and the parts for own sinks, stores and watchers."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ class SinkCommitter:
             return None, 0
         state = self._state(self._unclaimed.name)
         if state is not None and state.holder is None and state.epoch % EPOCHS_PER_TERM == 0:
-            self._unclaimed = state  # as it was created; or a new primary raised its epoch, and nobody has claimed it
+            self._unclaimed = state  # unclaimed: as it was created, or with an epoch that a new primary raised
         return (self._unclaimed, -1) if state is None else (state, self._unclaimed.epoch)
 
     def cursor(self, log_id: UUID) -> Cursor | None:
@@ -210,7 +210,7 @@ class SinkCommitter:
         self._has_stored, self._undo = True, None
         if self._unclaimed is not None:
             self.check_holder()
-            # If another new one claims it in between, this claim fences that one. To stop here, too, would stop both.
+            # If another new follower claims it in between, this claim fences that one: one of the two continues.
             self._slot = self._log.slots.claim(self._unclaimed.name, self._holder)
             self._unclaimed = None
 
@@ -248,7 +248,7 @@ class SinkCommitter:
 
     @contextlib.contextmanager
     def abandoned_on_error(self) -> Iterator[None]:
-        """Abandon it if the block raises."""
+        """Call :meth:`abandon` if the block raises."""
         try:
             yield
         except BaseException:

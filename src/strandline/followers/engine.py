@@ -39,13 +39,13 @@ class Phase(Enum):
 class Engine:
     """State of one follower. It ends at the offset ``until``; without one, when :meth:`stop` is called.
 
-    ``armed``: a resync is possible, since there are a store and a reader to compare with. ``usual_window`` applies
-    if the batching has no window.
+    ``can_resync``: there are a store, and a reader to compare it with. ``usual_window`` applies if the batching has no
+    window.
     """
 
     batching: Batching
     until: int | None = None
-    armed: bool = False
+    can_resync: bool = False
     usual_window: float = 1.0
     retries: Backoff = STORE_RETRIES
     is_strict: bool = False
@@ -61,7 +61,7 @@ class Engine:
     _batches: int = 0
     _applying: events.Write | None = None
     _unstored: deque[events.Write] = field(default_factory=deque)
-    _behind: int = 0
+    _unstored_flushes: int = 0
     _failures: int = 0
     _retry: float | None = None
     _removals: deque[events.SourceDelivery] = field(default_factory=deque)
@@ -111,16 +111,16 @@ class Engine:
                     return self._next(now) if self._done() else events.Open(cursor)
                 self._resync()
             case Signal.OPENED:
-                self.phase = Phase.RELISTING if self.phase is Phase.CLEARING and self.armed else Phase.LIVE
+                self.phase = Phase.RELISTING if self.phase is Phase.CLEARING and self.can_resync else Phase.LIVE
             case events.Expired(beginning):
-                if self.armed:
+                if self.can_resync:
                     self._resync()
                 else:
                     self.applied = self._read = beginning  # current values arrive in the order of their versions
                     if beginning is None:
                         return events.Open(None)
                     self._rewind(beginning)
-            case events.Ghosts(chunks):
+            case events.VanishedKeys(chunks):
                 if self.phase is Phase.CLEARING and not self._stopping:
                     self._unstored.append(events.BeginResync())  # from here on the state belongs to no cursor
                 self._removals.extend(chunks)
@@ -165,7 +165,7 @@ class Engine:
         self._unstored.extend((events.BeginResync(), events.EndResync(beginning)))
 
     def _enqueue(self) -> None:
-        """Queue an applied batch for the store; behind a failed write it waits and is joined with it."""
+        """Queue an applied batch for the store; after a failed write it waits and is joined with that."""
         write, self._applying = self._applying, None
         last = self._unstored[-1] if self._unstored else None
         match last, write:
@@ -173,13 +173,13 @@ class Engine:
                 raise InvalidInput("Nothing was being applied.")
             case (events.AppliedRange(), events.AppliedRange()):
                 self._unstored[-1] = events.AppliedRange([*last.chunks, *write.chunks], last.since, write.upto)
-            case (events.Loose(), events.Loose()):
-                self._unstored[-1] = events.Loose([*last.chunks, *write.chunks])
+            case (events.ResyncWrite(), events.ResyncWrite()):
+                self._unstored[-1] = events.ResyncWrite([*last.chunks, *write.chunks])
             case _:
                 self._unstored.append(write)
 
     def _stored(self) -> events.Action | None:
-        self._failures, self._retry, self._behind = 0, None, 0
+        self._failures, self._retry, self._unstored_flushes = 0, None, 0
         match self._unstored.popleft():
             case events.AppliedRange(upto=cursor) | events.EndResync(cursor):
                 if self.phase is Phase.SWEEPING:
@@ -206,20 +206,20 @@ class Engine:
             return events.StoreBatch(write)
         if self._done():
             if write is not None and not self._stopping:
-                return events.Pause(self._patience(now))  # idle: a failed write is retried
+                return events.Pause(self._wait_seconds(now))  # idle: a failed write is retried
             self.phase = Phase.DONE
             return events.Finish(self.applied, doubtful=write is not None)
-        return self._resync_step(write, now) or self._calm(write, now)
+        return self._resync_step(write, now) or self._receive_or_export(write, now)
 
-    def _calm(self, write: events.Write | None, now: float) -> events.Action:
-        askable = bool(self._exports) and self.phase is Phase.LIVE and write is None
-        if askable and not self._served:
+    def _receive_or_export(self, write: events.Write | None, now: float) -> events.Action:
+        can_export = bool(self._exports) and self.phase is Phase.LIVE and write is None
+        if can_export and not self._served:
             self._served = True
             return events.Export(self._exports.popleft())
         self._served = False  # a batch is received between two exports, so that requests cannot starve it
-        if write is not None and (self.is_strict or self._behind >= self.retries.attempts):
-            return events.Pause(self._patience(now))  # too much is applied but not stored
-        return self._take(0.0 if askable else self._patience(now))
+        if write is not None and (self.is_strict or self._unstored_flushes >= self.retries.attempts):
+            return events.Pause(self._wait_seconds(now))  # too much is applied but not stored
+        return self._take(0.0 if can_export else self._wait_seconds(now))
 
     def _store_due(self, now: float) -> bool:
         if self._stopping:
@@ -243,17 +243,17 @@ class Engine:
         chunks, self._pending = self._pending, []
         self._records = self._bytes = self._batches = 0
         self._due = None
-        self._behind += 1
+        self._unstored_flushes += 1
         if self.phase is Phase.RELISTING:
-            return self._apply(events.Loose(chunks))
+            return self._apply(events.ResyncWrite(chunks))
         if self._read is None:
-            raise InvalidInput("A batch without a cursor behind it cannot be applied.")
+            raise InvalidInput("A batch without a cursor after it cannot be applied.")
         since = next(
             (write.upto for write in reversed(self._unstored) if isinstance(write, events.AppliedRange)), self.applied
         )
         return self._apply(events.AppliedRange(chunks, since, self._read))
 
-    def _apply(self, write: events.AppliedRange | events.Loose) -> events.Apply:
+    def _apply(self, write: events.AppliedRange | events.ResyncWrite) -> events.Apply:
         self._applying = write
         return events.Apply(write.chunks)
 
@@ -262,17 +262,17 @@ class Engine:
         if self.phase not in (Phase.CLEARING, Phase.SWEEPING) and self._listed is None:
             return None
         if write is not None:
-            return events.Pause(self._patience(now))
+            return events.Pause(self._wait_seconds(now))
         return self._resync_onward()
 
     def _resync_onward(self) -> events.Action:
         if self._removals:
-            return self._apply(events.Loose([self._removals.popleft()]))
+            return self._apply(events.ResyncWrite([self._removals.popleft()]))
         if self.phase is Phase.CLEARING:
             if self._compared:
                 return events.Open(None)
             self._compared = True
-            return events.FindGhosts()
+            return events.FindVanishedKeys()
         if self.phase is Phase.RELISTING:
             self.phase = Phase.SWEEPING
             return events.ResyncSweep(frozenset(self._marks))
@@ -287,6 +287,6 @@ class Engine:
         batches = None if batching.batches is None else max(1, batching.batches - self._batches)
         return events.Receive(self._read, room, max(1, batching.bytes - self._bytes), seconds, batches)
 
-    def _patience(self, now: float) -> float:
+    def _wait_seconds(self, now: float) -> float:
         due = [time - now for time in (self._due, self._retry) if time is not None]
         return max(0.0, min([_IDLE, *due]))

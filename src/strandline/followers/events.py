@@ -45,7 +45,7 @@ class Signal(Enum):
     APPLIED = auto()
     """The batch has been applied."""
     STORED = auto()
-    """The store has taken the write, or there is no store."""
+    """The write is stored, or there is no store."""
     STORE_FAILED = auto()
     """The write failed, or its outcome is unknown."""
 
@@ -85,13 +85,13 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Ghosts:
-    """Deletes of the keys that are in the store but not in the stream, in chunks."""
+class VanishedKeys:
+    """Deletes of the vanished keys, which are in the store but not in the stream, in chunks."""
 
     chunks: Sequence[SourceDelivery]
 
 
-Event = Signal | Began | Expired | Received | Listed | Ended | Ghosts
+Event = Signal | Began | Expired | Received | Listed | Ended | VanishedKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class BeginResync:
 
 
 @dataclass(frozen=True, slots=True)
-class Loose:
+class ResyncWrite:
     """Chunks of a resync; the cursor stays."""
 
     chunks: Sequence[SourceDelivery]
@@ -122,7 +122,7 @@ class EndResync:
     cursor: Cursor
 
 
-Write = AppliedRange | BeginResync | Loose | EndResync
+Write = AppliedRange | BeginResync | ResyncWrite | EndResync
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class ReportCursor:
 
 
 @dataclass(frozen=True, slots=True)
-class FindGhosts:
+class FindVanishedKeys:
     """Compare the store's keys in scope with the keys that the reader lists."""
 
 
@@ -206,5 +206,15 @@ class Finish:
 
 
 Action = (
-    Open | Receive | Apply | StoreBatch | ReportCursor | FindGhosts | ResyncSweep | Export | Pause | GiveUp | Finish
+    Open
+    | Receive
+    | Apply
+    | StoreBatch
+    | ReportCursor
+    | FindVanishedKeys
+    | ResyncSweep
+    | Export
+    | Pause
+    | GiveUp
+    | Finish
 )

@@ -83,7 +83,7 @@ def follow(
 
 
 @runtime_checkable
-class Arriving(Protocol):
+class PushedLog(Protocol):
     """A log whose batches are pushed to a replica."""
 
     @property
@@ -104,7 +104,7 @@ class _IntoTable:
     log: Log
     sink: Sink
 
-    def look(self, since: Cursor, limit: Limit) -> events.Received | None:
+    def receive(self, since: Cursor, limit: Limit) -> events.Received | None:
         spans = self.log.plan(since, limit)
         if not spans:
             return None
@@ -143,7 +143,7 @@ class _IntoTable:
 
 @dataclass(frozen=True, slots=True)
 class StoredRange:
-    """A range that was stored in a table, and what the workers reported."""
+    """A range that was stored in a table, and the reports of the workers."""
 
     since: Cursor
     upto: Cursor
@@ -152,7 +152,7 @@ class StoredRange:
 
 
 class Observer(Protocol):
-    """Hears of each step of a follower: ``planned``, ``written``, ``committed``, ``advanced``; and of each commit."""
+    """Is called for each step of a follower (``planned``, ``written``, ``committed``, ``advanced``) and each commit."""
 
     def step(self, name: str) -> None:
         """A step has ended. An error that it raises ends the follower."""
@@ -161,7 +161,7 @@ class Observer(Protocol):
         """A range was committed."""
 
 
-class _Nobody:
+class _NoObserver:
     def step(self, name: str) -> None:
         pass
 
@@ -180,7 +180,7 @@ class _IntoTableByWorkers:
     clock: Clock
     observer: Observer
 
-    def look(self, since: Cursor, limit: Limit) -> events.Received | None:
+    def receive(self, since: Cursor, limit: Limit) -> events.Received | None:
         spans = self.log.plan(since, limit)
         if not spans:
             return None
@@ -227,10 +227,10 @@ class _IntoTableByWorkers:
 class _IntoCopy:
     """Stores pushed batches as a copy of the log."""
 
-    log: Arriving
+    log: PushedLog
     sink: BatchSink
 
-    def look(self, since: Cursor, limit: Limit) -> events.Received | None:
+    def receive(self, since: Cursor, limit: Limit) -> events.Received | None:
         del limit  # the batches are in memory already
         batches = self.log.arrived(since)
         if not batches:
@@ -246,36 +246,36 @@ class _IntoCopy:
 class Follower:
     """Runs the engine on a log and a sink, step by step; driven by a thread or by a simulator.
 
-    A :class:`~strandline.model.sink.BatchSink` follows an :class:`Arriving` log, every other sink any log.
+    A :class:`~strandline.model.sink.BatchSink` follows an :class:`PushedLog` log, every other sink any log.
     """
 
     engine: Engine
-    log: Log | Arriving
+    log: Log | PushedLog
     sink: Sink | BatchSink
     slot: TouchableSlot | None
     clock: Clock
     seen_every: float = _SEEN_EVERY
     workers: Workers = IN_PROCESS
-    observer: Observer = field(default_factory=_Nobody)
-    is_patient: bool = False
-    """Whether a failed store is tried again, with pauses, as far as trying again can help."""
+    observer: Observer = field(default_factory=_NoObserver)
+    retries_errors: bool = False
+    """Whether retryable errors of the log and the sink are retried, with pauses."""
     on_progress: Callable[[Cursor], None] = lambda _: None
     _seen: float = 0.0
     _event: events.Event | None = None
     _failure: BaseException | None = None
-    _failed_looks: int = 0
+    _failed_reads: int = 0
     _route: _IntoTable | _IntoTableByWorkers | _IntoCopy = field(init=False)
 
     def __post_init__(self) -> None:
         # Once, not for each batch: these checks take longer than most of the work on a batch.
         log, sink = self.log, self.sink
-        if isinstance(sink, BatchSink) and isinstance(log, Arriving):
+        if isinstance(sink, BatchSink) and isinstance(log, PushedLog):
             self._route = _IntoCopy(log, sink)
         elif isinstance(log, QueueLog) and not isinstance(sink, BatchSink):
             self._route = _IntoTable(log, sink)  # its offsets are batches, and not records that workers could count
-        elif isinstance(sink, SinkCommitter) and sink.table is not None and not isinstance(log, Arriving):
+        elif isinstance(sink, SinkCommitter) and sink.table is not None and not isinstance(log, PushedLog):
             self._route = _IntoTableByWorkers(log, sink, sink.table, self.workers, self.clock, self.observer)
-        elif not isinstance(sink, BatchSink) and not isinstance(log, Arriving):
+        elif not isinstance(sink, BatchSink) and not isinstance(log, PushedLog):
             self._route = _IntoTable(log, sink)
         else:
             raise TypeError("A copy follows pushed batches, and a table follows a log.")
@@ -336,7 +336,7 @@ class Follower:
         try:
             self._route.store(chunks, since, upto)
         except StrandlineError as error:
-            if not self.is_patient or not error.retryable:
+            if not self.retries_errors or not error.retryable:
                 raise
             _LOGGER.warning("Offsets %d to %d were not stored, and are tried again: %s", since.next, upto.next, error)
             self._failure = error
@@ -346,20 +346,20 @@ class Follower:
 
     def _receive(self, since: Cursor, limit: Limit, seconds: float) -> events.Event:
         try:
-            found = self._route.look(since, limit)
+            found = self._route.receive(since, limit)
         except StrandlineError as error:
-            self._failed_looks += 1
-            if not self.is_patient or not error.retryable or self._failed_looks >= self.engine.retries.attempts:
+            self._failed_reads += 1
+            if not self.retries_errors or not error.retryable or self._failed_reads >= self.engine.retries.attempts:
                 raise
             _LOGGER.warning("The log cannot be read now, and is tried again: %s", error)
-            self.clock.sleep(min(_POLL, self.engine.retries.pause(self._failed_looks - 1, 1.0)))
+            self.clock.sleep(min(_POLL, self.engine.retries.pause(self._failed_reads - 1, 1.0)))
             return Signal.NOTHING
-        self._failed_looks = 0
+        self._failed_reads = 0
         if found is None:
             self._touch_slot()
             # A short wait, so that a stop takes effect soon.
             if self.log.wait(since, min(seconds, _POLL)):
-                found = self._route.look(since, limit)
+                found = self._route.receive(since, limit)
         return Signal.NOTHING if found is None else found
 
     def _advance(self) -> None:

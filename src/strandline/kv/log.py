@@ -218,7 +218,7 @@ class LogKeyValue:
     def _decide(self, group: list[_PendingChange]) -> None:
         """Conditional changes: decide at the end of the log, and append only if that is still its end."""
         for attempt in range(_AMONG_OTHERS.attempts):
-            end, found = self._fold.look([change.key for change in group])
+            end, found = self._fold.present([change.key for change in group])
             accepted, refused = decide(group, end, found)
             try:
                 if accepted:
@@ -263,7 +263,7 @@ class LogKeyValue:
 
 @dataclass(slots=True, eq=False)
 class _PendingChange:
-    """A pending change."""
+    """A change that waits for an append, and its result."""
 
     op: Op
     key: bytes

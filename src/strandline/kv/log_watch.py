@@ -29,7 +29,7 @@ VersionedValue: TypeAlias = tuple[bytes, int]
 """A value and its version; :data:`UNKNOWN` for values from the base."""
 
 _COLUMNS: Final = ("offset", "op", "key", "value")
-_LOOKS: Final = 3
+_LOADS: Final = 3
 
 
 class LogFold:
@@ -69,7 +69,7 @@ class LogFold:
                 return end, list(self._held.items())
             return end, [item for item in self._held.items() if item[0] in scope]
 
-    def look(self, keys: list[bytes]) -> tuple[int, dict[bytes, VersionedValue]]:
+    def present(self, keys: list[bytes]) -> tuple[int, dict[bytes, VersionedValue]]:
         """The end of the log, and the given keys that are present there."""
         with self._lock:
             end = self.catch_up()
@@ -151,7 +151,7 @@ def refuse_null_keys(offsets: pa.Array, keys: pa.Array) -> None:
 
 
 def _loaded(base: Store, log: Log) -> tuple[Cursor, dict[bytes, VersionedValue]]:
-    for _ in range(_LOOKS):
+    for _ in range(_LOADS):
         before = base.cursor(log.log_id)
         if before is None:
             raise InvalidInput("The base of the key-value store has no cursor: import a snapshot of this log first.")
@@ -193,7 +193,7 @@ class LogKeyValueSubscription(Closing):
         self._listed = Cursor(log.log_id, 0)
         self._rest: _WatchedChanges | None = None
         self._fetching: Generator[tuple[Span, list[pa.RecordBatch]], Any, None] | None = None
-        self._dry = False
+        self._at_end = False
         self._closed = False
         self._origin = Origin(f"A watch of {log!r}", self)
 
@@ -209,10 +209,10 @@ class LogKeyValueSubscription(Closing):
         if self._current is not None:
             return self._initial(self._current, most)
         # After an empty take, wait for the log before planning: waiting backs off.
-        taken = None if self._dry and timeout > 0 else self._gather(most)
+        taken = None if self._at_end and timeout > 0 else self._gather(most)
         if taken is None and timeout > 0 and self._log.wait(self._cursor, timeout) and not self._closed:
             taken = self._gather(most)
-        self._dry = taken is None
+        self._at_end = taken is None
         return taken
 
     def close(self) -> None:

@@ -17,8 +17,8 @@ from strandline.storage.clock import CHANCE, Chance
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 
-_LOOKED_THROUGH: Final = 4096
-"""How many changes one take filters by scope, at most."""
+_FILTERED: Final = 4096
+"""Most changes that one take filters by scope."""
 
 
 class _RetainedChanges(NamedTuple):
@@ -209,13 +209,13 @@ class MemoryKeyValue:
         with self._lock:
             if cursor.log_id != self._stream:
                 raise CursorExpired(
-                    f"The cursor {cursor} is of another key-value store than {self._stream}: watch anew."
+                    f"The cursor {cursor} is of another key-value store than {self._stream}: start a full watch."
                 )
             first = self._kept.first
             if not first <= cursor.next <= self._next:
                 raise CursorExpired(
                     f"The cursor is at {cursor.next}, and the key-value store holds changes {first} up to "
-                    f"{self._next}: watch anew."
+                    f"{self._next}: start a full watch."
                 )
             return MemoryKeyValueSubscription(self, scope, cursor.next, None)
 
@@ -236,7 +236,7 @@ class MemoryKeyValue:
             )
         if position == end:
             return Ended() if ended else None
-        chosen = slice(position - first, min(end, position + (most if scope.everything else _LOOKED_THROUGH)) - first)
+        chosen = slice(position - first, min(end, position + (most if scope.everything else _FILTERED)) - first)
         ops, keys, values = ops[chosen], keys[chosen], values[chosen]
         if scope.everything:
             upto = position + len(keys)

@@ -67,7 +67,7 @@ def export_spool(
 
     ``AlreadyExists`` if there is such a spool, ``Fenced`` if another process writes it, ``CursorExpired`` if the log
     was trimmed meanwhile; ``InvalidInput`` with the offset for records that a spool cannot hold: those with more than a
-    value, and for a used log that retains no record. Nothing is left behind then.
+    value, and for a used log that retains no record. After an error no file is left.
     """
     named = PurePath(as_folder(path).removesuffix(SPOOL))
     base = f"{named.parent}/{named.name}"
@@ -149,10 +149,10 @@ def _flush(file: AppendFile, parts: list[bytes | memoryview]) -> int:
 
 def _batches(log: WalLog | WalReader, bounds: Bounds) -> Iterator[tuple[int, pa.RecordBatch]]:
     """All records in order, with their terms; each must be a value and nothing else."""
-    for behind, batches in read_spans(log, Cursor(log.log_id, bounds.first), bounds.next, None):
+    for cursor, batches in read_spans(log, Cursor(log.log_id, bounds.first), bounds.next, None):
         for batch in batches:
             _refuse_more_than_values(batch)
-            yield behind.term, batch
+            yield cursor.term, batch
 
 
 def _refuse_more_than_values(batch: pa.RecordBatch) -> None:

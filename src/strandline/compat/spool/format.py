@@ -78,7 +78,7 @@ class LegacyStop(NamedTuple):
 def encode_record_frame(term: int, lsn: int, timestamp: int, payload: bytes | memoryview) -> Parts:
     """A frame of version 3 as buffers to be written one after another; the payload is not copied.
 
-    ``timestamp`` is in milliseconds. ``InvalidInput`` if the payload is over 256 MiB or a number has no 64 bits.
+    ``timestamp`` is in milliseconds. ``InvalidInput`` if the payload is over 256 MiB or a number does not fit 64 bits.
 
     >>> b"".join(encode_record_frame(2, 7, 11, b"hello")).hex()
     '52444c5703020000000000000007000000000000000b000000000000000500000068656c6c6ff0426d80'
@@ -319,7 +319,7 @@ def decode_slots(data: bytes | memoryview, where: str, *, now: int) -> list[Slot
     """
     try:
         if len(data) > LARGEST or has_too_many_values(data):
-            raise ValueError(f"{len(data):,} bytes are more than slots have")  # noqa: TRY301 - one sentence for all
+            raise ValueError(f"{len(data):,} bytes are too large for slots")  # noqa: TRY301 - one sentence for all
         return slots_of(_JSON.decode(str(data, "utf-8")), now)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptData(

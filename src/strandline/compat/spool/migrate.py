@@ -37,7 +37,7 @@ from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Bounds
 from strandline.model.records import HEADERS, RECORD_SCHEMA, TIMESTAMP, no_headers
 from strandline.storage.clock import Chance, Clock
-from strandline.storage.disk import Disk
+from strandline.storage.disk import Disk, exists
 
 MIGRATING: Final = ".migrating"
 """Suffix of the temporary folder in which the log is built."""
@@ -52,7 +52,7 @@ _FRAME_RECORDS: Final = 1 << 14
 _GROUP_BYTES: Final = 16 << 20
 """Bytes written between two syncs."""
 
-_TOLD_GAPS: Final = 100
+_LOGGED_GAPS: Final = 100
 """Number of gaps that are logged one by one."""
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def folder_of(path: Address, *, migrate: bool, disk: Disk, clock: Clock, chance:
     """
     named = as_folder(path).removesuffix(SPOOL)
     folder = named.rstrip("/") or named  # 'orders/' has the spool of 'orders'
-    if _exists(f"{folder}/{IDENTITY}", disk=disk) or not _exists(f"{folder}{SPOOL}", disk=disk):
+    if exists(f"{folder}/{IDENTITY}", disk=disk) or not exists(f"{folder}{SPOOL}", disk=disk):
         return folder
     if not migrate:
         raise WrongKind(
@@ -80,7 +80,7 @@ def folder_of(path: Address, *, migrate: bool, disk: Disk, clock: Clock, chance:
 def migrate_spool(
     folder: str, *, disk: Disk, clock: Clock, chance: Chance, renumber: bool = False
 ) -> Renumbering | None:
-    """Make the log in this folder from the spool beside it, whole and with its slots, or not at all.
+    """Create the log in this folder from the spool beside it, whole and with its slots, or not at all.
 
     After a crash at any moment there is no log in the folder, and this can be repeated, or there is all of it. The
     spool and its slots are not changed. ``Fenced``, and no change, if they were written meanwhile: later appends of
@@ -100,9 +100,9 @@ def migrate_spool(
     does not begin with a record, unless that is torn. ``InvalidInput`` for records that a log cannot hold.
     """
     with disk.locked(f"{folder}{MIGRATING}.lock"):
-        if _exists(f"{folder}/{IDENTITY}", disk=disk):
+        if exists(f"{folder}/{IDENTITY}", disk=disk):
             return None  # another process was faster
-        _refuse_what_is_in_the_way(folder, disk=disk, clock=clock)
+        _refuse_other_content(folder, disk=disk, clock=clock)
         hidden = f"{folder}{MIGRATING}"
         disk.remove_folder(hidden)  # leftovers of an interrupted migration
         try:
@@ -117,18 +117,10 @@ def migrate_spool(
         return renumbering
 
 
-def _exists(path: str, *, disk: Disk) -> bool:
-    try:
-        disk.size(path)
-    except NotFound:
-        return False
-    return True
-
-
 # --- folder ----------------------------------------------------------------------------------------------------
 
 
-def _refuse_what_is_in_the_way(folder: str, *, disk: Disk, clock: Clock) -> None:
+def _refuse_other_content(folder: str, *, disk: Disk, clock: Clock) -> None:
     """Refuse a folder with content other than the leftovers of an interrupted creation of a log."""
     first, kept = data_name(0), f"{folder}/{SLOTS_FILE}"
     names = [row.name for row in disk.scan(folder)]
@@ -143,8 +135,8 @@ def _refuse_what_is_in_the_way(folder: str, *, disk: Disk, clock: Clock) -> None
         strange += [SLOTS_FILE] if found.slots or found.start else []
     if strange:
         raise InvalidInput(
-            f"{folder} is where the log from {folder}{SPOOL} belongs, but it has {strange[0]} in it: move the folder "
-            "away, and migrate again."
+            f"The log from {folder}{SPOOL} has to be created in {folder}, which has {strange[0]} in it: move the "
+            "folder away, and migrate again."
         )
 
 
@@ -153,8 +145,8 @@ def _put_in_place(hidden: str, folder: str, *, disk: Disk, clock: Clock) -> None
     with contextlib.ExitStack() as held:
         if disk.scan(folder):
             if not held.enter_context(disk.try_locked(f"{folder}/{LOCK}")):
-                raise Fenced(f"Another process makes a log in {folder}: close it there, and migrate again.")
-            _refuse_what_is_in_the_way(folder, disk=disk, clock=clock)
+                raise Fenced(f"Another process is creating a log in {folder}: close it there, and migrate again.")
+            _refuse_other_content(folder, disk=disk, clock=clock)
             disk.remove_folder(folder)
         disk.rename(hidden, folder)
     disk.sync_folder(str(PurePath(folder).parent))
@@ -302,10 +294,10 @@ def _checked_first(lsn: int, spool: str) -> int:
 
 def _refuse_run(run: SpoolRun, offset: int, term: int, data: memoryview, index: int, spool: str) -> NoReturn:
     frame = next(islice(LegacyScanner(data), index, None))
-    or_ = ""
+    remedy = ""
     if run.first != offset + 1:
         why = f"lsn {run.first} is there instead of {offset + 1}"
-        or_ = (
+        remedy = (
             "; or renumber all its records, with a report of each gap ('strandline wal migrate --renumber', "
             "or renumber=True in a program)"
         )
@@ -316,7 +308,7 @@ def _refuse_run(run: SpoolRun, offset: int, term: int, data: memoryview, index: 
     raise CorruptData(
         f"{spool} is damaged at byte {frame.start}, in record {index} counted from 0: {why}; nothing was changed. "
         f"Restore the file, or migrate a copy that is cut at byte {frame.start}, which holds the records before "
-        f"it{or_}."
+        f"it{remedy}."
     )
 
 
@@ -342,7 +334,7 @@ def _warn_of_remainder(copied: _MigratedRecords, data: memoryview, spool: str) -
 
 
 def _warn_of_gaps(renumbering: Renumbering, spool: str) -> None:
-    for gap in renumbering.gaps[:_TOLD_GAPS]:
+    for gap in renumbering.gaps[:_LOGGED_GAPS]:
         _LOGGER.warning("%s has a gap before record %d: %s.", spool, gap.index, gap)
     _LOGGER.warning(
         "%s was renumbered: %d records, %d gaps with %d lsns missing; each record keeps its lsn in the header %r.",

@@ -1,7 +1,7 @@
 """Names of batch objects, and edits of the manifest: pure functions from a manifest to the next one.
 
-The format cannot store operations. So each edit recognises from the manifest alone that it was applied already,
-and then returns the given manifest unchanged: that is how a lost answer is resolved.
+The format cannot store operations. So each edit recognises from the manifest alone that it was applied already, and
+then returns the given manifest unchanged. This resolves lost answers.
 """
 
 from __future__ import annotations
@@ -144,11 +144,11 @@ class QueueListing:
 
 
 def list_batches(
-    manifest: QueueManifest, listings: Sequence[QueueListing], now: Moment, patience: float
+    manifest: QueueManifest, listings: Sequence[QueueListing], now: Moment, max_age: float
 ) -> QueueManifest:
     """The manifest with batches listed in order; batches that are listed already, under any name, are skipped.
 
-    ``StaleUpload`` if an unlisted one was begun more than ``patience`` seconds ago: a collector that
+    ``StaleUpload`` if an unlisted one was begun more than ``max_age`` seconds ago: a collector that
     has not seen it listed could delete it.
     """
     known = places_of(manifest, [new.location for new in listings])
@@ -162,8 +162,8 @@ def list_batches(
                 f"The append expected the queue to end at {new.expect}, and it ends at {following}; nothing was "
                 "appended."
             )
-        if new.began is None or now.since(new.began) > patience:
-            raise StaleUpload(f"{new.location} was not listed within {patience} s.")
+        if new.began is None or now.since(new.began) > max_age:
+            raise StaleUpload(f"{new.location} was not listed within {max_age} s.")
         if following >= LAST_SEQUENCE:
             raise CorruptData(
                 f"The queue continues at sequence {following:,}, the highest possible, which no queue reaches by "

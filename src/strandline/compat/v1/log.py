@@ -131,12 +131,12 @@ class QueueLog(OptionalCalls, LogReading, Closing):
         return edits.bounds_of(self.manifest())
 
     def end(self) -> Cursor:
-        """The cursor behind everything that is listed now."""
+        """The cursor after everything that is listed now."""
         manifest = self.manifest()
         return self._cursor_in(manifest, edits.bounds_of(manifest).next)
 
     def cursor_at(self, offset: int) -> Cursor:
-        """The cursor behind everything below a sequence, with the fingerprint of the batch there if it is listed."""
+        """The cursor after everything below a sequence, with the fingerprint of the batch there if it is listed."""
         return self._cursor_in(self.manifest(), offset)
 
     def _cursor_in(self, manifest: QueueManifest, offset: int) -> Cursor:

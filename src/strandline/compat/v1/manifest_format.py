@@ -65,7 +65,7 @@ def decode_manifest(data: bytes | memoryview, where: str) -> QueueManifest:
         entry, at = _unpack_entry(body, at, sequence, where)
         entries.append(entry)
     if at != len(body):
-        raise _damaged(where, f"has {len(body) - at} bytes too many behind its entries")
+        raise _damaged(where, f"has {len(body) - at} bytes too many after its entries")
     return QueueManifest(tuple(entries), next_sequence, epoch)
 
 

@@ -58,7 +58,7 @@ def _page_header(size: int, count: int) -> bytes:
 
 
 def _footer(size: int, count: int) -> bytes:
-    """The metadata of a file with one row group of one column, whose only page begins behind the magic."""
+    """The metadata of a file with one row group of one column, whose only page begins after the magic."""
     start = len(_MAGIC)
     column = _struct(
         {

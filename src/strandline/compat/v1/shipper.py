@@ -26,7 +26,7 @@ from strandline.storage.metrics import Role, count_write
 from strandline.storage.objects.store import ObjectStore
 
 _CREATIONS: Final = 16
-"""How often an update is repeated because the manifest was created, or removed, at the same moment."""
+"""Number of tries of an update whose manifest is created, or removed, at the same moment."""
 
 
 class ManifestCell:
@@ -137,7 +137,7 @@ class QueueShipper(StoreShipper[QueueDraft, QueueListing]):
             )
 
     @property
-    def _patience(self) -> float:
+    def _max_age(self) -> float:
         # Half of it: the other half is for a write that took long to reach the store after the check.
         return self.grace / 2
 
@@ -162,7 +162,7 @@ class QueueShipper(StoreShipper[QueueDraft, QueueListing]):
 
         def edit(manifest: QueueManifest) -> QueueManifest:
             # The time is read here, right before each attempted write.
-            return list_batches(manifest, listings, Moment.of(self.clock), self._patience)
+            return list_batches(manifest, listings, Moment.of(self.clock), self._max_age)
 
         places = places_of(self.cell.update(edit, role="producer"), [listing.location for listing in listings])
         return [QueueReceipt(places[mark_of(listing.location)], listing.count) for listing in listings]
@@ -173,10 +173,10 @@ class QueueShipper(StoreShipper[QueueDraft, QueueListing]):
     @property
     def _stale_message(self) -> str:
         return (
-            f"A batch could not be listed in {self.cell.where} within {self._patience} s of its upload, in "
+            f"A batch could not be listed in {self.cell.where} within {self._max_age} s of its upload, in "
             f"{RESOLVES} tries; nothing was listed. Try again."
         )
 
     def _is_old(self, listing: QueueListing) -> bool:
         # Half of the limit: a nearly stale batch would be stale at the next try.
-        return listing.began is None or Moment.of(self.clock).since(listing.began) > self._patience / 2
+        return listing.began is None or Moment.of(self.clock).since(listing.began) > self._max_age / 2

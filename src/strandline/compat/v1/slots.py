@@ -49,7 +49,7 @@ class QueueSlots:
     def claim(self, name: str, holder: str) -> QueueSlot:
         """Become the queue's consumer; a former one is fenced from now on.
 
-        The format does not say who holds it: that the same holder claims again is seen only by the same object.
+        The format does not store the holder: only this object recognises a repeated claim of the same holder.
         """
         _check_slot(name)
         if not holder:
@@ -64,7 +64,7 @@ class QueueSlots:
         return _state(self.cell.update(lambda manifest: edits.reset(manifest, position)))
 
     def drop(self, name: str) -> None:
-        """Always an error: a queue without its consumer is none."""
+        """Always an error: the slot is the queue itself."""
         _check_slot(name)
         raise InvalidInput(f"The slot {SLOT!r} of a queue of version 1 cannot be dropped: it is the queue itself.")
 
@@ -85,7 +85,7 @@ class QueueSlots:
         """Do nothing: positions are written at once."""
 
     def get(self, name: str) -> SlotState:
-        """The one slot; who holds it and when that was last seen is not known."""
+        """The one slot; its holder and last heartbeat are unknown."""
         _check_slot(name)
         return _state(self.cell.read())
 

@@ -64,8 +64,8 @@ def upgrade(
     """Copy every batch that the queue lists now into the target, each once and in order, with its metadata.
 
     A batch of the queue becomes one of the target. Killed at any moment and started again, it continues after the last
-    batch in the target; concurrent copies do no harm, nor do other writers of the target. The target alone holds the
-    progress. Batches that the queue's consumer acknowledged before they were copied are lost, and counted.
+    batch in the target; concurrent copies and other writers of the target do no harm. The progress is in the target
+    only. Batches that the queue's consumer acknowledged before they were copied are lost, and counted.
 
     Nothing is claimed or acknowledged on the queue, unless ``acknowledge`` is set: then, when all is durable in
     the target, the queue is claimed, which fences its consumer, and the copied batches are acknowledged.
@@ -160,7 +160,7 @@ class _QueueCopy:
         return max((sequence for sequence in known if sequence is not None), default=None)
 
     def append(self, span: QueueSpan, batches: list[pa.RecordBatch]) -> bool:
-        """Append one batch of the queue, unless it is there; whether it was appended."""
+        """Append one batch of the queue, unless it is in the target; returns whether it was appended."""
         if not batches:
             return False
         sequence = span.entry.sequence

@@ -29,7 +29,7 @@ Format = Literal["queue-v1"]
 DEFAULT_SLOT: Final = "default"
 
 OPENERS: Final[dict[str, Callable[[str], Log]]] = {}
-"""How logs in other places than object stores are opened, by the scheme of the address: the rooms above know it."""
+"""Functions that open logs outside of object stores, by the scheme of the address; packages above this one add them."""
 
 
 @runtime_checkable

@@ -38,7 +38,7 @@ class AckProgress:
 
     Everything below ``read`` was delivered, below ``acknowledged`` was acknowledged in this process, and below
     ``durable`` in the store. A batch that was set aside counts as acknowledged as soon as all before it are. A batch
-    ends at its sequence, and the next one begins behind it: a queue that counts batches numbers them one by one, a
+    ends at its sequence, and the next one begins after it: a queue that counts batches numbers them one by one, a
     queue that counts records by the offset of the last.
 
     An acknowledgement takes two calls: one plans an :class:`AckStep` and changes nothing, :meth:`done` applies it. The
@@ -190,7 +190,7 @@ class Gauges:
         """Batches that were set aside."""
 
     def looked(self, look: Look) -> None:
-        """The queue was read."""
+        """Record the length and lag of the queue as they were read."""
         self._show_length(look.length)
         if look.records is not None:
             LAG_RECORDS.labels(*self._labels).set(look.records)
@@ -198,22 +198,22 @@ class Gauges:
             LAG_BYTES.labels(*self._labels).set(look.size)
 
     def handed_out(self, descriptors: int) -> None:
-        """Descriptors were delivered without being read."""
+        """Count descriptors that were delivered without being read."""
         DESCRIPTORS.inc(descriptors)
 
     def fetched(self, descriptor: Descriptor, now: int) -> None:
-        """A batch was read."""
+        """Record the lag of a batch that was read."""
         if descriptor.metadata:
             self.lag = max(0.0, (now - descriptor.metadata[-1].ingested) / SECOND)
             LAG_SECONDS.labels(*self._labels).set(self.lag)
 
     def acknowledged(self, batches: int) -> None:
-        """So many more batches are durably acknowledged."""
+        """Count durably acknowledged batches."""
         ACKNOWLEDGED.inc(batches)
         self._show_length(max(0, self.length - batches))
 
     def set_aside(self) -> None:
-        """A batch was set aside."""
+        """Count a batch that was set aside."""
         self.dead_letters += 1
         DEAD_LETTERS.inc()
 

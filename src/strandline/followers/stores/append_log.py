@@ -123,7 +123,7 @@ class AppendLogStore(KeyedStore):
     def import_from(
         cls, snapshot: Address, dest: Address, *, disk: Disk = DISK, chance: Chance = CHANCE, **options: Any
     ) -> AppendLogStore:
-        """Make a store in ``dest``, absent or empty, from a fully verified snapshot; ``options`` open it."""
+        """Create a store in ``dest``, absent or empty, from a fully verified snapshot, and open it with ``options``."""
         unpack(
             as_folder(snapshot),
             as_folder(dest),
@@ -147,7 +147,7 @@ class AppendLogStore(KeyedStore):
             )  # fmt: skip
             self._set_aside(content)
         self._disk.remove(f"{self._folder}/{_TEMPORARY}")
-        self._mend()
+        self._repair_file()
 
     def _set_aside(self, content: Content) -> None:
         """Keep a copy of the latest torn tail."""
@@ -156,20 +156,20 @@ class AppendLogStore(KeyedStore):
         self._disk.write_new(aside, [self._disk.read(content.path, content.size)])
 
     def _keep(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
-        file = self._file or self._mend()
-        parts, behind = encode_write(records, after, self._place, self._clock.now() // 1000)
+        file = self._file or self._repair_file()
+        parts, end = encode_write(records, after, self._place, self._clock.now() // 1000)
         self._file = None  # until the frame is whole: after an interruption the next write repairs the file
         try:
             file.write(parts)
             if self._sync:
                 file.sync()
-                behind = behind._replace(durable=behind.frames)
+                end = end._replace(durable=end.frames)
         except BaseException:
             file.close()
             raise
-        self._place, self._file = behind, file
+        self._place, self._file = end, file
 
-    def _mend(self) -> AppendFile:
+    def _repair_file(self) -> AppendFile:
         """Reopen the file, truncate it after its last whole write, and sync it.
 
         After a failed write it may end with a part of a frame. After a failed sync no write can be trusted that was not
@@ -185,7 +185,7 @@ class AppendLogStore(KeyedStore):
             self._doubtful = self._place.durable < self._place.frames
             file.sync()
             self._doubtful = False
-            # The name too: a file that was just made, or renamed by a compaction, may lose it in a crash.
+            # The name too: a file that was just created, or renamed by a compaction, may lose it in a crash.
             self._disk.sync_folder(self._folder)
         except BaseException:
             file.close()
@@ -237,7 +237,7 @@ class AppendLogStore(KeyedStore):
             self._refuse_closed()
             self._compact()
 
-    def _tidy(self) -> None:
+    def _after_write(self) -> None:
         since = self._place.size - self._place.base
         if since <= self._compact_at:
             return
@@ -254,7 +254,7 @@ class AppendLogStore(KeyedStore):
 
     def _compact(self) -> None:
         self._replace()
-        self._mend()
+        self._repair_file()
         self._compact_at = self._compact_after
 
     def _replace(self) -> None:

@@ -99,8 +99,8 @@ def encode_base(
 ) -> Iterator[Parts]:
     """The whole state as the first frames of a file, one at a time.
 
-    Each says that all of them are durable, which is true once the file has its name; the last one holds nothing
-    else. So if one of them is damaged, another proves that it is no torn tail.
+    Each frame says that all of them are durable, which is true once the file has its name; the last one holds nothing
+    else. So if a frame is damaged, another one proves that it is no torn tail.
     """
     chunks = list(pieces(keys, values, rows=PIECE_ROWS, size=PIECE_BYTES))
     columns = ((pa.array(chunk.keys, pa.binary()), pa.array(chunk.values, pa.binary())) for chunk in chunks)
@@ -190,7 +190,7 @@ class _Replay:
     """The highest frame that another frame marks as durable."""
     waiting: list[KeyChange] = field(default_factory=list)
     keeps: bool = True
-    """Whether the state is wanted, and not only the proof that it is whole."""
+    """Whether the state is kept; otherwise the frames are only checked."""
 
     def fits(self, frame: Frame) -> bool:
         expected = 1 if self.seen is None else self.seen.frames + 1

@@ -43,12 +43,6 @@ if TYPE_CHECKING:
     from rocksdict import Rdict
 
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rocksdict import Rdict
-
-
 @bound_to_process()
 @final
 @checked(own=("__init__", "get"))
@@ -72,8 +66,8 @@ class RocksStore(RuledStore):
         self._db = db
         self._own: Rdict = db.get_column_family(FAMILY)
         self._handle: Any = db.get_column_family_handle(FAMILY)
-        self._how = rocksdict().WriteOptions()
-        self._how.sync = sync
+        self._write_options = rocksdict().WriteOptions()
+        self._write_options.sync = sync
         self._new_batch = rocksdict().WriteBatch
         self._known: StorePosition | None = None
         self._ranges: weakref.WeakSet[KeyIterator] = weakref.WeakSet()
@@ -117,7 +111,7 @@ class RocksStore(RuledStore):
     def import_from(
         cls, snapshot: Address, dest: Address, *, disk: Disk = DISK, chance: Chance = CHANCE, **options: Any
     ) -> RocksStore:
-        """Make a store in ``dest``, absent or empty, from a fully verified snapshot; ``options`` open it."""
+        """Create a store in ``dest``, absent or empty, from a fully verified snapshot, and open it with ``options``."""
         rocksdict()
         unpack(
             as_folder(snapshot),
@@ -182,7 +176,7 @@ class RocksStore(RuledStore):
         batch.put(POSITION, encoded(after), self._handle)
         self._known = None  # until the outcome is known, the position is read from the database
         try:
-            self._db.write(batch, self._how)
+            self._db.write(batch, self._write_options)
         except Exception as error:
             raise self._failed(error, "written to") from error
         self._known = after
@@ -190,7 +184,7 @@ class RocksStore(RuledStore):
     def export_to(self, folder: Address) -> Snapshot:
         """Seal the state as of the call, from a RocksDB checkpoint: large files are linked, not copied.
 
-        Writes wait while the checkpoint is made, and go on while it is hashed and opened.
+        Writes wait while the checkpoint is made, and continue while it is hashed and opened.
         """
         folder = as_folder(folder)
         with ExitStack() as held:
@@ -258,7 +252,7 @@ class RocksStore(RuledStore):
             found = self._own.get(FORMAT)
             used = found is None and next(iter(self._db.keys()), None) is not None
             if found is None and not used:
-                self._own.put(FORMAT, VERSION, self._how)
+                self._own.put(FORMAT, VERSION, self._write_options)
         except Exception as error:
             raise self._failed(error, "opened") from error
         if used:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
-from strandline.errors import InvalidInput, StrandlineError, UnsupportedVersion
+from strandline.errors import (
+    CorruptData,
+    DiskFull,
+    Fenced,
+    InvalidInput,
+    MissingExtra,
+    StorageError,
+    StrandlineError,
+    UnsupportedVersion,
+)
+from strandline.model.cursor import Cursor
 from strandline.model.sink import StorePosition
 from strandline.storage.clock import Chance
 from strandline.storage.disk import Disk
-
-if TYPE_CHECKING:
-    from rocksdict import Rdict
-import re
-from typing import TYPE_CHECKING, Final
-from uuid import UUID
-
-from strandline.errors import CorruptData, DiskFull, Fenced, MissingExtra, StorageError
-from strandline.model.cursor import Cursor
 
 if TYPE_CHECKING:
     from rocksdict import Options, Rdict, ReadOptions
@@ -141,7 +144,7 @@ def cursor_in(folder: str, *, disk: Disk, chance: Chance) -> Cursor:
     disk.make_folders(scratch)
     try:
         for row in rows:
-            _same_file(f"{folder}/{row.name}", f"{scratch}/{row.name}", disk)
+            _link_or_copy(f"{folder}/{row.name}", f"{scratch}/{row.name}", disk)
         position = _position_in(scratch, folder)
     finally:
         disk.remove_folder(scratch)
@@ -150,7 +153,7 @@ def cursor_in(folder: str, *, disk: Disk, chance: Chance) -> Cursor:
     return position.cursor
 
 
-def _same_file(source: str, target: str, disk: Disk) -> None:
+def _link_or_copy(source: str, target: str, disk: Disk) -> None:
     try:
         disk.link(source, target)
     except StorageError:
@@ -182,7 +185,7 @@ def encoded(position: StorePosition) -> bytes:
 
 
 def decoded(stored: bytes | None, folder: str) -> StorePosition:
-    """The inverse; without a stored value the store is new."""
+    """The position in its stored form; without a stored value the store is new."""
     if stored is None:
         return StorePosition(None)
     try:

@@ -206,8 +206,8 @@ class KeyedState:
         order = self._sorted()
         length = len(prefix)
         first = bisect_left(order, prefix)
-        behind = bisect_right(order, prefix, lo=first, key=lambda key: key[:length])
-        keys = order[first:behind]
+        end = bisect_right(order, prefix, lo=first, key=lambda key: key[:length])
+        keys = order[first:end]
         return keys, list(map(self.live.__getitem__, keys))
 
     def _sorted(self) -> list[bytes]:
@@ -269,7 +269,7 @@ class KeyedStore(RuledStore):
     def _keep(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
         """Store records and position atomically; the state changes only if this returns."""
 
-    def _tidy(self) -> None:
+    def _after_write(self) -> None:
         """Called after each write: for occasional work such as compaction."""
 
     def position(self) -> StorePosition:
@@ -301,7 +301,7 @@ class KeyedStore(RuledStore):
             if change:
                 self._state.take(change)
             self._position = after
-        self._tidy()
+        self._after_write()
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -359,7 +359,7 @@ class MemoryStore(KeyedStore):
         return "MemoryStore()"
 
     def _keep(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
-        """Nothing outlives the process."""
+        """Do nothing: the state ends with the process."""
 
     def export_to(self, folder: Address) -> Snapshot:
         """Refused: ``InvalidInput``, or ``NotReady`` during a resync."""

@@ -89,8 +89,7 @@ def watch_applied(
 
     Raises:
         CursorExpired: if the present keys cannot be listed any more, as of a trimmed log; nothing was changed. Never
-        for
-            an expired ``resume``: that is repaired as above.
+            for an expired ``resume``: that is repaired as above.
         Gap: if retention deleted changes while it watched; resuming repairs that.
         NotReady: if the store is in the middle of a resync and there is no reader to finish it.
         StorageError: if the backend failed, or the store did too often.
@@ -144,7 +143,7 @@ __all__ = ["WATCHING", "Batching", "Exports", "Resume", "watch_applied", "watch_
 
 
 _LOGGER: Final = logging.getLogger(__name__)
-_HOPELESS: Final = (
+_FINAL_ERRORS: Final = (
     CursorExpired,  # an expired resume is repaired: here the reader failed to list the keys
     InvalidInput,
     MissingExtra,
@@ -168,7 +167,7 @@ class WatchState:
 
     phase: Literal["idle", "running", "waiting", "stopped", "failed"] = "idle"
     cursor: Cursor | None = None
-    """The last applied cursor that this supervisor knows of."""
+    """The last applied cursor that this supervisor knows."""
     restarts: int = 0
     error: BaseException | None = None
     """Why it is waiting or failed; while it runs, why it was last restarted."""
@@ -218,7 +217,7 @@ class Supervisor:
         self._restarts = restarts
         self._clock = clock
         self._chance = chance
-        wanted = Options(on_applied=self._record_cursor, afloat=None if store is None else set(), **options)
+        wanted = Options(on_applied=self._record_cursor, unstored_keys=None if store is None else set(), **options)
         self._halt = threading.Event()
         self._watch = partial(AppliedWatch, watcher, apply, reader, store, wanted, self._halt, clock)
         self._changed = threading.Condition()
@@ -234,38 +233,38 @@ class Supervisor:
         the error.
         """
         while not self._halt.is_set():
-            self._become(phase="running")
+            self._set_state(phase="running")
             try:
                 with finishing() as finish:
                     cursor = self._watch(finish).run(self._resume)
             except Exception as error:  # noqa: BLE001 - the next try may succeed
                 self._failed(error)
             except BaseException as error:
-                self._become(phase="failed", error=error)
+                self._set_state(phase="failed", error=error)
                 raise
             else:
-                self._become(phase="stopped", cursor=cursor)
+                self._set_state(phase="stopped", cursor=cursor)
                 return cursor
         cursor = self._state.cursor if self._store is None else self._store.position().cursor
-        self._become(phase="stopped", cursor=cursor)
+        self._set_state(phase="stopped", cursor=cursor)
         return cursor
 
     def _record_cursor(self, cursor: Cursor) -> object:
         self._failures = 0
         # A store has its own cursor; without one, a restart resumes from this.
         self._resume = "stored" if self._store is not None else cursor
-        self._become(phase="running", cursor=cursor)
+        self._set_state(phase="running", cursor=cursor)
         return None if self._on_applied is None else self._on_applied(cursor)
 
     def _failed(self, error: Exception) -> None:
         """Wait before the next try; raises the error if there is none."""
         self._failures += 1
-        if isinstance(error, _HOPELESS) or self._failures >= self._restarts.attempts:
-            self._become(phase="failed", error=error)
+        if isinstance(error, _FINAL_ERRORS) or self._failures >= self._restarts.attempts:
+            self._set_state(phase="failed", error=error)
             raise error
         pause = self._restarts.pause(self._failures - 1, self._chance.jitter())
         _LOGGER.warning("The watch ended with an error and is restarted in %.1f s: %s", pause, error)
-        self._become(phase="waiting", error=error, restarts=self._state.restarts + 1)
+        self._set_state(phase="waiting", error=error, restarts=self._state.restarts + 1)
         self._clock.wait(self._halt, pause)
 
     def halt(self) -> None:
@@ -308,7 +307,7 @@ class Supervisor:
         with self._changed:
             return self._changed.wait_for(lambda: condition(self._state), timeout)
 
-    def _become(self, **changes: Any) -> None:
+    def _set_state(self, **changes: Any) -> None:
         with self._changed:
             self._state = replace(self._state, **changes)
             self._changed.notify_all()

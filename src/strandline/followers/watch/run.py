@@ -51,7 +51,7 @@ class Options:
     on_applied: Callable[[Cursor], object] | None = None
     evicted: Literal["drop", "keep"] = "drop"
     exports: Exports | None = None
-    afloat: set[bytes] | None = None
+    unstored_keys: set[bytes] | None = None
     """Keys that ``apply`` got but the store has not stored since; kept from one run to the next. A resync must delete
     those that vanished, too: the store never had them, but the applied state does."""
 
@@ -97,8 +97,8 @@ class AppliedWatch:
     stream_error: Exception | None = None
 
     def __post_init__(self) -> None:
-        armed = self.reader is not None and self.store is not None
-        self.engine = Engine(self.options.batching, armed=armed, usual_window=_WINDOW)
+        can_resync = self.reader is not None and self.store is not None
+        self.engine = Engine(self.options.batching, can_resync=can_resync, usual_window=_WINDOW)
 
     def run(self, resume: Resume) -> Cursor | None:
         """Watch until the stream ends or ``stop`` is set; returns the applied cursor."""
@@ -115,7 +115,7 @@ class AppliedWatch:
         finally:
             self._take_requests()
             for request in self.waiting:
-                request.fail(WatchEnded("The watch ended before it served this export: ask again when it runs."))
+                request.fail(WatchEnded("The watch ended before it served this export: request it again when it runs."))
             if self.subscription is not None:
                 self.subscription.close()
 
@@ -123,7 +123,7 @@ class AppliedWatch:
         position = StorePosition(None) if self.store is None else self.store.position()
         cursor = position.cursor if resume == "stored" else resume
         if position.resync is not None:
-            if not self.engine.armed:
+            if not self.engine.can_resync:
                 raise NotReady(
                     f"The store is in the middle of a resync with stream {position.resync}: watch with a reader, "
                     "which begins it again."
@@ -135,7 +135,7 @@ class AppliedWatch:
             _check_resume(cursor, position.cursor)
             return events.Began(cursor)
         holding = position.cursor is not None or next(self.store.range(), None) is not None
-        if holding and not self.engine.armed:
+        if holding and not self.engine.can_resync:
             self._warn("Everything is requested and the store is not empty")
             return events.Expired(self._beginning())
         return events.Began(position.cursor if holding else None, unsettled=holding)
@@ -171,11 +171,11 @@ class AppliedWatch:
                 return Signal.NOTHING
             case events.Open(cursor):
                 return self._open(cursor)
-            case events.FindGhosts():
+            case events.FindVanishedKeys():
                 RESYNCS.inc()
-                return events.Ghosts(self._ghosts(None))
+                return events.VanishedKeys(self._vanished(None))
             case events.ResyncSweep(given):
-                return events.Ghosts(self._ghosts(given))
+                return events.VanishedKeys(self._vanished(given))
             case events.Export(request):
                 self._export(request)
                 return Signal.NOTHING
@@ -200,7 +200,7 @@ class AppliedWatch:
         except CursorExpired as error:
             if cursor is None:
                 raise
-            if not self.engine.armed:
+            if not self.engine.can_resync:
                 self._warn(f"The cursor {cursor} has expired ({error})")
             else:
                 _LOGGER.info("The cursor %s has expired: starting a resync of the store. %s", cursor, error)
@@ -227,7 +227,7 @@ class AppliedWatch:
         if isinstance(taken, Updates):
             head, self.ahead = taken.split(room)
             if head.upto is None:
-                raise InvalidInput("A subscription gave updates without a cursor behind them.")
+                raise InvalidInput("A subscription gave updates without a cursor after them.")
             return events.Received(head, len(head), head.upto, size=head.size)
         return Signal.NOTHING if taken is None else taken
 
@@ -250,8 +250,8 @@ class AppliedWatch:
             batch = self._parsed(updates, self.options.parse)
             UPDATES_REJECTED.inc(len(updates) - len(batch))
         if batch:
-            if self.options.afloat is not None:
-                self.options.afloat.update(updates.keys)  # before: an apply that raises may have applied a part
+            if self.options.unstored_keys is not None:
+                self.options.unstored_keys.update(updates.keys)  # before: an apply that raises may have applied a part
             self._call(self.apply, batch)
             UPDATES_APPLIED.inc(len(batch))
 
@@ -286,8 +286,8 @@ class AppliedWatch:
             STORE_FAILURES.inc()
             self.failure = error
             return Signal.STORE_FAILED
-        if self.options.afloat is not None and isinstance(write, events.AppliedRange | events.Loose):
-            self.options.afloat.difference_update(self._join(write.chunks).keys)
+        if self.options.unstored_keys is not None and isinstance(write, events.AppliedRange | events.ResyncWrite):
+            self.options.unstored_keys.difference_update(self._join(write.chunks).keys)
         return Signal.STORED
 
     def _write(self, store: Store, write: events.Write) -> None:
@@ -298,7 +298,7 @@ class AppliedWatch:
                 )
             case events.BeginResync():
                 store.begin_resync(self.watcher.stream)
-            case events.Loose(chunks):
+            case events.ResyncWrite(chunks):
                 store.resync(_for_store(store, self._join(chunks)))
             case events.EndResync(cursor):
                 position = store.position()
@@ -308,7 +308,7 @@ class AppliedWatch:
                 if position != StorePosition(cursor):  # it has ended already if only the answer was lost
                     store.end_resync(cursor)
 
-    def _ghosts(self, given: frozenset[bytes] | None) -> list[Updates]:
+    def _vanished(self, given: frozenset[bytes] | None) -> list[Updates]:
         """Deletes of keys that are in the store but not in the stream, by the reader's listing or a full watch."""
         if self.store is None or self.reader is None:
             raise AssertionError("a resync needs a store and a reader")
@@ -316,12 +316,12 @@ class AppliedWatch:
         listing = self.reader.listing(self.options.scope) if given is None or keep else None
         present = given if given is not None else frozenset() if listing is None else listing.live
         candidates = (key for prefix in self.options.scope.prefixes for key, _ in self.store.range(prefix))
-        afloat = (key for key in sorted(self.options.afloat or ()) if key in self.options.scope)
-        missing = dict.fromkeys(key for key in chain(candidates, afloat) if key not in present)
+        unstored_keys = (key for key in sorted(self.options.unstored_keys or ()) if key in self.options.scope)
+        missing = dict.fromkeys(key for key in chain(candidates, unstored_keys) if key not in present)
         deleted = listing.deleted if keep and listing is not None else None
-        ghosts = [key for key in missing if deleted is None or key in deleted]
+        vanished = [key for key in missing if deleted is None or key in deleted]
         size = self.options.batching.records
-        return [Updates.removals(ghosts[at : at + size]) for at in range(0, len(ghosts), size)]
+        return [Updates.removals(vanished[at : at + size]) for at in range(0, len(vanished), size)]
 
     def _take_requests(self) -> None:
         if self.options.exports is not None:
@@ -332,7 +332,7 @@ class AppliedWatch:
     def _export(self, request: ExportRequest) -> None:
         self.waiting.remove(request)
         if not request.answer.set_running_or_notify_cancel():
-            return  # the requester has left
+            return  # the requester cancelled it
         if self.store is None:
             request.answer.set_exception(InvalidInput("This watch has no store, and so nothing to export."))
             return
@@ -341,7 +341,7 @@ class AppliedWatch:
         except Exception as error:  # noqa: BLE001 - raised by the requester's future
             request.answer.set_exception(error)
         except BaseException:
-            request.answer.set_exception(WatchEnded("The watch was interrupted during this export: ask again."))
+            request.answer.set_exception(WatchEnded("The watch was interrupted during this export: request it again."))
             raise
 
     def _pause(self, seconds: float) -> None:

@@ -23,7 +23,7 @@ from strandline.kv.nats.connection import (
     NANOSECONDS,
     NO_MESSAGE,
     NatsConnection,
-    NoAnswerer,
+    NoResponder,
     StreamState,
     refusal,
 )
@@ -165,7 +165,7 @@ class NatsKeyValue(Closing):
         return self._state().identity
 
     def _state(self) -> StreamState:
-        return self._connection.state(self._stream, f"Looking at the bucket {self._bucket!r}")
+        return self._connection.state(self._stream, f"Reading the state of the bucket {self._bucket!r}")
 
     def close(self) -> None:
         """Close the connection; its watches end with an error. Idempotent."""
@@ -221,7 +221,7 @@ class NatsKeyValue(Closing):
         connection, data = self._connection, as_bytes(value)
         try:
             answer = connection.run(connection.request(self._subjects + key.decode(), data, headers), what)
-        except NoAnswerer:
+        except NoResponder:
             self._state()  # NotFound if the bucket does not exist
             raise
         if "error" in answer:
@@ -303,7 +303,7 @@ class NatsKeyValue(Closing):
     def _watch(self, scope: Scope, *, values: bool = True, markers: bool = False) -> NatsSubscription:
         state = self._state()
         filters = scope_filters(scope, self._subjects)
-        what = f"Looking at the bucket {self._bucket!r}"
+        what = f"Reading the state of the bucket {self._bucket!r}"
         target = state.last and self._connection.last(self._stream, filters, what)
         start = {"deliver_policy": "last_per_subject"}
         how = {"seen": max(state.last, target), "listing_upto": target, "values": values, "markers": markers}
@@ -324,8 +324,8 @@ class NatsKeyValue(Closing):
         policy = {"deliver_policy": "by_start_sequence", "opt_start_seq": start}
         subscription = self._subscribe(scope, cursor.log_id, policy, seen=start - 1)
         try:
-            # Again: if the stream was trimmed past the cursor before the consumer existed, the server starts behind
-            # it without an error.
+            # Again: if the stream was trimmed past the cursor before the consumer existed, the server starts after it
+            # without an error.
             self._check(cursor, self._state())
         except BaseException:
             subscription.close()
@@ -334,11 +334,13 @@ class NatsKeyValue(Closing):
 
     def _check(self, cursor: Cursor, state: StreamState) -> None:
         if cursor.log_id != state.identity:
-            raise CursorExpired(f"The cursor {cursor} is not of the current bucket {self._bucket!r}: watch anew.")
+            raise CursorExpired(
+                f"The cursor {cursor} is not of the current bucket {self._bucket!r}: start a full watch."
+            )
         if not state.first <= max(cursor.next, 1) <= state.last + 1:
             raise CursorExpired(
                 f"The cursor is at {cursor.next}, and the bucket {self._bucket!r} holds changes {state.first} up to "
-                f"{state.last}: watch anew."
+                f"{state.last}: start a full watch."
             )
 
 

@@ -52,7 +52,7 @@ def client() -> Any:
     return nats
 
 
-class NoAnswerer(TransientStorageError):
+class NoResponder(TransientStorageError):
     """No responder for the subject: no such stream or consumer, or JetStream is down."""
 
 
@@ -96,9 +96,9 @@ def refusal(error: Mapping[str, Any], what: str) -> StorageError | InvalidInput:
     if kind in _NO_ROOM:
         return DiskFull(f"{words}: make room in the bucket or raise its limit, and try again.")
     if kind == _TOO_LARGE:
-        return InvalidInput(f"{words}: the value is larger than the bucket takes.")
+        return InvalidInput(f"{words}: the value is larger than the bucket allows.")
     if kind == _STREAM_NOT_FOUND:
-        return NotFound(f"{words}: there is no such bucket; connect with create=True to make it.")
+        return NotFound(f"{words}: there is no such bucket; connect with create=True to create it.")
     kinds = {404: NotFound, 500: TransientStorageError, 503: TransientStorageError}
     return kinds.get(code or 0, StorageError)(f"{words}.")
 
@@ -144,22 +144,22 @@ class NatsConnection:
                 **options,
                 # No buffering across reconnects: a change that was given up must not be applied minutes later.
                 "pending_size": -1,
-                "disconnected_cb": self._on_lost,
-                "reconnected_cb": self._on_found,
+                "disconnected_cb": self._on_disconnect,
+                "reconnected_cb": self._on_reconnect,
                 "error_cb": _on_error,
             }
             return await asyncio.wait_for(self._nats.connect(list(servers), **settings), self.timeout)
 
         return self.run(connect(), f"Connecting to {', '.join(servers)}")
 
-    async def _on_lost(self) -> None:
+    async def _on_disconnect(self) -> None:
         if self._lost_at is None:
             self._lost_at = self.clock.monotonic()
         # The client would send its pending data after the reconnect, and has no call to drop it.
         if self._client is not None:
             self._client._pending, self._client._pending_data_size = [], 0  # noqa: SLF001
 
-    async def _on_found(self) -> None:
+    async def _on_reconnect(self) -> None:
         self._lost_at = None
         self.generation += 1
         for wake in list(self._wakers):
@@ -170,7 +170,7 @@ class NatsConnection:
         since = self._lost_at
         return 0.0 if since is None else self.clock.monotonic() - since
 
-    def run(self, work: Coroutine[Any, Any, T], what: str, *, patience: float | None = None) -> T:
+    def run(self, work: Coroutine[Any, Any, T], what: str, *, timeout: float | None = None) -> T:
         """Run a coroutine on the loop and wait for it."""
         if self.closed:
             work.close()
@@ -178,11 +178,11 @@ class NatsConnection:
         errors = self._nats.errors
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result((patience or self.timeout) + _SLACK)
+            return future.result((timeout or self.timeout) + _SLACK)
         except errors.NoRespondersError as error:
-            raise NoAnswerer(f"{what} failed: NATS has no responder for it; try again.") from error
+            raise NoResponder(f"{what} failed: NATS has no responder for it; try again.") from error
         except errors.MaxPayloadError as error:
-            raise InvalidInput(f"{what} failed: the value is larger than the server takes.") from error
+            raise InvalidInput(f"{what} failed: the value is larger than the server allows.") from error
         except (errors.AuthorizationError, errors.InvalidUserCredentialsError) as error:
             raise StorageError(f"{what} failed: NATS refuses this user ({error}).") from error
         except (errors.TimeoutError, TimeoutError, concurrent.futures.CancelledError) as error:
@@ -286,7 +286,7 @@ class NatsConnection:
             except self._nats.errors.TimeoutError:
                 return []
 
-        return self.run(fetched(), "Reading a stream", patience=timeout + self.timeout)
+        return self.run(fetched(), "Reading a stream", timeout=timeout + self.timeout)
 
     def next_sequence(self, stream: str, since: int) -> int | None:
         """The sequence of the first retained message from a sequence on; None if there is none."""

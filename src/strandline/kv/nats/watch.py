@@ -19,8 +19,8 @@ from strandline.model.records import Op
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 
-_FIRST_LOOK: Final = 0.1
-_LONGEST_LOOK: Final = 5.0
+_FIRST_CHECK: Final = 0.1
+_LONGEST_CHECK: Final = 5.0
 _SHORTEST_WAIT: Final = 0.01
 _LONGEST_WAIT: Final = 1.0
 _MOST_FILTERS: Final = 16
@@ -63,7 +63,7 @@ class _ReceivedChanges:
     values: list[bytes | None] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     received: bool = False
-    hole_behind: int | None = None
+    hole_after: int | None = None
     before_hole: int = 0
 
     def cut(self) -> None:
@@ -117,8 +117,8 @@ class NatsSubscription(Closing):
         self._target = listing_upto
         self._listed_at: int | None = None
         self._given_upto = -1
-        self._look_at = self._clock.monotonic() + (_FIRST_LOOK if full else 0)
-        self._look_after = _FIRST_LOOK
+        self._check_at = self._clock.monotonic() + (_FIRST_CHECK if full else 0)
+        self._check_interval = _FIRST_CHECK
         self._suspect = False
         self._failure: StrandlineError | None = None
         self._closed = False
@@ -164,8 +164,8 @@ class NatsSubscription(Closing):
             if len(self._feed) or self._at_target():
                 continue
             now = self._clock.monotonic()
-            if now >= self._look_at and not self._connection.lost_for():
-                given = self._look(now)
+            if now >= self._check_at and not self._connection.lost_for():
+                given = self._check_stream(now)
                 if given is not None:
                     return given
                 if len(self._feed) or self._suspect or self._at_target():
@@ -174,7 +174,7 @@ class NatsSubscription(Closing):
             left = deadline - self._clock.monotonic()
             if left <= 0:
                 return None
-            self._feed.wait(min(left, _LONGEST_WAIT, max(_SHORTEST_WAIT, self._look_at - now)))
+            self._feed.wait(min(left, _LONGEST_WAIT, max(_SHORTEST_WAIT, self._check_at - now)))
 
     def _gather(self, most: int) -> _ReceivedChanges:
         """The received changes, up to ``most`` in scope."""
@@ -186,8 +186,8 @@ class NatsSubscription(Closing):
             for message in messages:
                 sequence = message.sequence
                 if sequence > seen:
-                    if sequence != seen + 1 and chunk.hole_behind is None:
-                        chunk.hole_behind, chunk.before_hole = seen, len(keys)
+                    if sequence != seen + 1 and chunk.hole_after is None:
+                        chunk.hole_after, chunk.before_hole = seen, len(keys)
                     seen = sequence
                 key = message.subject[cut:].encode()
                 if everything or key in scope:
@@ -216,16 +216,16 @@ class NatsSubscription(Closing):
         if not chunk.received:
             return None
         self._suspect = False
-        self._look_after = _FIRST_LOOK
-        self._look_at = self._clock.monotonic() + _FIRST_LOOK
-        if chunk.hole_behind is not None:
+        self._check_interval = _FIRST_CHECK
+        self._check_at = self._clock.monotonic() + _FIRST_CHECK
+        if chunk.hole_after is not None:
             state = self._state()
-            if state.first > chunk.hole_behind + 1:
-                gap = self._gap(chunk.hole_behind, state.first - 1)
+            if state.first > chunk.hole_after + 1:
+                gap = self._gap(chunk.hole_after, state.first - 1)
                 if not chunk.before_hole:
                     raise gap
                 self._failure = gap
-                self._seen = self._through = chunk.hole_behind
+                self._seen = self._through = chunk.hole_after
                 chunk.cut()
         if not chunk.keys and self._target is not None:
             return None
@@ -239,7 +239,7 @@ class NatsSubscription(Closing):
         """The stream's current state; ``NotFound`` if it was created again."""
         state = self._connection.state(self._stream, f"Watching {self._stream}")
         if state.identity != self._identity:
-            raise NotFound(f"{self._stream} was deleted and created again during this watch: watch anew.")
+            raise NotFound(f"{self._stream} was deleted and created again during this watch: start a full watch.")
         return state
 
     def _end(self) -> tuple[StreamState, int]:
@@ -255,10 +255,10 @@ class NatsSubscription(Closing):
             "resume from the applied cursor, which resyncs the rest."
         )
 
-    def _look(self, now: float) -> Updates | None:
+    def _check_stream(self, now: float) -> Updates | None:
         """When no message arrives: advance the cursor past changes out of scope, or find a gap."""
-        self._look_after = min(2 * self._look_after, _LONGEST_LOOK)
-        self._look_at = now + self._look_after
+        self._check_interval = min(2 * self._check_interval, _LONGEST_CHECK)
+        self._check_at = now + self._check_interval
         try:
             state, last = self._end()
         except TransientStorageError:
@@ -270,7 +270,7 @@ class NatsSubscription(Closing):
             # Messages delivered before they were dropped may have arrived only now: check again.
             if self._suspect:
                 raise self._gap(self._seen, dropped)
-            self._suspect, self._look_at = True, now
+            self._suspect, self._check_at = True, now
             return None
         self._suspect = False
         if self._target is not None:

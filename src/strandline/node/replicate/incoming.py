@@ -70,7 +70,7 @@ def diverged(at: Cursor) -> Diverged:
 class IncomingBatches:
     """A feed for the follower: checked batches that continue the sink's position.
 
-    Satisfies :class:`~strandline.followers.run.Arriving`.
+    Satisfies :class:`~strandline.followers.run.PushedLog`.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from strandline.followers.committer import SinkCommitter, begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching
 from strandline.followers.job_descriptions import pipeline_name
-from strandline.followers.run import Arriving, Follower
+from strandline.followers.run import Follower, PushedLog
 from strandline.log.lag import lag_of
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.arguments import Positive, anything, checked
@@ -113,7 +113,7 @@ def follow(
             labels = (source.url, str(getattr(sink, "url", None) or getattr(sink, "table", "")))
             counter = ProgressCounter(engine, timing, on_step or (lambda _: None), clock, labels)
             follower = Follower(
-                engine, source, committer, position, clock, workers=workers, observer=counter, is_patient=True
+                engine, source, committer, position, clock, workers=workers, observer=counter, retries_errors=True
             )
             following = Following(follower, committer, workers, counter, stack.pop_all())
             if progress:
@@ -250,7 +250,7 @@ class Following:
 
     def _measure_lag(self) -> None:
         log = self._follower.log
-        if isinstance(log, Arriving) or (self._ended.is_set() and self._progress.lag is not None):
+        if isinstance(log, PushedLog) or (self._ended.is_set() and self._progress.lag is not None):
             return
         with contextlib.suppress(StrandlineError):  # closed by now, or not to be reached: what it was before
             cursor = self.cursor() or self._committer.start
