@@ -484,7 +484,7 @@ class TestTrimming:
                 meanwhile()
 
         artifacts = place.artifacts(line)
-        artifacts._made()
+        artifacts._ensure_pointer()
         line.hook(hook)
         return artifacts.publish(folder), line
 

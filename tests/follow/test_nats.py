@@ -524,7 +524,7 @@ def test_a_full_bucket_refuses_changes_and_loses_nothing(nats_url):
 
 
 def test_a_value_that_is_too_large_is_invalid(kv):
-    with pytest.raises(InvalidInput, match="larger than the server takes"):
+    with pytest.raises(InvalidInput, match="larger than the server allows"):
         kv.put("node.1", b"x" * (2 << 20))
     assert kv.keys() == []
 

@@ -166,7 +166,7 @@ def test_requests_that_are_pending_when_the_watch_ends_fail(store, exports, tmp_
     else:
         with pytest.raises(Gap if end == "error" else Crash):
             stage.run()
-    with pytest.raises(WatchEnded, match="ask again"):
+    with pytest.raises(WatchEnded, match="request it again"):
         asking.answer.result(0)
     with pytest.raises(CancelledError):
         left.answer.result(0)

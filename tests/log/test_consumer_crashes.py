@@ -11,6 +11,7 @@ import pytest
 from strandline.errors import OutOfOrderAck, StorageError
 from strandline.followers.consumer.consumer import Consumer
 from strandline.followers.consumer.progress import AckProgress, AckStep
+from strandline.followers.consumer.reader import BatchReader
 from strandline.log.queue.log_queue import ObjectLogQueue
 from strandline.model.head import Entry
 from strandline.storage.objects.store import ObjectStore
@@ -239,15 +240,15 @@ def test_a_twin_that_acknowledges_what_it_only_handed_out_is_caught(monkeypatch:
 
 
 def test_a_twin_that_moves_its_cursor_before_the_fetch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    look = Consumer._look
+    look = BatchReader.look
 
-    def hand_out_at_once(self: Consumer, limit: int, since: int | None = None) -> list[Entry]:
+    def hand_out_at_once(self: BatchReader, limit: int, since: int | None = None) -> list[Entry]:
         found = look(self, limit, since)
         with self._state:
             self._progress.hand_out(found)
         return found
 
-    monkeypatch.setattr(Consumer, "_look", hand_out_at_once)
-    monkeypatch.setattr(Consumer, "_hand_out", lambda *_: None)
+    monkeypatch.setattr(BatchReader, "look", hand_out_at_once)
+    monkeypatch.setattr(BatchReader, "hand_out", lambda *_: None)
     with pytest.raises((AssertionError, OutOfOrderAck)):
         test_whichever_operation_fails_the_same_call_can_be_repeated(OwnPlace, "before")

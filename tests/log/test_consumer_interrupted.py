@@ -16,7 +16,8 @@ import strandline as sl
 from strandline.compat.v1.log import open_queue
 from strandline.errors import InvalidInput, OutOfOrderAck
 from strandline.followers.consumer import consumer as module
-from strandline.followers.consumer import progress
+from strandline.followers.consumer import progress, reader
+from strandline.followers.consumer.reader import BatchReader
 from tests.interrupts import interruptions
 
 
@@ -41,7 +42,10 @@ class Interrupting:
 
     def __call__(self, frame: FrameType, event: str, _: object) -> Interrupting | None:
         code = frame.f_code
-        if code.co_filename not in (module.__file__, progress.__file__) or code.co_name == "next_batch":
+        if (
+            code.co_filename not in (module.__file__, progress.__file__, reader.__file__)
+            or code.co_name == "next_batch"
+        ):
             return None
         if event in ("call", "return"):
             self.left -= 1
@@ -83,9 +87,9 @@ def test_a_batch_whose_call_was_interrupted_anywhere_comes_again_and_is_not_ackn
 
 def test_a_cancelled_call_leaves_its_batch_for_the_next_one(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, goes_on = threading.Event(), threading.Event()
-    fetch = sl.Consumer.fetch_descriptor
+    fetch = BatchReader.fetch
 
-    def slow(self: sl.Consumer, descriptor: Any) -> Any:
+    def slow(self: BatchReader, descriptor: Any) -> Any:
         begun.set()
         assert goes_on.wait(120)
         return fetch(self, descriptor)
@@ -107,7 +111,7 @@ def test_a_cancelled_call_leaves_its_batch_for_the_next_one(log: Any, monkeypatc
                 consumer.ack(batch.sequence)
             return given
 
-    monkeypatch.setattr(sl.Consumer, "fetch_descriptor", slow)
+    monkeypatch.setattr(BatchReader, "fetch", slow)
     assert asyncio.run(run()) == [[b"a"], [b"b"], [b"c"]]
     with sl.Consumer(log) as again:
         assert again.next_batch() is None

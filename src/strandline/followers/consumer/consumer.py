@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Final, Literal, Self
 
-from strandline.errors import ConsumerClosed, CorruptData, InvalidInput, NotFound, StrandlineError
+from strandline.errors import InvalidInput, StrandlineError
 from strandline.followers.consumer.background import ConsumerThreads
-from strandline.followers.consumer.batch import BatchPiece, ConsumedBatch, FetchHandle
+from strandline.followers.consumer.batch import ConsumedBatch, FetchHandle
 from strandline.followers.consumer.dead_letters import BatchDeadLetters
 from strandline.followers.consumer.opening import DEFAULT_SLOT, ConsumerSource, Format, queue_at
 from strandline.followers.consumer.progress import AckProgress, AckStep, Gauges
+from strandline.followers.consumer.reader import BatchReader
 from strandline.log.queue.contract import start_of
-from strandline.log.read.reading import AHEAD_BYTES, fetch_in_order, pauses
+from strandline.log.read.reading import AHEAD_BYTES, pauses
 from strandline.model.addresses import Address
 from strandline.model.arguments import TIMEOUT, Duration, Named, Positive, Prose, Signed, Timeout, checked
 from strandline.model.cursor import Start
@@ -27,9 +28,6 @@ from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
 
 _LOGGER: Final = logging.getLogger(__name__)
-
-_LOOKED_UP: Final = 64
-"""Number of descriptors that the read-ahead iterator requests at a time."""
 
 OnPoison = Literal["raise", "dead-letter"]
 
@@ -146,7 +144,6 @@ class Consumer:
             chance=chance,
         )
         self._clock = clock
-        self._reading = threading.Lock()  # protects the read cursor, with its I/O
         self._acking = threading.Lock()  # protects acknowledgements, with their I/O
         self._state = threading.Lock()  # protects the numbers below; never held during I/O
         try:
@@ -155,14 +152,13 @@ class Consumer:
             if self._opened is not None:
                 self._opened.close()
             raise
-        self._fetcher = self._queue.fetcher()
         self._gauges = Gauges(self._queue.url, self._queue.slot)
         self._letters = BatchDeadLetters(
             self._queue, self._progress, self._gauges, self._state, limit=dead_letter_limit, raises=on_poison == "raise"
         )
-        self._closed = False
+        self._reader = BatchReader(self._queue, self._progress, self._gauges, self._letters, self._state, clock=clock)
         with contextlib.suppress(StrandlineError):  # the first call that needs it raises
-            self._look(0)  # the length is known from the beginning
+            self._reader.look(0)  # the length is known from the beginning
         self._threads = ConsumerThreads(self, self._queue, trim_every=trim_every, clock=clock)
         self._origin = Origin(f"The consumer of {self._queue.url}", self)
 
@@ -170,7 +166,7 @@ class Consumer:
         return f"Consumer({self._queue.url!r}, holder={self.holder!r})"
 
     def next_batch(self, timeout: Timeout | None = 0.0) -> ConsumedBatch | None:
-        """The next batch behind the read cursor; None if none is listed within ``timeout`` seconds.
+        """The next batch after the read cursor; None if none is listed within ``timeout`` seconds.
 
         By default it does not wait; ``timeout=None`` waits until there is a batch. It polls with growing pauses, at
         least four times a second.
@@ -190,14 +186,14 @@ class Consumer:
         for pause in pauses(timeout, self._clock):
             batch = None
             try:
-                with self._reading:
-                    batch = self._fetch_next()
+                with self._reader.lock:
+                    batch = self._reader.fetch_next()
                     if batch is not None:
-                        self._hand_out([batch.descriptor])
+                        self._reader.hand_out([batch.descriptor])
                         return batch
             except BaseException:
                 if batch is not None:  # interrupted before the caller got it: must not be acknowledged unseen
-                    self._take_back(batch.descriptor)
+                    self._reader.take_back(batch.descriptor)
                 raise
             self._clock.sleep(pause)
         return None
@@ -218,7 +214,7 @@ class Consumer:
                             return batch
                 except BaseException:
                     if is_next:  # a signal arrived before the caller got it
-                        self._take_back(batch.descriptor)
+                        self._reader.take_back(batch.descriptor)
                     raise
             await asyncio.sleep(pause)
         return None
@@ -238,35 +234,21 @@ class Consumer:
 
     def _peek(self) -> ConsumedBatch | None:
         self._origin.check()
-        with self._reading:
-            return self._fetch_next()
-
-    def _fetch_next(self) -> ConsumedBatch | None:
-        """Read the batch after the read cursor, which stays; an unreadable batch is dead-lettered or raised."""
-        while found := self._look(1):
-            (descriptor,) = found
-            try:
-                return self.fetch_descriptor(descriptor)
-            except (CorruptData, NotFound) as error:
-                self._letters.take(descriptor, error)
-        return None
-
-    def _take_back(self, descriptor: Descriptor) -> None:
-        with self._reading, self._state:
-            self._progress.take_back(descriptor)
+        with self._reader.lock:
+            return self._reader.fetch_next()
 
     def next_descriptors(self, max: int) -> list[Descriptor]:  # noqa: A002 - its public name
-        """Up to ``max`` consecutive descriptors behind the read cursor, which moves past them; no data is read.
+        """Up to ``max`` consecutive descriptors after the read cursor, which moves past them; no data is read.
 
         The caller is responsible for them: lost ones are delivered again only to a new consumer.
         """
-        self._check_open()
+        self._reader.check_open()
         if max == 0:
             return []
-        with self._reading:
-            found = self._look(max)
+        with self._reader.lock:
+            found = self._reader.look(max)
             self._gauges.handed_out(len(found))
-            self._hand_out(found)
+            self._reader.hand_out(found)
             return found
 
     def descriptors_between(self, first: int, last: int) -> list[Descriptor]:
@@ -274,82 +256,29 @@ class Consumer:
 
         ``CursorExpired`` if some of them are deleted.
         """
-        self._check_open()
+        self._reader.check_open()
         if first > last:
             raise InvalidInput(f"There are no batches from {first} through {last}.")
         return list(self._queue.between(first, last))
 
     def fetch_handle(self) -> FetchHandle:
         """The reader of batches by their descriptors, in any process; this consumer can continue meanwhile."""
-        return FetchHandle(self._fetcher)
+        return self._reader.handle
 
     def fetch_descriptor(self, descriptor: Descriptor) -> ConsumedBatch:
         """Read a batch; moves no cursor, but updates :attr:`lag`. ``CorruptData`` or ``NotFound`` naming its object."""
-        batch = self.fetch_handle().fetch(descriptor)
-        self._gauges.fetched(descriptor, self._clock.now())
-        return batch
+        return self._reader.fetch(descriptor)
 
     def batches(self, *, parallel: Positive = 4, ahead: Positive = AHEAD_BYTES) -> Iterator[ConsumedBatch]:
-        """All batches behind the read cursor, in order, until there are no more; then it can be called again.
+        """All batches after the read cursor, in order, until there are no more; then it can be called again.
 
         Up to ``parallel`` are read at once, and about ``ahead`` bytes of memory are read early; where sizes are
         unknown, only the number counts. The read cursor moves as batches are delivered: batches that were only read
         ahead are delivered again. Use one such iterator at a time; it skips batches that another call has delivered
         meanwhile.
         """
-        self._check_open()
-        return self._batches(parallel, ahead)
-
-    def _batches(self, parallel: int, ahead: int) -> Iterator[ConsumedBatch]:
-        found = True
-        while found:
-            found = False
-            for piece, pages in fetch_in_order(self._pieces(), workers=parallel, ahead=ahead):
-                found = True
-                batch = None
-                try:
-                    with self._reading:
-                        if piece.descriptor.sequence < self._read:
-                            continue  # another call delivered it
-                        if start_of(piece.descriptor) != self._read:
-                            break  # another call delivered a part of it: look again
-                        if piece.poison is not None:
-                            self._letters.take(piece.descriptor, piece.poison)
-                            continue
-                        self._check_open()
-                        self._gauges.fetched(piece.descriptor, self._clock.now())
-                        batch = ConsumedBatch(piece.descriptor, tuple(pages))
-                        self._hand_out([piece.descriptor])  # last: a handed-out batch is also delivered
-                except BaseException:
-                    if batch is not None:  # interrupted before the caller got it
-                        self._take_back(batch.descriptor)
-                    raise
-                yield batch
-
-    def _pieces(self) -> Iterator[BatchPiece]:
-        since = self._read
-        while found := self._look(_LOOKED_UP, since):
-            since = found[-1].sequence + 1
-            for descriptor in found:
-                yield BatchPiece(descriptor, self._fetcher)
-
-    @property
-    def _read(self) -> int:
-        with self._state:
-            return self._progress.read
-
-    def _look(self, limit: int, since: int | None = None) -> list[Descriptor]:
-        self._check_open()
-        with self._state:
-            first = self._progress.read if since is None else since
-        look = self._queue.look(first, limit)
-        with self._state:
-            self._gauges.looked(look)
-        return list(look.descriptors)
-
-    def _hand_out(self, descriptors: list[Descriptor]) -> None:
-        with self._state:
-            self._progress.hand_out(descriptors)
+        self._reader.check_open()
+        return self._reader.batches(parallel=parallel, ahead=ahead)
 
     def dead_letter(self, descriptor: Descriptor, reason: Prose) -> str:
         """Durably set an unusable batch aside, and count it as acknowledged in its turn; returns its location.
@@ -358,8 +287,8 @@ class Consumer:
         was opened with ``on_poison="dead-letter"``. ``TooManyDeadLetters`` beyond the limit; ``InvalidInput`` if the
         batch is acknowledged already.
         """
-        self._check_open()
-        with self._reading:
+        self._reader.check_open()
+        with self._reader.lock:
             return self._letters.set_aside(descriptor, reason)
 
     def ack(self, sequence: Signed) -> None:
@@ -369,7 +298,7 @@ class Consumer:
         the same call may be repeated.
         """
         with self._acking:
-            self._check_open()
+            self._reader.check_open()
             with self._state:
                 step = self._progress.ack(sequence)
             self._do(step)
@@ -381,7 +310,7 @@ class Consumer:
         everything as it was.
         """
         with self._acking:
-            self._check_open()
+            self._reader.check_open()
             with self._state:
                 step = self._progress.ack_through(sequence)
             self._do(step)
@@ -389,9 +318,9 @@ class Consumer:
     def flush(self) -> None:
         """Make every acknowledgement durable, and make sure that this is still the only consumer: else ``Fenced``."""
         with self._acking:
-            self._check_open()
+            self._reader.check_open()
             if not self._flush():
-                self._look(0)
+                self._reader.look(0)
 
     def _flush(self) -> bool:
         with self._state:
@@ -415,12 +344,12 @@ class Consumer:
         A failed flush is raised, and closing may be repeated.
         """
         with self._acking:
-            if self._closed:
+            if self._reader.closed:
                 return
             self._threads.halt()
             try:
                 self._flush()
-                self._closed = True
+                self._reader.closed = True
             finally:
                 self._threads.stop()
             if self._opened is not None:
@@ -443,10 +372,6 @@ class Consumer:
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await asyncio.to_thread(self.__exit__, kind, error, trace)
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ConsumerClosed(f"The consumer of {self._queue.url} is closed: open a new one.")
-
     def __len__(self) -> int:
         """How many batches are listed and not durably acknowledged, as of the last access to the queue; no I/O."""
         return self._gauges.length
@@ -463,7 +388,7 @@ class Consumer:
     @property
     def next_to_read(self) -> int:
         """The next sequence to deliver."""
-        return self._read
+        return self._reader.position
 
     @property
     def next_to_ack(self) -> int:
