@@ -63,7 +63,7 @@ class Slot(Protocol):
         """The fencing number of this claim."""
 
     def state(self) -> SlotState:
-        """The stored state, whoever the holder is."""
+        """The stored state, also if another holder has claimed the slot."""
 
     def advance(self, to: Cursor) -> None:
         """Durably move the position up to a cursor; a lower one changes nothing.

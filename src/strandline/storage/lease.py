@@ -215,7 +215,7 @@ class Lease:
         return term.epoch
 
     def look(self) -> LeaseState | None:
-        """The stored lease, whoever holds it; None without one. Counts as a read of a waiting challenger."""
+        """The stored lease, of any holder; None without one. Counts as a read of a waiting challenger."""
         with self._lock:
             try:
                 state = self._cell.read().value

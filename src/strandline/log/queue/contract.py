@@ -11,9 +11,10 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import Diverged, NotFound
+from strandline.errors import Diverged, NotFound, SlotInvalid
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.head import Descriptor, MetadataRange, MetadataRanges
+from strandline.model.retention import SlotState
 from strandline.storage.objects.store import ObjectStore
 
 
@@ -122,6 +123,16 @@ class Queue(Protocol):
 
     def writes(self) -> Writes:
         """Conditional writes so far; no I/O."""
+
+
+def check_usable(state: SlotState, slot: str, url: str) -> None:
+    """``SlotInvalid`` for a slot that was invalidated: the operator has to choose where its consumer resumes."""
+    if state.invalid is not None:
+        raise SlotInvalid(
+            f"Slot {slot!r} of {url} was invalidated ({state.invalid.reason}) and pins nothing: its records may "
+            f"be gone. Choose where to resume and call log.slots.reset({slot!r}, position), or use 'strandline "
+            "slots reset'."
+        )
 
 
 def keep_letter(

@@ -13,7 +13,7 @@ from strandline.errors import AlreadyExists, Contended, CursorExpired, Diverged,
 from strandline.log.object.head.index import bytes_from, entries_from, entries_from_sequence
 from strandline.log.object.log import ObjectLog, ObjectSpan
 from strandline.log.object.slots import ObjectSlot
-from strandline.log.queue.contract import GivenBatches, Look, Writes, keep_letter
+from strandline.log.queue.contract import GivenBatches, Look, Writes, check_usable, keep_letter
 from strandline.log.slots import rules
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import Cursor, Start
@@ -104,7 +104,7 @@ class ObjectLogQueue:
         after = None if last_acked is None else self._offset_after(head, last_acked)
         if self.slot in head.slots:
             try:
-                self._check_valid(self._log.slots.get(self.slot))
+                check_usable(self._log.slots.get(self.slot), self.slot, self.url)
             except NotFound:
                 pass  # its creator died
             else:
@@ -113,15 +113,7 @@ class ObjectLogQueue:
             position = self._log.position_of(self._start) if after is None else after
             self._log.slots.create(self.slot, position, lifetime=NEWCOMER_SECONDS)
         except AlreadyExists:
-            self._check_valid(self._log.slots.get(self.slot))  # another consumer was faster
-
-    def _check_valid(self, state: SlotState) -> None:
-        if state.invalid is not None:
-            raise SlotInvalid(
-                f"{self._where} was invalidated ({state.invalid.reason}) and pins nothing: its records may be gone. "
-                f"Choose where to resume and call log.slots.reset({self.slot!r}, position), or use 'strandline "
-                "slots reset'."
-            )
+            check_usable(self._log.slots.get(self.slot), self.slot, self.url)  # another consumer was faster
 
     def _take(self, slot: ObjectSlot) -> None:
         self._before = self.writes()

@@ -20,7 +20,7 @@ from strandline.errors import (
     Unsupported,
 )
 from strandline.log.contract import Log, Slot
-from strandline.log.queue.contract import Look, Writes, keep_letter
+from strandline.log.queue.contract import Look, Writes, check_usable, keep_letter
 from strandline.log.read.planning import cursor_after
 from strandline.log.slots import rules
 from strandline.log.slots.heartbeat import SlotHeartbeat
@@ -143,13 +143,13 @@ class SlotQueue:
         if last_acked is not None:
             self._check_last(last_acked)
         try:
-            self._check_valid(self._log.slots.get(self.slot))
+            check_usable(self._log.slots.get(self.slot), self.slot, self.url)
         except NotFound:
             position = self._log.position_of(self._start) if last_acked is None else last_acked + 1
             try:
                 self._log.slots.create(self.slot, position, lifetime=NEWCOMER_SECONDS)
             except AlreadyExists:
-                self._check_valid(self._log.slots.get(self.slot))  # another consumer was faster
+                check_usable(self._log.slots.get(self.slot), self.slot, self.url)  # another consumer was faster
 
     def _check_last(self, last_acked: int) -> None:
         bounds = self._log.bounds()
@@ -162,14 +162,6 @@ class SlotQueue:
             raise CursorExpired(
                 f"Offset {last_acked + 1} of {self.url} is no longer retained (the log begins at {bounds.first}): "
                 "bootstrap the consumer again."
-            )
-
-    def _check_valid(self, state: SlotState) -> None:
-        if state.invalid is not None:
-            raise SlotInvalid(
-                f"{self._where} was invalidated ({state.invalid.reason}) and pins nothing: its records may be gone. "
-                f"Choose where to resume and call log.slots.reset({self.slot!r}, position), or use 'strandline slots "
-                "reset'."
             )
 
     @property

@@ -125,7 +125,7 @@ def reset(
 
 
 EPOCHS_PER_TERM: Final = 1 << 24
-"""Claims and resets of one slot in one term; more cannot be told from those of the next term."""
+"""Most claims and resets of one slot in one term: further epochs would overlap those of the next term."""
 
 _LAST_TERM: Final = 1 << 38
 

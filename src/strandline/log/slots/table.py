@@ -181,7 +181,7 @@ class TableSlot:
     epoch: int
 
     def state(self) -> SlotState:
-        """The current state, whoever the holder is."""
+        """The current state, also if another holder has claimed the slot."""
         return self.slots.get(self.name)
 
     def advance(self, to: Cursor) -> None:

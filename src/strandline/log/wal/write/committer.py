@@ -341,7 +341,7 @@ class GroupCommitter(Generic[W]):
         self._refuse(refusal)
 
     def raise_unseen(self) -> None:
-        """Raise the failure if no caller has seen it: appends that nobody waited for may not be durable."""
+        """Raise the failure if no caller has seen it: appends without a waiting caller may not be durable."""
         if self.failed and not self._failure_seen and self._refusal is not None:
             raise self._refusal()
 
