@@ -311,7 +311,7 @@ def _row_groups(file: LoadedFile, part_bytes: int) -> Iterator[tuple[int, ...]]:
 
 
 def _difference(begun: LoadNote, now: LoadNote) -> str:
-    """What a job began with, where it differs from what it is given now."""
+    """Name the first difference between the files that a job began with and those that it is given now."""
     before, after = ({path: rest for path, *rest in note.files} for note in (begun, now))
     for path, rest in after.items():
         if path not in before:

@@ -118,7 +118,7 @@ class JetStreamSource(MessageStream):
                 bytes_taken += sum(len(message.data) for message in more)
                 self._at = upto if self._early else _sequence(found[-1]) + 1
         except StorageError:
-            self._at = -1  # begin anew: the consumer may be gone
+            self._at = -1  # start again: the consumer may be gone
             raise
         return _batch(taken), min(self._at, upto)
 

@@ -135,7 +135,7 @@ class CopiedRanges:
                 return found.to_target(position)
         raise CursorExpired(
             f"{self._target!r} does not hold position {position} of the source: it was deleted there, or the ingest "
-            "began later. Start the consumer there anew."
+            "began later. Start the consumer again, at a position of the target."
         )
 
     def to_source(self, offset: int) -> int:

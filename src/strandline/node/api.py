@@ -361,7 +361,7 @@ class Replica(_NodeHandle):
         A replica that was killed first learns the watermark from a primary.
 
         ``after`` is the bookmark of a commit: waits until that record is here. ``max_staleness`` waits until this
-        replica had everything at most so many seconds ago. ``NotReady`` if that takes longer than ``timeout``;
+        replica is at most this many seconds behind the primary. ``NotReady`` if that takes longer than ``timeout``;
         ``Diverged`` if the bookmarked record was lost with its primary.
         """
         node = self.running.node

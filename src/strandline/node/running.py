@@ -43,7 +43,7 @@ _LONGEST_HEARTBEAT: Final = 1.0
 """Longest heartbeat interval of a stream: receivers give up a connection after five seconds of silence."""
 
 _PATIENCE: Final = 2.0
-"""Closing waits so many seconds for running calls before it closes their connections."""
+"""Seconds for which closing waits for running calls before it closes their connections."""
 
 _LOOK: Final = 0.02
 
@@ -187,7 +187,7 @@ class RunningNode(Closing):
     def _tier(self) -> None:
         try:
             self._tiering.run(self._stop)
-        except Exception:  # a bug: without the thread nothing is tiered, or trimmed, but the log goes on
+        except Exception:  # a bug: without the thread nothing is tiered or trimmed, but the log can still be used
             _LOGGER.exception("Node %s has stopped tiering. Start it again.", self.config.name)
             raise
         finally:

@@ -26,7 +26,7 @@ def follow_through_crashes(log: Log, open_sink: Callable[[], Sink], *, steps: Se
     which knows only what was stored. It has to have all of a batch or nothing, and the crashed follower's sink, which
     then applies its batch once more, must change nothing. Compare the content with the log's when this returns.
 
-    A step that no batch reaches is an ``AssertionError``, and so is a cursor that is where it cannot be.
+    ``AssertionError`` if no batch reaches a step, or if a cursor is neither at the start nor at the end of a batch.
     """
     crashes, missed = 0, {name for _, name in steps}
     at = _position(log, open_sink())
@@ -52,9 +52,9 @@ def follow_through_crashes(log: Log, open_sink: Callable[[], Sink], *, steps: Se
 
 @contextmanager
 def interrupted(owner: Any, name: str, event: Callable[[], None], *, after: bool = False) -> Iterator[list[str]]:
-    """Something happens once, right before a step or right after it; yields the names of steps that were reached.
+    """Call ``event`` once, right before a step or right after it; yields the names of steps that were reached.
 
-    ``event`` may raise :class:`~strandline.testing.faulty.Crash`, or do what another process does just then.
+    It may raise :class:`~strandline.testing.faulty.Crash`, or do what another process does at that moment.
     """
     step, reached = getattr(owner, name), list[str]()
     with pytest.MonkeyPatch.context() as patch:
@@ -75,7 +75,7 @@ def interrupted(owner: Any, name: str, event: Callable[[], None], *, after: bool
 
 @contextmanager
 def crashing_at(owner: Any, name: str, *, after: bool = False) -> Iterator[list[str]]:
-    """A crash at a step; the block ends there, and what follows is the next process."""
+    """Crash at a step: the block ends there, and the code after it stands for the next process."""
 
     def crash() -> None:
         raise Crash(f"at {name}")

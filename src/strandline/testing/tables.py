@@ -54,7 +54,7 @@ class TableContract(SinkContract):
         sink.apply(changes(first, *ROWS[first:end]), since=upto.at(first), upto=upto)
 
     def check_exact(self, sink: Sink, end: int | None = None) -> int:
-        """The table holds what the log amounts to below its cursor, each change once; returns the cursor."""
+        """Check that the table holds exactly the log below its cursor, each change once; returns the cursor."""
         cursor = sink.cursor(LOG)
         at = 0 if cursor is None else cursor.next
         assert end is None or at == end

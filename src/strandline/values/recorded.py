@@ -25,7 +25,7 @@ from strandline.values.schema.evolution import evolve
 from strandline.values.schema.schema_json import read_schema, schema_fields
 
 _MOST_BYTES: Final = 1 << 20
-"""Limit on a recorded schema: whoever opens the log reads all of its versions."""
+"""Limit on a recorded schema: each process that opens the log reads all of its versions."""
 
 
 def as_version(codec: Codec, number: int = 1) -> ValueVersion:

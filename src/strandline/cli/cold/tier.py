@@ -242,7 +242,7 @@ def compact(
 
     With --purge, a record with op 'purge' erases the values and headers of all earlier records with its key, in all
     segments that the log itself no longer has ('strandline gc' trims it). Tables, exports and snapshots keep what they
-    have: rebuild them. Readers go on meanwhile. Killed at any moment nothing is lost, and the next run continues. A
+    have: rebuild them. Readers continue meanwhile. Killed at any moment it loses nothing, and the next run continues. A
     tierer that serves the log is fenced by this, and ends.
 
     Example: strandline tier compact s3://bucket/orders

@@ -24,7 +24,7 @@ MOST_SNAPSHOTS: Final = 8
 """Limit on snapshots at a time: each is a whole copy of the log."""
 
 PIN_SECONDS: Final = 3600.0
-"""A snapshot that no call has used for so long is removed, with its pin."""
+"""Time after the last call that used a snapshot at which it is removed, with its pin."""
 
 _LOGGER = logging.getLogger(__name__)
 

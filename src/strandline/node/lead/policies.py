@@ -58,7 +58,7 @@ class Quorum:
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """At least so many replicas in each of these regions have the record durably."""
+    """In each of these regions, at least the given number of replicas have the record durably."""
 
     counts: tuple[tuple[str, int], ...]
 

@@ -26,7 +26,7 @@ MOST_REPLICAS: Final = 256
 """Limit on registered replicas."""
 SILENT_POLLS: Final = 3
 SILENT_SECONDS: Final = 5
-"""A replica is unhealthy after so many missed heartbeat intervals, and at least so many seconds."""
+"""A replica is unhealthy after this many heartbeat intervals of silence, and not before these seconds."""
 
 
 class ReplicaState(NamedTuple):

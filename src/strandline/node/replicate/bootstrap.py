@@ -21,7 +21,7 @@ from strandline.storage.clock import boot_id
 from strandline.storage.disk import below, exists, replace_file
 
 _SYNC_BYTES: Final = 8 << 20
-"""A file is synced after so many bytes: a machine crash may damage at most these, which are fetched again."""
+"""Bytes after which a file is synced: a machine crash may damage at most these, which are fetched again."""
 _BOOT: Final = "BOOT"
 """Holds the boot id of the machine that wrote the partial snapshot."""
 

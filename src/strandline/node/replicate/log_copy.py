@@ -274,7 +274,7 @@ class LogCopy:
         return self.log
 
     def close(self) -> None:
-        """Close the log; open readers may go on."""
+        """Close the log; open readers may continue."""
         self.log.close()
 
 

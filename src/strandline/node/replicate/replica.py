@@ -425,7 +425,7 @@ class ReplicaRole:
         """The copy up to the commit watermark; no record read here can be lost by a failover.
 
         ``after`` is the bookmark of a commit: waits until that record is here. ``max_staleness`` waits until this
-        replica had everything at most so many seconds ago. ``NotReady`` after ``timeout``, and during a bootstrap;
+        replica is at most this many seconds behind the primary. ``NotReady`` after ``timeout``, and during a bootstrap;
         ``Diverged`` if the bookmarked record was lost with its primary.
         """
         if self.copy is None:

@@ -158,7 +158,7 @@ class ProgressCounter:
             self.engine.batching = replace(self.engine.batching, window=window)
 
     def rate(self) -> float | None:
-        """Records per second, over the commits of the last minute; 0 if there were none for so long."""
+        """Records per second, over the commits of the last minute; 0 if there were none."""
         if self.last is None:
             return None
         now = self.clock.monotonic()

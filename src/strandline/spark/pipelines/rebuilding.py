@@ -30,7 +30,7 @@ def rebuild(
 
     As :func:`strandline.tables.rebuild`: executors write the new rows, and compare them with the log (``verify``), then
     one commit replaces the old rows, from where the table began, or from ``start`` on, up to ``upto``, or the end of
-    the log now. Afterwards :func:`~strandline.spark.follow` goes on from there. Interrupted at any moment it has
+    the log now. Afterwards :func:`~strandline.spark.follow` continues there. Interrupted at any moment it has
     changed nothing, and can be repeated. Delta and Iceberg; a table in a database is ``Unsupported``:
     ``sl.tables.rebuild`` builds it in one transaction.
     """

@@ -160,7 +160,7 @@ def rebuild(
 
     Readers see the old rows until then; interrupted at any moment, the rebuild has changed nothing. For a table that
     was damaged or restored, and after a corrected schema or transform. Both tiers of the log are read, from where the
-    table began up to its end now, or up to ``upto``. Followers go on from there.
+    table began up to its end now, or up to ``upto``. Followers continue from there.
 
     ``start`` is another beginning, for this table from now on: an offset, a time, a cursor, ``"beginning"`` or
     ``"retained"``. A table of the latest values from an offset on holds the keys that were written since. If there is

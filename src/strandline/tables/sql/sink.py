@@ -174,7 +174,7 @@ class SqlSink:
                     ):
                         return
                 except Fenced:
-                    self._held = None  # a follower that holds its slot may continue, and then begins anew
+                    self._held = None  # a follower that holds its slot may continue, and then reads its state again
                     self._unanswered.clear()
                     raise
 

@@ -86,7 +86,7 @@ class Tree:
             raise self._full(path)
 
     def require(self, size: int, path: str) -> None:
-        """Raise ``DiskFull`` unless so many bytes fit."""
+        """Raise ``DiskFull`` unless ``size`` more bytes fit."""
         if size > self._room():
             raise self._full(path)
 

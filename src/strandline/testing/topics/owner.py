@@ -20,7 +20,7 @@ FOREVER = 3600.0
 
 
 def collect(subscription: TopicSubscription, count: int, *, seconds: float = SOON) -> list[Message]:
-    """The next messages of a subscription, exactly so many; fails with their number if fewer arrive."""
+    """The next ``count`` messages of a subscription; fails with their number if fewer arrive in time."""
     messages: list[Message] = []
     deadline = CLOCK.monotonic() + seconds
     while len(messages) < count and (left := deadline - CLOCK.monotonic()) > 0:

@@ -195,7 +195,7 @@ class CacheRows:
                 index.size -= columns.size(row)
 
     def replace_content(self, content: CacheContent) -> None:
-        """Begin anew with this content."""
+        """Replace all rows by this content."""
         self.content = content
         self.columns = content.columns
         self.numbered = [

@@ -95,7 +95,7 @@ class Assigner:
         for partition in self.state.partitions_where(lambda progress: progress.is_waiting):
             try:
                 self._start(partition)
-            except Exception as error:  # noqa: BLE001 - the partition stays not ready, and the others go on
+            except Exception as error:  # noqa: BLE001 - the partition stays not ready, and the others continue
                 _LOGGER.warning("Metadata partition %d cannot be started and is tried again: %s", partition, error)
 
     def _start(self, partition: int) -> None:

@@ -86,7 +86,7 @@ class HttpRegistry:
                 body = answer.read(_MOST_BYTES + 1)
         except urllib.error.HTTPError as error:
             if error.code == _NOT_FOUND:
-                # Hostile values may name any id; only so many are remembered.
+                # Hostile values may name any id, so the number of remembered ones is limited.
                 if len(self._unknown) >= _MOST_UNKNOWN:
                     self._unknown.clear()
                 self._unknown.add(number)

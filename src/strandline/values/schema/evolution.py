@@ -101,7 +101,7 @@ class _SchemaChanges:
             return pa.map_(old.key_field, item)
         raise SchemaRefused(
             f"The field '{name}' is {old} in the table and {new} in the new schema, and rows of both cannot be in one "
-            "column: keep the old type, give the field a new name, or build the table anew."
+            "column: keep the old type, give the field a new name, or build the table again."
         )
 
 
