@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline.errors import Fenced, InvalidInput, NotReady
+from strandline.errors import Diverged, Fenced, InvalidInput, NotReady
 from strandline.log.read.reading import divided_spans
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId
@@ -431,3 +431,56 @@ def test_a_log_that_still_has_erased_values_has_not_diverged() -> None:
     done = tiers.tierer(target=1, grace=DAY).run_once(everything=True)
     assert done.copied == ()
     assert tiers.hot().bounds().first == 0
+
+
+def test_values_are_erased_although_listing_times_fall_between_the_segments() -> None:
+    """A clock that was ahead, and was set right, leaves segments that cannot be merged into one."""
+    ahead = 366 * DAY * 1e6
+    tiers = Tiers("wal")
+    keyed(tiers, [(Op.PUT, b"anna", b"secret 1")])
+    tiers.reopen()
+    tiers.clock.set_wall(tiers.clock.now() + int(ahead))
+    keyed(tiers, [(Op.PUT, b"anna", b"secret 2")])
+    tiers.reopen()
+    tiers.clock.set_wall(tiers.clock.now() - int(ahead))
+    for number in (3, 4, 5):  # what lies ahead is believed to be wrong a day after it was noticed
+        keyed(tiers, [(Op.PUT, b"anna", b"secret %d" % number), (Op.PUT, b"bert", b"stays")])
+        tiers.clock.advance(1.5 * DAY)
+    keyed(tiers, [(Op.PURGE, b"anna", None)])
+    tiers.tierer(target=1).run_once()
+    tiers.trim()
+    done = tiers.tierer(target=1 << 20, grace=DAY).compact(purge=True, everything=True)
+    assert (done.erased, done.held_back) == (5, 0)
+    assert 1 < len(tiers.finished()) < len(done.replaced), "what can be merged is"
+    assert [value for _, _, _, value, _ in found(tiers)] == [None, None, *[None, b"stays"] * 3, None]
+    clean(tiers)
+
+
+@pytest.mark.parametrize("merging", [False, True])
+def test_an_earlier_purge_loses_its_value_and_headers_too(merging: bool) -> None:
+    tiers = Tiers("object")
+    keyed(tiers, [(Op.PURGE, b"anna", b"secret"), (Op.PUT, b"bert", b"b1")])
+    keyed(tiers, [(Op.PURGE, b"anna", None)])
+    tiers.tierer(target=1).run_once()
+    tiers.trim()
+    target = 1 << 20 if merging else 1
+    done = tiers.tierer(target=target, grace=DAY).compact(purge=True, everything=True)
+    assert done.erased == 1
+    assert found(tiers)[0][3:] == (None, None)
+    again = tiers.tierer(target=target, grace=DAY).compact(purge=True)
+    assert (again.made, again.erased) == ((), 0), "nothing is left to erase"
+
+
+def test_a_purge_of_another_history_erases_nothing() -> None:
+    tiers = Tiers("object")
+    keyed(tiers, [(Op.PUT, b"anna", b"value")])
+    tiers.tierer(target=1).run_once()
+    tiers.trim()
+    backup = tiers.backup()
+    keyed(tiers, [(Op.PURGE, b"anna", None)])
+    tiers.tierer(target=1).run_once()
+    tiers.restore(backup)
+    tiers.append(1)  # instead of the purge
+    with pytest.raises(Diverged, match="truncate --to 1"):
+        tiers.tierer(target=1, grace=DAY).compact(purge=True)
+    assert found(tiers)[0][3] == b"value"

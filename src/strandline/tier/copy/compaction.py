@@ -46,19 +46,25 @@ class Compaction:
         stopping: Callable[[], bool],
     ) -> Compacted:
         """Merge small segments, and with ``purge`` erase values; ``everything`` merges any two that fit."""
-        tasks, held_back = self._tasks(segments, purge=purge, everything=everything)
+        waiting, held_back = self._tasks(segments, purge=purge, everything=everything)
         done = Compacted(held_back=held_back)
-        wave = self.backlog.wanted
-        for first in range(0, len(tasks), wave):
-            if stopping():
-                break
-            some = tasks[first : first + wave]
+        while waiting and not stopping():
+            some, waiting = waiting[: self.backlog.wanted], waiting[self.backlog.wanted :]
+            smaller: list[RewriteTask] = []
             title = f"compaction of offsets {some[0].sources[0].start:,} to {some[-1].sources[-1].end:,}"
             with contextlib.closing(self.backlog.in_order(slot, some, title)) as results:
                 for number, made in results:
                     if made is not None:
                         done = self._replaced(slot, some[number], made, done)
+                    else:
+                        smaller += self._halves(some[number])
+            waiting = smaller + waiting
         return done
+
+    def _halves(self, task: RewriteTask) -> list[RewriteTask]:
+        """The two halves of a run that cannot become one segment: values are erased in each all the same."""
+        middle = len(task.sources) // 2
+        return [self._task(half, task.purged) for half in (task.sources[:middle], task.sources[middle:]) if middle]
 
     def _replaced(self, slot: Slot, task: RewriteTask, made: StoredSegment, done: Compacted) -> Compacted:
         """Publish a new segment, and then delete the segments that it replaces."""

@@ -29,17 +29,28 @@ class PurgedKeys:
         return len(self.keys)
 
     def hits(self, batch: pa.RecordBatch) -> pa.BooleanArray | None:
-        """Which records of a batch are to be erased; None if none are. Needs offsets, operations and keys."""
+        """Which records of a batch are to be erased; None if none are. Needs offsets, operations and keys.
+
+        Without values and headers, all earlier purges are among them: they may have such.
+        """
         if not len(self.keys):
             return None
         upto = pc.take(self.upto, pc.index_in(batch.column("key"), value_set=self.keys))
-        is_hit = pc.and_(pc.less(batch.column("offset"), upto), pc.not_equal(batch.column("op"), _PURGE))
+        is_hit = pc.and_(pc.less(batch.column("offset"), upto), _has_something(batch))
         return is_hit.fill_null(False) if pc.any(is_hit).as_py() else None
 
     def may_hit(self, smallest: bytes, largest: bytes) -> bool:
         """Whether one of the keys is within bounds, which are inclusive."""
         within = pc.and_(pc.greater_equal(self.keys, smallest), pc.less_equal(self.keys, largest))
         return bool(pc.any(within).as_py())
+
+
+def _has_something(batch: pa.RecordBatch) -> pa.BooleanArray:
+    """Which records are no purges yet, or have a value or headers."""
+    found = pc.not_equal(batch.column("op"), _PURGE)
+    for name in _ERASED:
+        found = pc.or_(found, pc.is_valid(batch.column(name)) if name in batch.schema.names else True)
+    return found
 
 
 @final

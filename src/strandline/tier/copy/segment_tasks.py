@@ -96,13 +96,14 @@ class RewriteTask:
         return stored(self.store, self.segment, finished(writer, self.segment, fingerprint), count)
 
     def _has_hits(self, source: SegmentMetadata) -> bool:
-        """Whether a segment has values to erase; reads the keys of row groups that may, and no values."""
+        """Whether a segment has values to erase; reads the keys of row groups that may, and values where those match."""
         spans = plan_segment(self.store, source, source.start) if len(self.purged) else ()
         return any(
             self.purged.hits(batch) is not None
             for span in spans
             if _may_hit(span, self.purged)
-            for batch in span.fetch(["offset", "op", "key"])
+            if any(self.purged.hits(keys) is not None for keys in span.fetch(["offset", "op", "key"]))
+            for batch in span.fetch()
         )
 
 

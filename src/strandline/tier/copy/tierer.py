@@ -285,6 +285,9 @@ class Tierer:
             return Compacted()
         segments, _ = self._cleaned_up(slot)
         slot, retired = self._truncate_diverged(slot, segments)
+        last = self._ledger.last()
+        if last is not None:
+            self._check_follows(slot, last)  # a purge of another history erases nothing
         compaction = Compaction(self._log, self._backlog or self._by(ThreadPool()), self._retirement, self._target)
         rest = self._ledger.known().finished if retired else segments
         return compaction.run(slot, rest, purge=purge, everything=everything, stopping=self._stopping)
