@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 import strandline as sl
 from strandline.errors import InvalidInput, Unsupported
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
-from strandline.spark.datasource.outbox import SLOT
+from strandline.spark.datasource import writing
+from strandline.spark.datasource.outbox import slot_name
 from strandline.spark.datasource.source import StrandlineDataSource
+from strandline.spark.datasource.writing import batch_writer
+from strandline.testing.faulty import Crash
 from tests.spark.test_write import numbers, refused, text
 
 TOKEN = "token-of-the-spark-driver"
@@ -55,11 +60,36 @@ def test_a_job_into_a_node_is_there_once_and_in_order(spark: SparkSession, node:
     save(numbers(spark, 300, 400, partitions=1), node.url, outbox, job="second")
     assert written(node.url) == text(0, 400)
     with sl.open(outbox) as box:
-        assert box.slots.get(SLOT).position == 400
+        assert box.slots.get(slot_name(node.log_id)).position == 400
+
+
+def committed(url: str, outbox: str, values: list[bytes], column: str = "value", **options: str) -> None:
+    """A batch job in this process, without a session."""
+    schema = StructType([StructField(column, BinaryType())])
+    writer = batch_writer({"path": url, "outbox": outbox, **options}, schema, overwrite=False)
+    writer.commit([writer.write(iter([pa.record_batch({column: pa.array(values)})]))])
+
+
+def test_what_a_lost_driver_left_in_the_outbox_is_moved_by_the_same_job(
+    tmp_path: Path, outbox: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(_: object) -> None:
+        raise Crash
+
+    url = f"wal://{tmp_path}/log"
+    committed(url, outbox, text(0, 100), job="first")
+    with monkeypatch.context() as patched, pytest.raises(Crash):
+        patched.setattr(writing, "forward", dies)
+        committed(url, outbox, text(100, 200), job="second")
+    with sl.open(outbox) as box:
+        assert box.bounds().next == 200, "listed, and not moved"
+    assert written(url) == text(0, 100)
+    committed(url, outbox, text(100, 200), job="second")
+    assert written(url) == text(0, 200)
 
 
 @pytest.mark.matrix
-def test_what_a_lost_driver_left_in_the_outbox_is_moved_by_the_same_job(
+def test_a_node_that_is_down_refuses_a_job_before_anything_is_in_the_outbox(
     spark: SparkSession, tmp_path: Path, outbox: str
 ) -> None:
     with sl.node.Primary.open(tmp_path / "a", name="a", policy="local", server=SERVER) as primary:
@@ -67,13 +97,28 @@ def test_what_a_lost_driver_left_in_the_outbox_is_moved_by_the_same_job(
         save(numbers(spark, 0, 100), url, outbox, job="first")
     refused(lambda: save(numbers(spark, 100, 200), url, outbox, job="second"))
     with sl.open(outbox) as box:
-        assert box.bounds().next == 200, "listed, and not moved"
-    port = url.rpartition(":")[2]
-    with sl.node.Primary.open(
-        tmp_path / "a", name="a", policy="local", server=SERVER, listen=("127.0.0.1", int(port))
-    ) as primary:
-        save(numbers(spark, 100, 200), primary.url, outbox, job="second")
-        assert sorted(written(primary.url), key=int) == text(0, 200)
+        assert box.bounds().next == 100
+
+
+def test_an_outbox_has_one_target_and_gives_it_no_rows_for_another(tmp_path: Path, outbox: str) -> None:
+    one, other = f"wal://{tmp_path}/one", f"wal://{tmp_path}/other"
+    committed(one, outbox, text(0, 3))
+    with pytest.raises(InvalidInput, match="belongs to another log"):
+        committed(other, outbox, [b"of the other"])
+    committed(one, outbox, text(3, 6))
+    assert written(one) == text(0, 6)
+    assert written(other) == []
+    with sl.open(outbox) as box:
+        assert [state.position for state in box.slots.list()] == [6]
+
+
+def test_a_typed_target_takes_the_fields_of_its_values(tmp_path: Path, outbox: str) -> None:
+    url = f"wal://{tmp_path}/typed"
+    sl.open(url, create=True, value=sl.Json(pa.schema([("id", pa.int64()), ("city", pa.string())]))).close()
+    schema = StructType([StructField("id", LongType()), StructField("city", StringType())])
+    writer = batch_writer({"path": url, "outbox": outbox}, schema, overwrite=False)
+    writer.commit([writer.write(iter([pa.record_batch({"id": [1, 2], "city": ["Ulm", None]})]))])
+    assert [json.loads(value) for value in written(url)] == [{"id": 1, "city": "Ulm"}, {"id": 2, "city": None}]
 
 
 @pytest.mark.matrix

@@ -7,20 +7,34 @@ the same job, or the next commit, moves it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from dataclasses import dataclass
 from typing import Any, Final
+from uuid import UUID
 
-from strandline.errors import Contended, Fenced, InvalidInput, OutOfOrder, StrandlineError, Unsupported
-from strandline.ingestion.api import ingest
+from strandline.errors import (
+    AlreadyExists,
+    Contended,
+    Fenced,
+    InvalidInput,
+    NotFound,
+    OutOfOrder,
+    StrandlineError,
+    Unsupported,
+)
+from strandline.ingestion.api import ingest, open_target
 from strandline.log.object import ObjectLog
+from strandline.log.read.value_format import named_codec
 from strandline.opening import open_url
 from strandline.spark.failures import retried
 from strandline.spark.opening import security_of
 from strandline.spark.write_options import WriteOptions
 from strandline.storage.clock import CLOCK
+from strandline.values.contract import Codec
 
 SLOT: Final = "spark-outbox"
-"""The outbox's slot: what is not in the target yet is not deleted."""
+"""How the outbox's slot begins, which ends with the target's id: what is not in the target yet is not deleted."""
 _TRIES: Final = 20
 _PAUSE: Final = 0.5
 _LOGGER: Final = logging.getLogger(__name__)
@@ -31,8 +45,22 @@ def needs_outbox(url: str) -> bool:
     return url.startswith(("grpc:", "grpc+tls:", "wal:"))
 
 
-def outbox_log(options: WriteOptions) -> ObjectLog:
-    """The outbox of a write, created if there is none; ``Unsupported`` without the option that names it."""
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """The outbox of a write."""
+
+    log: ObjectLog
+    slot: str
+    """Its slot."""
+    codec: Codec | None
+    """The format of the target's values."""
+
+
+def open_outbox(options: WriteOptions) -> Outbox:
+    """The outbox of a write, created if there is none; ``Unsupported`` without the option that names it.
+
+    An outbox has one target for good, and its slot says which: ``InvalidInput`` for another one.
+    """
     if options.outbox is None:
         raise Unsupported(
             f"Executors cannot append to {options.url} together: name an object log through which the rows pass, with "
@@ -46,7 +74,50 @@ def outbox_log(options: WriteOptions) -> ObjectLog:
         raise InvalidInput(f"The outbox {where} is no plain object log: name the address of a new one.")
     if log.value is not None:
         raise InvalidInput(f"The outbox {where} has typed values, and is another log: name the address of a new one.")
-    return log
+    target, codec = retried(lambda: _target(options))
+    slot = slot_name(target)
+    _bind(log, slot, options)
+    return Outbox(log, slot, codec)
+
+
+def slot_name(target: UUID) -> str:
+    """The slot of an outbox for this target."""
+    return f"{SLOT}-{target}"
+
+
+def _bind(outbox: ObjectLog, mine: str, options: WriteOptions) -> None:
+    """Note the target in the outbox; ``InvalidInput`` if it has another one, to which all of its rows go."""
+    is_new = mine not in _targets(outbox)
+    if is_new:
+        with contextlib.suppress(AlreadyExists):
+            retried(lambda: outbox.slots.create(mine, outbox.bounds().first))
+    # After that: of two jobs that begin at once, at least one sees the other.
+    other = next((name for name in _targets(outbox) if name != mine), None)
+    if other is not None:
+        if is_new:
+            with contextlib.suppress(NotFound):
+                outbox.slots.drop(mine)
+        raise InvalidInput(
+            f"The outbox {options.outbox} belongs to another log than {options.url} (to {other.removeprefix(SLOT)[1:]}): "
+            "name another outbox, since all of its rows go to one log. Nothing was written."
+        )
+
+
+def _targets(outbox: ObjectLog) -> list[str]:
+    return [state.name for state in retried(outbox.slots.list) if state.name.startswith(SLOT)]
+
+
+def _target(options: WriteOptions) -> tuple[UUID, Codec | None]:
+    """Id and format of the target, which a node does not say; a write-ahead log is created if there is none."""
+    with open_target(options.url, **_access(options)) as target:
+        try:
+            return target.log_id, named_codec(target)
+        except Unsupported:
+            return target.log_id, None
+
+
+def _access(options: WriteOptions) -> dict[str, Any]:
+    return {} if options.url.startswith("wal:") else {"security": security_of(options.node)}
 
 
 def forward(options: WriteOptions) -> None:
@@ -54,17 +125,16 @@ def forward(options: WriteOptions) -> None:
 
     ``OutOfOrder`` if others move the same outbox all the time.
     """
-    outbox = outbox_log(options)
-    target: dict[str, Any] = {} if options.url.startswith("wal:") else {"security": security_of(options.node)}
+    outbox, access = open_outbox(options), _access(options)
     for left in reversed(range(_TRIES)):
         try:
-            retried(lambda: ingest(outbox, options.url, slot=SLOT, target_options=target))
+            retried(lambda: ingest(outbox.log, options.url, slot=outbox.slot, target_options=access))
             break
         except (OutOfOrder, Fenced, Contended):  # the commit of another query moves it, too
             if not left:
                 raise
             CLOCK.sleep(_PAUSE)
     try:
-        outbox.trim()
+        outbox.log.trim()
     except StrandlineError as error:
         _LOGGER.warning("The outbox %s was not trimmed, and will be later: %s", options.outbox, error)

@@ -25,7 +25,7 @@ from strandline.log.writers.source import source_writer
 from strandline.model.head import WriterId
 from strandline.model.records import RECORD_SCHEMA, conform
 from strandline.opening import open_url
-from strandline.spark.datasource.outbox import forward, needs_outbox, outbox_log
+from strandline.spark.datasource.outbox import forward, needs_outbox, open_outbox
 from strandline.spark.failures import retried
 from strandline.spark.task_payload import SameVersion
 from strandline.spark.write_options import WriteOptions, parse_write_options
@@ -64,8 +64,7 @@ class Target:
     @classmethod
     def opened(cls, options: WriteOptions, schema: StructType) -> Target:
         """Open the log in the driver; ``Unsupported`` for a log that takes no staged batches."""
-        log = _opened(options)
-        codec = named_codec(log)
+        log, codec = _opened(options)
         return cls(log, codec, _written(schema, codec), Compression.named(options.compression))
 
     def staged(self, writer: WriterId, job: str, query: str = "") -> StagedAppend:
@@ -87,9 +86,11 @@ class Target:
                 yield from conform(chosen if self.codec is None else values.records(chosen), now=CLOCK.now())
 
 
-def _opened(options: WriteOptions) -> ObjectLog:
+def _opened(options: WriteOptions) -> tuple[ObjectLog, Codec | None]:
+    """The log in which tasks store batches, and the format of the values."""
     if needs_outbox(options.url):
-        return outbox_log(options)
+        outbox = open_outbox(options)
+        return outbox.log, outbox.codec
     if options.outbox is not None:
         raise InvalidInput(f"outbox is for nodes and write-ahead logs: executors write into {options.url} themselves.")
     opened = retried(lambda: open_url(options.url, options=options.storage or None, create=options.create))
@@ -97,7 +98,7 @@ def _opened(options: WriteOptions) -> ObjectLog:
     opened.close()
     if not isinstance(log, ObjectLog):
         raise Unsupported(f"Spark writes into object logs, and {options.url} is none.")
-    return log
+    return log, named_codec(log)
 
 
 def _written(schema: StructType, codec: Codec | None) -> tuple[str, ...]:
