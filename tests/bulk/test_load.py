@@ -307,3 +307,27 @@ def test_a_place_without_files_and_another_log_are_refused(log: ObjectLog, tmp_p
 def test_a_file_without_rows_is_loaded_as_nothing(log: ObjectLog, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n")
     assert sl.bulk.load(tmp_path / "a.jsonl", log, job="a").records == 0
+
+
+def test_cells_of_csv_may_have_several_lines_and_megabytes(log: ObjectLog, tmp_path: Path) -> None:
+    lines = "".join(f'{row},"one\n{row},two"\n' for row in range(100_000))
+    (tmp_path / "rows.csv").write_text(f"id,text\n{lines}last,{'x' * 3_000_000}\n")
+    assert sl.bulk.load(tmp_path / "rows.csv", log, job="a", key="id", value="text").records == 100_001
+    found = pairs(log)
+    assert found[:-1] == [(b"%d" % row, b"one\n%d,two" % row) for row in range(100_000)]
+    assert found[-1] == (b"last", b"x" * 3_000_000)
+
+
+def test_columns_of_a_dictionary_are_plain_values(log: ObjectLog, tmp_path: Path) -> None:
+    """As pandas writes categories."""
+    city = pa.array(["Ulm", "Bonn", None, "Ulm"]).dictionary_encode()
+    pq.write_table(pa.table({"id": [1, 2, 3, 4], "city": city}), tmp_path / "rows.parquet")
+    sl.bulk.load(tmp_path / "rows.parquet", log, job="a", key="city")
+    assert pairs(log)[1] == (b"Bonn", b'{"id":2,"city":"Bonn"}')
+    assert [key for key, _ in pairs(log)] == [b"Ulm", b"Bonn", None, b"Ulm"]
+
+
+def test_a_line_that_nests_too_deeply_is_refused_in_one_sentence(log: ObjectLog, tmp_path: Path) -> None:
+    (tmp_path / "deep.jsonl").write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}\n")
+    with pytest.raises(InvalidInput, match="object 1, is no JSON object"):
+        sl.bulk.load(tmp_path / "deep.jsonl", log, job="a")

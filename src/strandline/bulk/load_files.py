@@ -38,6 +38,8 @@ _COMPRESSIONS: Final = {"gz": "gzip", "zst": "zstd"}
 _READ_AT_ONCE: Final = 8 << 20
 _LINES: Final = 1 << 15
 _ROWS: Final = 1 << 16
+_CSV_BLOCK: Final = 16 << 20
+"""Bytes of CSV that are parsed at once: a row is no longer than that."""
 _OPS: Final = pa.array([op.name.lower() for op in Op])
 _ARROW_FILE: Final = b"ARROW1"
 
@@ -129,14 +131,14 @@ class FilePart:
                 yield pa.Table.from_batches([batch])
         elif file.format == "csv":
             with opened(file) as head:  # closed by the reader
-                names = pyarrow.csv.open_csv(_decompressed(head, file)).schema.names
+                names = _csv(_decompressed(head, file)).schema.names
             # Types are never inferred: inference turns 007 into 7, and may differ from file to file.
             typed = {} if codec is None else {field.name: field.type for field in codec.schema}
             kinds = {name: typed.get(name, pa.string()) for name in names}
             convert = pyarrow.csv.ConvertOptions(
                 column_types=kinds, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
             )
-            for batch in pyarrow.csv.open_csv(_decompressed(raw, file), convert_options=convert):
+            for batch in _csv(_decompressed(raw, file), convert):
                 yield pa.Table.from_batches([batch])
         else:
             is_file = raw.peek(len(_ARROW_FILE))[: len(_ARROW_FILE)] == _ARROW_FILE
@@ -148,6 +150,15 @@ class FilePart:
             for batch in batches:
                 batch.validate(full=True)
                 yield pa.Table.from_batches([batch])
+
+
+def _csv(stream: Any, convert: pyarrow.csv.ConvertOptions | None = None) -> pyarrow.csv.CSVStreamingReader:
+    return pyarrow.csv.open_csv(
+        stream,
+        read_options=pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK),
+        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+        convert_options=convert,
+    )
 
 
 def opened(file: LoadedFile) -> io.BufferedReader:
@@ -198,6 +209,7 @@ def _decompressed(raw: io.BufferedReader, file: LoadedFile) -> Any:
 def _from_columns(rows: pa.Table, fields: RecordFields, codec: Codec | None, where: str) -> pa.Table:
     """The records of rows: of an export as they are, else with the row, or one of its columns, as the value."""
     _check_columns(rows, fields, where)
+    rows = _without_dictionaries(rows)
     plain = {*RECORD_SCHEMA.names, "offset"}
     if not fields.named and set(rows.column_names) <= plain and {"key", "value"} & set(rows.column_names):
         return rows.select([name for name in rows.column_names if name != "offset"])
@@ -223,6 +235,14 @@ def _check_columns(rows: pa.Table, fields: RecordFields, where: str) -> None:
         raise InvalidInput(f"{where} has no column {missing[0]!r}; it has {', '.join(rows.column_names)}.")
 
 
+def _without_dictionaries(rows: pa.Table) -> pa.Table:
+    """The rows with plain columns in place of dictionaries, as pandas writes categories."""
+    plain = [
+        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field for field in rows.schema
+    ]
+    return rows.cast(pa.schema(plain))
+
+
 def _encoded(rows: pa.Table, fields: RecordFields, codec: Codec | None) -> pa.Array:
     """The rows as values: in the log's format, else as JSON objects."""
     if codec is None:
@@ -234,9 +254,6 @@ def _encoded(rows: pa.Table, fields: RecordFields, codec: Codec | None) -> pa.Ar
 def _as_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """A column as bytes: text as UTF-8, numbers and others as their text."""
     kind = column.type
-    if pa.types.is_dictionary(kind):
-        column = column.cast(kind.value_type)
-        kind = column.type
     if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)):
         column = column.cast(pa.string())
     return column.cast(pa.binary())
@@ -290,7 +307,7 @@ def _from_lines(stream: Any, fields: RecordFields, codec: Codec | None, where: s
         for number, text in enumerate(lines):
             try:
                 row = decoder.decode(text.decode())  # all of it is checked, not only the fields that are named
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise InvalidInput(f"{where}, object {first + number + 1:,}, is no JSON object: {error}") from error
             for place, name in enumerate(names):
                 found[name].append(bytes(getattr(row, f"field_{place}")))
