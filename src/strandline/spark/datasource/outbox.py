@@ -46,7 +46,7 @@ def needs_outbox(url: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Outbox:
+class SparkOutbox:
     """The outbox of a write."""
 
     log: ObjectLog
@@ -56,7 +56,7 @@ class Outbox:
     """The format of the target's values."""
 
 
-def open_outbox(options: WriteOptions) -> Outbox:
+def open_outbox(options: WriteOptions) -> SparkOutbox:
     """The outbox of a write, created if there is none; ``Unsupported`` without the option that names it.
 
     An outbox has one target for good, and its slot says which: ``InvalidInput`` for another one.
@@ -77,7 +77,7 @@ def open_outbox(options: WriteOptions) -> Outbox:
     target, codec = retried(lambda: _target(options))
     slot = slot_name(target)
     _bind(log, slot, options)
-    return Outbox(log, slot, codec)
+    return SparkOutbox(log, slot, codec)
 
 
 def slot_name(target: UUID) -> str:
@@ -98,8 +98,9 @@ def _bind(outbox: ObjectLog, mine: str, options: WriteOptions) -> None:
             with contextlib.suppress(NotFound):
                 outbox.slots.drop(mine)
         raise InvalidInput(
-            f"The outbox {options.outbox} belongs to another log than {options.url} (to {other.removeprefix(SLOT)[1:]}): "
-            "name another outbox, since all of its rows go to one log. Nothing was written."
+            f"The outbox {options.outbox} belongs to another log than {options.url} "
+            f"(to {other.removeprefix(SLOT)[1:]}): name another outbox, since all of its rows go to one log. "
+            "Nothing was written."
         )
 
 

@@ -96,7 +96,7 @@ class RewriteTask:
         return stored(self.store, self.segment, finished(writer, self.segment, fingerprint), count)
 
     def _has_hits(self, source: SegmentMetadata) -> bool:
-        """Whether a segment has values to erase; reads the keys of row groups that may, and values where those match."""
+        """Whether a segment has values to erase; reads keys where statistics allow it, values where keys match."""
         spans = plan_segment(self.store, source, source.start) if len(self.purged) else ()
         return any(
             self.purged.hits(batch) is not None
