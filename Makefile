@@ -7,6 +7,7 @@ MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
 ONLY ?=
+VERSION ?= 3.12
 PYTEST_ARGS ?=
 # Evaluated only by the recipes that start Spark; java.sh prints one sentence and fails when there is no Java.
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh)"; export JAVA_HOME;
@@ -15,7 +16,7 @@ WITH_JAVA = JAVA_HOME="$$(scripts/java.sh)"; export JAVA_HOME;
 JOBS ?= 3
 PYTEST = $(BIN)/python -m pytest -p tests.plugins.no_missing_servers -p tests.plugins.balanced -n $(JOBS)
 
-.PHONY: help venv demo quickstart test test-matrix test-slow test-all soak fuzz test-spark-oldest lint types services bench docs lock clean
+.PHONY: help venv demo quickstart test test-matrix test-slow test-all soak fuzz test-spark-oldest test-python release lint types services bench docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +30,14 @@ venv: .venv/.stamp ## create .venv from the lock (instant when nothing changed)
 
 .venv-spark42/.stamp: pyproject.toml requirements/spark42.lock scripts/venv.sh
 	@scripts/venv.sh .venv-spark42 requirements/spark42.lock
+	@touch $@
+
+.venv-tools/.stamp: requirements/release.lock scripts/venv.sh
+	@scripts/venv.sh .venv-tools requirements/release.lock tools
+	@touch $@
+
+.venv-$(VERSION)/.stamp: pyproject.toml requirements/dev.lock scripts/venv.sh
+	@PYTHON="$$(scripts/python.sh $(VERSION))" scripts/venv.sh .venv-$(VERSION) requirements/dev.lock
 	@touch $@
 
 demo: venv ## kill a pipeline at its worst moments and see that nothing is lost (about a minute and a half)
@@ -62,14 +71,23 @@ test-spark-oldest: .venv-spark42/.stamp ## the Spark tests on the oldest support
 	@echo "The Spark suite on 4.2.0 takes about 5 minutes, plus two for its environment the first time."
 	@$(WITH_JAVA) .venv-spark42/bin/python -m pytest -p tests.plugins.no_missing_servers tests/spark $(PYTEST_ARGS)
 
+test-python: .venv-$(VERSION)/.stamp ## the default suite on another Python: VERSION=3.14
+	@$(WITH_JAVA) .venv-$(VERSION)/bin/python -m pytest -p tests.plugins.no_missing_servers -p tests.plugins.balanced \
+	    -n $(JOBS) -m "not slow and not matrix" $(PYTEST_ARGS)
+
+release: .venv-tools/.stamp ## wheel, source archive, SBOM and checksums in dist/, checked; SIGNING_KEY=file signs them
+	@scripts/release.sh .venv-tools dist
+
 lint: venv ## ruff, formatting, the house rules and the import directions
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python scripts/check_house.py
 	@$(BIN)/lint-imports
 
-types: venv ## mypy --strict
+types: venv .venv-tools/.stamp ## mypy --strict; and the programs of users, with mypy and with pyright
 	@$(BIN)/mypy
+	@$(BIN)/mypy --config-file= --strict --ignore-missing-imports --no-error-summary tests/types examples/*.py
+	@.venv-tools/bin/pyright --pythonpath $(BIN)/python
 
 services: ## install the servers that tests start (about three minutes the first time; Kafka needs `make venv` first)
 	@scripts/services.sh
@@ -84,6 +102,6 @@ lock: ## resolve the dependencies again and write requirements/*.lock
 	@scripts/lock.sh
 
 clean: ## remove environments, caches and build output
-	@rm -rf .venv .venv-spark42 .venv-lock build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
+	@rm -rf .venv .venv-* build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
 	    .hypothesis .benchmarks spark-warehouse metastore_db derby.log
 	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -31,10 +31,10 @@ def main(folder: Path) -> None:
 
     # 2. The first worker does three batches, and dies before it has acknowledged the third.
     first = sl.Consumer(url, slot="workers")
-    for number, batch in enumerate(islice(first, 3)):
+    taken = list(islice(first, 3))
+    for batch in taken:
         print(f"first worker: {len(batch.values)} jobs, {sum(map(work, batch.values))} letters")
-        if number < 2:
-            first.ack_through(batch.sequence)  # durable when it returns
+    first.ack_through(taken[1].sequence)  # durable when it returns
 
     # 3. The next one gets the third batch again, and all others.
     with sl.Consumer(url, slot="workers") as second:
@@ -46,7 +46,7 @@ def main(folder: Path) -> None:
 
         # 4. The first one was only slow. It cannot acknowledge any more what the second one has done.
         try:
-            first.ack_through(batch.sequence - 3)
+            first.ack_through(taken[2].sequence)
         except sl.errors.Fenced:
             print("first worker: fenced")
 

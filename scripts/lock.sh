@@ -16,6 +16,13 @@ for name in dev spark42; do
         --no-emit-package strandline --custom-compile-command "make lock" \
         --quiet --output-file "requirements/$name.lock" "$@"
 done
+echo "lock: resolving requirements/release.lock, requirements/all.lock"
+compile=(.venv-lock/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url
+    --no-emit-find-links --custom-compile-command "make lock" --quiet)
+"${compile[@]}" requirements/release.txt --output-file requirements/release.lock "$@"
+# What users of every extra install, in the versions that were tested: the list of parts (SBOM) names these.
+"${compile[@]}" pyproject.toml --extra all --constraints requirements/dev.lock --no-emit-package strandline \
+    --output-file requirements/all.lock "$@"
 if grep -nE '://|^--' requirements/*.lock; then
     echo "lock: the lines above carry an address; a lock must not." >&2
     exit 1

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Usage: venv.sh VENV LOCK
-# Creates VENV if it is missing, installs exactly what LOCK pins (hashes checked), then this project, editable.
+# Usage: venv.sh VENV LOCK [tools]
+# Creates VENV if it is missing, installs exactly what LOCK pins (hashes checked), then this project, editable; with
+# "tools" without this project.
 # Needs a Python of at least 3.11 (PYTHON=... chooses one) and plain pip; old pips are fine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -36,8 +37,12 @@ if ! fits "$venv/bin/python" || ! "$venv/bin/python" -m pip --version >/dev/null
 fi
 
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
-say "installing $(grep -c '==' "$lock") pinned packages from $lock (the first time takes a minute or two: Spark is large)"
+say "installing $(grep -c '==' "$lock") pinned packages from $lock (the first time takes a minute or two)"
 "$venv/bin/python" -m pip install --quiet --require-hashes -r "$lock"
+if [ "${3:-}" = tools ]; then
+    say "ready"
+    exit
+fi
 say "installing strandline, editable"
 # The lock brings the build backend along, so this step asks no registry for anything.
 "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation -e .

@@ -13,6 +13,7 @@ import pyarrow.types as pt
 from strandline.errors import DiskFull, InvalidInput, StorageError, TransientStorageError
 from strandline.model.arguments import Named, Secret, anything, checked
 from strandline.storage.fork_check import Origin, bound_to_process
+from strandline.tables.rows.kinds import Kind
 from strandline.tables.rows.logged import Value, fixed
 from strandline.tables.rows.shape import TableShape, as_key
 from strandline.tables.sql.columns import DEAD_LETTERS, TypeOf, as_json, check_names, is_nested
@@ -73,7 +74,7 @@ class PostgresSink(SqlSink):
         (``PGHOST``, ``PGPASSWORD``, ...).
         """
         shape = TableShape(mode, fixed(value), as_key(key), transform, soft_deletes)
-        self.mode = mode
+        self.mode: Kind = mode
         """The kind of the table."""
         self._table = table
         self._name = name

@@ -23,6 +23,7 @@ from strandline.errors import (
 from strandline.model.addresses import Address, as_folder, is_text
 from strandline.model.arguments import Named, anything, checked
 from strandline.storage.disk import DISK, Disk, exists, make_own_folder
+from strandline.tables.rows.kinds import Kind
 from strandline.tables.rows.logged import Value, fixed
 from strandline.tables.rows.shape import TableShape, as_key
 from strandline.tables.sql.columns import TypeOf, check_names
@@ -81,7 +82,7 @@ class SqliteSink(SqlSink):
         if "\0" in table or table.lower().startswith("sqlite_"):
             raise InvalidInput(f"{table!r} cannot be the name of a table in SQLite: choose another.")
         shape = TableShape(mode, fixed(value), as_key(key), transform, soft_deletes)
-        self.mode = mode
+        self.mode: Kind = mode
         """The kind of the table."""
         self._table = table
         self._name = name
