@@ -180,6 +180,35 @@ def test_a_damaged_segment_is_found_whether_the_log_still_has_its_records(tiers:
     assert audit.rows[0].damage == ()
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_cold_tier_that_cannot_be_read_is_a_finding_and_the_log_itself_is_read(tiers: Tiers, is_lost: bool) -> None:
+    """The end of the last segment is needed to know whether the cold tier belongs to the log."""
+    last = tiers.finished()[-1]
+    path = segment_path(last.segment, last.start)
+    tiers.trim(last.end + 1)
+    log = tiers.tiered()
+    if is_lost:
+        tiers.plain.delete(path)
+    else:
+        tiers.plain.put(path, bytes(tiers.plain.get(path).data)[:40])
+    forget_tails()
+    audit = sl.bulk.verify(log)
+    assert kinds(audit) == [FindingKind.SEGMENT]
+    assert path in audit.verification.damage[0].message
+    assert audit.verification.examined["records"] == len(tiers.truth) - last.end - 1
+
+
+def test_a_damaged_slot_of_a_log_with_a_cold_tier_is_one_finding() -> None:
+    tiers = Tiers("object", batches=12)
+    tiers.tier()
+    tiers.hot().slots.create("reader", 3)
+    tiers.plain.put("slots/reader.json", b"{")
+    audit = sl.bulk.verify(tiers.tiered())
+    assert kinds(audit) == [FindingKind.SLOT]
+    assert audit.verification.examined["records"] == len(tiers.truth)
+    forget_tails()
+
+
 def test_a_hole_between_segments_is_found_exactly_and_the_rest_is_read(tiers: Tiers) -> None:
     lost = tiers.finished()[1]
     tiers.trim(tiers.finished()[2].end + 1)

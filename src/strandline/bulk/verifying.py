@@ -89,8 +89,8 @@ def verify(
     job = _Job(log, pool or ThreadPool(), on_progress)
     if not job.check_listing():
         return LogAudit(0, 0, job.found, ())
-    bounds = Bounds(log.position_of(since), log.bounds().next if upto is None else upto)
-    job.check_slots(log.bounds())
+    bounds = job.verified_range(since, upto)
+    job.check_slots(job.log.bounds())
     job.check_segments(quick=quick)
     job.check(bounds, quick=quick)
     checks = tuple(job.checked_tables(tables))
@@ -128,6 +128,18 @@ class _Job:
             return all(finding.kind is not FindingKind.HEAD for finding in self.found.damage)
         return True
 
+    def verified_range(self, since: Start, upto: int | None) -> Bounds:
+        """The offsets to verify: those of the log itself, if its cold tier cannot be read, which is damage."""
+        try:
+            return Bounds(self.log.position_of(since), self.log.bounds().next if upto is None else upto)
+        except (CorruptData, NotFound) as error:
+            if not isinstance(self.log, TieredLog):
+                raise
+            hot = self.hot.bounds()
+            self._damaged(Problem(COLD, FindingKind.SEGMENT, 0, hot.first, str(error)))
+            self.log = self.hot
+        return Bounds(self.log.position_of(since), hot.next if upto is None else upto)
+
     def check_slots(self, bounds: Bounds) -> None:
         """Check the slots of a log whose listing does not hold them."""
         if isinstance(self.hot, ObjectLog):
@@ -148,8 +160,10 @@ class _Job:
             return
         try:
             seen = look_at(hot, *self.log.segment_events())
-        except Diverged as error:
-            self.found.take([Finding(Severity.DAMAGE, FindingKind.HISTORY, self.found.subject, str(error))])
+        except (Diverged, CorruptData, NotFound) as error:
+            kind = FindingKind.HISTORY if isinstance(error, Diverged) else FindingKind.SEGMENT
+            if all(one.message != str(error) for one in self.found.findings):  # a damaged slot was found above
+                self.found.take([Finding(Severity.DAMAGE, kind, self.found.subject, str(error))])
             return
         self.found.take(one for one in check_known(seen) if quick or one.kind is not FindingKind.HOLE)
 
