@@ -13,6 +13,7 @@ import pytest
 import strandline as sl
 from strandline.cli.logs.produce import made_up
 from strandline.cli.logs.tail import held
+from strandline.model.records import record_batch
 from strandline.model.retention import MaxAge
 from tests.cli.conftest import Run, Start
 
@@ -88,6 +89,29 @@ def test_one_log_can_be_piped_into_another(run: Run, log: str) -> None:
     copied = run("tail", log, "--json").stdout
     assert run("produce", log + "-copy", "--create", "--format", "json", given=copied.encode()).exit_code == 0
     assert records(log + "-copy") == records(log)
+
+
+def test_headers_that_are_there_twice_or_empty_are_printed_and_piped(run: Run, log: str) -> None:
+    def headers(url: str) -> list[object]:
+        return [row["headers"] for batch in sl.open(url).read() for row in batch.to_pylist()]
+
+    given = [
+        [("a", b"1"), ("a", b"2"), ("b", None)],
+        [("a", b"\xff"), ("a", b"2")],
+        [("a", b"1")],
+        None,
+    ]
+    batch = record_batch(timestamps=[1, 2, 3, 4], ops=[0] * 4, keys=[b"k"] * 4, values=[b"v"] * 4, headers=given)
+    with sl.open(log, create=True).producer() as producer:
+        producer.append_batch(pa.Table.from_batches([batch]))
+    lines = run("tail", log, "--json").stdout
+    shown = [json.loads(line) for line in lines.splitlines()]
+    assert [row.get("headers") for row in shown] == [{"a": ["1", "2"], "b": None}, None, {"a": "1"}, None]
+    assert shown[1]["headers_base64"] == {"a": ["/w==", "Mg=="]}
+    assert run("produce", log + "-copy", "--create", "--format", "json", given=lines.encode()).exit_code == 0
+    assert headers(log + "-copy") == headers(log) == given
+    text = run("tail", log).stdout.splitlines()
+    assert text[0].endswith("a=1 a=2 b=-")
 
 
 @pytest.mark.matrix

@@ -517,3 +517,47 @@ def test_values_of_another_format_are_refused_before_anything_is_appended():
     plain = MemoryLog()
     fill(plain, 3)
     assert sl.ingest(plain, target).records == 75
+
+
+@pytest.mark.parametrize("kind", ["memory", "object", "wal"])
+@pytest.mark.parametrize("is_parallel", [False, True], ids=["one", "parallel"])
+def test_a_new_copy_of_a_typed_log_has_its_format_in_all_versions(tmp_path, kind, is_parallel):
+    if is_parallel and kind != "object":
+        return
+    source = sl.open(f"{tmp_path}/source", create=True, value=sl.Json(pa.schema({"id": pa.int32()})))
+    with source.producer() as producer:
+        producer.append(value={"id": 1})
+    source.evolve_value(sl.Json(pa.schema({"id": pa.int64()})))
+    url = {"memory": f"memory://copy-{tmp_path.name}", "object": f"{tmp_path}/copy", "wal": f"wal://{tmp_path}/copy"}
+    target = sl.open(url[kind], create=True)
+    copy = sl.bulk.ingest if is_parallel else sl.ingest
+    assert copy(source, target).records == 1
+    assert [one.schema for one in target.value_versions] == [one.schema for one in source.value_versions]
+    source.evolve_value(sl.Json(pa.schema({"id": pa.int64(), "city": pa.string()})))
+    with source.producer() as producer:
+        producer.append(value={"id": 2, "city": "Oslo"})
+    assert copy(source, target).records == 1
+    assert target.value == source.value
+    assert len(target.value_versions) == 3
+    target.close()
+
+
+def test_a_log_of_plain_bytes_that_has_records_stays_one(tmp_path):
+    source = MemoryLog(value=sl.Json(pa.schema({"id": pa.int64()})))
+    with source.producer() as producer:
+        producer.append(value={"id": 1})
+    target = MemoryLog()
+    fill(target, 1)
+    assert sl.ingest(source, target).records == 1
+    assert target.value is None
+
+
+def test_a_format_of_a_newer_release_is_not_taken_over(monkeypatch, caplog):
+    source, target = MemoryLog(value=sl.Json(pa.schema({"id": pa.int64()}))), MemoryLog()
+    with source.producer() as producer:
+        producer.append(value={"id": 1})
+    unknown = [replace(one, format="cbor") for one in source.value_versions]
+    monkeypatch.setattr(source, "_values", tuple(unknown))
+    assert sl.ingest(source, target).records == 1
+    assert target.value is None
+    assert "does not get the value format" in caplog.text

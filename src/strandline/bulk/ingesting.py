@@ -21,13 +21,13 @@ from strandline.ingestion.api import open_source, open_target
 from strandline.ingestion.log_sink import TARGET, LogSink, pieces_of
 from strandline.ingestion.run import Ingested, IngestProgress, pinned, resume_ingest
 from strandline.ingestion.streams import MessageStream
+from strandline.ingestion.value_formats import match_formats
 from strandline.log.contract import READING, Log, require
 from strandline.log.object import ObjectLog
 from strandline.log.object.head.edits import BatchListing
 from strandline.log.object.staging import StagedAppend
 from strandline.log.read.planning import divided
 from strandline.log.read.reading import fetch_in_order, read_between
-from strandline.log.read.value_format import named_versions
 from strandline.log.writers.source import source_writer
 from strandline.model.addresses import Address
 from strandline.model.arguments import anything, checked
@@ -36,7 +36,6 @@ from strandline.model.records import READ_SCHEMA
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.task_pool import TaskPool, ThreadPool
 from strandline.tier.read.tiered_log import TieredLog
-from strandline.values.recorded import check_copied
 
 TASK_BYTES: Final = 64 << 20
 """About how many stored bytes of a log one task ingests."""
@@ -149,7 +148,7 @@ def ingest(
         require(hot, "the target of an ingest", *TARGET)
         if copied.log_id == hot.log_id:
             raise InvalidInput("A log cannot be ingested into itself: choose another target.")
-        check_copied(named_versions(copied), named_versions(hot), f"The target {hot!r}")
+        match_formats(copied, hot)
         sink = LogSink(hot)
         resume_ingest(copied, hot, sink, skip_trimmed=skip_trimmed)
         stored, known = sink.last_append(copied.log_id), sink.cursor(copied.log_id)

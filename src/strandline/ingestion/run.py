@@ -33,8 +33,8 @@ from strandline.errors import (
 )
 from strandline.followers.run import Batching, follow
 from strandline.ingestion.log_sink import TARGET, LogSink, TargetLog, may_be_repeated
+from strandline.ingestion.value_formats import match_formats
 from strandline.log.contract import READING, Log, LogReading, Slots, require
-from strandline.log.read.value_format import named_versions
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
 from strandline.model.records import RECORD_SCHEMA
@@ -43,7 +43,6 @@ from strandline.node.api import Primary
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.retry import Backoff
-from strandline.values.recorded import check_copied
 
 _LOGGER: Final = logging.getLogger(__name__)
 _FIRST_COUNT: Final = 1024
@@ -197,7 +196,7 @@ def ingest_log(
     require(target, "the target of an ingest", *TARGET)
     if source.log_id == target.log_id:
         raise InvalidInput("A log cannot be ingested into itself: choose another target.")
-    check_copied(named_versions(source), named_versions(target), f"The target {target!r}")
+    match_formats(source, target)
     sink = LogSink(target, whole=isinstance(source, QueueLog), clock=clock, chance=chance)
     resume_ingest(source, target, sink, skip_trimmed=skip_trimmed)
     end = source.end().next

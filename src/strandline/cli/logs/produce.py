@@ -20,9 +20,10 @@ from strandline.bulk.loading import files_at
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import LogPlace, on_any_log
 from strandline.cli.shared.common import INTERRUPTED, Interruption, Json, retention_option, stop_on_signal
-from strandline.cli.shared.text import parse_json, parse_line
+from strandline.cli.shared.text import InputRecord, parse_json, parse_line
 from strandline.errors import InvalidInput
 from strandline.log.contract import Handle
+from strandline.model.records import RECORD_SCHEMA
 
 _CHUNK: Final = 20_000
 _HINT: Final = "check the address, or make one with --create"
@@ -239,12 +240,27 @@ def _append_lines(
         if kind is InputFormat.JSON and not line.strip():
             continue
         row = parse_json(line, number) if kind is InputFormat.JSON else parse_line(line, number, separator)
-        tally.last = producer.append(
-            key=row.key, value=row.value, op=row.op, timestamp=row.timestamp, headers=row.headers
-        )
+        tally.last = _append_row(producer, row)
         tally.records += 1
         tally.bytes += len(row.key or b"") + len(row.value or b"")
         advance(1)
+
+
+def _append_row(producer: sl.Producer, row: InputRecord) -> Any:
+    headers = row.named_headers()
+    if len(headers) == len(row.headers or ()):
+        return producer.append(key=row.key, value=row.value, op=row.op, timestamp=row.timestamp, headers=headers)
+    # A header that is there twice: a batch of one record can have it.
+    columns: dict[str, list[Any]] = {
+        "op": [int(row.op)],
+        "key": [row.key],
+        "value": [row.value],
+        "headers": [row.headers],
+    }
+    if row.timestamp is not None:
+        columns["timestamp"] = [row.timestamp]
+    schema = pa.schema([field for field in RECORD_SCHEMA if field.name in columns])
+    return producer.append_batch(pa.table(columns, schema=schema))
 
 
 def _append_tables(

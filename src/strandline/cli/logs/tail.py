@@ -175,7 +175,7 @@ def _print(batch: pa.RecordBatch, values: list[Any] | None, *, as_json: bool) ->
     # Times as numbers: records may have times that Python cannot represent.
     times = batch.schema.get_field_index("timestamp")
     batch = batch.set_column(times, "timestamp", batch.column(times).view(pa.int64()))
-    for row, record in enumerate(batch.to_pylist(maps_as_pydicts="strict")):
+    for row, record in enumerate(batch.to_pylist()):
         decoded = record["value"] if values is None else values[row]
         if as_json:
             show.document(_fields(record, decoded))
@@ -188,7 +188,7 @@ def _print(batch: pa.RecordBatch, values: list[Any] | None, *, as_json: bool) ->
             value = f"{value} (not decoded: {escaped(decoded)})"
         elif isinstance(decoded, dict):
             value = escaped(dumps(decoded, ensure_ascii=False))
-        headers = "".join(f" {escaped(name)}={readable(data)}" for name, data in (record["headers"] or {}).items())
+        headers = "".join(f" {escaped(name)}={readable(data)}" for name, data in record["headers"] or ())
         if console is None:
             sys.stdout.write(f"{offset}  {time}  {op.name.lower():<6}  {key}  {value}{headers}\n")
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -30,7 +30,11 @@ class InputRecord:
     value: bytes | None
     op: Op = Op.PUT
     timestamp: int | None = None
-    headers: Mapping[str, bytes] | None = None
+    headers: Sequence[tuple[str, bytes | None]] | None = None
+
+    def named_headers(self) -> Mapping[str, bytes]:
+        """The headers by name; fewer than there are, if a name occurs twice or a value is null."""
+        return {name: data for name, data in self.headers or () if data is not None}
 
 
 def readable(data: bytes | None) -> str:
@@ -78,7 +82,7 @@ def moment(microseconds: int, form: str = "%Y-%m-%d %H:%M:%S.%f") -> str | None:
 
 def to_fields(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record as JSON fields. Bytes that are not UTF-8 are under ``key_base64``, ``value_base64`` or
-    ``headers_base64``.
+    ``headers_base64``; a header that is there more than once has a list. The record's headers are pairs.
 
     ``timestamp`` is in microseconds since the epoch; one outside the calendar stays a number.
     """
@@ -95,14 +99,25 @@ def to_fields(record: Mapping[str, Any]) -> dict[str, Any]:
             fields[f"{name}_base64"] = base64.b64encode(data).decode()
         else:
             fields[name] = text
-    if record["headers"]:
-        headers = dict(record["headers"])
-        texts = {name: _text(data) for name, data in headers.items()}
-        if None in texts.values():
-            fields["headers_base64"] = {name: base64.b64encode(data).decode() for name, data in headers.items()}
-        else:
-            fields["headers"] = texts
+    headers = record["headers"]
+    if headers and all(data is None or _text(data) is not None for _, data in headers):
+        fields["headers"] = _by_name([(name, _text(data)) for name, data in headers])
+    elif headers:
+        coded = [(name, None if data is None else base64.b64encode(data).decode()) for name, data in headers]
+        fields["headers_base64"] = _by_name(coded)
     return fields
+
+
+def _by_name(pairs: Iterable[tuple[str, str | None]]) -> dict[str, Any]:
+    """Headers by name; a name that is there more than once has a list.
+
+    >>> _by_name([("a", "1"), ("b", None), ("a", "2")])
+    {'a': ['1', '2'], 'b': None}
+    """
+    found: dict[str, list[str | None]] = {}
+    for name, value in pairs:
+        found.setdefault(name, []).append(value)
+    return {name: values if len(values) > 1 else values[0] for name, values in found.items()}
 
 
 def _text(data: bytes | None) -> str | None:
@@ -216,13 +231,19 @@ def _timestamp(value: object) -> int | None:
     return (since_epoch.days * 86400 + since_epoch.seconds) * 1_000_000 + since_epoch.microseconds
 
 
-def _headers(fields: Mapping[str, Any]) -> Mapping[str, bytes] | None:
+def _headers(fields: Mapping[str, Any]) -> list[tuple[str, bytes | None]] | None:
     plain, coded = fields.get("headers"), fields.get("headers_base64")
     if plain is None and coded is None:
         return None
     if not all(isinstance(given, dict) for given in (plain, coded) if given is not None):
         raise ValueError("headers are a JSON object of texts")
-    return {
-        **{name: str(text).encode() for name, text in (plain or {}).items()},
-        **{name: _base64(text) for name, text in (coded or {}).items()},
-    }
+    return [
+        *[(name, None if text is None else str(text).encode()) for name, text in _pairs(plain or {})],
+        *[(name, None if text is None else _base64(text)) for name, text in _pairs(coded or {})],
+    ]
+
+
+def _pairs(headers: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The inverse of :func:`_by_name`, but for the order of different names."""
+    for name, given in headers.items():
+        yield from ((name, one) for one in (given if isinstance(given, list) else [given]))
