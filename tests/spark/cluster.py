@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
+from uuid import uuid4
 
 import psutil
 import pyspark
@@ -27,9 +29,18 @@ _QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
 class Cluster:
     """One master and two workers on loopback, each with its own working directory and its own local folders."""
 
-    def __init__(self, folder: Path, *, has_package: bool = True) -> None:
-        """``has_package``: whether the Python of its machines has this package."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        has_package: bool = True,
+        hosts: tuple[str, str] = ("127.0.0.1", "127.0.0.1"),
+        cores: int = 2,
+    ) -> None:
+        """``has_package``: whether the Python of its machines has this package. Each worker has a host and cores."""
         self._folder = folder
+        self._hosts = hosts
+        self._cores = str(cores)
         path = os.environ.get("PYTHONPATH", "")
         self._python = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path} if has_package else {}
         self._stack = ExitStack()
@@ -38,12 +49,12 @@ class Cluster:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self._stack = stack
-            host = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
-            command = ["bin/spark-class", "org.apache.spark.deploy.master.Master", *host]
+            ports = ["--port", "0", "--webui-port", "0"]
+            command = ["bin/spark-class", "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", *ports]
             self.master = self.started("master", command, r"Starting Spark master at (spark://\S+)")
-            for name in ("worker-1", "worker-2"):
-                worker = ["bin/spark-class", "org.apache.spark.deploy.worker.Worker", *host]
-                size = ["--cores", "2", "--memory", "1g", "--work-dir", str(self._folder / name / "work")]
+            for name, host in zip(("worker-1", "worker-2"), self._hosts, strict=True):
+                worker = ["bin/spark-class", "org.apache.spark.deploy.worker.Worker", "--host", host, *ports]
+                size = ["--cores", self._cores, "--memory", "1g", "--work-dir", str(self._folder / name / "work")]
                 self.started(name, [*worker, *size, self.master], "Successfully registered with master")
             self._stack = stack.pop_all()
         return self
@@ -65,7 +76,8 @@ class Cluster:
             "SPARK_PID_DIR": str(folder),
             "SPARK_LOG_DIR": str(folder),
             "SPARK_DAEMON_MEMORY": "512m",
-            "SPARK_DAEMON_JAVA_OPTS": _QUICK,
+            # A worker that a busy machine silences for a minute would lose its executors.
+            "SPARK_DAEMON_JAVA_OPTS": f"{_QUICK} -Dspark.worker.timeout=600",
             "PYTHONDONTWRITEBYTECODE": "1",
             **self._python,
         }
@@ -86,6 +98,22 @@ class Cluster:
             assert process.poll() is None, out.read_text(errors="replace")[-3000:]
             assert time.monotonic() < limit, out.read_text(errors="replace")[-3000:]
             time.sleep(0.1)
+
+    def run(self, program: Sequence[str], given: object = None, *, limit: float = 1500) -> str:
+        """The output of a Python program in a folder of its own, which gets ``given`` as JSON."""
+        environment = self.environment(f"driver-{uuid4()}")
+        done = subprocess.run(
+            [sys.executable, *program],
+            input=json.dumps(given),
+            cwd=environment["HOME"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-4000:]
+        return done.stdout
 
     def settings(self) -> dict[str, str]:
         """Settings of an application that has both workers."""
@@ -113,6 +141,13 @@ class Cluster:
         server = "org.apache.spark.sql.connect.service.SparkConnectServer"
         self.started("connect", ["bin/spark-submit", "--class", server, *given], "Spark Connect server started at")
         return f"sc://127.0.0.1:{port}"
+
+
+def free_port() -> int:
+    """A port that nobody listens at now."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return int(held.getsockname()[1])
 
 
 def executor_of(worker: int) -> psutil.Process:

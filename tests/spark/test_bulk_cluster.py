@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,7 +17,8 @@ from deltalake import DeltaTable
 import strandline as sl
 from strandline.log.object import ObjectLog
 from tests.bulk.test_export import exported
-from tests.spark.cluster import Cluster, executor_killer
+from tests.bulk.test_snapshot import content, followed
+from tests.spark.cluster import Cluster, executor_killer, free_port
 from tests.spark.helpers import append, numbered
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
@@ -74,10 +76,22 @@ for name, value in given["settings"].items():
 spark = builder.getOrCreate()
 log, folder = sl.open(given["log"]), given["folder"]
 found = {}
+class AskingEachTime(Asking):
+    def run(self, tasks, title):
+        self.times = getattr(self, "times", 0) + 1
+        return self.pool.run([Asks(task, f"{self.job}-{self.times}") for task in tasks], title)
+
 found["export"] = sl.bulk.export(log, f"{folder}/export", pool=Asking("export"), part_bytes=1).upto
 found["verify"] = sl.bulk.verify(log, pool=Asking("verify")).verification.examined["records"]
 sink = sl.DeltaSink(f"{folder}/table", mode="append", transform=Asks(lambda rows: rows, "rebuild"))
 found["rebuild"] = sl.spark.rebuild(spark, log, sink, place="executors").next
+files = [f"{folder}/export/{part.path}" for part in sl.bulk.export(log, f"{folder}/export", part_bytes=1).parts]
+with sl.open(f"{folder}/loaded", create=True) as target:
+    found["load"] = sl.bulk.load(files, target, job="again", pool=Asking("load")).records
+pool = AskingEachTime("snapshot")
+places = {"scratch": f"{folder}/scratch", "group_bytes": 1}
+found["snapshot"] = sl.bulk.build_snapshot(log, f"{folder}/snapshot", pool=pool, **places).cursor.next
+found["ingest"] = sl.bulk.ingest(log.url, f"file://{folder}/ingested", pool=Asking("ingest")).records
 sl.tier.attach(log)
 with sl.tier.tiering(log, pool=Asking("tier"), target=1) as tierer:
     found["tier"] = tierer.run_once(everything=True).copied[-1].end + 1
@@ -99,25 +113,45 @@ def test_jobs_whose_executors_die_within_a_task_are_whole(cluster: Cluster, log:
     sink = sl.DeltaSink(tmp_path / "table", mode="append", transform=lambda rows: rows)
     sl.follow(log, sink, until="end")
     DeltaTable(tmp_path / "table").delete()  # damaged by another writer
-    environment = cluster.environment("driver")
     with executor_killer() as (port, killed):
         given = {"port": port, "settings": cluster.settings(), "log": log.url, "folder": str(tmp_path)}
-        done = subprocess.run(
-            [sys.executable, "-c", JOBS],
-            input=json.dumps(given),
-            cwd=environment["HOME"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr[-4000:]
-    jobs = ("export", "verify", "rebuild", "tier", "compact")
-    assert json.loads(done.stdout.splitlines()[-1]) == dict.fromkeys(jobs, BATCHES * 10)
-    assert set(killed) == set(jobs)
+        done = json.loads(cluster.run(["-c", JOBS], given).splitlines()[-1])
+    jobs = ("export", "verify", "rebuild", "load", "ingest", "tier", "compact")
+    assert done == dict.fromkeys((*jobs, "snapshot"), BATCHES * 10)
+    assert set(killed) == {*jobs, "snapshot-1", "snapshot-2"}
     assert exported(tmp_path / "export").sort_by("offset").equals(truth.combine_chunks())
     assert sl.tables.verify(sink, log).is_right
     assert read(log).equals(truth)
+    for name in ("loaded", "ingested"):
+        with sl.open(f"file://{tmp_path}/{name}") as copy:
+            assert pa.Table.from_batches(list(copy.read())).equals(truth), name
+    assert content(tmp_path / "snapshot") == followed(log)
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("where", ["master", "remote"])
+def test_the_command_runs_jobs_on_a_cluster(cluster: Cluster, log: ObjectLog, tmp_path: Path, where: str) -> None:
+    if where == "remote":
+        options = ["--remote", cluster.connect(free_port(), free_port())]
+    else:
+        settings = cluster.settings()
+        options = ["--master", settings.pop("spark.master")]
+        options += [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+
+    def said(*words: str) -> Any:
+        return json.loads(cluster.run(["-m", "strandline.cli", "spark", *options, *words, "--json"]))
+
+    truth = read(log)
+    assert said("export", log.url, f"{tmp_path}/export")["records"] == BATCHES * 10
+    assert exported(tmp_path / "export").sort_by("offset").equals(truth.combine_chunks())
+    assert said("verify", log.url)["findings"] == []
+    sink = sl.DeltaSink(tmp_path / "table", mode="append")
+    sl.follow(log, sink, until="end")
+    said("rebuild", sink.url, log.url, "--start", "30", "--yes")
+    assert sl.DeltaSink(tmp_path / "table", mode="append").rows().num_rows == BATCHES * 10 - 30
 
 
 # --- drivers ---------------------------------------------------------------------------------------------------------
@@ -167,3 +201,42 @@ def test_a_driver_that_is_killed_between_two_steps_is_continued(
     log.trim(grace=0)
     assert log.bounds().first == BATCHES * 10, "everything is in the cold tier"
     assert read(log).equals(truth)
+
+
+REBUILD = """
+import sys
+import strandline as sl
+from tests.spark.helpers import quick_session
+from tests.spark.killers import die_at
+
+url, table, function = sys.argv[1:]
+spark = quick_session("driver")
+die_at(function, 1)
+sl.spark.rebuild(spark, url, sl.DeltaSink(table, mode="append"), start=30, place="executors")
+"""
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "check_coverage",  # executors have written the new rows, and compared them
+        "create_write_transaction",
+        "_settle",  # committed, and not durable yet
+    ],
+)
+def test_a_driver_that_is_killed_in_a_rebuild_leaves_the_old_rows_or_the_new_ones(
+    log: ObjectLog, tmp_path: Path, function: str
+) -> None:
+    def sink() -> sl.DeltaSink:
+        return sl.DeltaSink(tmp_path / "table", mode="append")
+
+    sl.follow(log, sink(), until="end")
+    command = [sys.executable, "-c", REBUILD, log.url, str(tmp_path / "table"), function]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    assert sink().start() == (30 if function == "_settle" else 0)
+    assert sl.tables.verify(sink(), log).is_right
+    assert sl.tables.rebuild(sink(), log, start=40).next == BATCHES * 10
+    append(log, numbered(BATCHES * 10, 10))
+    sl.follow(log, sink(), until="end")
+    assert sorted(sink().rows().column("offset").to_pylist()) == list(range(40, BATCHES * 10 + 10))

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 import pytest
@@ -17,7 +13,7 @@ from deltalake import DeltaTable
 
 import strandline as sl
 from tests.servers import S3Server
-from tests.spark.cluster import Cluster, executor_killer
+from tests.spark.cluster import Cluster, executor_killer, free_port
 from tests.spark.helpers import append, delete, new_log, put
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
@@ -85,12 +81,6 @@ print(json.dumps({"jobs": found, "shown": shown, "titles": [job.get("description
 """
 
 
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("cluster")) as found:
@@ -117,21 +107,8 @@ def given(s3_server: S3Server, s3_url: str) -> dict[str, Any]:
 
 def run_driver(cluster: Cluster, given: dict[str, Any]) -> dict[str, Any]:
     """A driver process in a folder of its own, whose environment has no credentials."""
-    name = f"driver-{uuid4()}"
-    environment = cluster.environment(name)
     everything = {"remote": "", "ui": "", "settings": cluster.settings(), **given}
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER],
-        input=json.dumps(everything),
-        cwd=environment["HOME"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(cluster.run(["-c", DRIVER], everything).splitlines()[-1])
     return found
 
 
