@@ -42,7 +42,7 @@ def test_batches_that_every_slot_has_passed_are_trimmed_and_deleted_a_grace_peri
     assert run("gc", log).stdout.splitlines()[1] == "  nothing  to trim, and nothing to delete"
 
 
-def test_a_dry_run_changes_nothing_and_says_what_would_be_done(run: Run, log: str) -> None:
+def test_a_dry_run_changes_nothing_and_reports_what_would_be_done(run: Run, log: str) -> None:
     opened = fill(log, limits=SlotLimits(lag_bytes=8000))
     opened.slots.create("billing", 6)
     opened.slots.create("stalled", 0)

@@ -1,4 +1,4 @@
-"""Delta sinks that do something right before or right behind their commits."""
+"""Delta sinks that call a function right before or right after their commits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strandline.tables.delta.transaction import DeltaTransaction
 
 
 def nothing(_: Cursor) -> None:
-    """Nothing happens."""
+    """Do nothing."""
 
 
 def around_commits(

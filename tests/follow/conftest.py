@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture
 def unsynced(monkeypatch):
-    """Files are not synced: for tests in which many processes die, and the power stays on."""
+    """Do not sync files: for tests in which many processes die, but not the machine."""
     monkeypatch.setattr(os, "fsync", lambda _: None)

@@ -1,4 +1,4 @@
-"""A small fold on a disk, and a disk that fails or dies at a chosen operation."""
+"""A small store on a disk, and a disk that fails or crashes at a chosen operation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cursor(offset: int, log_id: UUID = LOG, term: int = 0) -> Cursor:
 
 
 class TinyStore:
-    """All state in one JSON file that is written anew at each change, beside a folder with a second file."""
+    """A store in one JSON file that each change writes again, beside a folder with a second file."""
 
     kind, version = "tiny", 1
 
@@ -116,9 +116,9 @@ def tiny(folder: str, offset: int = 5, **pairs: str) -> TinyStore:
 
 
 class DyingDisk(_PassingDisk):
-    """A disk whose operation of number ``at`` fails, once with an error, or as a death after which nothing works.
+    """A disk whose operation number ``at`` raises an error once, or with ``dies`` fails and so does all that follows.
 
-    With ``after`` the operation is done first.
+    With ``after`` the operation takes effect before it fails.
     """
 
     def __init__(self, at: int | None = None, *, dies: bool = False, after: bool = False) -> None:

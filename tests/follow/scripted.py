@@ -1,4 +1,4 @@
-"""A watch whose stream, time and misfortune a test writes down beforehand."""
+"""A watch with a scripted stream, clock and failures."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def given(*rows: Update, since: int = 0) -> Updates:
 
 
 def numbered(first: int, count: int) -> Updates:
-    """So many puts of keys of their own, at versions from ``first`` on."""
+    """``count`` puts of different keys, at versions from ``first`` on."""
     return given(*(put(version, b"k%d" % version, b"%d" % version) for version in range(first, first + count)))
 
 
 class Stage:
-    """A watcher whose streams are scripts, with all that a watch of it did. At the end of its script it is stopped.
+    """A watcher that plays a script as its streams, and records what the watch does. The end of the script stops it.
 
-    Time stands still but for what the script and the pauses of the watch take.
+    Its clock moves only by the script and by the pauses of the watch.
     """
 
     def __init__(self, *script: Thing, expired: bool = False, **options: Any) -> None:
@@ -126,7 +126,7 @@ class Stage:
 
 
 class Flaky:
-    """A store whose writes go as the list says, one after the other; well when it is used up."""
+    """A store whose writes have the outcomes of a list, one after the other, and succeed after its end."""
 
     def __init__(self, inner: Any, *faults: Fault, stage: Stage | None = None) -> None:
         self.inner = inner
@@ -179,7 +179,7 @@ class Mortal:
 
 
 def burning(at_call: int) -> Iterator[bool]:
-    """A fuse that ends at the given place to die, and never again."""
+    """A function that raises once, at the given place."""
     yield from (False for _ in range(at_call))
     yield True
     while True:
@@ -195,7 +195,7 @@ def current(kv: MemoryKeyValue, prefix: bytes = b"") -> dict[bytes, bytes]:
 
 
 def follow(kv: MemoryKeyValue, store: Any, **options: Any) -> Cursor | None:
-    """Bring a store in step with all that a key-value store holds: the stream ends, and so does the watch."""
+    """Apply everything in a key-value store to a store: the stream ends, and so does the watch."""
     kv.end()
     try:
         return watch_applied(kv, lambda _: None, store=store, **{"reader": kv, **options})

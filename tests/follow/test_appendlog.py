@@ -78,7 +78,7 @@ def written(disk, *, sync=True, compact=False):
 
 
 def fold_of(data):
-    """A disk with a fold of these bytes."""
+    """A disk with a store of these bytes."""
     disk = SimulatedDisk()
     disk.make_folders(FOLDER)
     disk.write_new(FILE, [data])
@@ -124,7 +124,7 @@ def test_a_last_frame_of_which_any_part_is_zeros_is_cut():
                 assert state(open_on(fold_of(torn))) == states[2], f"zeros from {at} to {behind}"
 
 
-def test_zeros_behind_the_last_frame_are_cut():
+def test_zeros_after_the_last_frame_are_cut():
     data, states, _ = three_writes()
     disk = fold_of(data + bytes(5000))
     assert state(open_on(disk)) == states[3]
@@ -509,7 +509,7 @@ def test_opening_costs_about_the_live_data_however_often_it_was_rewritten():
 
 
 class _Watched(SimulatedDisk):
-    """Lets a test look in the middle of every call."""
+    """A disk that calls a function of the test in the middle of every call."""
 
     look = None
 
@@ -519,7 +519,7 @@ class _Watched(SimulatedDisk):
         return super()._call(action, path, work, **options)
 
 
-def test_readers_go_on_during_a_compaction():
+def test_readers_continue_during_a_compaction():
     disk = _Watched()
     store, states, _ = written(disk)
     seen = []

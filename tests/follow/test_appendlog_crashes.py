@@ -32,7 +32,7 @@ LONG = bytes(range(256)) * 20
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog):
-    """A torn tail is told to the log each time, and there are thousands."""
+    """Do not log warnings: each of thousands of torn tails would be one."""
     caplog.set_level(logging.ERROR)
 
 
@@ -64,7 +64,7 @@ COMPACTED = (2, 5)
 
 
 def truth():
-    """What the store holds after none, one, two, ... of the writes."""
+    """The state of the store after none, one, two, ... of the writes."""
     store = open_on(SimulatedDisk())
     states = [state(store)]
     for write in WRITES:
@@ -77,7 +77,7 @@ STATES = truth()
 
 
 class Fold:
-    """The writes, in their order, from where the store stands; notes how many were begun and how many are promised.
+    """The writes in order, from the store's cursor on; counts how many were begun and how many are promised.
 
     With ``sync`` a write is promised when it returns; without, when a compaction, a closing or an opening does.
     """
@@ -196,7 +196,7 @@ def test_a_disk_that_fills_at_any_byte_costs_nothing_but_room(capsys, every):
 
 
 def refuses_or_holds_all(fold):
-    """A check of a fold that rots: it is refused, or all is there but the last write, which a crash may have torn."""
+    """A check of a damaged store: it is refused, or has all but the last write, which a crash may have torn."""
 
     def check(disk, notes):
         before = disk.files()
@@ -221,7 +221,7 @@ def test_rot_anywhere_is_refused_and_never_cut_off_unless_it_may_be_a_torn_tail(
 
 
 class Handing:
-    """Seals a snapshot of a fold and makes another fold of it, each if it is not there yet."""
+    """Seals a snapshot of a store and imports it into another, each if it does not exist yet."""
 
     def work(self, disk, notes):
         store = open_on(disk)
@@ -284,7 +284,7 @@ def test_a_twin_that_acknowledges_before_it_syncs_is_caught():
 
 
 class _Passing:
-    """A disk, all calls passed on."""
+    """A disk that forwards all calls."""
 
     def __init__(self, disk):
         self._disk = disk
@@ -295,7 +295,7 @@ class _Passing:
 
 
 class _ForgetsRenames(_Passing):
-    """No folder is synced that a file was just renamed in."""
+    """Does not sync a folder in which a file was just renamed."""
 
     def rename(self, source, target):
         self._disk.rename(source, target)
@@ -353,7 +353,7 @@ def test_a_twin_that_shows_what_it_found_without_syncing_it_is_caught(monkeypatc
 
 
 class _Insists(_Passing):
-    """Syncs again what could not be synced, and believes the answer."""
+    """Repeats a failed sync, and trusts its success."""
 
     def open_append(self, path):
         file = self._disk.open_append(path)

@@ -1,4 +1,4 @@
-"""Published snapshots: the pointer never goes back, what it names is whole and stays, and one of many does the work."""
+"""Published snapshots: the pointer never moves back, its snapshot is whole and stays, and one of many exports."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ class TestTheRules:
         pointer = give_up(point(Pointer(), artifact(5)), 7)
         assert point(pointer, artifact(4, 2)) is pointer
 
-    def test_one_of_an_older_term_changes_nothing_however_far_it_reaches(self):
+    def test_an_artifact_of_an_older_term_changes_nothing_at_any_offset(self):
         pointer = point(Pointer(), artifact(5, term=3))
         assert point(pointer, artifact(9, 2, term=2)) is pointer
         assert point(pointer, artifact(9, 2, term=4)).current == artifact(9, 2, term=4)
 
-    def test_one_of_another_log_is_refused_unless_it_is_to_replace(self):
+    def test_an_artifact_of_another_log_is_refused_unless_it_is_to_replace(self):
         pointer = point(Pointer(), artifact(5))
         with pytest.raises(Diverged, match="replace=True"):
             point(pointer, artifact(9, 2, log_id=OTHER_LOG))
@@ -182,7 +182,7 @@ def payloads(store: ObjectStore, prefix: str = "") -> list[str]:
 
 
 class Place:
-    """A place to publish to, and folders with snapshots at chosen cursors."""
+    """A store to publish to, and folders with snapshots at chosen cursors."""
 
     def __init__(self, store: ObjectStore, folder: Path, clock: ManualClock | None = None) -> None:
         self.store, self.folder, self.clock = store, folder, clock
@@ -215,7 +215,7 @@ def place(tmp_path, clock):
 
 
 class PublishingContract:
-    """What holds on every store."""
+    """The contract of publishing, on every store."""
 
     @pytest.fixture
     def there(self) -> Iterator[Place]:
@@ -262,7 +262,7 @@ class PublishingContract:
         assert not (there.folder / "x").exists()
         assert there.artifacts().trim() == []
 
-    def test_one_of_many_does_the_work(self, there):
+    def test_one_of_many_exporters_does_the_work(self, there):
         stores = [tiny(str(there.folder / name), 7, a="1") for name in "abc"]
         outcomes = []
         for store in stores:
@@ -433,7 +433,7 @@ class TestTrimming:
         assert place.fetched(artifacts).at == cursor(5)
 
     def unfinished(self, place, offset: int, at: int) -> None:
-        """An exporter that dies after so many parts."""
+        """An exporter that crashes after ``parts`` parts."""
         line = FaultyStore(place.store)
         seen = []
 
@@ -514,7 +514,7 @@ class TestTrimming:
         assert artifacts.publish(place.sealed(5, a="x" * 100)) == cursor(5)
         assert len({row.path.split("/")[2] for row in slow.named("put")}) == 1, "one generation"
 
-    def test_an_exporter_that_is_given_up_each_time_says_so(self, place, clock):
+    def test_an_exporter_that_is_given_up_each_time_raises(self, place, clock):
         slow = FaultyStore(place.store)
 
         def hook(call):
@@ -527,7 +527,7 @@ class TestTrimming:
             place.artifacts(slow).publish(place.sealed(5))
 
     @pytest.mark.usefixtures("unsynced")
-    def test_a_death_within_a_trim_at_any_operation_is_made_good_by_the_next(self, place, clock):
+    def test_a_death_within_a_trim_at_any_operation_is_repaired_by_the_next(self, place, clock):
         snapshots = [place.sealed(offset) for offset in (5, 9, 12)]
         for after in (False, True):
             number = 0
@@ -705,7 +705,7 @@ class TestExporting:
         assert two.held()
         assert list(Path(scratch).iterdir()) == []
 
-    def test_one_that_fails_lets_the_next_have_the_lease_at_once(self, place, scratch):
+    def test_an_exporter_that_fails_releases_the_lease_at_once(self, place, scratch):
         store = tiny(str(place.folder / "live"), 7)
         one, two = self.lease(place, "one"), self.lease(place, "two")
 
@@ -781,7 +781,7 @@ class TestRaces:
 
     @pytest.fixture(autouse=True)
     def in_one_thread(self, monkeypatch):
-        """Let the tasks do their own transfers: the interleaver knows no other threads."""
+        """Let the tasks do their own transfers: the interleaver controls no other threads."""
         from strandline.snapshots import artifacts
 
         monkeypatch.setattr(artifacts, "_ahead", lambda work, items, _: (work(item) for item in items))

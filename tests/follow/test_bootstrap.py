@@ -1,4 +1,4 @@
-"""A newcomer gets the newest snapshot, a pin on what comes next, and follows on from there."""
+"""Bootstrap: a store is imported from the newest snapshot, its slot pins the next records, and it follows them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def log():
 
 @pytest.fixture
 def fold(log, tmp_path):
-    """A consumer that is in step."""
+    """A store that has followed the whole log."""
     store = AppendLogStore.open(str(tmp_path / "veteran"), sync=False)
     follow(log, store, until="end")
     yield store
@@ -155,7 +155,7 @@ class TestSlots:
         bootstrap(source, str(tmp_path / "dest"), AppendLogStore, log=log, slot="new").close()
         assert [(slot.name, slot.position) for slot in log.slots.list()] == [("new", 8)]
 
-    def test_a_slot_that_holds_it_already_stays_as_it_is(self, source, log, tmp_path):
+    def test_a_slot_that_holds_it_already_is_left_unchanged(self, source, log, tmp_path):
         log.slots.create("new", 3)
         claimed = log.slots.claim("new", "me")
         bootstrap(source, str(tmp_path / "dest"), AppendLogStore, log=log, slot="new").close()
@@ -229,7 +229,7 @@ class TestSlots:
 
 
 class TestWhatIsThere:
-    def test_a_store_whose_cursor_is_retained_is_used_as_it_is_and_says_so(self, source, log, tmp_path, caplog):
+    def test_a_store_whose_cursor_is_retained_is_reused_and_reported(self, source, log, tmp_path, caplog):
         dest = str(tmp_path / "dest")
         mine = AppendLogStore.open(dest)
         follow(log, mine, until=4)
@@ -315,7 +315,7 @@ class TestWhatIsThere:
         with bootstrap(source, dest, AppendLogStore, log=log, replace=True) as store:
             assert store.position().cursor.next == 8
 
-    def test_a_death_at_any_operation_is_made_good_by_bootstrapping_again(self, tmp_path):
+    def test_a_death_at_any_operation_is_repaired_by_bootstrapping_again(self, tmp_path):
         store = tiny(str(tmp_path / "veteran"), 5, a="1")
         published = Artifacts(PlainStore())
         published.export(store, scratch=str(tmp_path / "scratch"))

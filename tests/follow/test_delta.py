@@ -1,4 +1,4 @@
-"""The Delta sink: the contract in both modes, and what is special about tables."""
+"""The Delta sink: the contract of sinks in both modes, and the rules of tables."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def table_of(sink):
 
 
 def sleep_after_looking(sink, monkeypatch):
-    """What the sink sees when it looks next is what is there now, whatever happens meanwhile."""
+    """Let the next read of the sink return the table as it is now, even if it changes meanwhile."""
     looks = [sink._followed.open()]
     look = sink._followed.open
     monkeypatch.setattr(sink._followed, "open", lambda: looks.pop() if looks else look())
@@ -174,7 +174,7 @@ class TestLatest(_Contract):
         assert sink.resume(LOG) is None
         assert DeltaSink(sink.url).cursor(LOG) is None
 
-    def test_a_table_that_cannot_be_written_says_so_and_stays(self, sink, monkeypatch):
+    def test_a_table_that_cannot_be_written_raises_and_stays(self, sink, monkeypatch):
         at = self.apply(sink, 0, (b"a", b"1"))
 
         def full(*_, **__):

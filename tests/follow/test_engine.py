@@ -1,4 +1,4 @@
-"""The heart of following, driven by hand: a log and its sink. What watches add is in test_watch_engine.py."""
+"""The follower engine, step by step, with a log and its sink; test_watch_engine.py tests the steps of a watch."""
 
 import pytest
 

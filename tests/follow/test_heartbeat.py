@@ -1,4 +1,4 @@
-"""Slots of followers that live: they are seen in time, also while they have nothing to do or too much."""
+"""Heartbeats of followers: a slot stays valid while its follower is idle or busy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def log(clock: ManualClock) -> ObjectLog:
 
 
 def survives(log: ObjectLog, clock: ManualClock, name: str) -> None:
-    """Ten limits go by, in steps of a third, with a collection at each; the slot stays valid."""
+    """Ten idle limits pass, in steps of a third, with a collection at each; the slot stays valid."""
     for _ in range(30):
         clock.advance(10)
         wait_for(lambda: clock.now() - log.slots.get(name).last_seen < 10 * SECOND)
@@ -52,7 +52,7 @@ def survives(log: ObjectLog, clock: ManualClock, name: str) -> None:
 
 
 class Slow:
-    """A sink that is busy with its first batch until it is told to go on."""
+    """A sink that applies its first batch until it is released."""
 
     def __init__(self) -> None:
         self.at: Cursor | None = None

@@ -1,4 +1,4 @@
-"""The contract of key-value stores, in memory and on NATS; test_nats.py has what is special about NATS."""
+"""The contract of key-value stores, in memory and on NATS; test_nats.py tests the rules of NATS."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ LOOK_EVERY = 0.002
 
 
 class Nursery:
-    """Starts watchers, one at a time, and kills them. A context manager that leaves none."""
+    """Starts watchers, one at a time, and kills them. A context manager that ends all of them."""
 
     def __init__(self, folder: Path, job: dict[str, object]) -> None:
         self.notes = folder / "notes.txt"
@@ -100,7 +100,7 @@ def change(kv, dice: random.Random) -> None:
 
 
 def end_of(kv) -> int:
-    """Where the stream of changes ends, by writing one more that is in every scope."""
+    """The end of the stream of changes, found by writing one more that is in every scope."""
     return kv.put("a.end", b"") + 1
 
 

@@ -1,4 +1,4 @@
-"""The key-value store contract on the project's own log, and what is special about a key-value store that is a log."""
+"""The key-value store on a log: the contract, and its own rules."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def trim(log: Log, offset: int) -> None:
 
 
 def write(log: Log, *rows: tuple[bytes | None, bytes | None], op: Op = Op.PUT) -> None:
-    """Append one batch behind a key-value store's back, as any producer may."""
+    """Append one batch to the log of a key-value store, as any producer may."""
     batch = record_batch(
         timestamps=[0] * len(rows), ops=[op] * len(rows), keys=[key for key, _ in rows], values=[v for _, v in rows]
     )
@@ -139,7 +139,7 @@ def on_line(line: FaultyStore, *, create: bool = False) -> LogKeyValue:
 # --- reading ---------------------------------------------------------------------------------------------------
 
 
-def test_a_version_is_the_offset_and_the_cursor_is_behind_it(log: Log) -> None:
+def test_a_version_is_the_offset_and_the_cursor_is_after_it(log: Log) -> None:
     kv = LogKeyValue(log)
     assert [kv.put(key, b"1") for key in (b"a", b"b", b"a")] == [0, 1, 2]
     assert kv.entry(b"a").version == 2
@@ -469,7 +469,7 @@ def test_a_lost_answer_neither_doubles_a_change_nor_misreports_it(line: FaultySt
 
 
 class Forgetful:
-    """A log that appends, and then does not say so, as often as it is told."""
+    """A log that appends, and loses the answers of some appends."""
 
     def __init__(self, inner: Log) -> None:
         self.inner = inner
@@ -487,7 +487,7 @@ class Forgetful:
         return handle
 
 
-def test_an_append_that_landed_unheard_is_recognised_when_it_is_repeated(log: Log) -> None:
+def test_an_append_that_landed_without_an_answer_is_recognised_when_it_is_repeated(log: Log) -> None:
     forgetful = Forgetful(log)
     kv = LogKeyValue(forgetful, clock=ManualClock())
     forgetful.lost = 3
@@ -534,7 +534,7 @@ def test_a_change_whose_commit_timed_out_is_not_taken_for_the_next_one(log: Log)
     assert kv.get(b"b") == LogKeyValue(log).get(b"b") == b"2"
 
 
-def test_a_change_that_never_landed_is_not_made_later_behind_its_callers_back(line: FaultyStore) -> None:
+def test_a_change_that_never_landed_is_not_made_later(line: FaultyStore) -> None:
     kv = on_line(line, create=True)
     kv.put(b"a", b"1")
     with line.down(), pytest.raises(OutcomeUnknown):
@@ -545,7 +545,7 @@ def test_a_change_that_never_landed_is_not_made_later_behind_its_callers_back(li
 
 
 @pytest.mark.matrix
-def test_a_writer_that_the_log_has_forgotten_goes_on_under_a_new_name(log: Log) -> None:
+def test_a_writer_that_the_log_has_forgotten_continues_under_a_new_name(log: Log) -> None:
     kv = LogKeyValue(log)
     kv.put(b"a", b"1")
     for _ in range(MAX_WRITERS + 1):
@@ -629,7 +629,7 @@ def test_changes_stay_arrow_until_someone_looks(log: Log) -> None:
             assert taken.table().schema == READ_SCHEMA
 
 
-def test_a_take_is_cut_within_a_batch_and_goes_on_behind_it(log: Log) -> None:
+def test_a_take_is_cut_within_a_batch_and_continues_after_it(log: Log) -> None:
     kv = LogKeyValue(log)
     write(log, *((b"node.%d" % number, b"1") for number in range(10)), (b"other", b"1"))
     with kv.watch_from(Prefix("node."), Cursor(log.log_id, 0)) as watch:
@@ -753,7 +753,7 @@ def test_without_a_base_a_trimmed_log_is_never_read_in_part(log: Log) -> None:
         assert [row.key for row in watch.take(9, 0)] == [b"b", b"c", b"c"]
 
 
-def test_a_key_value_store_that_was_overtaken_by_trimming_does_not_go_on_behind_the_hole(log: Log) -> None:
+def test_a_key_value_store_that_was_overtaken_by_trimming_does_not_continue_after_the_hole(log: Log) -> None:
     kv, other = LogKeyValue(log), LogKeyValue(log)
     kv.put(b"a", b"1")
     assert kv.keys() == [b"a"]
@@ -789,7 +789,7 @@ def based(log: Log, offset: int, *, on: UUID | None = None) -> MemoryStore:
 
 @pytest.fixture
 def trimmed(log: Log) -> tuple[Log, MemoryStore]:
-    """A log of which the first four records are gone, and a store that has them."""
+    """A log whose first four records are trimmed, and a store that has them."""
     first = LogKeyValue(log)
     for key, value in ((b"node.1", b"1"), (b"node.2", b"1"), (b"other", b"1"), (b"node.2", b"2")):
         first.put(key, value)
@@ -911,7 +911,7 @@ def test_a_newcomer_reads_a_trimmed_log_from_a_snapshot_of_a_follower(tmp_path: 
         assert {entry.key: entry.value for entry in newcomer.scan()} == expected
 
 
-def test_an_idle_watch_looks_at_its_log_only_a_few_times_a_second():
+def test_an_idle_watch_polls_its_log_only_a_few_times_a_second():
     clock, line = ManualClock(), FaultyStore(PlainStore())
     kv = LogKeyValue(open_log(line, create=True, clock=clock), clock=clock)
     kv.put("a", b"1")

@@ -15,7 +15,7 @@ class TestMemoryStore(StoreContract):
     def sink(self):
         return MemoryStore()
 
-    def test_it_says_which_stores_can_be_exported(self, store, tmp_path):
+    def test_the_error_names_the_stores_that_can_be_exported(self, store, tmp_path):
         self.apply(store, 0, (b"a", b"1"))
         with pytest.raises(InvalidInput, match="AppendLogStore"):
             store.export_to(str(tmp_path / "snapshot"))

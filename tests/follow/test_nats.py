@@ -1,4 +1,4 @@
-"""What is special about NATS: identities, clamped starts, each way to lose changes, and the line to the server."""
+"""Rules of NATS buckets: identities, clamped starts, each way to lose changes, and the connection to the server."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def cursor_of(kv: NatsKeyValue, scope: Prefix = EVERYTHING) -> Cursor:
 
 
 def until(condition) -> None:
-    """Wait for what the server does by itself."""
+    """Wait until a condition holds that the server brings about by itself."""
     pause = threading.Event()
     for _ in range(600):
         if condition():
@@ -78,7 +78,7 @@ def until(condition) -> None:
 # --- identity and clamped starts ---------------------------------------------------------------------------------
 
 
-def test_a_bucket_has_one_identity_on_every_connection_and_another_when_it_is_created_anew(kv, nats_url):
+def test_a_bucket_has_one_identity_on_every_connection_and_another_when_it_is_created_again(kv, nats_url):
     before = kv.stream
     with NatsKeyValue.connect(nats_url, kv._bucket) as other:
         assert other.stream == before
@@ -119,7 +119,7 @@ def test_a_start_that_the_server_would_clamp_is_expired(nats_url, how, scope):
 
 
 def limit(kv: NatsKeyValue, **limits: object) -> None:
-    """Have the server drop the oldest changes, as a bucket made by others may."""
+    """Let the server drop the oldest changes, as a bucket with other settings may."""
     config = kv._connection.ask(f"STREAM.INFO.{kv._stream}", "Looking")["config"]
     changed = config | {"discard": "old"} | limits
     kv._connection.ask(f"STREAM.UPDATE.{kv._stream}", "Limiting", changed)
@@ -342,7 +342,7 @@ def impatient(monkeypatch):
 
 @pytest.fixture
 def far(kv, line) -> Iterator[NatsKeyValue]:
-    """The same bucket through a line that the test may break."""
+    """The same bucket through a connection that the test may break."""
     with NatsKeyValue.connect(line.url, kv._bucket, timeout=2.0, prefetch=64) as far:
         yield far
 
@@ -505,7 +505,7 @@ def test_a_bucket_that_is_not_there_is_not_found(nats_url, kv):
             call()
 
 
-def test_a_bucket_that_is_there_is_left_as_it_is(nats_url, kv):
+def test_an_existing_bucket_is_left_unchanged(nats_url, kv):
     fill(kv)
     with NatsKeyValue.connect(nats_url, kv._bucket, create=True, history=3, max_bytes=10_000) as other:
         assert current(other) == current(kv)
@@ -544,7 +544,7 @@ def test_the_missing_extra_is_named(monkeypatch):
         NatsKeyValue.connect("nats://127.0.0.1:1", "bucket")
 
 
-def test_a_closed_bucket_says_so_and_its_waiting_watch_ends(nats_url):
+def test_a_closed_bucket_raises_and_its_waiting_watch_ends(nats_url):
     kv = NatsKeyValue.connect(nats_url, fresh(), create=True)
     subscription = kv.watch()
     assert isinstance(subscription.take(1, 5.0), Listed)

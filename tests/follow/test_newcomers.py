@@ -1,4 +1,4 @@
-"""Slots of newcomers: one that dies before it has stored anything pins nothing for good, one that lives is kept."""
+"""Slots of new followers: the slot of one that dies before it stored anything expires, that of a live one is kept."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def log(clock: ManualClock) -> ObjectLog:
 
 
 def killed(log: sl.Log, name: str = "billing") -> SlotState:
-    """A newcomer that is killed before it has stored its first range: nothing of it runs any more."""
+    """A new follower that is killed before it has stored its first range: none of its threads runs any more."""
     begin(log, Slow(), name, start="beginning", holder="newcomer")
     (state,) = [state for state in log.slots.list() if state.name == name]
     assert (state.holder, state.position) == (None, 0)
@@ -53,7 +53,7 @@ def killed(log: sl.Log, name: str = "billing") -> SlotState:
 
 
 def collect(log: ObjectLog, clock: ManualClock, seconds: float) -> None:
-    """Collect, and again after some time: only what a collector saw stand still counts."""
+    """Collect, and again after some time: a slot counts as idle only if a collector saw it unchanged."""
     log.trim()
     clock.advance(seconds)
     log.trim()
@@ -70,7 +70,7 @@ def test_the_slot_of_a_newcomer_that_was_killed_pins_nothing_after_a_while(log: 
     assert log.bounds().first == 1
 
 
-def test_the_name_can_be_used_again_and_its_epochs_go_on(log: ObjectLog, clock: ManualClock) -> None:
+def test_the_name_can_be_used_again_and_its_epochs_continue(log: ObjectLog, clock: ManualClock) -> None:
     log.slots.create("billing", 0)
     former = log.slots.claim("billing", "former")
     log.slots.drop("billing")
@@ -161,7 +161,7 @@ class Importing:
         return sl.AppendLogStore.import_from(snapshot, dest, **options)
 
 
-def test_a_bootstrap_that_fails_leaves_no_slot_behind(log: ObjectLog, snapshots: str, tmp_path: Path) -> None:
+def test_a_bootstrap_that_fails_leaves_no_slot(log: ObjectLog, snapshots: str, tmp_path: Path) -> None:
     def fail() -> None:
         assert [state.name for state in log.slots.list()] == ["new"]
         raise KeyboardInterrupt
@@ -231,7 +231,7 @@ def test_a_log_without_slot_limits_gets_heartbeats(clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("order", [("first", "second"), ("second", "first")])
-def test_of_two_newcomers_that_claim_a_slot_at_the_same_time_one_goes_on(
+def test_of_two_newcomers_that_claim_a_slot_at_the_same_time_one_continues(
     log: ObjectLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[str, str]
 ) -> None:
     """Both have stored the range or found it stored, and neither has claimed the slot yet."""

@@ -1,4 +1,4 @@
-"""In a bucket as in a folder: nothing new begins in the place of something else, which it would hide or delete."""
+"""Nothing new is created where something else is, which it would hide or delete: in a bucket as in a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A follower that is refused before it has stored anything leaves nothing behind: no table, no slot, no pin."""
+"""A follower that is refused before it has stored anything leaves no table, no slot and no pin."""
 
 import contextlib
 import os
@@ -190,7 +190,7 @@ def test_of_two_newcomers_with_one_slot_the_slower_is_fenced_and_moves_nothing(l
 
 
 def test_a_follower_that_took_over_is_not_stopped_by_the_last_commit_of_the_one_before(log, table, monkeypatch):
-    """The slot says who is newer: what the older one still committed is dropped from the newer one's range."""
+    """The slot decides which is newer: what the older one still committed is dropped from the newer one's range."""
     old = DeltaSink(table, mode="append")
     follow(log, old, "s", until=1)
     write, late = FollowedDelta.commit, []

@@ -1,4 +1,4 @@
-"""The store contract on RocksDB, and what is special about it."""
+"""The store on RocksDB: the contract of stores, and its own rules."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def store(place: str) -> Iterator[RocksStore]:
 
 
 def flushed(store: RocksStore, keys: int) -> Path:
-    """Have so many keys in a table file, and return that."""
+    """Write ``count`` keys to a table file, and return the file."""
     put(store, *((b"k%06d" % number, os.urandom(100)) for number in range(keys)))
     store._db.flush()
     store.close()
@@ -159,7 +159,7 @@ def test_a_file_in_the_way_is_named_and_left_alone(tmp_path: Path) -> None:
         RocksStore.open(str(tmp_path / "store"))
 
 
-def test_a_closed_store_refuses_in_words_and_can_be_opened_again(store: RocksStore, place: str) -> None:
+def test_a_closed_store_raises_a_clear_error_and_can_be_opened_again(store: RocksStore, place: str) -> None:
     at = put(store, *((b"%d" % number, b"1") for number in range(10)))
     reading = store.range()
     next(reading)
@@ -281,7 +281,7 @@ WRITER = """
 
 
 def kill_a_writer(place: str, writes: int) -> int:
-    """Kill a real writer after so many of its writes were answered; returns the last offset that it was told."""
+    """Kill a real writer after some of its writes returned; returns the last offset that it reported."""
     writer = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(WRITER), place],
         stdout=subprocess.PIPE,

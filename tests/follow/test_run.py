@@ -1,4 +1,4 @@
-"""Following end to end: whatever happens on the way, the sink ends up exactly right."""
+"""``follow`` end to end: after any failure and restart, the sink has every record exactly once."""
 
 import contextlib
 import random
@@ -56,7 +56,7 @@ def _cut(rows, size):
 
 
 def applied(sink):
-    """What a memory sink holds, folded; every offset exactly once and in order."""
+    """The latest values in a memory sink; checks that it has every offset exactly once and in order."""
     rows = sink.rows()
     assert [offset for offset, _, _ in rows] == list(range(len(rows)))
     table = pa.concat_tables(sink.records)
@@ -251,7 +251,7 @@ def test_a_second_follower_of_the_same_slot_fences_the_first_which_changes_nothi
 
 
 class CrashingSink:
-    """A sink that dies before or after its n-th apply has landed."""
+    """A sink that crashes before or after its n-th apply is stored."""
 
     def __init__(self, inner, at, *, landed):
         self.inner, self.at, self.landed = inner, at, landed
@@ -343,7 +343,7 @@ def test_a_twin_that_advances_before_the_commit_is_caught(monkeypatch):
 
 
 class ByRunSink(MemorySink):
-    """A broken twin: it knows a batch by its number within the run, not by its offsets."""
+    """Broken: identifies a batch by its number within the run, not by its offsets."""
 
     def __init__(self):
         super().__init__()

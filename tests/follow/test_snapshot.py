@@ -1,4 +1,4 @@
-"""Snapshots are there whole or not at all, and an import takes nothing on trust."""
+"""Snapshots are complete or absent, and an import verifies everything."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def rewrite(sealed: Path, **changes) -> None:
 
 
 def refused(sealed: Path, error: type[Exception], match: str) -> None:
-    """The import is refused with such a sentence and leaves nothing, whether the destination was absent or empty."""
+    """The import is refused with this error and leaves no file, whether the destination was absent or empty."""
     dest = sealed.parent / "dest"
     for _ in range(2):
         before = tree(sealed.parent)
@@ -65,7 +65,7 @@ def refused(sealed: Path, error: type[Exception], match: str) -> None:
 
 
 class TestSealing:
-    def test_a_sealed_snapshot_says_what_it_holds_with_size_and_hash_of_every_file(self, store, tmp_path):
+    def test_a_sealed_snapshot_lists_its_content_with_size_and_hash_of_every_file(self, store, tmp_path):
         clock = ManualClock()
         snapshot = store.export_to(str(tmp_path / "snap"), clock=clock)
         assert snapshot == read_snapshot(str(tmp_path / "snap")) == check_snapshot(str(tmp_path / "snap"))
@@ -77,7 +77,7 @@ class TestSealing:
         assert [file.path for file in snapshot.files] == ["NOTE", "state/all.json"]
         assert {path.name for path in tmp_path.iterdir()} == {"live", "snap"}, "nothing hidden stays behind"
 
-    def test_an_occupied_destination_is_refused_and_stays_as_it_is(self, store, tmp_path):
+    def test_an_occupied_destination_is_refused_and_left_unchanged(self, store, tmp_path):
         (tmp_path / "snap").mkdir()
         (tmp_path / "snap" / "mine").write_text("here")
         (tmp_path / "file").write_text("here")
@@ -338,7 +338,7 @@ class TestImporting:
         rewrite(sealed, cursor=lie)
         refused(sealed, CorruptData, "its data holds the cursor")
 
-    def test_an_occupied_destination_is_refused_and_stays_as_it_is(self, sealed, tmp_path):
+    def test_an_occupied_destination_is_refused_and_left_unchanged(self, sealed, tmp_path):
         (tmp_path / "dest").mkdir()
         (tmp_path / "dest" / "mine").write_text("here")
         before = tree(tmp_path)

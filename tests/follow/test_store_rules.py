@@ -1,4 +1,4 @@
-"""What our own stores share: updates are taken as the table of them would be."""
+"""Rules of all stores of the package: applying updates equals applying their table."""
 
 import pytest
 
@@ -17,7 +17,7 @@ AT = Cursor(LOG, 0)
 
 @pytest.fixture(params=["memory", "append-log", "rocksdb"])
 def stores(request, tmp_path):
-    """Two of a kind."""
+    """Two stores of one kind."""
     opened = {
         "memory": lambda _: MemoryStore(),
         "append-log": lambda name: AppendLogStore.open(str(tmp_path / name), sync=False),
@@ -67,7 +67,7 @@ def test_of_updates_that_overlap_the_cursor_only_the_rest_is_taken(stores):
     assert same(stores) == {b"c": b"", b"d": b"4"}
 
 
-def test_updates_behind_the_cursor_change_nothing_and_those_above_it_are_a_gap(stores):
+def test_updates_below_the_cursor_change_nothing_and_those_above_it_are_a_gap(stores):
     some = updates(*ROWS, since=AT)
     for store in stores:
         store.apply(some, since=AT, upto=some.upto)

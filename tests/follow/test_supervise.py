@@ -1,4 +1,4 @@
-"""The supervisor: whatever ends a watch, it goes on where the store is."""
+"""The supervisor: whatever ends a watch, the next one resumes at the store's cursor."""
 
 import threading
 
@@ -30,7 +30,7 @@ def ignore(batch):
 
 
 class Failing:
-    """An apply that raises at its first so many calls."""
+    """An apply that raises at its first calls."""
 
     def __init__(self, failures, error=None):
         self.failures, self.error, self.seen = failures, error or RuntimeError("no"), []
@@ -115,7 +115,7 @@ def test_without_a_store_it_resumes_from_the_last_applied_cursor(kv):
     assert [update.version for update in seen] == list(range(11))
 
 
-def test_a_gap_in_live_delivery_is_made_good_by_a_resync(kv):
+def test_a_gap_in_live_delivery_is_repaired_by_a_resync(kv):
     store = MemoryStore()
 
     def apply(batch):
@@ -157,7 +157,7 @@ def test_keys_that_were_applied_but_never_stored_are_removed_if_they_vanished_me
     assert state == dict(store.range()) == {entry.key: entry.value for entry in kv.scan()}
 
 
-def test_the_pauses_grow_while_nothing_is_applied_and_begin_anew_after_progress(kv):
+def test_the_pauses_grow_while_nothing_is_applied_and_begin_again_after_progress(kv):
     clock = ManualClock()
     pauses = []
     real = clock.wait

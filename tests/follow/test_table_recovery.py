@@ -1,4 +1,4 @@
-"""A followed table that others change: restored, overwritten, removed, replaced or copied; and what harms nobody."""
+"""A followed table that others change: restored, overwritten, removed, replaced or copied; and harmless changes."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def sink(tmp_path, request):
 
 
 def again(sink):
-    """The sink of another process: it knows nothing but what the table says."""
+    """The sink of another process: its only state is the table."""
     return DeltaSink(sink.url, mode=sink.mode)
 
 
@@ -53,7 +53,7 @@ def rows_of(sink):
 
 
 def assert_exact(sink, rows):
-    """The table holds what the first so many rows of the log amount to, each change once."""
+    """Check that the table has the state of the first rows of the log, with each change once."""
     found = rows_of(sink)
     if sink.mode == "append":
         assert [row["offset"] for row in found] == list(range(len(rows)))
@@ -70,7 +70,7 @@ def in_steps(log, sink, *ends, slot="s"):
 
 
 def running(log, sink):
-    """The sink goes on within one run: the table was changed between two of its commits."""
+    """The sink continues within one run: the table was changed between two of its commits."""
     at = Cursor(log.log_id, 20)
     sink.apply(changes(20, *ROWS[20:25]), since=at, upto=at.at(25))
 
@@ -173,7 +173,7 @@ def test_repair_takes_an_older_version_if_the_files_of_the_last_one_are_gone(log
     assert_exact(sink, ROWS[:30])
 
 
-def test_repair_that_finds_no_version_the_log_can_go_on_from_says_so(log, sink):
+def test_repair_that_finds_no_version_the_log_can_continue_from_raises(log, sink):
     in_steps(log, sink, 10, 20)
     last = set(DeltaTable(sink.url).file_uris())
     DeltaTable(sink.url).restore(1)
@@ -202,7 +202,7 @@ def test_a_table_that_its_owner_knows_to_be_right_can_be_adopted(log, sink):
 
 
 def adopted_while(sink, log, monkeypatch, meanwhile):
-    """Adopt the table, with something that happens after it was looked at and before it is committed to."""
+    """Adopt the table, and change it after it was read and before the commit."""
     commit, adopting = FollowedDelta.commit, again(sink)
 
     def too_late(self, *arguments):
@@ -483,7 +483,7 @@ def test_columns_that_were_changed_stop_a_follower_before_it_creates_anything(lo
 
 
 def as_written_before(sink):
-    """Take out of every commit what earlier releases did not write."""
+    """Remove the fields from every commit that earlier releases did not write."""
     for file in Path(sink.url, "_delta_log").glob("*.json"):
         actions = [json.loads(line) for line in file.read_text().splitlines()]
         kept = [action for action in actions if action.get("txn", {}).get("appId", "").count("/") < 3]
@@ -516,7 +516,7 @@ def test_a_table_of_an_earlier_release_that_others_changed_since_is_diverged(log
 
 
 @pytest.mark.parametrize("before", ["_settle", "make_durable"])
-def test_the_commit_that_is_synced_is_ours_also_if_another_job_commits_right_behind_it(log, sink, before, monkeypatch):
+def test_the_commit_that_is_synced_is_ours_also_if_another_job_commits_right_after_it(log, sink, before, monkeypatch):
     from strandline.storage.disk import LocalDisk
 
     synced = []
@@ -529,7 +529,7 @@ def test_the_commit_that_is_synced_is_ours_also_if_another_job_commits_right_beh
     real, seen = getattr(FollowedDelta, before), set()
 
     def crowd(followed, commit):
-        """Another job commits right behind each of our commits, before they are looked at or synced."""
+        """Let another job commit right after each commit of the sink, before that is read back or synced."""
         if commit not in seen:
             seen.add(commit)
             properties_changed(sink)

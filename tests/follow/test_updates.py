@@ -17,7 +17,7 @@ ROWS = (put(3, b"a", b"1"), delete(4, b"b"), put(7, b"c", b""), Update(Op.PURGE,
 
 
 def columnar(updates: Updates) -> Updates:
-    """The same, as Arrow that nobody has looked at."""
+    """The same updates as an Arrow table that was not converted to rows yet."""
     assert updates.upto is not None
     return Updates.of_table(updates.table(), updates.upto)
 
@@ -76,7 +76,7 @@ def test_the_empty_prefix_is_everything_whatever_the_other_prefixes():
 
 
 @pytest.mark.parametrize("scope", [EVERYTHING, Prefix("a"), Prefix("a", "b\xff", b"\xff"), Prefix("ab", "a.", "zz")])
-def test_the_mask_of_a_column_says_the_same_as_asking_for_each_key(scope):
+def test_the_mask_of_a_column_equals_a_lookup_of_each_key(scope):
     keys = [b"", b"a", b"ab", b"a.b", b"b", b"b\xff", "b\xff".encode(), b"\xff\xff", b"z", b"zz", None]
     expected = [key is not None and key in scope for key in keys]
     assert scope.mask(pa.array(keys, pa.binary())).to_pylist() == expected
@@ -205,7 +205,7 @@ def test_an_unknown_version_gets_the_offset_of_the_next_known_one_or_of_the_end(
     assert made.table().column("offset").to_pylist() == [4, 4, 7, 7, 7, 7]
 
 
-def test_a_range_given_again_in_a_larger_one_leaves_no_older_value_behind():
+def test_a_range_given_again_in_a_larger_one_leaves_no_older_value():
     # The answer to the first was lost; a value of unknown version is not to come back over the newer one.
     store = MemoryStore()
     first = given(put(None, b"a", b"old"), put(5, b"a", b"new"))

@@ -419,13 +419,13 @@ def test_if_nothing_was_received_the_resume_cursor_is_returned_and_on_applied_st
     assert stage.batches == []
 
 
-def test_a_full_watch_that_found_nothing_returns_no_cursor_and_says_nothing():
+def test_a_full_watch_that_found_nothing_returns_no_cursor_and_reports_nothing():
     stage = Stage(Listed(at(9)), 5.0)
     assert stage.run(resume=None) is None
     assert stage.reports == []
 
 
-def test_the_end_of_the_current_values_moves_the_cursor_to_where_the_stream_goes_on():
+def test_the_end_of_the_current_values_moves_the_cursor_to_where_the_stream_continues():
     stage = Stage(numbered(3, 1), Listed(at(9)))
     assert stage.run(resume=None) == at(9)
     assert stage.reports == [9]
@@ -464,7 +464,7 @@ def test_the_watchs_own_error_is_never_taken_for_a_normal_end(error, stopping):
 
 @pytest.mark.parametrize("make_store", [lambda: None, MemoryStore])
 @pytest.mark.parametrize("error", [Gap("lost"), StorageError("cut off"), RuntimeError("a bug")])
-def test_an_error_of_the_stream_ends_the_watch_behind_the_batch_that_was_open(error, make_store):
+def test_an_error_of_the_stream_ends_the_watch_after_the_batch_that_was_open(error, make_store):
     store = make_store()
     stage = Stage(numbered(0, 2), numbered(2, 1), error, numbered(3, 1), batching=LONG, store=store)
     with pytest.raises(type(error), match=str(error)):
@@ -475,7 +475,7 @@ def test_an_error_of_the_stream_ends_the_watch_behind_the_batch_that_was_open(er
     assert store is None or store.position().cursor == at(3)
 
 
-def test_updates_without_a_cursor_are_refused_behind_the_batch_that_was_open():
+def test_updates_without_a_cursor_are_refused_after_the_batch_that_was_open():
     stage = Stage(numbered(0, 2), Updates.removals([b"a"]), batching=LONG)
     with pytest.raises(InvalidInput, match="cursor"):
         stage.run()
@@ -491,7 +491,7 @@ def test_a_store_that_fails_when_the_stream_has_failed_is_tried_once_and_the_str
     assert (stage.keys, stage.reports, store.position().cursor) == ([[b"k0", b"k1"]], [], None)
 
 
-def test_an_apply_that_raises_behind_an_error_of_the_stream_leaves_the_cursor():
+def test_an_apply_that_raises_after_an_error_of_the_stream_leaves_the_cursor():
     store = MemoryStore()
     stage = Stage(numbered(0, 2), StorageError("cut off"), batching=LONG, store=store)
     with pytest.raises(RuntimeError, match="cannot"):
@@ -535,7 +535,7 @@ def test_an_error_at_the_stop_of_apply_is_raised_and_not_swallowed():
 
 
 def endless(stage, step=0.0):
-    """A source that always has more, and every time a little time goes by."""
+    """A source that always has more changes; each take advances the clock a little."""
     for first in itertools.count(step=256):
         stage.clock.advance(step)
         yield numbered(first, 256)
@@ -648,7 +648,7 @@ def test_a_request_to_stop_takes_effect_while_no_change_arrives():
         assert watching.result(120) is None
 
 
-def test_no_wait_for_changes_is_so_long_that_a_request_would_go_unheard():
+def test_no_wait_for_changes_is_so_long_that_a_request_would_be_missed():
     stage = Stage(None, None, numbered(0, 1), None, batching=LONG)
     stage.run()
     assert max(seconds for _, seconds in stage.limits) == 0.05

@@ -1,4 +1,4 @@
-"""``watch_applied`` with coroutines, and its awaited face."""
+"""``watch_applied`` with coroutines, and ``watch_applied_async``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The heart of a watch, driven by hand: order, priority, a store that fails, and a resync."""
+"""The follower engine of a watch, step by step: order, priority, a store that fails, and a resync."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def received(chunk: Updates) -> Received:
 
 
 def watching(*, records: int = 3, window: float = LONG) -> Engine:
-    """One that follows from 5 on."""
+    """An engine that follows from offset 5 on."""
     engine = Engine(Batching(records=records, window=window), can_resync=True)
     assert engine.step(Began(at(5)), 0.0) == Open(at(5))
     assert isinstance(engine.step(Signal.OPENED, 0.0), Receive)
@@ -54,7 +54,7 @@ def watching(*, records: int = 3, window: float = LONG) -> Engine:
 
 
 def resyncing(*, records: int = 3, window: float = LONG) -> Engine:
-    """One whose cursor has expired; the listing is compared, the store has been told, and the full watch opened."""
+    """An engine in a resync: the keys are compared, the store is flagged, and the full watch is open."""
     engine = Engine(Batching(records=records, window=window), can_resync=True)
     assert engine.step(Began(at(5)), 0.0) == Open(at(5))
     assert engine.step(Expired(), 0.0) == FindVanishedKeys()
@@ -71,7 +71,7 @@ def drive(engine: Engine, *events: Event, now: float = 0.0) -> Action:
 
 
 def failing(engine: Engine, chunk: Updates, now: float = 0.0) -> Action:
-    """Have a chunk flushed by its window, and the store fail to take it."""
+    """Flush a chunk by its window, and let the write to the store fail."""
     engine.step(received(chunk), now)
     assert engine.step(Signal.NOTHING, now + LONG) == Apply([chunk])
     assert isinstance(engine.step(Signal.APPLIED, now + LONG), StoreBatch)
@@ -146,7 +146,7 @@ def test_the_window_counts_from_the_first_update_of_the_batch_and_is_no_longer_f
     assert engine.step(Signal.NOTHING, 21.0) == Apply([SEVEN])
 
 
-def test_it_is_never_patient_beyond_the_window():
+def test_it_never_waits_beyond_the_window():
     engine = watching(window=0.5)
     take = engine.step(received(FIVE), 10.0)
     assert isinstance(take, Receive)
@@ -222,7 +222,7 @@ def test_the_pauses_between_failures_grow():
     assert pauses == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.0])
 
 
-def test_a_batch_behind_a_failed_one_is_applied_and_goes_to_the_store_behind_it():
+def test_a_batch_after_a_failed_one_is_applied_and_goes_to_the_store_after_it():
     engine = watching(records=1)
     drive(engine, received(FIVE), Signal.APPLIED, Signal.STORE_FAILED)
     assert engine.step(received(SIX), 0.0) == Apply([SIX])
@@ -263,7 +263,7 @@ def test_sixteen_failures_in_a_row_end_it():
     assert fail(engine, 16, 0.0) == GiveUp(16)
 
 
-def test_fifteen_failures_and_a_success_start_the_count_anew():
+def test_fifteen_failures_and_a_success_restart_the_count():
     engine = watching(records=1)
     drive(engine, received(FIVE), Signal.APPLIED)
     for version in (6, 7):
@@ -273,7 +273,7 @@ def test_fifteen_failures_and_a_success_start_the_count_anew():
         drive(engine, Signal.NOTHING, received(numbered(version, 1)), Signal.APPLIED, now=LONG)
 
 
-def test_at_stop_a_failing_store_is_tried_once_more_without_a_pause_and_then_its_own_word_counts():
+def test_at_stop_a_failing_store_is_tried_once_more_without_a_pause_and_then_the_end_is_doubtful():
     engine = watching(records=1)
     drive(engine, received(FIVE), Signal.APPLIED, Signal.STORE_FAILED)
     engine.stop()
@@ -442,7 +442,7 @@ def test_a_resync_goes_before_an_export_and_before_receiving():
 # --- resync ----------------------------------------------------------------------------------------------------
 
 
-def test_after_an_expired_cursor_it_compares_then_flags_then_removes_and_only_then_takes_everything_anew():
+def test_after_an_expired_cursor_it_compares_then_flags_then_removes_and_only_then_takes_everything_again():
     engine = Engine(Batching(), can_resync=True)
     assert engine.step(Began(at(5)), 0.0) == Open(at(5))
     assert engine.step(Expired(), 0.0) == FindVanishedKeys()

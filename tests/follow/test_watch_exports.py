@@ -1,4 +1,4 @@
-"""Exports out of a running watch: served between flushes, and nobody's business but the requester's."""
+"""Exports of a running watch: served between flushes; a failed export is raised by its requester only."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def imported(snapshot, tmp_path) -> tuple[Cursor | None, dict[bytes, bytes]]:
 
 
 class Asking:
-    """Asks for an export when it is called, as a thing of a script."""
+    """An item of a script that requests an export when it is called."""
 
     def __init__(self, exports: Exports, folder) -> None:
         self.exports = exports
@@ -123,7 +123,7 @@ def test_a_requester_that_left_is_ignored(store, exports, tmp_path):
     assert served.answer.result(0).cursor == at(1)
 
 
-def test_closed_exports_take_no_more_requests_serve_what_was_asked_and_the_watch_goes_on(store, exports, tmp_path):
+def test_closed_exports_take_no_more_requests_serve_what_was_asked_and_the_watch_continues(store, exports, tmp_path):
     asking = Asking(exports, tmp_path / "snapshot")
     stage = Stage(store=store, exports=exports)
 

@@ -1,4 +1,4 @@
-"""``watch_applied`` after a cursor expired: what vanished goes, what is there is taken anew, whoever dies when."""
+"""``watch_applied`` after a cursor expired: vanished keys are deleted, present ones listed again, over crashes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SCOPES = [EVERYTHING, Prefix("a."), Prefix("a.", "b.", "a.1")]
 
 
 class Listings:
-    """A reader whose listing is the key-value store's, and behind it something happens to the key-value store."""
+    """A reader that lists the key-value store, and changes that right after the listing."""
 
     def __init__(self, kv, *afterwards):
         self.kv = kv
@@ -56,7 +56,7 @@ class Listings:
 
 
 class Fixed:
-    """A reader that lists what the test says."""
+    """A reader with a fixed listing."""
 
     def __init__(self, *live, deleted=None):
         self.listed = KeyListing(frozenset(live), deleted)
@@ -66,7 +66,7 @@ class Fixed:
 
 
 def fold(*keys: bytes, upto: int = 5) -> MemoryStore:
-    """A store that stands at a cursor and has these keys."""
+    """A store at a cursor, with these keys."""
     store = MemoryStore()
     store.apply(given(*(put(0, key, b"old") for key in keys)).table(), since=at(0), upto=at(upto))
     return store
@@ -115,7 +115,7 @@ def test_the_listing_is_asked_for_exactly_the_scope(scope):
     assert reader.asked == [scope]
 
 
-def test_a_key_value_store_that_was_created_anew_replaces_what_was():
+def test_a_key_value_store_that_was_created_again_replaces_what_was():
     store = behind(MemoryKeyValue())
     anew = MemoryKeyValue()
     anew.put("a.1", b"other")
@@ -124,7 +124,7 @@ def test_a_key_value_store_that_was_created_anew_replaces_what_was():
     assert store.position() == StorePosition(cursor) == StorePosition(Cursor(anew.stream, 1))
 
 
-def test_a_key_value_store_that_is_created_anew_between_the_flag_and_the_full_watch_replaces_what_was():
+def test_a_key_value_store_that_is_created_again_between_the_flag_and_the_full_watch_replaces_what_was():
     first, second = MemoryKeyValue(), MemoryKeyValue()
     store = behind(first)
     second.put("a.2", b"other")
@@ -132,7 +132,7 @@ def test_a_key_value_store_that_is_created_anew_between_the_flag_and_the_full_wa
     kvs = [first]
 
     class Renewed:
-        """The key-value store of that name; it is another one from the listing on."""
+        """A key-value store that is created again under the same name right after its listing."""
 
         @property
         def stream(self):
@@ -147,7 +147,7 @@ def test_a_key_value_store_that_is_created_anew_between_the_flag_and_the_full_wa
     assert held(store) == {b"a.2": b"other"}
 
 
-def test_a_cursor_past_the_end_is_made_good_too():
+def test_a_cursor_past_the_end_is_repaired_too():
     store = fold(b"gone", upto=100)
     stage = Stage(numbered(3, 1), Listed(at(9)), expired=True, store=store, reader=Fixed(b"k3"))
     assert stage.run() == at(9)
@@ -285,7 +285,7 @@ def test_a_resync_flushes_what_was_listed_before_it_sweeps():
     assert held(store) == {b"k7": b"7"}
 
 
-def test_after_a_resync_the_watch_goes_on():
+def test_after_a_resync_the_watch_continues():
     store = fold(b"gone")
     stage = Stage(numbered(7, 1), Listed(at(9)), numbered(9, 2), 1.0, expired=True, store=store, reader=Fixed(b"k7"))
     assert stage.run() == at(11)
@@ -437,7 +437,7 @@ def test_a_full_watch_onto_a_store_without_a_reader_warns_once(caplog):
     assert held(store) == {**held(store), **current(kv)}
 
 
-def test_without_a_reader_a_key_value_store_that_was_created_anew_is_taken_from_its_beginning(caplog):
+def test_without_a_reader_a_key_value_store_that_was_created_again_is_taken_from_its_beginning(caplog):
     store = behind(MemoryKeyValue())
     before = held(store)
     anew = MemoryKeyValue()
@@ -465,7 +465,7 @@ def test_without_a_reader_nothing_is_reported_until_something_came():
 
 
 @pytest.mark.parametrize("fault", ["before", "after"])
-def test_without_a_reader_a_store_that_fails_to_begin_anew_is_tried_again(fault):
+def test_without_a_reader_a_store_that_fails_to_begin_again_is_tried_again(fault):
     for failing in range(3):
         inner = fold(b"ghost", upto=100)
         stage = Stage(numbered(3, 1), 1.0, *[None] * 5, expired=True)
@@ -530,7 +530,7 @@ def test_where_a_backend_does_not_distinguish_evictions_vanished_keys_are_remove
 
 @pytest.fixture(params=["memory", "append-log"])
 def opened(request, tmp_path):
-    """Opens the same store again, as after a death: what is in memory stands for what is on a disk."""
+    """Opens the same store again, as after a crash: its memory represents a disk."""
     memory, number, stores = MemoryStore(), 0, []
 
     def fresh():

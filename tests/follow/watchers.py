@@ -32,7 +32,7 @@ PATIENCE = 120.0
 
 
 def digest(pairs: Iterable[tuple[bytes, bytes]]) -> str:
-    """One short text for a whole state."""
+    """A short hash of a whole state."""
     hashed = hashlib.sha256()
     for key, value in pairs:
         hashed.update(b"%d:%s%d:%s" % (len(key), key, len(value), value))
@@ -61,7 +61,7 @@ def open_kv(job: dict[str, Any]) -> Any:
 
 @dataclass
 class Noted:
-    """A store that notes how far it is after each batch."""
+    """A store that reports its cursor after each batch."""
 
     store: AppendLogStore
     note: Callable[[sl.Cursor], None]
@@ -92,7 +92,7 @@ def watch(job: dict[str, Any]) -> None:
 
 
 def ignore(batch: object) -> None:
-    """The store is what is looked at."""
+    """Do nothing: the tests read the store."""
 
 
 def main() -> None:

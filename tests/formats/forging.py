@@ -1,4 +1,4 @@
-"""Bytes made on purpose: sealed again after they were damaged, so that a checksum is not what protects."""
+"""Forged bytes: damaged and sealed again with right checksums."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def forged_segment(table: pa.Table, pairs: Mapping[bytes, bytes] = MappingProxyT
 
 
 def sealed_segment(before: bytes, footer: bytes, metadata: Any, listed: int = 0) -> bytes:
-    """The columns, a block of right checksums where ``metadata`` says that columns are, and the footer."""
+    """The columns, a block of correct checksums for the columns that ``metadata`` lists, and the footer."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     sums = [
         [crc32c(before[chunk.start : chunk.next]) for chunk in chunks_of(group, [0] * group.num_columns)]

@@ -1,4 +1,4 @@
-"""Write-ahead frames of version 4: golden bytes, what a scanner makes of torn and damaged ones, hostile bytes."""
+"""Write-ahead frames of version 4: golden bytes, scans of torn and damaged frames, hostile bytes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def scan(data: bytes, origin: int = 0):
 
 
 def reseal(data: bytes) -> bytes:
-    """Right lengths and checksums for the one frame that these bytes are, whatever became of the rest."""
+    """The bytes of one frame with right lengths and checksums, whatever its other bytes are."""
     if len(data) < HEADER_SIZE + TRAILER_SIZE:
         return data
     payload = data[HEADER_SIZE:-TRAILER_SIZE]
@@ -264,7 +264,7 @@ def test_searching_past_damage_takes_time_proportional_to_the_bytes(monkeypatch)
 
 
 def decode_all(data: bytes) -> object:
-    """What a reader does: whatever was let through must be safe to look at."""
+    """Decode all frames as a reader does: every accepted frame must be safe to read."""
     scanner = FrameScanner(memoryview(data))
     blocks = [decode_frame(found, "it") for found in scanner]
     list(frames_beyond(memoryview(data)[scanner.stop.at :]))

@@ -19,7 +19,7 @@ EXPECTED = (CorruptData, UnsupportedVersion)
 
 
 def damage(data: bytes, dice: random.Random) -> bytes:
-    """One of the ways in which bytes go bad, or are made bad."""
+    """Damage bytes in one of many ways, at random."""
     hostile = bytearray(data)
     match dice.randrange(6):
         case 0:
@@ -121,7 +121,7 @@ def test_many_pages_that_announce_a_lot_together_are_refused():
         decode_batch(data, "it")
 
 
-def test_compressed_pages_in_a_batch_that_says_plain_are_refused():
+def test_compressed_pages_in_a_batch_marked_plain_are_refused():
     page = b"".join(encode_page(some_records(), Compression.LZ4))
     with pytest.raises(CorruptData, match="announced compression"):
         decode_batch(forged(page, Compression.NONE, count=5), "it")

@@ -1,4 +1,4 @@
-"""The manifest of a snapshot, its pointer and the lease: values survive their bytes; hostile bytes are one sentence."""
+"""The manifest of a snapshot, its pointer and the lease: round trips, and errors for hostile bytes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_newer_schema_asks_for_an_upgrade():
         decode_snapshot(forged(schema=2, files="unknown"), "it", "/s")
 
 
-def test_one_that_is_too_large_is_refused_unread():
+def test_a_document_that_is_too_large_is_refused_unread():
     with pytest.raises(CorruptData, match="too large for a JSON document"):
         decode_snapshot(b" " * (LARGEST + 1), "it", "/s")
 

@@ -32,7 +32,7 @@ I64 = st.integers(-(2**63), 2**63 - 1)
 
 
 def block_of(*values: bytes) -> bytes:
-    """The plainest writer there is."""
+    """The simplest possible encoder of a block."""
     return b"".join(struct.pack("<I", len(value)) + value for value in values)
 
 
@@ -357,7 +357,7 @@ def test_a_frame_that_announces_more_than_it_can_hold_is_never_allocated_for(ann
 
 
 def bomb(size: int) -> bytes:
-    """A frame that tells no size and decompresses to so many zeros."""
+    """A zstd frame without a content size that decompresses to ``size`` zeros."""
     stream = pa.BufferOutputStream()
     with pa.CompressedOutputStream(stream, "zstd") as target:
         for _ in range(size >> 20):
@@ -419,7 +419,7 @@ def test_bytes_left_over_within_an_entry_are_corrupt():
         decode_manifest(data, "it")
 
 
-def test_a_newer_version_says_to_upgrade_and_an_older_one_never_was():
+def test_a_newer_version_says_to_upgrade_and_an_older_one_does_not_exist():
     for version in (2, 3, 255):
         with pytest.raises(UnsupportedVersion, match=f"it is a batch of version {version}"):
             decode_values(sealed(block_of(b"a"), 1, version=version), "it")

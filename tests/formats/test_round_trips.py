@@ -1,4 +1,4 @@
-"""Values survive their bytes, and the bytes are the ones that were written down."""
+"""Round trips of all formats, and their golden bytes."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Segment files: what goes in comes out, any Parquet reader can read it, and damage is never taken for records."""
+"""Segment files: round trips, reading with any Parquet reader, and damage, which is never taken for records."""
 
 import io
 import random
@@ -199,7 +199,7 @@ def test_listing_times_never_go_back() -> None:
     assert decode(whole(finish(writer)))[LISTED].cast(pa.int64()).to_pylist() == [5, 9, 9, 12]
 
 
-def test_the_size_so_far_foretells_the_size() -> None:
+def test_the_size_so_far_predicts_the_final_size() -> None:
     writer = SegmentWriter(0, expected=1 << 20)
     for number in range(20):
         writer.add(with_offsets([records(1000, number, value=300)], 1000 * number), term=0, listed=0)

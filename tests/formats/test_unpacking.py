@@ -1,4 +1,4 @@
-"""How much may be unpacked from how few bytes: judged from headers, and the same at every door."""
+"""Limits of unpacked bytes: checked from the headers, the same for every format."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_queue_batch_that_announces_billions_of_records_is_refused_by_its_foot
 
 
 def _queue_batch(block: memoryview, count: int, compression: Compression) -> Parts:
-    """As somebody would write it who knows no limit."""
+    """A batch object from a writer without limits."""
     body = pa.Codec("zstd").compress(block) if compression is Compression.ZSTD else block
     return [memoryview(body).cast("B"), struct.pack("<BIH", compression, count, 1)]
 

@@ -1,4 +1,4 @@
-"""What goes over the wire beside Arrow batches: whatever the bytes say, a value or the error that names them."""
+"""Messages of nodes beside Arrow batches: any bytes give a value, or an error that names them."""
 
 import contextlib
 import random
@@ -102,7 +102,7 @@ def test_a_page_has_the_checksum_of_its_batch_in_however_many_pieces_it_is(size)
     assert content_checksum(other) != content_checksum(batch)
 
 
-def test_a_report_with_flags_that_nobody_knows_is_refused():
+def test_a_report_with_unknown_flags_is_refused():
     report = bytearray(encode_advance(Advance(1, 20, 19, 3, 4)))
     report[1] = 2
     report[-4:] = crc32c(bytes(report[:-4])).to_bytes(4, "little")
@@ -167,7 +167,7 @@ def test_a_note_that_is_whole_and_makes_no_sense_is_damage_too(note):
         decode_note(encode_note(note), "a node")
 
 
-def test_whatever_a_ticket_says_it_is_read_or_refused():
+def test_a_ticket_of_any_content_is_read_or_refused():
     dice = random.Random(6)
     for ticket in TICKETS:
         data = encode_ticket(ticket)

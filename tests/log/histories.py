@@ -30,7 +30,7 @@ AppendTo = Callable[[ObjectLog, WriterId, int, tuple[bytes, ...]], Receipt]
 
 @dataclass(slots=True)
 class Appended:
-    """One append that its caller was told of."""
+    """One acknowledged append."""
 
     writer: WriterId
     number: int
@@ -59,7 +59,7 @@ class History:
 
 
 class Caller:
-    """A process with a bad line to the store; after dying it opens the log anew and knows only its own intentions."""
+    """A process with a failing store; after a crash it opens the log again and remembers only its own intentions."""
 
     def __init__(self, history: History, line: FaultyStore, chance: random.Random) -> None:
         self.history = history

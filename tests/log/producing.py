@@ -1,4 +1,4 @@
-"""What the producer's tests share: a gate for calls to the store, and handles that failed."""
+"""Shared parts of the producer's tests: a gate for calls to the store, and failed handles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REFUSED = StorageError("403 Forbidden")
 
 
 class Gate:
-    """Holds back what passes through it until it is opened, and counts it."""
+    """Blocks calls until it is opened, and counts them."""
 
     def __init__(self, line: FaultyStore, prefix: str = "batches/", *, stage: str = "before") -> None:
         self._open = threading.Event()
@@ -44,7 +44,7 @@ class Gate:
 
 
 def fail_while(line: FaultyStore, failing: Callable[[], bool], prefix: str = "batches/") -> None:
-    """Refuse writes below a prefix for as long as ``failing`` says so."""
+    """Refuse writes below a prefix while ``failing`` returns True."""
 
     def refuse(call: Call) -> None:
         if call.path.startswith(prefix) and call.name in ("put", "put_if") and call.stage == "before" and failing():

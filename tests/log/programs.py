@@ -1,7 +1,7 @@
 """Producers, consumers and collectors as programs of their own, for tests that kill them.
 
-``python -m tests.log.programs`` waits for a job on its standard input, and does it until another line there tells it to
-stop. When the input is closed it ends at once: with whoever started it. What it must not forget it notes in a file.
+``python -m tests.log.programs`` waits for a job on its standard input, and does it until another line asks it to stop.
+It ends at once when the input is closed, so that it does not outlive the test. What must survive it notes in a file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LULL = 0.02
 """Seconds that writers pause at most, so that the machine has time to start others."""
 
 GRACE = 0.2
-"""Seconds that trimmed objects are kept in an own log: a slot needs no grace period."""
+"""Seconds that trimmed objects are kept in an object log: a slot needs no grace period."""
 
 V1_GRACE = 8.0
 """The same for a queue of version 1, whose producers have half of it to list what they have uploaded."""
@@ -44,7 +44,7 @@ _NAMES = UUID(int=7)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a program is to do. ``name`` is its writer's, or its slot's; ``life`` counts how often it was started."""
+    """The job of a program. ``name`` is that of its writer or slot; ``life`` counts its starts."""
 
     role: str
     name: str
@@ -64,14 +64,14 @@ class Job:
 
 
 def start(errors: Path) -> subprocess.Popen[str]:
-    """A new process that waits for a job; its complaints go to a file."""
+    """A new process that waits for a job; its standard error goes to a file."""
     command = [sys.executable, "-m", "tests.log.programs"]
     with errors.open("ab") as said:
         return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=said, stderr=said, text=True)
 
 
 def tell(process: subprocess.Popen[str], line: Job | str) -> None:
-    """Give a process its job, or tell it to stop."""
+    """Send a process its job, or the request to stop."""
     assert process.stdin is not None
     process.stdin.write(f"{line if isinstance(line, str) else json.dumps(asdict(line))}\n")
     process.stdin.flush()
@@ -83,7 +83,7 @@ def writer_of(name: str) -> WriterId:
 
 
 def values_of(name: str, number: int) -> list[str]:
-    """What batch ``number`` of an appending writer holds: the same in all of its lives."""
+    """The values of batch ``number`` of an appending writer: the same in all of its lives."""
     return [f"{name}/{number}/{index}" for index in range(1 + number % 4)]
 
 
@@ -99,7 +99,7 @@ def read_notes(path: str) -> list[dict[str, Any]]:
 
 
 class Notes:
-    """A file to which a note is added, durably, before its writer goes on."""
+    """A file to which a note is added durably before its writer continues."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -115,7 +115,7 @@ class Notes:
 def append(job: Job, notes: Notes, stop: threading.Event) -> None:
     """Append numbered batches. What was under way when a life ended is repeated in the next, under the same number.
 
-    On an own log the last one that was acknowledged is repeated too: whoever is not sure may do that.
+    On an object log the last one that was acknowledged is repeated too: whoever is not sure may do that.
     """
     log, writer, chance = job.open(), writer_of(job.name), job.chance()
     number = sum(note["what"] == "acknowledged" for note in read_notes(job.notes))
@@ -227,7 +227,7 @@ def collect(job: Job, notes: Notes, stop: threading.Event) -> None:
 
 
 def _again(action: Callable[[], Any]) -> Any:
-    """What the action returns, tried again where that is said to help."""
+    """The result of the action, which is retried after retryable errors."""
     for _ in range(100):
         try:
             return action()

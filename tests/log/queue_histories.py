@@ -24,7 +24,7 @@ from strandline.testing.faulty import Call, Crash, Faults, FaultyStore
 from strandline.testing.interleave import Interleaver
 from strandline.testing.logs import records
 from strandline.testing.queues import QueuePlace
-from tests.log.queue_places import OwnPlace, PlaceKind, filled
+from tests.log.queue_places import ObjectLogPlace, PlaceKind, filled
 
 R = TypeVar("R")
 
@@ -57,7 +57,7 @@ class History:
 
 @dataclass(slots=True)
 class Machine:
-    """A process with a bad line to the place, which comes back after it died."""
+    """A process with a failing store, which is restarted after a crash."""
 
     history: History
     place: QueuePlace
@@ -66,12 +66,12 @@ class Machine:
 
     def log(self) -> ObjectLog | QueueLog:
         names = SeededChance(self.chance.getrandbits(64))
-        if isinstance(self.place, OwnPlace):
+        if isinstance(self.place, ObjectLogPlace):
             return open_log(self.line, clock=ManualClock(), chance=names)
         return open_queue(self.line, clock=ManualClock(), chance=names)
 
     def insist(self, action: Callable[[], R]) -> R:
-        """Repeat the very same call when nothing was heard of it."""
+        """Repeat the same call while its outcome is unknown."""
         for _ in range(30):
             try:
                 return action()
@@ -82,7 +82,7 @@ class Machine:
 
 @dataclass(slots=True)
 class Life:
-    """One life of one consumer, which keeps the history's books."""
+    """One life of one consumer, which records the history."""
 
     machine: Machine
     consumer: Consumer | None = None
@@ -94,12 +94,12 @@ class Life:
 
     def epoch(self) -> int:
         queue = self.consumer._queue
-        return queue._slot.epoch if isinstance(self.machine.place, OwnPlace) else queue._epoch
+        return queue._slot.epoch if isinstance(self.machine.place, ObjectLogPlace) else queue._epoch
 
     def newest(self) -> int:
-        """The epoch of the last claim, by a look past all lines."""
+        """The epoch of the last claim, read from the store without faults."""
         place = self.machine.place
-        return place.log.slots.get("default").epoch if isinstance(place, OwnPlace) else place.log.manifest().epoch
+        return place.log.slots.get("default").epoch if isinstance(place, ObjectLogPlace) else place.log.manifest().epoch
 
     def open(self) -> None:
         log = self.machine.insist(self.machine.log)
@@ -187,7 +187,7 @@ class Life:
 
 
 def play(seed: int, kind: PlaceKind, *, faults: Faults = BAD_LINE) -> History:
-    """Two or three consumers, a writer and, on own logs, a collector; in an order drawn from the seed."""
+    """Two or three consumers, a writer and, on object logs, a collector; in an order drawn from the seed."""
     chance = random.Random(seed)
     order = Interleaver(chance.getrandbits(64))
     history, place = History(seed), filled(kind, 5)
@@ -200,7 +200,7 @@ def play(seed: int, kind: PlaceKind, *, faults: Faults = BAD_LINE) -> History:
         return Machine(history, place, line, random.Random(chance.getrandbits(64)))
 
     tasks = [_consumer(machine()) for _ in range(chance.randint(2, 3))] + [_writer(machine())]
-    if kind is OwnPlace:
+    if kind is ObjectLogPlace:
         tasks.append(_collector(machine()))
     order.run(tasks)
     for line in lines:

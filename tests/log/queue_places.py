@@ -1,4 +1,4 @@
-"""Places of queues of both kinds, for the contract and for histories."""
+"""Queues of object logs and of version 1, for the contract and for histories."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from strandline.testing.plain import PlainStore
 from strandline.testing.queues import QueuePlace
 
 
-class OwnPlace(QueuePlace):
-    """An own log that behaves as a queue."""
+class ObjectLogPlace(QueuePlace):
+    """An object log that behaves as a queue."""
 
     letters = "dead-letter/default/"
 

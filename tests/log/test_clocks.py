@@ -1,4 +1,4 @@
-"""Clocks that are wrong, by any amount and in either direction: what one can do, and that it heals by itself."""
+"""Clocks that are wrong by any amount in either direction: their effects are bounded, and end by themselves."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SKEWS = pytest.mark.parametrize("skew", cases.some([10 * YEAR, YEAR, 120, -120, 
 
 
 class World:
-    """A bucket with a clock of its own, and machines whose clocks are each wrong by as much as a test says."""
+    """A bucket with a clock of its own, and machines whose clocks differ by chosen amounts."""
 
     def __init__(self, *, url: str = "s3://bucket", retention: str = "consumed", idle: int = 0) -> None:
         self.store_clock = ManualClock()
@@ -83,7 +83,7 @@ def test_a_collector_with_a_wrong_clock_stops_no_other_from_collecting(skew: flo
 
 @SKEWS
 @pytest.mark.parametrize("retention", ["consumed", "age:7d"])
-def test_a_dry_run_says_of_the_clocks_what_a_collection_says_and_leaves_nothing_behind(skew: float, retention: str):
+def test_a_dry_run_reports_clocks_as_a_collection_does_and_leaves_nothing(skew: float, retention: str):
     world = World(retention=retention)
     world.append(world.log, 3)
     world.append(world.machine(-skew), 1)
@@ -172,7 +172,7 @@ def test_nothing_goes_too_early_by_the_clock_of_one_collector(skew: float):
 
 
 @SKEWS
-def test_a_collector_says_which_clock_is_wrong_and_by_how_much(skew: float, caplog: pytest.LogCaptureFixture):
+def test_a_collector_reports_which_clock_is_wrong_and_by_how_much(skew: float, caplog: pytest.LogCaptureFixture):
     world = World()
     with caplog.at_level(logging.WARNING):
         done = world.machine(skew).trim()
@@ -351,7 +351,7 @@ def test_a_jump_that_is_taken_back_leaves_no_doubt(skew: int):
 def test_a_holder_that_is_seen_each_third_of_its_limit_is_never_idle(
     holder: int, collector: int, limit: int, turn: int
 ):
-    """Whatever its clock and one collector's say, and whenever that looks."""
+    """Whatever its clock and one collector's show, and whenever the collector runs."""
     limits, third = SlotLimits(idle_seconds=limit), limit * SECOND // 3
     state = SlotState("live", 0, "me", 1, NOW + holder)
     for beat in range(turn):
@@ -389,7 +389,7 @@ def test_a_hold_ends_when_collectors_have_seen_it_for_its_time(skew: int, second
 
 
 @given(times, some.floats(1, 10**6))
-def test_a_round_that_seems_to_be_of_the_future_keeps_nobody_waiting(collected: int, pause: float):
+def test_a_round_that_seems_to_be_of_the_future_delays_no_round(collected: int, pause: float):
     assert is_due(collected, NOW, pause) is not (-TOLERANCE <= NOW - collected < pause * SECOND)
     begun = begin_collection(Head(UUID(int=2), collected=collected), NOW)
     assert begun.collected == NOW

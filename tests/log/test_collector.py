@@ -1,4 +1,4 @@
-"""Trimming and garbage collection of an own log: what goes, when, and what never does."""
+"""Trimming and garbage collection of an object log: which objects are deleted, when, and which never are."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_a_slot_whose_position_is_trimmed_is_reported_for_that_first():
     assert [slot.invalid.reason for slot in bench.log.trim().invalidated] == [InvalidReason.WAL_REMOVED]
 
 
-def test_lag_is_looked_at_before_idleness():
+def test_lag_is_checked_before_idleness():
     bench = Bench("consumed", SlotLimits(lag_bytes=1, idle_seconds=1))
     bench.append(3)
     bench.log.slots.create("both", 0)
@@ -219,7 +219,7 @@ def test_lag_is_looked_at_before_idleness():
     assert [slot.invalid.reason for slot in bench.log.trim().invalidated] == [InvalidReason.HORIZON]
 
 
-def test_a_holder_that_says_it_is_alive_is_not_idle():
+def test_a_holder_that_touches_its_slot_is_not_idle():
     bench = Bench("consumed", SlotLimits(idle_seconds=60))
     bench.append(3)
     bench.log.slots.create("quiet", 1)
@@ -364,7 +364,7 @@ def test_foreign_objects_beside_the_log_are_left_alone(bench: Bench):
     assert set(strange) <= set(bench.paths(""))
 
 
-def test_a_dry_run_changes_nothing_and_says_what_would_be_done(bench: Bench):
+def test_a_dry_run_changes_nothing_and_reports_what_would_be_done(bench: Bench):
     bench.append(10)
     bench.log.slots.create("done", 7)
     bench.log.hold(2, 30)
@@ -406,7 +406,7 @@ def test_collectors_that_are_many_do_no_more_than_one(bench: Bench):
 
 
 def during_trim(bench: Bench, act: Callable[[], object]) -> ObjectLog:
-    """The log as a collector opens it during whose trim, just before the floor moves, something happens once."""
+    """The log on a store that calls a function once during a trim, just before the floor moves."""
     store = FaultyStore(bench.store)
     happened = []
 
@@ -504,7 +504,7 @@ def test_a_slot_dropped_and_created_again_keeps_its_old_holder_fenced(bench: Ben
 
 @pytest.mark.parametrize("every", sampled(12))
 @pytest.mark.parametrize("action", ["create", "reset", "drop", "hold", "release", "collect", "collect-late"])
-def test_death_at_any_operation_leaves_a_log_that_goes_on(action: str, every: int, monkeypatch: pytest.MonkeyPatch):
+def test_death_at_any_operation_leaves_a_log_that_continues(action: str, every: int, monkeypatch: pytest.MonkeyPatch):
     """At every store operation of an action, before it and after: then everything still works and nothing is lost."""
     monkeypatch.setattr("strandline.log.object.head.edits.CHUNK", 3)
     monkeypatch.setattr("strandline.log.object.head.edits.SPILL_AT", 4)
@@ -582,7 +582,7 @@ def test_deleting_a_chunk_before_what_it_lists_leaves_objects_behind(monkeypatch
     honest = collector.objects_of
     monkeypatch.setattr(collector, "objects_of", lambda cut, chunks: reversed(list(honest(cut, chunks))))
     with pytest.raises(AssertionError):
-        test_death_at_any_operation_leaves_a_log_that_goes_on("collect-late", 1, monkeypatch)
+        test_death_at_any_operation_leaves_a_log_that_continues("collect-late", 1, monkeypatch)
 
 
 # --- holds, newcomers, retention -------------------------------------------------------------------------------
@@ -686,7 +686,7 @@ def test_an_answer_lost_while_retention_is_changed_changes_it_once(bench: Bench)
     assert bench.open().identity.retention == MaxAge(86400)
 
 
-def test_reading_what_is_trimmed_meanwhile_says_that_the_cursor_expired(bench: Bench):
+def test_reading_what_is_trimmed_meanwhile_raises_cursor_expired(bench: Bench):
     bench.append(SPILL_AT)
     reading = bench.log.read(bench.log.start())
     next(reading)

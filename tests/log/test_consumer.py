@@ -14,7 +14,7 @@ from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Faults, FaultyStore
 from strandline.testing.plain import PlainStore
 from strandline.testing.queues import QueueContract, QueuePlace
-from tests.log.queue_places import OwnPlace, V1Place
+from tests.log.queue_places import ObjectLogPlace, V1Place
 
 
 @pytest.mark.matrix
@@ -23,7 +23,7 @@ class TestOwnLogInPlainMemory(QueueContract):
 
     @pytest.fixture
     def place(self) -> QueuePlace:
-        return OwnPlace(PlainStore())
+        return ObjectLogPlace(PlainStore())
 
 
 @pytest.mark.matrix
@@ -32,13 +32,13 @@ class TestOwnLogInMemory(QueueContract):
 
     @pytest.fixture
     def place(self) -> QueuePlace:
-        return OwnPlace(open_store(f"memory://consumer-{uuid4().hex}"))
+        return ObjectLogPlace(open_store(f"memory://consumer-{uuid4().hex}"))
 
 
 class TestOwnLogInFolder(QueueContract):
     @pytest.fixture
     def place(self, tmp_path: Path) -> QueuePlace:
-        return OwnPlace(open_store(str(tmp_path)))
+        return ObjectLogPlace(open_store(str(tmp_path)))
 
 
 @pytest.mark.matrix
@@ -57,7 +57,7 @@ class TestV1InFolder(QueueContract):
 
 
 def bad_line() -> ObjectStore:
-    """A store whose every fifth answer is lost, behind the retries that every opened store has."""
+    """A store that loses every fifth answer, wrapped in the retries of every opened store."""
     faults = Faults(after=0.2, before=0.05, throttled=0.05)
     return RetryingStore(FaultyStore(PlainStore(), seed=7, faults=faults), clock=ManualClock(), chance=SeededChance(7))
 
@@ -69,7 +69,7 @@ class TestOwnLogOverABadLine(QueueContract):
 
     @pytest.fixture
     def place(self) -> QueuePlace:
-        return OwnPlace(bad_line())
+        return ObjectLogPlace(bad_line())
 
 
 @pytest.mark.matrix

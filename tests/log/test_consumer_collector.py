@@ -1,4 +1,4 @@
-"""The collector in the background of a consumer: in its time, whatever happens, and not a moment longer."""
+"""The background collector of a consumer: runs at its interval, survives failures, and ends with the consumer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOON = 120.0
 
 
 class Watched(ObjectLogQueue):
-    """A queue that tells when a round is over."""
+    """A queue that signals the end of a round."""
 
     def __init__(self, log: ObjectLog) -> None:
         super().__init__(log)
@@ -128,7 +128,7 @@ def test_a_fenced_consumer_s_is_stopped_too(queue: Watched, clock: ManualClock) 
     assert not consumer._threads.collector.running
 
 
-def test_a_consumer_that_nobody_closed_takes_it_along(queue: Watched, clock: ManualClock) -> None:
+def test_a_consumer_that_was_never_closed_stops_its_collector(queue: Watched, clock: ManualClock) -> None:
     consumer = Consumer(queue, clock=clock)
     thread = consumer._threads.collector._thread
     del consumer
@@ -146,7 +146,7 @@ def test_without_one_no_thread_is_started_but_for_heartbeats(queue: Watched) -> 
     assert not heartbeat.is_alive()
 
 
-def test_a_round_says_that_the_consumer_is_alive(queue: Watched, clock: ManualClock) -> None:
+def test_a_round_updates_when_the_slot_was_last_seen(queue: Watched, clock: ManualClock) -> None:
     with Consumer(queue, clock=clock):
         before = queue._log.slots.get("default").last_seen
         queue._log.clock.advance(100.0)

@@ -1,4 +1,4 @@
-"""A consumer that dies, or whose line fails, at every single operation: nothing is skipped, nothing comes again."""
+"""A consumer that crashes, or loses an answer, at each operation: no batch is skipped, no acknowledged one repeated."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from strandline.testing.faulty import Call, Crash, Fault, Faults, FaultyStore
 from strandline.testing.queues import QueuePlace
 from strandline.testing.queues.places import first_to_come
 from tests.cases import some
-from tests.log.queue_places import OwnPlace, PlaceKind, V1Place, filled
+from tests.log.queue_places import ObjectLogPlace, PlaceKind, V1Place, filled
 
 BATCHES = 9
-KINDS = [OwnPlace, V1Place]
+KINDS = [ObjectLogPlace, V1Place]
 
 
 @dataclass
 class Life:
-    """One life of a consumer, and what it knows: what it asked to acknowledge, and what of that was promised."""
+    """One life of a consumer, with the requested acknowledgements and the durable ones."""
 
     place: QueuePlace
     line: ObjectStore
@@ -91,7 +91,7 @@ class Life:
 
 
 def check(life: Life) -> None:
-    """The next consumer begins behind what was promised, at most behind what was asked, and reads all the rest."""
+    """The next consumer begins after the durable acknowledgements, at most after the requested ones."""
     place = life.place
     begins = first_to_come(place)
     assert life.promised <= begins, f"{begins} comes again though it was acknowledged durably"
@@ -104,7 +104,7 @@ def check(life: Life) -> None:
 
 
 def lives(kind: PlaceKind, *, after: bool, last_acked: int | None = None) -> int:
-    """Let a consumer die at each operation of its life in turn; returns how many deaths there were."""
+    """Let a consumer crash at each operation of its life in turn; returns the number of crashes."""
     for number in count():
         place = filled(kind, BATCHES)
         line = FaultyStore(place.store)
@@ -123,7 +123,7 @@ def lives(kind: PlaceKind, *, after: bool, last_acked: int | None = None) -> int
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("after", some([True, False], 1), ids=["after", "before"])
-def test_wherever_a_consumer_dies_a_new_one_goes_on_where_it_was(kind: PlaceKind, *, after: bool) -> None:
+def test_wherever_a_consumer_dies_a_new_one_continues_where_it_was(kind: PlaceKind, *, after: bool) -> None:
     assert lives(kind, after=after) >= 15
 
 
@@ -138,7 +138,7 @@ def test_so_it_does_if_it_died_while_acknowledging_at_opening(kind: PlaceKind, *
 def test_wherever_a_consumer_dies_that_rewinds_its_slot_nothing_is_skipped(*, after: bool) -> None:
     deaths = 0
     for number in count():
-        place = filled(OwnPlace, BATCHES)
+        place = filled(ObjectLogPlace, BATCHES)
         place.log.set_retention("forever")
         with place.open() as consumer:
             consumer.next_descriptors(BATCHES)
@@ -219,7 +219,7 @@ def test_a_twin_that_takes_an_acknowledgement_for_durable_that_is_not_is_caught(
 
     monkeypatch.setattr(ObjectLogQueue, "acknowledge", forget)
     with pytest.raises(AssertionError, match="comes again"):
-        lives(OwnPlace, after=False)
+        lives(ObjectLogPlace, after=False)
 
 
 def test_a_twin_that_acknowledges_what_it_only_handed_out_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def test_a_twin_that_acknowledges_what_it_only_handed_out_is_caught(monkeypatch:
         return self.ack_through(self.read - 1)
 
     monkeypatch.setattr(AckProgress, "ack", ack_all)
-    place = filled(OwnPlace, BATCHES)
+    place = filled(ObjectLogPlace, BATCHES)
     life = Life(place, FaultyStore(place.store))
     life.open()
     life.take(), life.take()
@@ -251,4 +251,4 @@ def test_a_twin_that_moves_its_cursor_before_the_fetch_is_caught(monkeypatch: py
     monkeypatch.setattr(BatchReader, "look", hand_out_at_once)
     monkeypatch.setattr(BatchReader, "hand_out", lambda *_: None)
     with pytest.raises((AssertionError, OutOfOrderAck)):
-        test_whichever_operation_fails_the_same_call_can_be_repeated(OwnPlace, "before")
+        test_whichever_operation_fails_the_same_call_can_be_repeated(ObjectLogPlace, "before")

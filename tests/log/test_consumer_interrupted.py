@@ -1,4 +1,4 @@
-"""A consumer that is interrupted or cancelled: what did not reach its caller comes again, and is never acknowledged."""
+"""An interrupted or cancelled consumer repeats a batch that did not reach its caller, and never acknowledges it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 class Interrupting:
-    """Raises ``KeyboardInterrupt`` where the so-manieth of the consumer's own inner calls begins or has ended.
+    """Raises ``KeyboardInterrupt`` at the n-th beginning or end of a call inside the consumer.
 
     Signals come between calls, too, but never between the end of a ``with`` block and what that calls.
     """
@@ -177,7 +177,7 @@ CALLS = {
 @pytest.mark.matrix
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # some places are in __del__
 @pytest.mark.parametrize("call", CALLS)
-def test_a_consumer_goes_on_after_a_signal_at_any_place_of_a_call(call: str) -> None:
+def test_a_consumer_continues_after_a_signal_at_any_place_of_a_call(call: str) -> None:
     log = sl.open(f"memory://interrupted-{call}", create=True)
     with log.producer() as producer:
         for entry in (b"a", b"b", b"c", b"d"):

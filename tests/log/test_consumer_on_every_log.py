@@ -146,7 +146,7 @@ def test_over_flight_an_acknowledgement_survives_a_crash_of_the_node(tmp_path: P
             assert [slot.position for slot in stored] == [2]
 
 
-def test_a_consumer_reads_segments_and_goes_on_in_the_hot_tier(tmp_path: Path) -> None:
+def test_a_consumer_reads_segments_and_continues_in_the_hot_tier(tmp_path: Path) -> None:
     url = f"wal://{tmp_path}/log"
     with sl.open(url, create=True) as log:
         for number in range(4):
@@ -180,7 +180,7 @@ def test_a_write_ahead_log_is_consumed_by_the_process_that_writes_it(wal: WalLog
 
 
 @pytest.mark.matrix
-def test_a_replica_has_no_slots_and_says_who_has(tmp_path: Path) -> None:
+def test_a_replica_has_no_slots_and_names_the_primary(tmp_path: Path) -> None:
     with (
         sl.node.Primary.open(tmp_path / "a", name="a") as primary,
         sl.node.Replica.open(tmp_path / "b", primary.url, name="b") as replica,
@@ -191,7 +191,7 @@ def test_a_replica_has_no_slots_and_says_who_has(tmp_path: Path) -> None:
             sl.Consumer(replica)
 
 
-def test_a_slot_that_is_dropped_or_unknown_to_a_new_primary_says_how_to_go_on(wal: WalLog) -> None:
+def test_a_slot_that_is_dropped_or_unknown_to_a_new_primary_says_how_to_continue(wal: WalLog) -> None:
     consumer = sl.Consumer(wal, slot="billing")
     consumer.next_descriptors(2)
     consumer.ack_through(3)
@@ -231,7 +231,7 @@ def free_port() -> int:
 
 
 def damaged(folder: Path) -> Callable[[], None]:
-    """A closed log with three batches, of which the second is damaged; returns how to heal it."""
+    """A closed log with three batches, of which the second is damaged; returns a function that repairs it."""
     with WalLog.open(folder, roll_bytes=1) as log:  # a file for each: opening reads the last one
         for number in range(3):
             append(log, b"value %d" % number, number=number)

@@ -1,4 +1,4 @@
-"""The queue face of own logs: slots, newcomers, retention, positions within batches, long backlogs."""
+"""The queue API of object logs: slots, new consumers, retention, positions within batches, long backlogs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TestSlots:
         (state,) = log.slots.list()
         assert (state.name, state.position, state.holder, state.epoch) == ("billing", 0, "node-1", 1)
 
-    def test_a_new_holder_raises_the_epoch_and_the_same_one_fences_nobody(self, log: ObjectLog) -> None:
+    def test_a_new_holder_raises_the_epoch_and_the_same_one_fences_no_holder(self, log: ObjectLog) -> None:
         one = opened(log, holder="node-1")
         again = opened(log, holder="node-1")
         assert log.slots.get("default").epoch == 1
@@ -91,7 +91,7 @@ class TestSlots:
         with pytest.raises(Fenced, match="node-2"):
             one.next_batch()
 
-    def test_each_consumer_is_a_new_holder_unless_it_says_otherwise(self, log: ObjectLog) -> None:
+    def test_each_consumer_is_a_new_holder_by_default(self, log: ObjectLog) -> None:
         assert opened(log).holder != opened(log).holder
         assert log.slots.get("default").epoch == 2
 
@@ -104,7 +104,7 @@ class TestSlots:
         assert rest(opened(log, "one")) == [3]
         assert rest(opened(log, "two")) == [1, 2, 3]
 
-    def test_an_acknowledgement_moves_the_slot_behind_the_batch(self, log: ObjectLog) -> None:
+    def test_an_acknowledgement_moves_the_slot_past_the_batch(self, log: ObjectLog) -> None:
         consumer = opened(log)
         rest(consumer)
         for sequence, position in enumerate((3, 4, 8, 10)):
@@ -123,7 +123,7 @@ class TestSlots:
         with pytest.raises(CursorExpired):
             one.descriptors_between(0, 1)
 
-    def test_a_consumer_of_a_trimmed_log_goes_on_where_it_was(self, log: ObjectLog) -> None:
+    def test_a_consumer_of_a_trimmed_log_continues_where_it_was(self, log: ObjectLog) -> None:
         consumer = opened(log)
         assert consumer.next_batch().sequence == 0
         consumer.ack_through(0)
@@ -188,7 +188,7 @@ class TestNewcomers:
             opened(log, start="somewhere")
         assert [state.name for state in log.slots.list()] == ["passing"]
 
-    def test_a_new_slot_begins_with_what_is_retained_unless_it_says_otherwise(self, log: ObjectLog) -> None:
+    def test_a_new_slot_begins_with_what_is_retained_by_default(self, log: ObjectLog) -> None:
         with opened(log, "passing") as consumer:
             rest(consumer)
             consumer.ack_through(1)
@@ -202,7 +202,7 @@ class TestNewcomers:
         for start in ("beginning", "retained", "now", 8):
             assert rest(opened(log, start=start)) == [1, 2, 3]
 
-    def test_with_last_acked_the_slot_is_created_right_behind_it(self, log: ObjectLog) -> None:
+    def test_with_last_acked_the_slot_is_created_right_after_it(self, log: ObjectLog) -> None:
         assert rest(opened(log, last_acked=1, start="now")) == [2, 3]
         assert log.slots.get("default").position == 4
 
@@ -254,7 +254,7 @@ class TestLastAcked:
         assert log.slots.get("default") == before
         assert rest(opened(log, last_acked=2)) == [3]
 
-    def test_a_race_with_the_former_holder_ends_right_behind_last_acked(self) -> None:
+    def test_a_race_with_the_former_holder_ends_right_after_last_acked(self) -> None:
         place = PlainStore()
         theirs = open_log(place, create=True, chance=SeededChance(1))
         fill(theirs, ManualClock())
@@ -280,7 +280,7 @@ class TestLastAcked:
 
 
 class TestInvalidSlots:
-    def test_opening_one_is_an_error_that_says_how_to_heal_it_and_claims_nothing(self, log: ObjectLog) -> None:
+    def test_opening_one_raises_an_error_with_the_repair_and_claims_nothing(self, log: ObjectLog) -> None:
         opened(log, holder="former").close()
         invalidate(log)
         before = log.slots.get("default")
@@ -295,7 +295,7 @@ class TestInvalidSlots:
         log.slots.reset("default", 4)
         assert rest(opened(log)) == [2, 3]
 
-    def test_its_consumer_gets_an_error_at_the_next_look_and_acknowledgement(self, log: ObjectLog) -> None:
+    def test_its_consumer_gets_an_error_at_the_next_read_and_acknowledgement(self, log: ObjectLog) -> None:
         consumer = opened(log)
         consumer.next_batch()
         invalidate(log)
@@ -327,7 +327,7 @@ class TestInvalidSlots:
         with pytest.raises(Fenced):
             consumer.flush()
 
-    def test_a_consumer_that_looks_is_not_idle(self, clock: ManualClock) -> None:
+    def test_a_consumer_that_reads_is_not_idle(self, clock: ManualClock) -> None:
         log = open_log(PlainStore(), create=True, retention="consumed", limits=SlotLimits(idle_seconds=60), clock=clock)
         fill(log, clock)
         consumer, other = opened(log, "alive"), opened(log, "gone")
@@ -339,7 +339,7 @@ class TestInvalidSlots:
         with pytest.raises(SlotInvalid, match="idle-timeout"):
             other.next_batch()
 
-    def test_looking_writes_nothing_where_nobody_can_be_idle(self, log: ObjectLog, clock: ManualClock) -> None:
+    def test_reading_writes_nothing_where_no_slot_can_be_idle(self, log: ObjectLog, clock: ManualClock) -> None:
         line = FaultyStore(log.store)
         consumer = opened(open_log(line, clock=clock))
         line.log.clear()
@@ -443,7 +443,7 @@ class TestBatches:
         assert again.next_batch().values == [b"70"]
         assert [found.sequence for found in again.descriptors_between(60, 130)] == list(range(60, 131))
 
-    def test_opening_and_looking_cost_the_same_however_long_the_backlog(self) -> None:
+    def test_opening_and_reading_cost_the_same_however_long_the_backlog(self) -> None:
         costs = []
         for length in (120, 480):
             place = PlainStore()
@@ -509,7 +509,7 @@ class TestDeadLetters:
         names = [item.path for item in log.store.list("dead-letter/")]
         assert names == [f"dead-letter/{slot}/{number:020d}.json" for slot in ("one", "two") for number in range(4)]
 
-    def test_a_letter_says_everything_about_its_batch(self, clock: ManualClock) -> None:
+    def test_a_dead_letter_describes_its_batch_in_full(self, clock: ManualClock) -> None:
         log = open_log(PlainStore(), create=True)
         with log.producer() as producer:
             producer.produce([b"a"], b"\xff payload")
@@ -621,13 +621,13 @@ class TestPlaces:
             with pytest.raises(InvalidInput):
                 sl.Consumer(place, **options)
 
-    def test_a_queue_that_was_not_claimed_says_so(self, log: ObjectLog) -> None:
+    def test_a_queue_that_was_not_claimed_raises(self, log: ObjectLog) -> None:
         with pytest.raises(InvalidInput, match="not claimed"):
             ObjectLogQueue(log).look(0)
 
 
 class TestVersion1:
-    def test_a_last_acked_ahead_of_an_empty_queue_is_taken_as_it_is(self) -> None:
+    def test_a_last_acked_ahead_of_an_empty_queue_is_accepted(self) -> None:
         queue = open_queue(PlainStore())
         consumer = Consumer(queue, last_acked=7, trim_every=None)
         assert consumer.next_to_ack == 8
@@ -660,7 +660,7 @@ class TestArguments:
             ({"ack_every": 0}, "ack_every is a whole number from 1"),
         ],
     )
-    def test_one_that_can_never_work_is_refused_before_anything_is_claimed(
+    def test_options_that_can_never_work_are_refused_before_anything_is_claimed(
         self, log: ObjectLog, options: dict[str, Any], said: str
     ) -> None:
         with pytest.raises(InvalidInput, match=said):

@@ -13,7 +13,7 @@ from strandline.model.head import QueueManifest
 from strandline.model.retention import SlotState
 from tests.cases import sampled
 from tests.log.queue_histories import play
-from tests.log.queue_places import OwnPlace, PlaceKind, V1Place
+from tests.log.queue_places import ObjectLogPlace, PlaceKind, V1Place
 
 HISTORIES = 300
 
@@ -28,7 +28,7 @@ def played(kind: PlaceKind, seeds: range) -> None:
 
 
 @pytest.mark.parametrize("every", sampled(15))
-@pytest.mark.parametrize("kind", [OwnPlace, V1Place])
+@pytest.mark.parametrize("kind", [ObjectLogPlace, V1Place])
 def test_after_the_fence_the_old_one_changes_nothing_and_nothing_is_skipped_or_comes_again(
     kind: PlaceKind, every: int
 ) -> None:
@@ -37,12 +37,12 @@ def test_after_the_fence_the_old_one_changes_nothing_and_nothing_is_skipped_or_c
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kind", [OwnPlace, V1Place])
+@pytest.mark.parametrize("kind", [ObjectLogPlace, V1Place])
 def test_the_same_for_many_more_histories(kind: PlaceKind) -> None:
     played(kind, range(HISTORIES, 40 * HISTORIES))
 
 
-def caught(*signs: str, kind: PlaceKind = OwnPlace) -> bool:
+def caught(*signs: str, kind: PlaceKind = ObjectLogPlace) -> bool:
     """Whether a history of a broken twin shows one of these signs; others have consequences that show, too."""
     others = []
     for seed in range(400):
@@ -56,7 +56,7 @@ def caught(*signs: str, kind: PlaceKind = OwnPlace) -> bool:
 
 
 @pytest.mark.matrix
-def test_a_consumer_that_acknowledges_without_looking_at_its_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_consumer_that_acknowledges_without_checking_its_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = rules.advance
 
     def advance_anyway(state: SlotState, *, holder: str, epoch: int, to: int, **others: Any) -> SlotState:
@@ -68,7 +68,7 @@ def test_a_consumer_that_acknowledges_without_looking_at_its_epoch_is_caught(mon
     assert caught("went well after")
 
 
-def test_a_consumer_that_reads_without_looking_at_its_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_consumer_that_reads_without_checking_its_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ObjectLogQueue, "_own_state", lambda self: self._log.slots.get(self.slot))
     assert caught("went well after")
 
@@ -90,9 +90,9 @@ def test_a_consumer_that_begins_where_the_slot_was_before_it_claimed_it_is_caugh
     assert caught("comes again", "is gone")
 
 
-def test_a_queue_of_version_1_that_does_not_look_at_its_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_of_version_1_that_does_not_check_its_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def anyone(manifest: QueueManifest, epoch: int) -> None:
-        """Look the other way."""
+        """Accept any holder."""
 
     monkeypatch.setattr(edits, "check_epoch", anyone)
     assert caught("went well after", kind=V1Place)

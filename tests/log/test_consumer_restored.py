@@ -1,4 +1,4 @@
-"""A queue that is restored from a copy under a running consumer, and grows differently: the consumer is told."""
+"""A queue that is restored from a copy under a running consumer, and grows differently: that gets ``Diverged``."""
 
 import shutil
 from pathlib import Path
@@ -123,7 +123,7 @@ def test_a_consumer_that_was_given_nothing_yet_passes_over_no_batch_of_the_new_h
         assert [batch.values for batch in again] == [[b"x"], [b"y"], [b"z"]]
 
 
-def test_of_two_consumers_with_one_epoch_after_a_restore_only_the_later_goes_on(tmp_path: Path) -> None:
+def test_of_two_consumers_with_one_epoch_after_a_restore_only_the_later_continues(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     log = sl.open(str(folder), create=True)
     produce(log, b"a", b"b")

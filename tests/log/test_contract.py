@@ -78,7 +78,7 @@ class TestObjectLogSeenByAnother(ObjectLogContract):
 
 
 class Newcomers:
-    """A log that is opened anew for each call."""
+    """A log that is opened again for each call."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -110,7 +110,7 @@ def test_reading_writes_nothing_to_the_store() -> None:
     assert len(line.named("put", "put_if", "delete")) == before
 
 
-def test_waiting_looks_at_the_head_ever_more_rarely_until_its_time_is_over() -> None:
+def test_waiting_polls_the_head_ever_more_rarely_until_its_time_is_over() -> None:
     clock = ManualClock()
     log = open_log(PlainStore(), create=True, clock=clock)
     assert not log.wait(log.start(), 10.0)

@@ -73,7 +73,7 @@ def snapshot(place: ObjectStore) -> dict[str, bytes]:
 
 
 def complaint(action: Callable[[], object], kind: type[StrandlineError], place: ObjectStore) -> str:
-    """What an action says; it must be of this kind, be final, and change nothing."""
+    """The error of an action; it must be of this class, not retryable, and change nothing."""
     before = snapshot(place)
     with pytest.raises(kind) as caught:
         action()
@@ -149,7 +149,7 @@ class TestChunk:
         assert "offsets 0 to 63" in message
         assert "Restore" in message
 
-    def test_writing_goes_on_without_a_chunk(self, place: PlainStore, spilled: ObjectLog) -> None:
+    def test_writing_continues_without_a_chunk(self, place: PlainStore, spilled: ObjectLog) -> None:
         place.delete(paths(place, "chunks/")[0])
         assert append(open_log(place), b"x", number=SPILLED).first == SPILLED
 

@@ -1,4 +1,4 @@
-"""Whoever needs a folder of this machine refuses an address: it would begin empty in a folder called ``s3:``."""
+"""Calls that need a local folder refuse an address: it would create a folder called ``s3:``."""
 
 import pytest
 

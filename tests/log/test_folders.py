@@ -1,4 +1,4 @@
-"""What is in a folder is recognised before anything is opened there."""
+"""The kind of a folder's content is recognised before anything is opened there."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
-def test_each_thing_is_recognised_and_left_as_it_is(tmp_path, make):
+def test_each_kind_of_folder_is_recognised_and_left_unchanged(tmp_path, make):
     place = tmp_path / "place"
     make(place)
     before = things.state_of(tmp_path)
@@ -118,7 +118,7 @@ def test_a_relative_path_and_the_simulated_disk_will_do(tmp_path, monkeypatch):
     assert contents("/data/place", disk=disk).is_free()
 
 
-def test_the_refusal_says_what_it_is_and_what_is_meant(tmp_path):
+def test_the_error_names_what_is_there_and_what_was_expected(tmp_path):
     things.node(tmp_path / "place")
     there = contents(tmp_path / "place", disk=DISK)
     with pytest.raises(

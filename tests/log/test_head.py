@@ -1,4 +1,4 @@
-"""The head: a naive list of entries is its model, whatever spilled; it stays small, and knows its writers."""
+"""The head, compared with a plain list of entries: searches across spilled chunks, a small head, known writers."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ class TestSpilling:
 def naive_plan(
     entries: list[Entry], since: int, records: int | None, size: int | None, batches: int | None, upto: int | None
 ) -> list[tuple[Entry, int, int]]:
-    """The plan as its sentences say it: take batches while all limits hold, but at least one."""
+    """The plan by its definition: take batches while all limits hold, but at least one."""
     wanted = [
         (entry, max(entry.first, since), min(entry.next, entry.next if upto is None else upto)) for entry in entries
     ]
@@ -299,7 +299,7 @@ class TestWriters:
         with pytest.raises(WriterExpired):
             list_batches(crowded, [listing(1, writer=stranger, born=10)], now=0)
 
-    def test_a_remembered_writer_goes_on_whenever_it_was_born(self, crowded: Head) -> None:
+    def test_a_remembered_writer_continues_whenever_it_was_born(self, crowded: Head) -> None:
         listed = list_batches(crowded, [listing(1, writer=writer_named(50), born=0)], now=0)
         assert listed.next_offset == crowded.next_offset + 1
 
@@ -341,7 +341,7 @@ class TestWriters:
 
 class TestGenerations:
     def collect(self, log: ObjectLog) -> None:
-        """What a collector does first: nothing of an older generation may be listed from now on."""
+        """The first step of a collector: no object of an older generation may be listed from now on."""
         log._lister.cell.update(
             OpId(uuid4()),
             lambda head: replace(head, generation=head.generation + 1, min_generation=head.generation + 1),
@@ -370,7 +370,7 @@ class TestGenerations:
         place.delete(next(path for path in paths(place, "batches/") if path != entry.location))
         assert content(log) == [(0, b"a")]
 
-    def test_a_producer_from_before_a_collection_goes_on(self) -> None:
+    def test_a_producer_from_before_a_collection_continues(self) -> None:
         log = open_log(PlainStore(), create=True)
         with log.producer(linger=3600.0) as producer:
             for number in range(4):

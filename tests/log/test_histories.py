@@ -47,7 +47,7 @@ LOSSY = Faults(after=0.15, before=0.05)
 
 
 def caught(append_to: AppendTo = append_numbered, *, faults: Faults = LOSSY) -> str:
-    """What the check says of a broken twin, within a few hundred histories."""
+    """The error that the check finds in a broken twin within a few hundred histories."""
     for seed in range(400):
         try:
             play(seed, append_to, faults=faults)
@@ -56,7 +56,7 @@ def caught(append_to: AppendTo = append_numbered, *, faults: Faults = LOSSY) -> 
     pytest.fail("nobody noticed")
 
 
-def test_a_caller_that_appends_anew_when_it_got_no_answer_is_caught() -> None:
+def test_a_caller_that_appends_under_a_new_number_when_it_got_no_answer_is_caught() -> None:
     def append_anew(log: ObjectLog, writer: WriterId, number: int, values: tuple[bytes, ...]) -> Receipt:
         for attempt in range(10):
             stranger = WriterId(type(writer)(int=writer.int ^ (attempt << 8 | number)))
@@ -83,7 +83,7 @@ def test_a_lister_that_ignores_writers_numbers_is_caught(monkeypatch: pytest.Mon
     assert "listed twice" in caught()
 
 
-def test_a_holder_that_advances_without_looking_at_its_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_that_advances_without_checking_its_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = rules.advance
 
     def advance_anyway(state: rules.SlotState, *, holder: str, epoch: int, **others: Any) -> rules.SlotState:

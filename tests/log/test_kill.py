@@ -109,7 +109,7 @@ class Crew:
             self._running.pop(name).communicate()
 
     def story(self) -> Story:
-        """What all of them noted."""
+        """The notes of all programs."""
         story = Story(self.killed, queue=next(iter(self._jobs.values())).queue)
         for name, job in self._jobs.items():
             getattr(story, job.role)[name] = read_notes(job.notes)
@@ -136,7 +136,7 @@ class Story:
                 yield from (note for note in notes if note["what"] == what)
 
     def complaints(self) -> list[str]:
-        """All that is wrong with it."""
+        """All violations."""
         said = [f"{note['kind']}: {note['said']}" for note in self.notes("error")]
         said += [f"slots were invalidated: {note}" for note in self.notes("collected") if note["invalidated"]]
         batches: dict[int, Note] = {}
@@ -202,7 +202,7 @@ class Story:
                 yield f"{series} came in this order: {numbers}"
 
     def _receipts(self, listed: list[Note]) -> Iterator[str]:
-        """What a writer was told about where its values are is true."""
+        """Each value is at the offset that its writer got."""
         at: dict[str, set[int]] = defaultdict(set)
         for batch in listed:
             for offset, value in zip(batch["offsets"], batch["values"], strict=True):
@@ -243,7 +243,7 @@ def _deliveries(slot: str, notes: list[Note]) -> Iterator[str]:
 
 
 def kill_in_a_loop(crew: Crew, look: Callable[[], None], *, kills: int, seed: int) -> Story:
-    """Kill so many, look at what is stored now and then, and let those who are left finish."""
+    """Kill programs over and over, check the stored data now and then, and let the remaining ones finish."""
     chance = random.Random(seed)
     with crew:
         for number in range(1, kills + 1):

@@ -1,4 +1,4 @@
-"""Lost answers of every conditional write of a log: nothing is doubled, nothing is lost."""
+"""Lost answers of every conditional write of a log: no append is duplicated or lost."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def place() -> PlainStore:
 
 @pytest.fixture
 def theirs(place: PlainStore) -> ObjectLog:
-    """Somebody else's view of the log, over a good line."""
+    """The log as another process sees it, through a store without faults."""
     return opened(place, 2)
 
 
 @pytest.fixture
 def line(place: PlainStore, theirs: ObjectLog) -> FaultyStore:
-    """Our line, which a test may cut."""
+    """The store of this process, which a test may let fail."""
     return FaultyStore(place)
 
 
@@ -60,7 +60,7 @@ def ours(line: FaultyStore) -> ObjectLog:
 
 
 def once(line: FaultyStore, path: str, then: Callable[[], object], *, stage: str = "after") -> None:
-    """Run something when the next conditional write of this object has landed and nobody heard of it."""
+    """Call a function when the next conditional write of this object is stored and its answer is lost."""
     left = [then]
 
     def callback(call: Call) -> None:

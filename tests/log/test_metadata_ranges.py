@@ -1,4 +1,4 @@
-"""Metadata ranges of a batch, kept in columns, are as good as the tuple of them."""
+"""Metadata ranges in columns equal the tuple of the same ranges."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_they_are_indexed_cut_searched_and_shown_as_the_tuple_is():
     assert pickle.loads(pickle.dumps(RANGES)) == PLAIN
 
 
-def test_parts_are_joined_in_order_and_moved_behind_other_records():
+def test_parts_are_joined_in_order_and_moved_after_other_records():
     assert MetadataRanges.joined([]) == ()
     assert MetadataRanges.joined([RANGES, RANGES.shifted(4)])[3:] == tuple(
         item._replace(start=item.start + 4) for item in PLAIN

@@ -1,4 +1,4 @@
-"""Each number of docs/metrics.md moves when what it counts happens, and every name is documented."""
+"""Each metric of docs/metrics.md counts what its description says, and every metric is documented."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def value(name: str, **labels: str) -> float:
 
 
 class Moved:
-    """How far numbers moved within a block."""
+    """The change of metrics within a block."""
 
     def __init__(self, *names: str, **labels: str) -> None:
         self._names, self._labels = names, labels

@@ -1,4 +1,4 @@
-"""The numbered writer: one id, one number for each batch, and what becomes of both when the log fails."""
+"""The numbered writer: one id, one number for each batch, and both after failures of the log."""
 
 import pytest
 
@@ -139,7 +139,7 @@ def test_an_id_that_the_log_has_forgotten_is_replaced_at_once():
     assert log.calls[-1] == (log.calls[-2][0], 1)
 
 
-def test_an_id_that_was_forgotten_behind_a_lost_answer_leaves_the_batch_in_doubt():
+def test_an_id_that_was_forgotten_after_a_lost_answer_leaves_the_batch_in_doubt():
     error = WriterExpired("Silent for too long.")
     log = Troubled(("after", LOST[0]), ("before", error))
     writer = writer_of(log)

@@ -56,7 +56,7 @@ class TestCreation(test_lost_answers.TestCreation):
 
 @pytest.fixture
 def place(s3_place: Callable[[], ObjectStore]) -> ObjectStore:
-    """Where the tests of lost answers, which are taken over as they are, have their log."""
+    """The store of the log in the tests of lost answers, which are imported unchanged."""
     return s3_place()
 
 

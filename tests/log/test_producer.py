@@ -1,4 +1,4 @@
-"""The producer: when batches close, in which order they are listed, and what their handles say."""
+"""The producer: when batches close, in which order they are listed, and the results of their handles."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class TestOrder:
             mine = [int(v) for k, v in zip(found["key"], found["value"], strict=True) if k == name]
             assert mine == list(range(500))
 
-    def test_a_producer_goes_on_behind_the_last_number_of_its_writer(self, log: ObjectLog) -> None:
+    def test_a_producer_continues_after_the_last_number_of_its_writer(self, log: ObjectLog) -> None:
         with log.producer(linger=NEVER) as first:
             first.append(value=b"a")
             first.flush(SOON)
@@ -364,7 +364,7 @@ class TestWhatIsAppended:
             MetadataRange(start, handle.ingested, b"") for start, handle in zip(starts, handles, strict=True)
         )
 
-    def test_metadata_begins_behind_what_was_appended_before_it(self, log: ObjectLog) -> None:
+    def test_metadata_begins_after_what_was_appended_before_it(self, log: ObjectLog) -> None:
         with log.producer(linger=NEVER) as producer:
             producer.append(value=b"a")
             producer.append_batch(records(b"b", b"c"))
@@ -438,7 +438,7 @@ class TestWhatIsAppended:
         assert content(log) == [(0, b"before"), (1, b"after")]
 
     @pytest.mark.parametrize("part", some(["key", "value"], 1))
-    def test_a_record_over_the_limit_is_refused_and_takes_nobody_with_it(self, log: ObjectLog, part: str) -> None:
+    def test_a_record_over_the_limit_is_refused_and_affects_no_other_record(self, log: ObjectLog, part: str) -> None:
         huge = bytes(MAX_RECORD_BYTES + 1)
         with log.producer(linger=NEVER) as producer:
             before = producer.append(value=b"before")

@@ -190,7 +190,7 @@ def test_rows_are_cut_by_columns_as_they_would_be_one_by_one(rows: list[Any], ro
 
 
 def records_of(row: Any) -> list[Any]:
-    """The records of a row, as a page tells them."""
+    """The records of a row, as a page gives them."""
     time, op, key, content, _ = row
     moment = datetime.fromtimestamp(0, tz=UTC) + timedelta(microseconds=time // 1000)
     if not op:

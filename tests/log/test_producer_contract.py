@@ -247,7 +247,7 @@ def test_of_two_failed_batches_the_first_one_gives_its_own_reason(wal: WalLog, m
         producer.close()
 
 
-def test_a_table_that_no_frame_could_hold_is_refused_at_the_call_and_the_producer_goes_on(wal: WalLog) -> None:
+def test_a_table_that_no_frame_could_hold_is_refused_at_the_call_and_the_producer_continues(wal: WalLog) -> None:
     with wal.producer() as producer:
         large = pa.table(
             {"value": pa.array([bytes(200 << 20)], pa.binary()), "key": pa.array([bytes(60 << 20)], pa.binary())}
@@ -257,7 +257,7 @@ def test_a_table_that_no_frame_could_hold_is_refused_at_the_call_and_the_produce
         assert producer.append(value=b"small").result(SOON).first == 0
 
 
-def test_a_producer_of_a_reopened_log_goes_on_with_its_writer(tmp_path: Path) -> None:
+def test_a_producer_of_a_reopened_log_continues_with_its_writer(tmp_path: Path) -> None:
     url = f"wal://{tmp_path}/log"
     with sl.open(url, create=True) as log, log.producer() as producer:
         producer.append(value=b"a")
@@ -269,7 +269,7 @@ def test_a_producer_of_a_reopened_log_goes_on_with_its_writer(tmp_path: Path) ->
         reader.producer()
 
 
-def test_a_producer_whose_log_is_closed_says_so_and_loses_nothing_silently(tmp_path: Path) -> None:
+def test_a_producer_whose_log_is_closed_raises_and_loses_nothing_silently(tmp_path: Path) -> None:
     log = WalLog.open(tmp_path / "log")
     producer = log.producer(linger=NEVER)
     producer.append(value=b"a")

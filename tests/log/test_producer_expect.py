@@ -63,7 +63,7 @@ class TestExpect:
         assert values(log) == [b"other", b"b", b"c"]
         assert [entry.number for entry in log.head().tail] == [0, 0, 1]
 
-    def test_it_is_a_batch_of_its_own_behind_what_was_appended_before_it(
+    def test_it_is_a_batch_of_its_own_after_what_was_appended_before_it(
         self, log: ObjectLog, call: Callable[[Producer, bytes, int], Handle]
     ) -> None:
         with log.producer(linger=NEVER) as producer:
@@ -145,7 +145,7 @@ class TestExpect:
 
 
 class TestFailing:
-    def test_one_that_fails_for_another_reason_holds_back_what_is_behind_it_and_is_retried(
+    def test_one_that_fails_for_another_reason_delays_what_follows_it_and_is_retried(
         self, log: ObjectLog, line: FaultyStore
     ) -> None:
         with log.producer(linger=NEVER) as producer:
@@ -172,7 +172,7 @@ class TestFailing:
             assert producer.retry(SOON) == [Receipt(0, 1)]
         assert values(log) == [b"a", b"other"]
 
-    def test_if_someone_was_first_by_then_retrying_says_so_and_lists_what_is_behind_it(
+    def test_if_another_writer_was_first_by_then_the_retry_raises_and_lists_what_follows(
         self, log: ObjectLog, line: FaultyStore
     ) -> None:
         with log.producer(linger=NEVER) as producer:

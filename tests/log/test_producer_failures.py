@@ -1,4 +1,4 @@
-"""The producer when the store fails: whose handles say so, what is held back, and that nothing jumps the hole."""
+"""The producer when the store fails: which handles raise, which batches are held back, and that none is skipped."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_failed_listing_fails_its_own_records_and_holds_back_later_ones(log: O
     assert content(log) == [(0, b"a")]
 
 
-def test_a_table_that_could_not_be_encoded_is_in_no_batch_and_harms_nobody(
+def test_a_table_that_could_not_be_encoded_is_in_no_batch_and_harms_no_other(
     log: ObjectLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pages: list[object] = []

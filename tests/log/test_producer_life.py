@@ -237,7 +237,7 @@ class TestDropped:
         assert isinstance(failure_of(handle), ProducerClosed)
         assert_ended(threads)
 
-    def test_one_that_was_closed_does_not_warn(self, log: ObjectLog, line: FaultyStore) -> None:
+    def test_a_closed_producer_does_not_warn(self, log: ObjectLog, line: FaultyStore) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             producer = log.producer()

@@ -1,4 +1,4 @@
-"""The producer at work: batches close in time, uploads overlap, one write lists all, and memory stays bounded."""
+"""The producer's pipeline: batches close in time, uploads overlap, one write lists all, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class TestInTime:
         # At the time itself it may be closed before or after others have appended.
         assert max(ages) in (109_375, 125_000), "it is kept open for so long, and no longer"
 
-    def test_the_time_counts_from_the_append_though_nobody_had_leisure_to_notice(
+    def test_the_time_counts_from_the_append_even_if_it_is_noticed_late(
         self, log: ObjectLog, clock: ManualClock
     ) -> None:
         with log.producer(linger=5.0) as producer:
@@ -326,7 +326,7 @@ class Crowded(ObjectShipper):
 
 
 class TestAmongOthers:
-    def test_after_a_lost_race_the_head_is_read_before_it_is_written_until_nobody_else_lists(
+    def test_after_a_lost_race_the_head_is_read_before_it_is_written_until_no_other_writer_lists(
         self, log: ObjectLog, line: FaultyStore
     ) -> None:
         other = open_log(line._inner)

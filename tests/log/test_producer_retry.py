@@ -1,4 +1,4 @@
-"""A producer that failed: what it keeps, how it is retried or given up, and that nothing is lost, doubled or jumps."""
+"""A producer that failed: which batches it keeps, how they are retried or discarded, and that none is lost."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def numbers(log: ObjectLog, producer: Producer) -> list[int]:
 
 
 class TestRetry:
-    def test_everything_appended_before_the_failure_is_sent_again_in_order_and_the_producer_goes_on(
+    def test_everything_appended_before_the_failure_is_sent_again_in_order_and_the_producer_continues(
         self, log: ObjectLog, line: FaultyStore
     ) -> None:
         with log.producer(linger=NEVER, batch_bytes=1) as producer:
@@ -161,7 +161,7 @@ class TestRetry:
             assert producer.retry(SOON) == []
             assert not handle.done()
 
-    def test_one_that_takes_too_long_is_still_under_way(self, log: ObjectLog, line: FaultyStore) -> None:
+    def test_a_retry_that_takes_too_long_is_still_under_way(self, log: ObjectLog, line: FaultyStore) -> None:
         with log.producer(linger=NEVER) as producer:
             line.fail_next("put", error=REFUSED)
             producer.append(value=b"a")
@@ -219,7 +219,7 @@ class TestRetry:
             assert after.result(0) == Receipt(1, 1)
         assert values(log) == [b"a", b"b"]
 
-    def test_a_record_that_was_queued_during_the_failure_and_found_the_producer_going_on_is_listed_in_time(
+    def test_a_record_that_was_queued_during_the_failure_and_found_the_producer_continuing_is_listed_in_time(
         self, line: FaultyStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         clock = ManualClock(auto=False)
@@ -382,7 +382,7 @@ class TestWhereRetryingCannotHelp:
         assert log.bounds() == Bounds(0, 0)
         assert producer.buffered == 0
 
-    def test_the_same_while_it_is_closed_leaves_nobody_waiting(
+    def test_the_same_while_it_is_closed_leaves_no_thread_waiting(
         self, log: ObjectLog, line: FaultyStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def no_memory(_: object) -> None:
@@ -429,7 +429,7 @@ class TestOneWriterIdForTwo:
         one.close()
         assert values(log) == [b"one"]
 
-    def test_nothing_behind_it_is_listed_either(self, log: ObjectLog, line: FaultyStore) -> None:
+    def test_nothing_after_it_is_listed_either(self, log: ObjectLog, line: FaultyStore) -> None:
         one = log.producer(linger=NEVER, batch_bytes=1)
         two = log.producer(writer=one.writer, linger=NEVER, batch_bytes=1)
         one.append(value=b"1" * 20_000)

@@ -1,4 +1,4 @@
-"""The bookkeeping of a consumer, by examples and against a model that is plain to see."""
+"""The positions of a consumer, by examples and against a simple model."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_so_many_acknowledgements_become_durable() -> None:
     assert numbers(progress) == (6, 7, 7)
 
 
-def test_a_flush_begins_the_count_anew() -> None:
+def test_a_flush_restarts_the_count() -> None:
     progress = handed_out(0, 7, ack_every=3)
     acknowledge(progress, 0)
     step = progress.flush()

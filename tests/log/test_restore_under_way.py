@@ -97,7 +97,7 @@ LOOKS: dict[str, tuple[Callable[[ObjectLog], Any], Any]] = {
 
 
 def looks(place: Path) -> Iterator[tuple[str, Any]]:
-    """Each look, on a copy of its own: what it gives is right, or an error with what to do; then that."""
+    """Each read call on a copy of its own: the name, and the right result or the error, which says what to do."""
     for name, (look, expected) in LOOKS.items():
         at = place.with_name("looked at")
         shutil.rmtree(at, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A log that was restored from a copy and then grew differently: who followed the other history is told so."""
+"""A log that was restored from a copy and then grew differently: followers of the other history get ``Diverged``."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_consumer_within_the_common_history_resumes(restored: Restored) -> Non
 
 
 @pytest.mark.parametrize("restored", KINDS, indirect=True)
-def test_every_cursor_behind_what_only_the_other_history_had_is_refused(restored: Restored) -> None:
+def test_every_cursor_after_what_only_the_other_history_had_is_refused(restored: Restored) -> None:
     behind_it = [cursor for cursor in restored.taken if cursor.next > 5]
     assert len(behind_it) >= 2
     for cursor in behind_it:
@@ -135,7 +135,7 @@ def test_a_newcomer_at_a_snapshot_s_cursor_of_the_other_history_is_refused(resto
 def test_a_write_ahead_log_that_was_restored_while_its_clock_was_behind_is_recognised(
     tmp_path: Path, behind_by: int
 ) -> None:
-    """Both histories go on at a time that the log has reached already, so that neither can write its clock's time."""
+    """Both histories continue at a time that the log has passed, so that neither can write its clock's time."""
     now = 1_700_000_000_000_000
 
     def opened(clock: int, seed: int) -> Any:
@@ -158,7 +158,7 @@ def test_a_write_ahead_log_that_was_restored_while_its_clock_was_behind_is_recog
 
 
 @pytest.mark.parametrize("restored", [KINDS[0]], indirect=True)
-def test_a_watch_that_resumes_takes_everything_anew(restored: Restored) -> None:
+def test_a_watch_that_resumes_takes_everything_again(restored: Restored) -> None:
     kv = LogKeyValue(restored.log)
     with pytest.raises(CursorExpired, match="restored from a copy"):
         kv.watch_from(EVERYTHING, restored.cursors[0])
@@ -173,7 +173,7 @@ def test_a_watch_that_resumes_takes_everything_anew(restored: Restored) -> None:
     assert store.get(b"other 6") == b"v"
 
 
-def test_a_key_value_store_that_is_open_while_its_log_is_restored_says_so(tmp_path: Path) -> None:
+def test_a_key_value_store_that_is_open_while_its_log_is_restored_raises(tmp_path: Path) -> None:
     folder = str(tmp_path / "log")
     log = object_log(folder)
     put(log, b"a")
@@ -189,7 +189,7 @@ def test_a_key_value_store_that_is_open_while_its_log_is_restored_says_so(tmp_pa
         kv.get("d")
 
 
-def test_a_queue_that_was_begun_anew_at_its_place_is_another_history(tmp_path: Path) -> None:
+def test_a_queue_that_was_begun_again_at_its_place_is_another_history(tmp_path: Path) -> None:
     log = queue(str(tmp_path))
     enqueue(log, b"1", b"2", b"3")
     cursor = log.end()

@@ -1,4 +1,4 @@
-"""How a consumer that comes back goes on: a table of cases, each with its answer."""
+"""Where a returning consumer resumes: a table of cases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_position_that_is_gone_needs_a_bootstrap(since: int) -> None:
     assert plan_resume(slot(9), LOG.at(since), LOG, BOUNDS) == FullRebootstrap(Cause.WAL_REMOVED)
 
 
-def test_one_without_a_position_is_new_whatever_its_slot_says() -> None:
+def test_a_follower_without_a_position_is_new_whatever_its_slot_says() -> None:
     assert plan_resume(slot(15), None, LOG, BOUNDS) == FullRebootstrap(Cause.NEW)
     assert plan_resume(None, None, LOG, BOUNDS) == FullRebootstrap(Cause.NEW)
 

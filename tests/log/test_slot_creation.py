@@ -1,4 +1,4 @@
-"""Whoever creates a slot may die at any moment: the next one who wants it finishes what was begun."""
+"""The creator of a slot may crash at any moment: the next process that uses the slot finishes its creation."""
 
 import itertools
 

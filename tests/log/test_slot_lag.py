@@ -1,4 +1,4 @@
-"""How slots stand: behind by how much, keeping what, and how far from their end."""
+"""Slot lag: records, bytes and time behind, retained bytes, and distance to the limits."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_the_distance_to_the_limits_is_shown_and_predicts_invalidation(log: Obje
     assert stand(log)["a"].bytes_left is None
 
 
-def test_a_hold_says_how_long_it_lasts(log: ObjectLog, clock: ManualClock):
+def test_a_hold_reports_how_long_it_lasts(log: ObjectLog, clock: ManualClock):
     hold = log.hold(5, 30)
     clock.advance(10)
     assert stand(log)[hold.name].expires_in == 20

@@ -17,7 +17,7 @@ from strandline.testing.plain import PlainStore
 ROW = record_batch(timestamps=[1], ops=[0], keys=[b"k"], values=[b"v"])
 
 
-def test_a_forgotten_source_makes_room_and_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forgotten_source_makes_room_and_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numbered, "MAX_SOURCES", 2)
     log = open_log(PlainStore(), create=True)
     names = [source_writer(name) for name in ("a", "b", "c")]

@@ -1,4 +1,4 @@
-"""Staged appends: many processes store batches, one lists them; all or nothing, once, whatever happens in between."""
+"""Staged appends: many processes store batches, one lists them, all or nothing and once, across crashes."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_conditional_commit_is_listed_only_at_the_expected_end(place: Place) -
     assert append.commit(batches, expect=1) == Receipt(1, 1)  # repeated, though the end is another one now
 
 
-def test_a_source_continues_with_plain_appends_behind_a_group_and_the_reverse(place: Place) -> None:
+def test_a_source_continues_with_plain_appends_after_a_group_and_the_reverse(place: Place) -> None:
     from strandline.ingestion.api import ingest
     from strandline.log.memory import MemoryLog
 
@@ -186,7 +186,7 @@ def test_a_collection_deletes_what_a_dead_job_staged_a_day_later_and_not_what_a_
     assert stored(place.log) == [b"a", b"b"]
 
 
-def test_a_job_whose_staged_batches_are_gone_appends_nothing_and_says_why(place: Place) -> None:
+def test_a_job_whose_staged_batches_are_gone_appends_nothing_and_raises(place: Place) -> None:
     append = place.append()
     batches = append.write([rows(b"a")])
     place.clock.advance(KEPT_SECONDS + 60)

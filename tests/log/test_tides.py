@@ -1,4 +1,4 @@
-"""Thousands of seeded histories of logs that forget, and broken twins of each rule that they must catch."""
+"""Thousands of seeded histories of logs with retention, and broken twins of each rule that they must catch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cold tier changes in the rules of a log: how far it forgets, where slots may stand, how plans are joined."""
+"""Rules of a log with a cold tier: how far it is trimmed, where slots may be, how plans are joined."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_a_format_of_a_newer_release_is_read_as_bytes_and_named_to_those_who_dec
         assert json.loads(identity.read_bytes())["values"] == fields["values"]
 
 
-def test_a_node_says_that_it_records_no_codec() -> None:
+def test_a_node_refuses_codecs_because_it_records_none() -> None:
     with pytest.raises(Unsupported, match="after a failover"):
         sl.open("grpc://127.0.0.1:1", value=FIRST)
     with sl.open("grpc://127.0.0.1:1") as log:

@@ -1,4 +1,4 @@
-"""Typed producing: what has fields is encoded as the log says, and what does not fit appends nothing."""
+"""Typed producing: values with fields are encoded with the log's codec, and values that do not fit append nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No argument is written down that could not be read again: a log would be damaged by a call that was answered."""
+"""No argument is stored that could not be decoded: the log would be damaged by an acknowledged call."""
 
 import math
 
@@ -26,7 +26,7 @@ def log(request, tmp_path):
 
 
 def reopened(log, tmp_path):
-    """What another process finds."""
+    """The log as another process opens it."""
     if isinstance(log, sl.log.ObjectLog):
         return sl.open(str(tmp_path / "log"))
     return sl.log.WalReader(tmp_path / "log")

@@ -1,4 +1,4 @@
-"""Garbage collection on queues of version 1: what goes, and above all what stays."""
+"""Garbage collection on queues of version 1: which objects are deleted, and which are kept."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_an_acknowledged_batch_goes(place):
     assert content(place.log) == [(1, b"b")]
 
 
-def test_a_dry_run_says_what_would_go_and_deletes_nothing(place):
+def test_a_dry_run_reports_what_would_be_deleted_and_deletes_nothing(place):
     orphan = place.ulid(0)
     place.store.put(orphan, b"orphan")
     place.clock.advance(GRACE)
@@ -296,7 +296,7 @@ def test_the_consumer_s_queue_collects_with_memory(place):
 
 
 def held_up(place: Place, collector: QueueCollector, first: str) -> list[str]:
-    """Hold the collector up for an hour after its first look, while a batch is uploaded and listed."""
+    """Delay the collector for an hour after its first read, while a batch is uploaded and listed."""
 
     def hold(call: Call) -> None:
         if call.name == first and call.stage == "after":
@@ -310,7 +310,7 @@ def held_up(place: Place, collector: QueueCollector, first: str) -> list[str]:
     return [entry.location for entry in manifest_in(place.store).entries]
 
 
-def test_a_collector_that_is_held_up_between_its_looks_deletes_nothing_that_is_listed(place):
+def test_a_collector_that_is_held_up_between_its_reads_deletes_nothing_that_is_listed(place):
     for first in ("list", "get"):
         listed = held_up(place, place.log.collector(remember=False), first)
         assert set(listed) <= set(paths(place.store))

@@ -1,4 +1,4 @@
-"""The edits of a manifest of version 1: pure, and each recognises that it was done."""
+"""The edits of a manifest of version 1: pure, and each recognises that it was applied."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_an_old_upload_that_is_listed_already_is_recognised_before_it_is_refused
 
 
 @pytest.mark.parametrize(("monotonic", "wall"), [(400.0, 0), (0.0, 400)], ids=["monotonic", "wall"])
-def test_time_has_passed_if_either_clock_says_so(monotonic, wall):
+def test_time_has_passed_if_it_has_by_either_clock(monotonic, wall):
     # The one may stand still while the machine sleeps, the other may be set back.
     old = QueueListing(1, 0, (), None, "a", Moment(NOW.monotonic - monotonic, NOW.wall - wall * 1_000_000))
     with pytest.raises(StaleUpload):
@@ -104,12 +104,12 @@ def test_a_claim_with_last_acked_drops_what_is_acknowledged():
 
 
 @pytest.mark.parametrize("manifest", [holding(5, 2), QueueManifest((), 7)], ids=["listed", "empty"])
-def test_a_claim_behind_which_batches_are_gone_has_expired(manifest):
+def test_a_claim_after_which_batches_are_gone_has_expired(manifest):
     with pytest.raises(CursorExpired, match="begins at"):
         edits.claim(manifest, 3)
 
 
-def test_a_future_last_acked_is_taken_as_it_is_on_an_empty_queue_only():
+def test_a_future_last_acked_is_accepted_on_an_empty_queue_only():
     assert edits.claim(QueueManifest((), 7), 100) == QueueManifest((), 7, 1)
     for ahead in (7, 100):
         with pytest.raises(Diverged, match="drop unread batches"):
@@ -203,7 +203,7 @@ def test_a_path_that_others_store_percent_encoded_is_refused_with_the_reason(cha
         checked_path(f"in{char}gest", "data")
 
 
-def test_every_other_printable_character_is_stored_as_it_is():
+def test_every_other_printable_character_is_stored_unescaped():
     plain = "".join(chr(code) for code in range(32, 127) if chr(code) not in ENCODED)
     assert checked_path(plain.replace("/", ""), "data") == stored_as(plain.replace("/", ""))
 

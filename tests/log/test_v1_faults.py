@@ -1,4 +1,4 @@
-"""Queues of version 1 on a bad line: lost answers, races of creators, and death at every store operation."""
+"""Queues of version 1 on a failing store: lost answers, races of creators, and a crash at every store operation."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_the_same_for_many_more_histories():
 
 
 def caught(**options) -> str:
-    """What is said of a broken twin, within a few hundred histories."""
+    """The violation that a broken twin shows within a few hundred histories."""
     for seed in range(600):
         try:
             play(seed, **options)
@@ -107,7 +107,7 @@ def test_a_collector_that_reads_the_manifest_before_it_lists_is_caught():
 
 
 class Hasty(QueueCollector):
-    """Takes what is unlisted at once."""
+    """Deletes unlisted objects at once."""
 
     def __init__(self, *args, **options) -> None:
         super().__init__(*args, **{**options, "grace": 0.001, "remember": False})
@@ -118,7 +118,7 @@ def test_a_collector_without_grace_is_caught():
 
 
 @pytest.mark.matrix
-def test_a_consumer_that_acknowledges_without_looking_at_its_epoch_is_caught(monkeypatch):
+def test_a_consumer_that_acknowledges_without_checking_its_epoch_is_caught(monkeypatch):
     honest = edits.acknowledge
 
     def anyway(manifest: QueueManifest, *, epoch: int, **where: Any) -> QueueManifest:

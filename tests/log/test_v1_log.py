@@ -1,4 +1,4 @@
-"""A queue of version 1 as a log: what it can do, and what it says that it cannot."""
+"""A queue of version 1 as a log: the calls that it supports, and the errors of the others."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def test_an_append_is_one_object_and_one_entry(store):
     assert content(log) == [(0, b"a"), (0, b"b"), (1, b"c")]
 
 
-def test_numbering_goes_on_where_others_have_left_it(store, filled):
+def test_numbering_continues_where_others_have_left_it(store, filled):
     assert append(filled, b"x", number=0).first == 8
     assert sequences(filled) == [5, 6, 7, 8]
     assert manifest_in(store).entries[0].metadata[0].payload == b"m0"
@@ -481,7 +481,7 @@ def test_a_reset_acknowledges_and_fences_and_cannot_go_back(filled):
 
 
 class Rows:
-    """A sink in memory, by the book."""
+    """A sink in memory that follows the contract."""
 
     mode = "append"
 

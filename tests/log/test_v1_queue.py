@@ -1,4 +1,4 @@
-"""The consumer's side of a queue of version 1, by itself and behind the queue face."""
+"""The consumer side of a queue of version 1, by itself and through the queue API."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_claim_with_last_acked_acknowledges_through_it_in_the_same_write(store
     assert V1Queue(opened(store)).claim("you", 4 + 1) == 6
 
 
-def test_a_claim_behind_which_batches_are_gone_says_so_and_claims_nothing(store, queue):
+def test_a_claim_from_which_batches_are_gone_raises_and_claims_nothing(store, queue):
     before = manifest_in(store)
     with pytest.raises(CursorExpired, match=r"Batch 4 .* begins at 5"):
         queue.claim("me", 3)
@@ -94,7 +94,7 @@ def test_a_claim_behind_which_batches_are_gone_says_so_and_claims_nothing(store,
         V1Queue(opened(store)).claim("you", 6)
 
 
-def test_a_future_last_acked_is_taken_as_it_is_on_an_empty_queue(store, queue):
+def test_a_future_last_acked_is_accepted_on_an_empty_queue(store, queue):
     with pytest.raises(Diverged):
         queue.claim("me", 100)
     queue.claim("me", 7)
@@ -105,7 +105,7 @@ def test_a_future_last_acked_is_taken_as_it_is_on_an_empty_queue(store, queue):
     assert other.look(101).length == 1
 
 
-def test_every_claim_is_a_new_one_because_the_format_knows_no_holder(store, queue):
+def test_every_claim_is_a_new_one_because_the_format_has_no_holder(store, queue):
     queue.claim("me", None)
     V1Queue(opened(store)).claim("me", None)
     with pytest.raises(Fenced):
@@ -115,7 +115,7 @@ def test_every_claim_is_a_new_one_because_the_format_knows_no_holder(store, queu
 # --- looking ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_look_gives_consecutive_batches_and_how_many_there_are(queue):
+def test_a_read_gives_consecutive_batches_and_how_many_there_are(queue):
     queue.claim("me", None)
     assert looked(queue, 5) == [5, 6, 7]
     assert looked(queue, 6, 1) == [6]
@@ -126,7 +126,7 @@ def test_a_look_gives_consecutive_batches_and_how_many_there_are(queue):
         queue.look(4)
 
 
-def test_a_replay_gives_the_batches_between_two_or_says_that_some_are_gone(queue):
+def test_a_replay_returns_the_batches_of_a_range_or_raises_if_some_are_gone(queue):
     queue.claim("me", 5)
     assert [entry.sequence for entry in queue.between(6, 7)] == [6, 7]
     assert [entry.sequence for entry in queue.between(7, 100)] == [7]
@@ -163,7 +163,7 @@ def test_acknowledging_drops_everything_through_a_batch_durably(store, queue):
     assert manifest_in(store).next_sequence == 8
 
 
-def test_nobody_acknowledges_without_a_claim(store, queue):
+def test_acknowledging_needs_a_claim(store, queue):
     with pytest.raises(InvalidInput, match="claimed"):
         queue.acknowledge(manifest_in(store).entries[0])
 
@@ -240,7 +240,7 @@ def test_a_dead_letter_keeps_descriptor_and_bytes_beside_the_data(store):
     assert letters[1]["bytes"] is None
 
 
-# --- behind the queue face -------------------------------------------------------------------------------------------
+# --- read by a consumer ----------------------------------------------------------------------------------------------
 
 
 def consumer(store, **options) -> sl.Consumer:

@@ -1,4 +1,4 @@
-"""Copying a queue of version 1 into an own log: each batch once, however often it is killed and begun again."""
+"""Copying a queue of version 1 into an object log: each batch once, however often it is killed and restarted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.log.v1_parts import append, fill, foreign_batch, manifest_in, opened,
 
 
 class Scene:
-    """A queue with batches 5 to 8 and an empty own log, each in a store of its own that may be made to fail."""
+    """A queue with batches 5 to 8 and an empty object log, each in a store of its own that may be made to fail."""
 
     def __init__(self, *, batches: int = 4) -> None:
         self.source = PlainStore("plain://queue")
@@ -187,7 +187,7 @@ def test_a_batch_without_records_is_passed_over_and_counted(scene):
     assert manifest_in(scene.source).entries == ()
 
 
-def test_times_that_an_own_log_cannot_hold_become_the_nearest_that_it_can(scene):
+def test_times_that_an_object_log_cannot_hold_become_the_nearest_that_it_can(scene):
     metadata = (MetadataRange(0, (2**63 - 1) * 1000, b"far"), MetadataRange(1, -(2**63) * 1000, b""))
     scene.source.put("ingest/x", foreign_batch(b"a", b"b"))
     scene.source.put("ingest/manifest", encode_manifest(QueueManifest((QueueEntry(0, "ingest/x", metadata),), 1)))

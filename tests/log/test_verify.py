@@ -68,7 +68,7 @@ class Bench:
         return open_log(store or self.store, clock=self.clock, chance=SeededChance(7), **options)
 
     def reopened(self) -> ObjectLog:
-        """The log as one sees it who has read nothing before."""
+        """The log, opened again with empty caches."""
         return open_log(self.store, clock=self.clock)
 
     def edit_head(self, edit: Callable[[Head], Head]) -> None:
@@ -323,7 +323,7 @@ def test_one_damaged_batch_is_one_finding(bench: Bench, quick: bool):
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_behind_a_chunk_that_is_gone_everything_else_is_still_looked_at(bench: Bench, quick: bool):
+def test_after_a_chunk_that_is_gone_everything_else_is_still_looked_at(bench: Bench, quick: bool):
     """And what that chunk listed is not taken for garbage."""
     chunk = bench.chunks(0)[0]
     bench.store.delete(chunk)
@@ -577,7 +577,7 @@ def test_listed_and_stored_objects_are_compared_by_name_size_and_place():
 
 
 @pytest.mark.matrix
-def test_one_that_is_missing_among_many_is_found():
+def test_a_missing_object_among_many_is_found():
     listed, stored = GenerationObjects(0), GenerationObjects(0)
     for number in range(100_000):
         name = UUID(int=number).bytes

@@ -1,4 +1,4 @@
-"""Waiting for a log that has to be looked at: rarely when it is idle, however short the turns are."""
+"""Waiting for a log by polling: rarely when it is idle, however short the calls are."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from strandline.testing.sinks import changes
 
 
 class Looked:
-    """A log that counts how often it is looked at."""
+    """A log that counts its polls."""
 
     def __init__(self, log):
         self.log, self.looks = log, 0
@@ -38,7 +38,7 @@ def append(log):
 
 
 def idle(waiter, looked, clock, *, turn, seconds=60.0):
-    """How many looks a minute of waiting takes."""
+    """The number of polls in a minute of waiting."""
     end, began, before = looked.log.end(), clock.monotonic(), looked.looks
     while clock.monotonic() - began < seconds:
         assert not waiter.wait(looked, end, turn, clock)
@@ -63,7 +63,7 @@ def test_a_record_after_a_long_wait_is_seen_within_a_quarter_of_a_second(log, cl
     assert clock.monotonic() - began <= 0.25
 
 
-def test_after_something_came_it_looks_often_again(log, clock):
+def test_after_something_came_it_polls_often_again(log, clock):
     waiter, looked = HeadPoller(), Looked(log)
     idle(waiter, looked, clock, turn=0.05)
     append(log)
@@ -72,7 +72,7 @@ def test_after_something_came_it_looks_often_again(log, clock):
     assert looked.looks > 3
 
 
-def test_without_a_timeout_it_looks_at_once(log, clock):
+def test_without_a_timeout_it_polls_at_once(log, clock):
     waiter, looked = HeadPoller(), Looked(log)
     idle(waiter, looked, clock, turn=0.05)
     end = log.end()

@@ -1,4 +1,4 @@
-"""A write-ahead log on a machine whose clock is wrong, is set back, or ahead: nothing goes too early, and it heals."""
+"""A write-ahead log on a machine whose clock is wrong, set back or set ahead: nothing expires too early."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_clock_that_stays_a_year_behind_after_a_restart_loses_nothing_when_it_
 
 
 @pytest.mark.parametrize("skew", [YEAR, -YEAR])
-def test_a_jump_of_the_clock_makes_nobody_idle_and_keeps_nobody_from_it(tmp_path, clock, skew):
+def test_a_jump_of_the_clock_makes_no_slot_idle_and_keeps_none_from_being_idle(tmp_path, clock, skew):
     limits = SlotLimits(idle_seconds=100)
     with opened(tmp_path, clock) as log:
         append(log)
@@ -116,14 +116,14 @@ def test_a_jump_of_the_clock_makes_nobody_idle_and_keeps_nobody_from_it(tmp_path
         assert [state.name for state in found] == ["dead"]
 
 
-def test_a_suspended_machine_finds_nobody_idle(tmp_path, clock):
+def test_a_suspended_machine_finds_no_slot_idle(tmp_path, clock):
     with opened(tmp_path, clock) as log:
         log.slots.create("live", 0)
         clock.suspend(5000)
         assert log.enforce(SlotLimits(idle_seconds=100)) == []
 
 
-def test_a_log_that_is_ahead_says_so(tmp_path, clock, caplog):
+def test_a_log_that_is_ahead_warns_once(tmp_path, clock, caplog):
     jump(clock, YEAR)
     with opened(tmp_path, clock) as log:
         append(log, 1)

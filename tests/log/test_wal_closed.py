@@ -1,4 +1,4 @@
-"""A write-ahead log that was closed: nothing changes any more, and what it knew can still be read."""
+"""A closed write-ahead log: nothing changes any more, and durable records can still be read."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_closing_waits_for_a_trim_that_is_under_way(tmp_path: Path):
     assert sorted(path.name for path in (tmp_path / "log").glob("*.log")) == [f"{1:020d}.log"]
 
 
-def test_whatever_goes_on_beside_closing_changes_nothing_once_it_is_closed(tmp_path: Path):
+def test_whatever_runs_beside_closing_changes_nothing_once_it_is_closed(tmp_path: Path):
     disk = UnsyncedDisk()
     for number in range(8):
         folder = tmp_path / f"log-{number}"
@@ -163,7 +163,7 @@ def test_closing_that_was_interrupted_keeps_the_lock_while_something_is_written(
 
 
 def opened_once_it_is_free(folder: Path) -> WriteAheadLog:
-    """The log in this folder, as soon as who has it open lets go of it."""
+    """The log in this folder, as soon as its holder has released it."""
     deadline = CLOCK.monotonic() + SOON
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The log contract on the write-ahead log: with its thread and without, from memory, from files, from elsewhere."""
+"""The log contract on the write-ahead log: with its thread and without, from memory, files and other processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TestWalLogFromItsFiles(WalContract):
 
 @pytest.mark.matrix
 class TestWalLogSeenByAReader(WalContract):
-    """What can be read is read as another process does it."""
+    """Reads go through a reader, as in another process."""
 
     @pytest.fixture
     def log(self, tmp_path: Path) -> Iterator[Log]:
@@ -59,7 +59,7 @@ class TestWalLogSeenByAReader(WalContract):
 
 
 class Seen:
-    """A log that is written by one object and read by others, each opened anew."""
+    """A log that is written by one object and read by others, each opened for one call."""
 
     def __init__(self, log: WalLog, folder: str) -> None:
         self._log = log

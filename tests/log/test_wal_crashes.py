@@ -21,7 +21,7 @@ from tests.log.wal_parts import check, open_on, payload, values, workload
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog):
-    """A torn tail is told to the log each time, and there are thousands."""
+    """Do not log warnings: each of thousands of torn tails would be one."""
     caplog.set_level(logging.ERROR)
 
 
@@ -56,7 +56,7 @@ def test_an_operation_that_fails_loses_nothing_even_if_only_the_process_ends(cap
 
 
 @pytest.mark.parametrize("every", sampled(45))
-def test_a_full_disk_loses_nothing_and_goes_on_once_there_is_room(capsys, every):
+def test_a_full_disk_loses_nothing_and_continues_once_there_is_room(capsys, every):
     modes = (CrashMode.KILL, CrashMode.NOTHING, CrashMode.SCRAPS)
     explored = fill_everywhere(workload, check, step=257 * every, modes=modes)
     report(capsys, explored)

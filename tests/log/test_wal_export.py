@@ -139,7 +139,7 @@ def test_records_that_are_appended_meanwhile_stay_out_and_no_slot_is_past_the_en
     with filled(disk) as wal:
 
         class Busy:
-            """Somebody appends and acknowledges between any two looks at the log."""
+            """A log to which another appends and acknowledges between any two reads."""
 
             def __getattr__(self, name):
                 found = getattr(wal.log, name)
@@ -176,7 +176,7 @@ def test_the_time_between_pieces_is_bounded_for_empty_payloads_too(disk, monkeyp
 
 
 def as_the_older_program_reads(data):
-    """Its slots: one without an id, a restart or a confirmed lsn is dropped without a word."""
+    """The slots of a spool as older programs read them: one without an id or an lsn is dropped silently."""
     slots = json.loads(data)["slots"]
     needed = {"id": str, "restart_lsn": int, "confirmed_lsn": int}
     whole = [slot for slot in slots if all(isinstance(slot.get(name), kind) for name, kind in needed.items())]

@@ -1,4 +1,4 @@
-"""What becomes of the write-ahead log when its disk refuses, fills or lies."""
+"""The write-ahead log on a disk that refuses writes, is full, or fails to sync."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _FailingFile:
 
 
 class Turnstile:
-    """A lock that nobody else wants, and that tells who looks."""
+    """A lock that is always free, and reports who checks it."""
 
     def __init__(self, locked) -> None:
         self.locked = locked
@@ -95,7 +95,7 @@ class TestFailures:
         assert log.bounds() == Bounds(0, 0)
         assert log.plan(log.start()) == []
 
-    def test_a_full_disk_is_a_clear_error_and_the_log_goes_on_once_there_is_room(self, tmp_path):
+    def test_a_full_disk_is_a_clear_error_and_the_log_continues_once_there_is_room(self, tmp_path):
         disk = FullDisk(DISK, 1 << 20)
         wal = WriteAheadLog.open(tmp_path, disk=disk)
         acknowledged = 0
@@ -136,7 +136,7 @@ class TestFailures:
         disk.crash(CrashMode.NOTHING)
         assert open_on(disk).bounds().next == seen
 
-    def test_closing_raises_what_nobody_has_waited_for(self, tmp_path):
+    def test_closing_raises_what_no_caller_has_waited_for(self, tmp_path):
         disk = FailingDisk()
         log = WalLog.open(str(tmp_path), disk=disk, background=False)
         log.append_value(b"a")
@@ -154,8 +154,8 @@ class TestFailures:
             log.append_value(b"a").result(SOON)
         log.close()
 
-    def test_a_failure_elsewhere_leaves_nobody_waiting_whose_records_are_durable(self, tmp_path, monkeypatch):
-        """Something else fails just when a group is durable and has not been told, and the next one is refused."""
+    def test_a_failure_elsewhere_leaves_no_thread_waiting_whose_records_are_durable(self, tmp_path, monkeypatch):
+        """Something else fails when a group is durable but not yet notified, and the next one is refused."""
         log = WalLog.open(str(tmp_path))
         committer, honest = log._committer, log._committer._commit_group
         looks = iter([True])

@@ -27,7 +27,7 @@ REFUSED = dict.fromkeys(CHANGES, "UsedAcrossFork")
 
 
 def without_index(folder: Path) -> dict[str, bytes]:
-    """What is in a log's folder but for its index, which the parent writes when it has time."""
+    """The files of a log's folder except its index, which the parent writes lazily."""
     return {name: data for name, data in kept(folder).items() if not name.endswith(".index")}
 
 
@@ -109,7 +109,7 @@ def test_the_refusal_names_the_process_that_has_the_log_open(tmp_path: Path):
 
 
 def check_in_a_child(handle: LsnHandle, lsn: int) -> None:
-    """A child knows what was known before the fork, and is refused all else, however it asks."""
+    """A child gets outcomes that were known before the fork, and an error for every other call."""
 
     async def awaited() -> int:
         return await handle
@@ -221,7 +221,7 @@ def test_whatever_locks_others_hold_when_it_is_forked_a_child_does_not_wait_for_
 
 
 def check_reading(wal: WriteAheadLog) -> None:
-    """A child reads nothing through its parent's log either, and waits for nothing that only the parent can do."""
+    """A child cannot read through its parent's log either, and never waits for a thread of the parent."""
     log = wal.log
     for look in (
         log.bounds,

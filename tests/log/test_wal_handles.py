@@ -1,4 +1,4 @@
-"""The handles of a write-ahead log's appends, asked in threads and awaited in event loops: each gets its own answer."""
+"""Handles of a write-ahead log's appends, in threads and in event loops: each returns its own result."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_handle_can_be_asked_from_any_thread(tmp_path: Path):
     assert answers == [list(range(1, 1501))] * 6
 
 
-def test_a_handle_that_is_asked_too_early_says_so_and_can_be_asked_again(tmp_path: Path):
+def test_a_handle_that_is_asked_too_early_raises_and_can_be_asked_again(tmp_path: Path):
     disk = GatedDisk()
     with disk.open_log(tmp_path / "log") as wal:
         disk.hold()
@@ -88,14 +88,14 @@ def test_two_loops_in_two_threads_share_a_log(tmp_path: Path):
 
 
 def check_told(wal: WriteAheadLog, told: list[list[int]]) -> None:
-    """Everything is where its appender was told, and nothing else is there."""
+    """Check that each record is at its acknowledged offset, and that there are no others."""
     assert sorted(lsn for lsns in told for lsn in lsns) == list(range(1, wal.current + 1))
     values = {record.lsn: record.payload for record in wal.read_since(0, wal.current)}
     for who, lsns in enumerate(told):
         assert [values[lsn] for lsn in lsns] == [said(who, counter) for counter in range(len(lsns))]
 
 
-def test_awaits_that_are_cancelled_disturb_nobody(tmp_path: Path):
+def test_awaits_that_are_cancelled_disturb_no_other(tmp_path: Path):
     disk = GatedDisk()
 
     async def main(wal: WriteAheadLog) -> None:
@@ -126,7 +126,7 @@ def test_awaits_that_are_cancelled_disturb_nobody(tmp_path: Path):
         assert wal.current == 30
 
 
-def test_a_loop_that_is_gone_when_its_append_becomes_durable_disturbs_nobody(tmp_path: Path):
+def test_a_loop_that_is_gone_when_its_append_becomes_durable_disturbs_no_other(tmp_path: Path):
     disk = GatedDisk()
 
     async def give_up(wal: WriteAheadLog) -> None:
@@ -164,7 +164,7 @@ def test_one_group_is_awaited_by_threads_and_by_loops_at_once(tmp_path: Path):
 
 
 def test_a_waiter_that_gives_up_does_not_block_the_next_wake_up(monkeypatch: pytest.MonkeyPatch):
-    """Each thread that is woken wakes another: nobody may be left out when one of them is gone."""
+    """Each woken thread wakes another: none may be left waiting when one of them has given up."""
     monkeypatch.setattr(groups, "_CHECK_SECONDS", 1000.0)  # whoever is left out would wait for this
     for _ in range(30):
         group, woken, given_up = CommitGroup(), SimpleQueue[int](), SimpleQueue[int]()

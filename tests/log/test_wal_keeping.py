@@ -1,4 +1,4 @@
-"""What the write-ahead log keeps and forgets: trimming, slots, and what is found on opening."""
+"""Retained records of a write-ahead log: trimming, slots, and the state after opening."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class TestPruning:
         with WriteAheadLog.open(tmp_path) as wal:
             assert wal.log.slots.list() == [slot]
 
-    def test_a_plan_made_before_a_trim_finds_its_file_gone_and_a_new_one_says_expired(self, tmp_path):
+    def test_a_plan_made_before_a_trim_finds_its_file_gone_and_a_new_one_is_expired(self, tmp_path):
         with WalLog.open(str(tmp_path), roll_bytes=0, tail_bytes=0, background=False) as log:
             for number in range(4):
                 log.append_value(b"%d" % number).result()

@@ -1,4 +1,4 @@
-"""``kill -9`` of real appenders: what was acknowledged is there, in order, without a gap, however often it happens."""
+"""``kill -9`` of real appenders, over and over: acknowledged records are there, in order and without a gap."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BATCH = 3
 
 @dataclass(slots=True)
 class Story:
-    """What the appenders were told, and what was found after each of them had died."""
+    """The acknowledgements of the appenders, and the records found after each was killed."""
 
     folder: str
     acknowledged: dict[int, Said] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Story:
     kills: int = 0
 
     def hear(self, life: int, note: Note) -> int:
-        """Remember what an appender was told; returns how many records were acknowledged by it."""
+        """Record the acknowledgements of an appender; returns the number of acknowledged records."""
         match note.what:
             case What.OPENED:
                 assert note.one >= max(self.found, default=0), "the end went back when it was opened"
@@ -57,7 +57,7 @@ class Story:
         return 0
 
     def look(self, *, whole: bool = False) -> None:
-        """Read what is there now, and compare it with what was acknowledged and with what was there before."""
+        """Read all records, and compare them with the acknowledged ones and with the last read."""
         reader = WalReader(self.folder)
         bounds = reader.bounds()
         assert bounds.next >= max(self.acknowledged, default=0), "the end is below what was acknowledged"
@@ -96,7 +96,7 @@ class Story:
 
 
 def kill_in_a_loop(tmp_path: Path, *, kills: int, seed: int, trims: bool = False) -> Story:
-    """Start an appender on the same folder again and again, and kill it when it was told enough, or while it opens."""
+    """Start an appender on the same folder repeatedly, and kill it after enough acknowledgements or while it opens."""
     chance = random.Random(seed)
     story = Story(str(tmp_path / "log"))
     with ExitStack() as held:
@@ -129,7 +129,7 @@ def kill_in_a_loop(tmp_path: Path, *, kills: int, seed: int, trims: bool = False
 
 
 def check_seen(story: Story, seen: list[tuple[int, int, int]], *, whole: bool) -> None:
-    """What another process read while all of that went on is what is there now, and followed without a gap."""
+    """Records that another process read meanwhile equal those that are there now, without a gap."""
     assert seen
     values = dict[int, bytes]()
     with WriteAheadLog.open(story.folder) as wal:

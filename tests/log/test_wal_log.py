@@ -1,4 +1,4 @@
-"""What the write-ahead log promises to who appends and reads, beyond the contract of logs."""
+"""Guarantees of the write-ahead log beyond the contract of logs."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class TestAppending:
         "numbers",
         [{name: value} for name in ("lsn", "term", "timestamp") for value in (-1, 1 << 63, 1.0, "1", True)],
     )
-    def test_a_number_that_no_frame_can_hold_is_refused_and_the_log_goes_on(self, wal, numbers):
+    def test_a_number_that_no_frame_can_hold_is_refused_and_the_log_continues(self, wal, numbers):
         with pytest.raises(InvalidInput):
             wal.append(b"a", **numbers)
         with pytest.raises(InvalidInput):
@@ -155,7 +155,7 @@ class TestAppending:
                 with pytest.raises(CursorExpired):
                     wal.read_since(0)
 
-    def test_a_trimmed_log_goes_on_where_it_was(self, wal):
+    def test_a_trimmed_log_continues_where_it_was(self, wal):
         wal.append_many([b"a", b"b"])
         wal.prune_through(2)
         with pytest.raises(ExpectationFailed, match="the next one is 3"):
@@ -178,7 +178,7 @@ class TestAppending:
             assert after - before == 2
             assert [span.next for span in log.plan(log.start())] == [1, 200]  # one frame for the group
 
-    def test_a_handle_that_is_not_durable_in_time_says_so_and_can_be_asked_again(self, tmp_path):
+    def test_a_handle_that_is_not_durable_in_time_raises_and_can_be_asked_again(self, tmp_path):
         disk = HeldSyncs()
         with WalLog.open(str(tmp_path), disk=disk) as log:
             disk.hold()

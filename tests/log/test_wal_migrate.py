@@ -89,7 +89,7 @@ def all_of(wal):
 
 
 def but_for_the_lock(disk):
-    """Nothing else may be left by what was refused: the file to be locked stays, and nobody looks at it."""
+    """The files that a refused migration leaves, without the lock file, which stays."""
     return {path: data for path, data in disk.files().items() if not path.endswith(".migrating.lock")}
 
 
@@ -134,7 +134,7 @@ def test_no_vector_is_touched_unless_asked(name):
     assert disk.folders() == ["/data"]
 
 
-def test_the_log_goes_on_where_the_spool_ended_and_is_not_migrated_again():
+def test_the_log_continues_where_the_spool_ended_and_is_not_migrated_again():
     disk = on_disk(MIXED)
     with open_on(disk) as wal:
         log_id = wal.log.log_id
@@ -336,7 +336,7 @@ def test_slots_at_the_very_start_and_end_are_valid():
         assert [slot.pins for slot in wal.log.slots.list()] == [True, True]
 
 
-def test_a_slot_behind_the_end_proves_that_records_are_lost():
+def test_a_slot_past_the_end_proves_that_records_are_lost():
     refused(on_disk(MIXED, [{"id": "ahead", "position": 11}]), CorruptData, SLOTS, "'ahead' at 11", "ends at 10")
     refused(on_disk(v3(1, 1, b"x")[:9], [{"id": "ahead", "position": 1}]), CorruptData, "'ahead' at 1", "ends at 0")
     lost = {"id": "ahead", "position": 11, "invalid": {"reason": "horizon", "at": 1}}
@@ -344,7 +344,7 @@ def test_a_slot_behind_the_end_proves_that_records_are_lost():
         assert wal.log.slots.list()[0].position == 11
 
 
-def test_an_empty_spool_goes_on_behind_its_highest_slot():
+def test_an_empty_spool_continues_after_its_highest_slot():
     slots = [{"id": "a", "position": 5}, {"id": "b", "position": 7}]
     disk = on_disk(b"", slots)
     with open_on(disk) as wal:
@@ -494,7 +494,7 @@ class Migration:
 
 @pytest.fixture
 def _quiet(caplog):
-    """The torn tail is told each time, and there are thousands."""
+    """Do not log warnings: each of thousands of torn tails would be one."""
     caplog.set_level(logging.ERROR)
 
 
@@ -565,7 +565,7 @@ def test_a_migration_that_returned_is_durable():
 
 
 @pytest.mark.matrix
-def test_a_failed_migration_leaves_nothing_behind_and_can_be_repeated():
+def test_a_failed_migration_leaves_no_files_and_can_be_repeated():
     disk = on_disk(MIXED)
     number = 0
     while True:

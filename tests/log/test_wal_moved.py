@@ -26,7 +26,7 @@ def moved(folder: Path) -> Path:
 
 
 def replaced(folder: Path) -> Path:
-    """Another log is put in its place, as whoever restores a backup does."""
+    """Put another log in its place, as the restore of a backup does."""
     aside = moved(folder)
     shutil.copytree(folder.parent / "backup", folder)
     return aside
@@ -109,7 +109,7 @@ def test_a_replacement_at_its_path_is_not_touched(folder: Path, change: Callable
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_process_that_goes_to_another_folder_goes_on_with_its_log(
+def test_a_process_that_goes_to_another_folder_continues_with_its_log(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(folder.parent)

@@ -1,4 +1,4 @@
-"""Following a write-ahead log closely: what a primary's feeds and a replica's acknowledgements are made of."""
+"""Reading the newest frames of a write-ahead log, as a primary's feeds and a replica's acknowledgements do."""
 
 import struct
 from concurrent.futures import ThreadPoolExecutor
@@ -94,7 +94,7 @@ def test_a_waiter_for_written_records_does_not_wait_for_the_sync_and_others_do(t
         assert next_one.result(SOON)
 
 
-def test_nor_what_is_durable_and_nobody_was_shown_yet(tmp_path, monkeypatch):
+def test_nor_what_is_durable_and_was_not_shown_yet(tmp_path, monkeypatch):
     given = []
     with WalLog.open(str(tmp_path / "log")) as log:
         add = log._tail.add

@@ -1,4 +1,4 @@
-"""The write-ahead log across processes: readers elsewhere, what is durable before it is seen, shared buffers."""
+"""The write-ahead log across processes: other readers, durability before visibility, shared buffers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[Any]:
-    """Another process, which does as it is asked."""
+    """Another process, which runs functions of the test."""
     with SPAWN.Pool(1) as pool:
         yield pool
 
@@ -37,7 +37,7 @@ def elsewhere() -> Iterator[Any]:
 
 
 def fetch(pickled: bytes, columns: list[str] | None = None) -> tuple[int, list[pa.RecordBatch]]:
-    """What these spans give in this process."""
+    """The records of these spans, fetched in this process."""
     spans: list[WalSpan] = pickle.loads(pickled)
     return os.getpid(), [batch for span in spans for batch in span.fetch(columns)]
 

@@ -1,4 +1,4 @@
-"""The write-ahead log against a plain list, on a simulated disk: whatever is done, and wherever it crashes."""
+"""The write-ahead log against a plain list, on a simulated disk: any sequence of calls, and a crash anywhere."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SlotModel:
 
 @dataclass(slots=True)
 class Frame:
-    """What is appended as a whole: its values, its term, and whose numbered append it is."""
+    """One appended batch: its values, its term, and its writer and number."""
 
     values: list[bytes]
     term: int
@@ -112,7 +112,7 @@ class Model:
 
 
 class WalMachine(RuleBasedStateMachine):
-    """Does to a log and to a list the same, and compares."""
+    """Applies the same calls to a log and to a list, and compares them."""
 
     @initialize(
         seed=st.integers(0, 1000), roll=st.sampled_from([0, 700, 3000]), tail=st.sampled_from([0, 1500, 1 << 20])
@@ -148,7 +148,7 @@ class WalMachine(RuleBasedStateMachine):
         return self.model.next + sum(len(frame.values) for _, frame in self.pending)
 
     def commit(self) -> None:
-        """Everything that was queued is durable: whoever waits for one commits them all."""
+        """Everything queued is durable: to wait for one handle commits all of them."""
         for handle, frame in self.pending:
             first = self.model.append(frame)
             assert handle.done()
@@ -189,7 +189,7 @@ class WalMachine(RuleBasedStateMachine):
         self.commit_then(frame, append())
 
     def begin_at(self, offset: int) -> None:
-        """A log that never held a record begins where its first one says; what stood before it is no place."""
+        """A log that never held a record begins at the offset of its first one; earlier positions are invalid."""
         if self.queued_next == 0 and offset:
             self.model.base = self.model.start = offset
             for name in [name for name, slot in self.model.slots.items() if not slot.dropped]:
@@ -465,7 +465,7 @@ class WalMachine(RuleBasedStateMachine):
         self.come_back()
 
     def come_back(self) -> None:
-        """Open what a crash has left: the records as before, the slots where they stood or a little behind."""
+        """Open what a crash has left: the records as before, the slots at their positions or a little below."""
         self.pending.clear()
         self.claims.clear()
         self.wal = self.open()
@@ -495,7 +495,7 @@ class WalMachine(RuleBasedStateMachine):
         frames=st.lists(some_values, max_size=3),
     )
     def crash_while_appending(self, call: int, moment: Any, mode: CrashMode, frames: list[list[bytes]]) -> None:
-        """Of what was under way any number of whole frames is there, in order; all of it, if that was told."""
+        """Of an unfinished append any number of whole frames exists, in order; of an acknowledged one all."""
         queued = [frame for _, frame in self.pending]
         for values in frames:
             self.wal.submit_batch(records(*values))

@@ -1,4 +1,4 @@
-"""The write-ahead log in threads: thousands of rounds beside each other, and nothing is lost."""
+"""The write-ahead log in threads: thousands of concurrent rounds, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AHEAD = 2000
 
 
 class Traffic:
-    """Appenders, readers, a consumer with a slot, and someone who trims, all on one log."""
+    """Appenders, readers, a consumer with a slot, and a trimming thread, all on one log."""
 
     def __init__(self, wal: WriteAheadLog, *, rounds: int, seed: int) -> None:
         self.wal = wal
@@ -136,7 +136,7 @@ class Traffic:
                     witness.see(offset + 1, value)
 
     def consume(self, _: int) -> None:
-        """Read everything, and move the slot behind it."""
+        """Read everything, and move the slot after it."""
         witness = Witness(0)
         while not (self.done.is_set() or self.is_over()):
             self.wal.wait(witness.next, 0.01)
@@ -151,7 +151,7 @@ class Traffic:
                 break
 
     def consume_late(self, _: int) -> None:
-        """Nothing that the slot still needs is ever missing, from wherever it stands."""
+        """Nothing at or above the position of the slot is ever missing."""
         while not (self.done.is_set() or self.is_over()):
             position = self.slot.state().position
             try:
@@ -286,7 +286,7 @@ def test_waiting_for_what_does_not_come_ends_when_the_time_is_over(tmp_path: Pat
 # --- back-pressure -----------------------------------------------------------------------------------------------
 
 
-def test_appends_wait_while_too_much_is_queued_and_then_go_on(tmp_path: Path):
+def test_appends_wait_while_too_much_is_queued_and_then_continue(tmp_path: Path):
     disk = GatedDisk()
     with disk.open_log(tmp_path / "log", pending_bytes=1000) as wal, Threads() as threads:
         disk.hold()

@@ -1,4 +1,4 @@
-"""Spools with gaps or disorder in their lsns: refused with the option's name, and brought over whole with it."""
+"""Spools with gaps or disorder in their lsns: refused with the option's name, and migrated whole with it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_every_record_is_brought_over_in_order_and_keeps_its_lsn(lsns):
         assert wal.verify().is_clean
 
 
-def test_a_spool_whose_lsns_follow_each_other_is_left_as_it_is():
+def test_a_spool_whose_lsns_are_contiguous_is_left_unchanged():
     with open_on(on_disk(4, 5, 6)) as wal:
         assert [record.lsn for record in wal.read_since(3)] == [4, 5, 6]
         assert wal.log.plan(wal.log.end().at(3))[0].fetch()[0].column("headers").null_count == 3

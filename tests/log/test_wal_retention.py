@@ -1,4 +1,4 @@
-"""What a write-ahead log forgets by itself: limits of slots, and retention policies."""
+"""Retention of a write-ahead log: limits of slots, and retention policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cutting a write-ahead log back: what stays, what is kept aside, and every way of being interrupted."""
+"""Rewinding a write-ahead log: which records stay, which are quarantined, and every interruption."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def is_clean(folder):
 
 class TestRewinding:
     @pytest.mark.parametrize("to", some(range(END), 5))
-    def test_the_log_ends_there_and_what_came_behind_is_a_log_of_its_own(self, folder, tmp_path, to):
+    def test_the_log_ends_there_and_what_came_after_is_a_log_of_its_own(self, folder, tmp_path, to):
         before = content(folder)
         aside = str(tmp_path / "aside")
         done = rewind(str(folder), to, quarantine=aside)
@@ -125,7 +125,7 @@ class TestRewinding:
         with opened(folder, create=False) as log:
             assert log.append(records(b"again"), writer=WRITER, number=following).result() == Receipt(to, 1)
 
-    def test_of_a_batch_that_is_cut_the_records_below_belong_to_nobodys_append(self, folder, tmp_path):
+    def test_of_a_batch_that_is_cut_the_records_below_belong_to_no_append(self, folder, tmp_path):
         rewind(str(folder), 7, quarantine=str(tmp_path / "aside"))
         with opened(folder, create=False) as log, opened(tmp_path / "aside", create=False) as aside:
             below = log.plan(Cursor(log.log_id, 6))[0].batch()
@@ -135,7 +135,7 @@ class TestRewinding:
             assert (whole.batch().first, whole.batch().append) == (6, (WRITER, 1))
             assert below.timestamp == whole.batch().timestamp
 
-    def test_a_log_that_ends_there_is_left_as_it_is(self, folder, tmp_path):
+    def test_a_log_that_ends_there_is_left_unchanged(self, folder, tmp_path):
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
         done = rewind(str(folder), END, quarantine=str(tmp_path / "aside"))
         assert (done.quarantine, done.count, done.cursor.next, done.cursor.term) == (None, 0, END, 3)
@@ -194,7 +194,7 @@ class TestRewinding:
             assert log.plan(Cursor(log.log_id, 9, 2))[0].first == 9
 
     @pytest.mark.parametrize("to", [0, 10])
-    def test_a_reader_that_had_seen_more_goes_on_with_what_is_there(self, tmp_path, to):
+    def test_a_reader_that_had_seen_more_continues_with_what_is_there(self, tmp_path, to):
         with opened(tmp_path / "log", roll_bytes=1 << 20) as log:
             for _ in range(200):
                 log.append_value(bytes(50), term=1).result()
@@ -262,7 +262,7 @@ def sim_open(disk, **options):
 
 @pytest.fixture(scope="module")
 def built():
-    """A disk with a log on it that is closed, and what is in that."""
+    """A disk with a closed log, and the records of the log."""
     disk = SimulatedDisk()
     with sim_open(disk) as log:
         build(log)

@@ -118,7 +118,7 @@ class TestCopies:
 
 
 class Interrupted(_PassingDisk):
-    """A disk that does something else before it reads or copies a file of frames."""
+    """A disk that calls a function before it reads or copies a file of frames."""
 
     def __init__(self, then):
         super().__init__(DISK)
@@ -176,7 +176,7 @@ class TestBesideOthers:
             assert cursor == verify(str(tmp_path / "copy")) == log.end()
             assert sorted(values(WalReader(str(tmp_path / "copy")))) == [20, 21, 22]
 
-    def test_appends_and_new_files_go_on_meanwhile(self, tmp_path):
+    def test_appends_and_new_files_continue_meanwhile(self, tmp_path):
         with WalLog.open(str(tmp_path / "log"), roll_bytes=20_000) as log:
             stop = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Broken twins of the write-ahead log: each is caught by what watches over the real one."""
+"""Broken twins of the write-ahead log: each is caught by the tests of the real one."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_twin_that_trims_before_the_slots_are_written_is_caught(monkeypatch):
 
 
 def leave_stray_bytes(stray):
-    """A crash has left a few bytes behind the last frame; the log goes on, and all is there later."""
+    """A crash left a few bytes after the last frame; the log continues, and loses no record."""
     disk = SimulatedDisk()
     log = open_on(disk)
     for offset in range(3):
@@ -220,7 +220,7 @@ def test_a_twin_that_trims_without_the_lock_is_caught(tmp_path, monkeypatch):
         trim_beside_an_append(tmp_path / "twin")
 
 
-def test_a_twin_that_goes_on_after_a_failed_sync_is_caught(monkeypatch):
+def test_a_twin_that_continues_after_a_failed_sync_is_caught(monkeypatch):
     def append_after_a_failure():
         disk = SimulatedDisk()
         log = open_on(disk)

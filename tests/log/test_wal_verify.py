@@ -1,4 +1,4 @@
-"""Verifying a write-ahead log, and making its indexes again: on real folders and damaged copies of them."""
+"""Verifying a write-ahead log, and rebuilding its indexes: on real folders and damaged copies of them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fill(log: WalLog, groups: int = 4, frames: int = 70) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A closed log with four files, two slots, and something trimmed; nobody changes it."""
+    """A closed log with four files, two slots, and something trimmed; no test changes it."""
     folder = tmp_path_factory.mktemp("wal") / "log"
     with WalLog.open(str(folder), roll_bytes=60_000, background=False) as log:
         fill(log)
@@ -61,7 +61,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(whole: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """A copy of the closed log."""
     return Path(shutil.copytree(whole, tmp_path / "log"))
 
 
@@ -95,7 +95,7 @@ def log_id_of(folder: Path) -> UUID:
 
 
 def a_frame(folder: Path, *, first: int, term: int = 0, durable: int = 0, count: int = 1, rows: int = 1) -> bytes:
-    """A frame as the log would write it at an offset, if it were told to."""
+    """A frame as the log would write it at an offset."""
     batch = record_batch(timestamps=[1] * rows, ops=[Op.PUT] * rows, keys=[None] * rows, values=[b"v"] * rows)
     info = FrameInfo(term, first + 1, count, 10**12, durable, salt_of(log_id_of(folder)))
     return b"".join(encode_frame(info, [encode_page(batch, Compression.NONE)]))
@@ -232,14 +232,14 @@ def test_frames_that_do_not_follow_each_other_are_damage(folder: Path) -> None:
         path.write_bytes(data)
 
 
-def test_a_file_that_goes_on_behind_the_beginning_of_the_next_is_damage(folder: Path) -> None:
+def test_a_file_that_continues_after_the_beginning_of_the_next_is_damage(folder: Path) -> None:
     path, following = files(folder)[1], firsts_in(DISK.scan(str(folder)))[2]
     path.write_bytes(path.read_bytes() + a_frame(folder, first=following))
     assert f"the next file begins at {following}" in only(look(folder), Severity.DAMAGE, FindingKind.CONTINUITY).message
 
 
 def appended(folder: Path, *frames: bytes) -> WalVerification:
-    """The log with some frames more, and one behind them which says that they were acknowledged."""
+    """The log with more frames, and a last one that marks them as durable."""
     last, end = files(folder)[-1], 560 + len(frames)
     last.write_bytes(last.read_bytes() + b"".join(frames) + a_frame(folder, first=end, durable=end))
     (folder / "mark").unlink()
@@ -272,7 +272,7 @@ def test_a_frame_of_a_newer_version_is_reported_as_such_wherever_it_is(folder: P
 
 
 @pytest.mark.parametrize("tail", [b"R", b"RDLW\x04", bytes(5000), b"no frame"])
-def test_a_torn_tail_above_the_mark_is_a_note_that_says_what_opening_cuts(folder: Path, tail: bytes) -> None:
+def test_a_torn_tail_above_the_mark_is_a_note_of_what_opening_cuts(folder: Path, tail: bytes) -> None:
     last = files(folder)[-1]
     size = last.stat().st_size
     last.write_bytes(last.read_bytes() + tail)
@@ -446,7 +446,7 @@ def test_a_file_below_the_start_that_was_not_removed_yet_is_noted_and_not_judged
 
 
 class Meddled(LocalDisk):
-    """A disk on which something happens before a file is read."""
+    """A disk that calls a function before a file is read."""
 
     def __init__(self, before: Callable[[str], None]) -> None:
         self._before = before
@@ -580,7 +580,7 @@ def test_a_frame_within_a_damaged_value_is_not_taken_for_one_of_the_log(tmp_path
 
 @pytest.fixture
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """A torn tail is told to the log each time, and there are hundreds."""
+    """Do not log warnings: each of hundreds of torn tails would be one."""
     caplog.set_level(logging.ERROR)
 
 

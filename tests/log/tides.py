@@ -1,6 +1,6 @@
-"""Whole histories of a log that forgets: writers, readers, meddlers and collectors that race, lose answers and die.
+"""Whole histories of a log that is trimmed: writers, readers, meddlers and collectors that race, lose answers and die.
 
-Every write that really lands passes a watchman, who knows what is still needed and complains at once.
+Every write that lands passes a watchman, which tracks what is still needed and complains at once.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class History:
 
 
 class Watchman:
-    """A store that knows which of its objects are needed, and complains about every write that forgets one."""
+    """A store that tracks which of its objects are needed, and complains about every write that drops one."""
 
     def __init__(self, inner: ObjectStore, history: History, clock: ManualClock) -> None:
         self._inner = inner
@@ -141,7 +141,7 @@ class Watchman:
 
 
 class Process:
-    """A process with a bad line; after dying it opens the log anew and knows only its own intentions."""
+    """A process with a bad line; after dying it opens the log again and remembers only its own intentions."""
 
     def __init__(self, history: History, line: FaultyStore, clock: ManualClock, chance: random.Random) -> None:
         self.history = history
@@ -234,7 +234,7 @@ def _writer(process: Process) -> Callable[[], None]:
 
 
 def _reader(process: Process, name: str) -> Callable[[], None]:
-    """Takes the slot, reads from where it stands and acknowledges what it has read."""
+    """Claims the slot, reads from its position and acknowledges what it has read."""
     chance = process.chance
 
     def once(log: ObjectLog, holder: str) -> None:

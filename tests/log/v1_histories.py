@@ -54,7 +54,7 @@ class History:
 
 
 class Witness(PlainStore):
-    """The store that all share; it looks at each change, and complains at the first that must not be."""
+    """The store that all share; it checks each change, and complains about the first that is wrong."""
 
     def __init__(self, clock: ManualClock, history: History) -> None:
         super().__init__(clock=clock)
@@ -97,7 +97,7 @@ class Witness(PlainStore):
 
 
 class Caller:
-    """A process with a bad line to the store; after dying it begins anew and knows only its own intentions."""
+    """A process with a bad line to the store; after dying it begins again and remembers only its own intentions."""
 
     def __init__(self, history: History, line: FaultyStore, clock: ManualClock, chance: random.Random) -> None:
         self.history = history
@@ -159,7 +159,7 @@ def play(
 
 
 def _meet(order: Interleaver, clock: ManualClock, chance: random.Random, stall: float) -> Callable[[Call], None]:
-    """Where another task may go on, time may pass, and a process may die.
+    """A point where another task may run, time may pass, and a process may die.
 
     A request that is under way for nearly half the grace period is dropped, as every network does at some time: the
     rule that a producer lists within half of it leaves the other half for the write to arrive.

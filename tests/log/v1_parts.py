@@ -1,4 +1,4 @@
-"""Queues of version 1 for tests: filled as others would fill them, and looked at without our own code."""
+"""Queues of version 1 for tests: filled as other implementations do, and read without the package's own code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the write-ahead log on a simulated disk have in common: a workload, and what it was promised."""
+"""Shared parts of tests of the write-ahead log on a simulated disk: a workload, and its acknowledged results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def values(log: Any) -> dict[int, bytes]:
 
 
 def workload(disk: SimulatedDisk, notes: list[Note]) -> None:
-    """Append one by one, in groups and in batches, roll, pin, acknowledge and trim; from wherever the log stands."""
+    """Append one by one, in groups and in batches, roll, pin, acknowledge and trim; from the end of the log on."""
     work = Work(open_on(disk), notes)
     while (end := work.log.bounds().next) < END:
         upto, step = next((upto, step) for upto, step in STEPS if end < upto)

@@ -1,8 +1,8 @@
 """Appenders and followers of a write-ahead log as processes of their own, for tests that kill them.
 
 ``python -m tests.log.wal_programs nest`` starts one appender for each line that it is given: by forking, since a new
-interpreter takes longer than most of their lives. What an appender is told, it tells: notes of a fixed size in one
-pipe, which a ``kill -9`` cannot tear. The nest itself notes that an appender has ended, behind its last note.
+interpreter takes longer than most of their lives. An appender reports each acknowledgement as a note of a fixed size
+in one pipe, which a ``kill -9`` cannot tear. The nest notes that an appender has ended, after its last note.
 ``... follow FOLDER NOTES`` reads a log as another process does, and notes what it has seen in a file.
 """
 
@@ -204,7 +204,7 @@ def append(wal: WriteAheadLog, life: Life, thread: int) -> None:
 
 
 def trim(wal: WriteAheadLog) -> None:
-    """Follow the end with a slot, a little behind it, and forget all that the slot allows."""
+    """Follow the end with a slot, a little behind it, and trim all that the slot allows."""
     if not wal.log.slots.list():
         wal.log.slots.create(SLOT, wal.oldest - 1)
     slot = wal.log.slots.claim(SLOT, f"process {os.getpid()}")
@@ -231,7 +231,7 @@ def nest() -> None:
 
 
 def follow(folder: str, notes: str) -> None:
-    """Read everything as it becomes durable, from wherever the log begins, until told how far to go."""
+    """Read everything as it becomes durable, from the start of the log, up to an offset that is given later."""
     until: list[int] = []
     threading.Thread(target=lambda: until.append(int(sys.stdin.readline() or 0)), daemon=True).start()
     reader = WalReader(folder)

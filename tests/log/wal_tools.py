@@ -1,4 +1,4 @@
-"""For tests of the write-ahead log: disks that hold back or leave out, threads that must end, all that changes it."""
+"""For tests of the write-ahead log: disks that block or skip syncs, threads that must end, and all changing calls."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Wrapped:
 
 
 class GatedDisk(_Wrapped):
-    """A disk that holds back what it is told to: a ``write`` or ``sync`` of an open data file, or any ``remove``."""
+    """A disk that blocks chosen calls: a ``write`` or ``sync`` of an open data file, or any ``remove``."""
 
     def __init__(self, inner: Any = DISK) -> None:
         super().__init__(inner)
@@ -132,7 +132,7 @@ class _UnsyncedFile(_Wrapped):
 
 
 class Threads:
-    """Threads of a test: what any of them raises is raised at the end, and none is left behind."""
+    """Threads of a test: what any of them raises is raised at the end, and none is left running."""
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
@@ -178,12 +178,12 @@ _SAID = struct.Struct("<II")
 
 
 def said(who: int, counter: int) -> bytes:
-    """A value that tells who appended it, and after how many others."""
+    """A value with the number of its appender, and how many that one appended before."""
     return _SAID.pack(who, counter) + bytes(counter % 50)
 
 
 class Witness:
-    """Looks at records as they come: one lsn after the other, and each appender's in the order of its counter."""
+    """Checks records as they come: consecutive lsns, and the values of each appender in the order of its counter."""
 
     def __init__(self, since: int) -> None:
         self.next = since

@@ -1,4 +1,4 @@
-"""A small breadth-first explorer: every state that a model can reach, each looked at once."""
+"""A small breadth-first explorer: visits every reachable state of a model once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Move(Generic[S]):
-    """A step to another state. A fair one is what happens by itself when nothing goes wrong and nobody interferes."""
+    """A step to another state. A fair one happens by itself if nothing fails and no other move is made."""
 
     label: str
     state: S
@@ -21,7 +21,7 @@ class Move(Generic[S]):
 
 
 class Counterexample(AssertionError):
-    """A promise is broken; ``trace`` is a shortest way there, and ``broken`` says what was found at its end."""
+    """A promise is broken: ``trace`` is a shortest path there, and ``broken`` says what was found at its end."""
 
     def __init__(self, broken: str, trace: list[str]) -> None:
         lines = [f"  {number:3}. {label}" for number, label in enumerate(trace, 1)]
@@ -30,12 +30,12 @@ class Counterexample(AssertionError):
 
 
 class TooManyStates(RuntimeError):
-    """The model is larger than its test has room for: nothing is proved. Choose smaller bounds."""
+    """The model has more states than its test allows: nothing is proved. Choose smaller bounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """What was seen: states, moves between them, the longest shortest way, and states where nothing is left to do."""
+    """Counts of an exploration: states, moves, the longest shortest path, and states without a move."""
 
     states: int
     moves: int
@@ -60,7 +60,7 @@ class Model(Generic[S]):
 
 
 def explore(model: Model[S], *, most: int) -> Explored:
-    """Look at every reachable state; ``Counterexample`` with a shortest trace, ``TooManyStates`` beyond ``most``.
+    """Check every reachable state; ``Counterexample`` with a shortest trace, ``TooManyStates`` beyond ``most``.
 
     Deterministic if the model's moves are: the same states in the same order, the same trace.
     """

@@ -23,7 +23,7 @@ NOW = 1
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A snapshot to publish, and perhaps to trim after. Equal ones have equal names: identical consumers do that."""
+    """A snapshot to publish, perhaps with a trim after it. Identical consumers publish equal ones under equal names."""
 
     offset: int
     log: int = 1
@@ -53,7 +53,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The pointer, the objects of payloads that are there, and who is at work. ``crashes`` are the deaths to come."""
+    """The pointer, the payload objects that exist, and the processes. ``crashes`` is how many may still crash."""
 
     pointer: Pointer
     objects: frozenset[tuple[str, int]]

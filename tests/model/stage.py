@@ -1,4 +1,4 @@
-"""The doubles that the production watch is given: they all act on the one world that is on the stage."""
+"""The doubles of the model of a watch: all of them act on the current world."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.model.world import Change, Fold, Subscribed, World, changed, stream_i
 
 
 class Stage:
-    """Which world the doubles act on: the explorer puts one there before each move."""
+    """The world that the doubles act on: the explorer sets it before each move."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -27,7 +27,7 @@ class Stage:
 
 
 class ModelWatcher:
-    """A source that numbers its changes, forgets old ones, and may be created anew."""
+    """A source that numbers its changes, drops old ones, and may be created again."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -54,7 +54,7 @@ class ModelWatcher:
 
 
 class ModelSubscription:
-    """What is taken from the source; how far is in the world."""
+    """A subscription to the source; its position is in the world."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -95,7 +95,7 @@ class ModelSubscription:
         return known
 
     def close(self) -> None:
-        """The world forgets it when the watch is gone."""
+        """Nothing to do: the world drops it when the watch ends."""
 
 
 class ModelReader:
@@ -160,7 +160,7 @@ class ModelStore:
             world.breaks("An export was served, and its data is not what was applied.")
 
     def left(self, fold: Fold) -> Fold:
-        """What is still there when its process is gone: all of it."""
+        """What outlives the process: all of it."""
         return fold
 
     def _commit(self, fold: Fold) -> None:
@@ -184,7 +184,7 @@ def _changes(records: pa.Table) -> tuple[Change, ...]:
 
 
 class ModelApply:
-    """Takes batches into what the world has applied, and looks at their order."""
+    """Applies batches to the world and checks their order."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -205,7 +205,7 @@ class ModelApply:
 
 
 class ModelExports:
-    """Who asks for exports."""
+    """The requests for exports."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -216,7 +216,7 @@ class ModelExports:
 
 
 class ModelRequest:
-    """A request whose requester is content with whatever comes."""
+    """A request whose result is ignored."""
 
     folder = "somewhere"
 
@@ -228,10 +228,10 @@ class ModelRequest:
         return True
 
     def set_result(self, result: object) -> None:
-        """It is what it is."""
+        """Ignore the result."""
 
     def set_exception(self, error: BaseException) -> None:
-        """So be it."""
+        """Ignore the error."""
 
 
 REQUEST = ModelRequest()

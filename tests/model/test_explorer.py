@@ -1,4 +1,4 @@
-"""The explorer itself, on models that fit on a hand."""
+"""The explorer itself, on tiny models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values of the cold tier: what cannot be is refused when it is made, with the reason."""
+"""The values of the cold tier: an inconsistent value is refused at its creation, with the reason."""
 
 import dataclasses
 from uuid import UUID
@@ -123,7 +123,7 @@ def test_a_topic_partition_that_cannot_be_is_refused_with_the_reason(name, parti
 
 
 class Endless(bytes):
-    """Says that it is longer than any event can tell."""
+    """Bytes that claim to be longer than an event can record."""
 
     __slots__ = ()
 
@@ -146,7 +146,7 @@ def test_a_long_or_broken_name_does_not_spoil_a_message():
     assert len(str(raised.value)) < 1000
 
 
-def test_states_are_named_in_words():
+def test_states_are_shown_in_words():
     assert [str(state) for state in SegmentState] == [
         "copy started",
         "copy finished",

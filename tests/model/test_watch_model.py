@@ -1,4 +1,4 @@
-"""Every order of events, up to a bound, around the production watch: what is promised holds in all of them.
+"""Every order of events, up to a bound, around the production watch: its guarantees hold in all of them.
 
 The bounds count how often each thing may happen; when and in which order is what is explored.
 """
@@ -25,7 +25,7 @@ ROOMY = Batching(records=2, window=1.0, queue=3)
 
 @pytest.fixture(autouse=True)
 def _quiet():
-    """Tens of thousands of failures would be logged, and tens of thousands of states be searched for garbage."""
+    """Without this, tens of thousands of failures are logged and as many states searched for garbage."""
     logging.disable(logging.CRITICAL)
     gc.disable()  # states are many and have no cycles
     yield
@@ -50,7 +50,7 @@ def test_with_failures_and_crashes_at_every_step_the_store_is_the_source_at_its_
     assert explored(budget=budget, history=ONE, followed=1).states > 1_500
 
 
-def test_with_batches_that_wait_behind_failed_ones_nothing_jumps_the_hole():
+def test_with_batches_that_wait_for_failed_ones_nothing_skips_the_gap():
     budget = Budget(writes=3, failures=2, crashes=1)
     assert explored(budget=budget, history=ONE, followed=1, script=(PUT_2, DELETE_1, PUT_1)).states > 1_000
 
@@ -124,7 +124,7 @@ def test_a_full_watch_onto_a_store_that_is_not_empty_is_a_resync():
 
 
 @pytest.mark.matrix
-def test_a_source_that_is_created_anew_even_in_the_middle_of_a_resync_is_followed():
+def test_a_source_that_is_created_again_even_in_the_middle_of_a_resync_is_followed():
     budget = Budget(writes=1, recreations=2, failures=1, crashes=1)
     assert explored(budget=budget, history=BOTH, followed=2).states > 2_000
 
@@ -155,7 +155,7 @@ def test_state_that_apply_keeps_beyond_a_watch_catches_up_as_long_as_no_cursor_e
 
 @pytest.mark.matrix
 def test_state_that_apply_keeps_beyond_a_watch_may_hold_a_key_that_the_store_never_had():
-    """The known limit: what was applied and not stored, and is deleted and forgotten, is told to nobody any more.
+    """The known limit: no removal is reported of a key that was applied, never stored, then deleted and trimmed.
 
     So what ``apply`` builds should live and die with its watch, or be built from the store when the next one begins.
     """

@@ -28,7 +28,7 @@ from tests.model.world import Fold
 
 
 class DropsTheFailedBatch(Engine):
-    """What the store did not take is not tried again."""
+    """Broken: does not retry a batch that the store did not take."""
 
     __slots__ = ()
 
@@ -39,7 +39,7 @@ class DropsTheFailedBatch(Engine):
 
 
 class PutsTheFailedBatchBehind(Engine):
-    """What the store did not take goes after what came later."""
+    """Broken: retries a failed batch after the batches that came later."""
 
     __slots__ = ()
 
@@ -53,7 +53,7 @@ class PutsTheFailedBatchBehind(Engine):
 
 
 class ResumesFromMemory(AppliedWatch):
-    """Goes on after what it had received, not after what the store has taken."""
+    """Broken: resumes after what it received, not after what the store has taken."""
 
     def remembered(self) -> Cursor | None:
         return self.engine._read
@@ -64,7 +64,7 @@ class ResumesFromMemory(AppliedWatch):
 
 
 class ReportsBeforeStoring(Engine):
-    """Says how far it got when it was applied."""
+    """Broken: reports a position as soon as it is applied."""
 
     __slots__ = ()
 
@@ -84,7 +84,7 @@ class ReportsBeforeStoring(Engine):
 
 
 class HasNoBarrier(Engine):
-    """Opens the full watch before the removals are applied and stored."""
+    """Broken: opens the full watch before the removals are applied and stored."""
 
     __slots__ = ()
 
@@ -98,7 +98,7 @@ class HasNoBarrier(Engine):
 
 
 class DoesNotSweep(Engine):
-    """Ends the resync when everything is listed again."""
+    """Broken: ends the resync once everything is listed, without removing what vanished."""
 
     __slots__ = ()
 
@@ -111,7 +111,7 @@ class DoesNotSweep(Engine):
 
 
 class AppliesNoRemovals(Engine):
-    """Tells the store of what vanished, and not whoever applies."""
+    """Broken: removes vanished keys from the store and does not apply the removals."""
 
     __slots__ = ()
 
@@ -121,7 +121,7 @@ class AppliesNoRemovals(Engine):
 
 
 class ExportsAtOnce(Engine):
-    """Serves exports although something applied has not been stored."""
+    """Broken: serves exports while something applied is not stored yet."""
 
     __slots__ = ()
 
@@ -132,7 +132,7 @@ class ExportsAtOnce(Engine):
 
 
 class EndsAResyncTwice(AppliedWatch):
-    """Does not look whether a resync has ended when only the answer was lost."""
+    """Broken: does not check whether a resync has ended when only the answer was lost."""
 
     def _write(self, store: ModelStore, write: Write) -> None:  # type: ignore[override]
         if isinstance(write, EndResync):
@@ -142,14 +142,14 @@ class EndsAResyncTwice(AppliedWatch):
 
 
 class KeepsTheFlagInMemory(ModelStore):
-    """Forgets with its process that a resync is under way."""
+    """Broken: keeps the flag of a running resync in memory only."""
 
     def left(self, fold: Fold) -> Fold:
         return replace(fold, resync=None)
 
 
 class ClampsSilently(ModelWatcher):
-    """Begins with what it still has, if what was asked for is gone."""
+    """Broken: begins with the oldest retained change if the requested one is gone."""
 
     def watch_from(self, scope, cursor):
         world = self.stage.world
@@ -159,14 +159,14 @@ class ClampsSilently(ModelWatcher):
 
 
 class LooksAway(ModelWatcher):
-    """Not broken, but does not look whether a resync has its barrier: what comes of that is seen later."""
+    """Without the check for the barrier of a resync, so that later checks find the consequences."""
 
     def _barrier(self, world, scope):
-        """Whatever it is."""
+        """Not checked."""
 
 
 class JumpsOverGaps(ModelWatcher):
-    """Goes on behind what retention took from a watch that was too slow."""
+    """Broken: skips what retention took from a watch that was too slow."""
 
     def watch_from(self, scope, cursor):
         ModelWatcher.watch_from(self, scope, cursor)

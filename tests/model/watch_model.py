@@ -46,7 +46,7 @@ RETRIES = Backoff(attempts=2, base=0.5, ceiling=0.5)
 
 @runtime_checkable
 class Remembering(Protocol):
-    """A watch, broken on purpose, that leaves a cursor of its own behind."""
+    """A broken watch that keeps a cursor of its own beyond its process."""
 
     def remembered(self) -> Cursor | None: ...
 
@@ -327,7 +327,7 @@ _REMEMBERED = tuple(one.name for one in fields(Engine) if one.name not in _CONST
 
 
 def exceeds(cursor: Cursor, stored: Cursor) -> bool:
-    """Whether a cursor is beyond the store's. One of a stream that is gone is behind whatever came after it."""
+    """Whether a cursor is above the store's. One of an earlier stream is below every one of a later stream."""
     return cursor.log_id.int > stored.log_id.int or (cursor.log_id == stored.log_id and cursor.next > stored.next)
 
 

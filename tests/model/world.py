@@ -1,4 +1,4 @@
-"""The world that a watch lives in, as one small value: a source with retention, a fold, and what apply was given."""
+"""The environment of a watch as one small value: a source with retention, a store, and the applied updates."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def within(pairs: Pairs, scope: Scope) -> Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """What the store holds; every write makes another one, whole."""
+    """What the store holds. Immutable: each write makes a new one."""
 
     content: Pairs = ()
     cursor: Cursor | None = None
@@ -71,7 +71,7 @@ class Budget:
 
 @dataclass(slots=True)
 class World:
-    """Everything outside the watch's own memory. Fields are values: a copy is shallow."""
+    """All state outside the memory of the watch. Its fields are immutable, so that a copy may be shallow."""
 
     budget: Budget
     streams: tuple[tuple[Change, ...], ...] = ((),)
@@ -134,7 +134,7 @@ class World:
         return tuple(sorted((version, key, value) for version, key, value in newest.values() if value is not None))
 
     def differs(self, pairs: Pairs, cursor: Cursor, scope: Scope) -> bool:
-        """Whether pairs are something else than the source's state at a cursor, within a scope.
+        """Whether pairs differ from the source's state at a cursor, within a scope.
 
         The first listing of a newcomer gives only the newest value of each key, in the order of their versions. Up to
         its end (``mark``) a key that is changed again further on may be absent; it is never there with another value.

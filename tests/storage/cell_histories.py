@@ -29,7 +29,7 @@ OpenCell = Callable[[ObjectStore], StoreCell[str]]
 
 @dataclass(slots=True)
 class History:
-    """What happened, for tests that make sure that something did."""
+    """Counts of what happened, so that a test can assert that something did."""
 
     final: str = ""
     acknowledged: list[tuple[str, str]] = field(default_factory=list)

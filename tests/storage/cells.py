@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class JsonCodec(Generic[T]):
-    """A cell's state as JSON, for values that JSON gives back as they were: numbers and texts.
+    """A cell's state as JSON, for values that survive a round trip: numbers and strings.
 
     >>> codec = JsonCodec[int]()
     >>> codec.decode(codec.encode(Stamped(7, 1)), "here")
@@ -62,7 +62,7 @@ class Operations:
 
 
 def increment(value: int) -> int:
-    """The edit of most tests: twice is not the same as once."""
+    """The edit of most tests: not idempotent."""
     return value + 1
 
 
@@ -87,7 +87,7 @@ class CellContract:
 
     @pytest.fixture
     def line(self, store: ObjectStore) -> FaultyStore:
-        """The line of the writer under test, which a test may cut; the cell exists."""
+        """The store of the writer under test, whose calls a test may let fail; the cell exists."""
         self.create(store)
         return FaultyStore(store)
 
@@ -97,11 +97,11 @@ class CellContract:
         return Operations()
 
     def value(self, store: ObjectStore) -> int:
-        """What a newcomer reads."""
+        """The value that a newly opened cell reads."""
         return self.open_cell(store).read().value
 
     def others_write(self, store: ObjectStore, times: int, new_op: Operations) -> Callable[[], None]:
-        """Another writer, with a good line of its own, that increments so often when called."""
+        """Another writer, on a store without faults, that increments ``times`` times when called."""
         other = self.open_cell(store)
 
         def write() -> None:
@@ -197,7 +197,7 @@ class CellContract:
         assert self.value(store) == 1 + times
 
     @pytest.mark.parametrize("times", [REMEMBERED, REMEMBERED * 3])
-    def test_a_writer_that_was_idle_while_others_wrote_goes_on(
+    def test_a_writer_that_was_idle_while_others_wrote_continues(
         self, store: ObjectStore, line: FaultyStore, new_op: Operations, times: int
     ) -> None:
         cell = self.open_cell(line)
@@ -366,7 +366,7 @@ class CellContract:
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _once_written(self, line: FaultyStore, then: Callable[[], Any]) -> None:
-        """Run ``then`` when the first write on the line has landed and nobody heard of it yet."""
+        """Run ``then`` when the first write on the line has landed and its answer has not arrived."""
         self._call_back(line, then, times=1, stage="after")
 
     def _at_each_try(self, line: FaultyStore, then: Callable[[], Any], *, tries: int) -> None:

@@ -9,7 +9,7 @@ PATIENCE = 120
 
 
 def start_python(program: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start a program; talk to it through its standard streams."""
+    """Start a program, with pipes as its standard streams."""
     return subprocess.Popen(
         [sys.executable, "-c", program, *arguments],
         stdin=subprocess.PIPE,

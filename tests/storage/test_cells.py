@@ -110,7 +110,7 @@ class TestHistories:
 
 
 class TestTheContractCatches:
-    """The scripted suite, too, finds what is wrong with the twin, not only the random one."""
+    """The scripted suite finds the fault of the twin too, not only the random one."""
 
     class Suite(CellContract):
         def open_cell(self, store: ObjectStore) -> StoreCell[int]:
@@ -230,7 +230,7 @@ class TestPatience:
 
 
 def failures(open_cell: object, histories: int = 300) -> list[str]:
-    """What the judge says of a cell, over some histories."""
+    """The errors that the check finds in some histories of a cell."""
     caught = []
     for seed in range(histories):
         try:

@@ -46,7 +46,7 @@ def url(server: Server) -> str:
 
 
 def assert_refused(url: str, options: dict[str, str], *words: str) -> None:
-    """Whatever is asked of such a store, it says these words, and does not invite to try again."""
+    """Every call of such a store raises an error with these words, and not a transient one."""
     store = open_store(url, options)
     for call in (
         lambda: store.get("greeting"),
@@ -137,7 +137,7 @@ class TestBeingRefused:
         word = "No user exists" if isinstance(server, S3Server) else "check the credentials"
         assert_refused(url, {**server.options, name: "nobody"}, word)
 
-    def test_a_machine_without_credentials_outside_every_cloud_says_so(self, s3_server: S3Server) -> None:
+    def test_a_machine_without_credentials_outside_every_cloud_raises(self, s3_server: S3Server) -> None:
         nobody = {"endpoint": s3_server.endpoint, "allow_http": "true", "region": s3_server.region}
         url = s3_server.url(BUCKET, fresh_prefix())
         closed = f"http://127.0.0.1:{free_port()}"
@@ -168,7 +168,7 @@ class TestLines:
         with FaultyProxy("127.0.0.1", server.port, port_here=port):
             assert content(store, "greeting") == b"hello"
 
-    def test_a_host_that_nobody_knows_may_be_known_later(self, s3_server: S3Server) -> None:
+    def test_an_unknown_host_is_a_transient_error(self, s3_server: S3Server) -> None:
         store = ObstoreStore(s3_server.url(BUCKET), s3_server.options_through("http://no-such-host.invalid"))
         with pytest.raises(TransientStorageError, match="lookup"):
             store.get("greeting")
@@ -188,7 +188,7 @@ class TestLines:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for loopback that nobody has signed but itself, and its key."""
+    """A self-signed certificate for loopback, and its key."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("no server: the openssl command is needed to make a certificate, install it")
@@ -215,10 +215,10 @@ def tls_server(request: pytest.FixtureRequest, certificate: tuple[Path, Path]) -
 
 
 class TestTls:
-    def test_a_certificate_that_nobody_vouches_for_is_refused(self, tls_server: Server) -> None:
+    def test_a_certificate_without_a_trusted_issuer_is_refused(self, tls_server: Server) -> None:
         assert_refused(tls_server.url(BUCKET), tls_server.options, "root_certificate")
 
-    def test_one_may_vouch_for_it(self, tls_server: Server, certificate: tuple[Path, Path]) -> None:
+    def test_it_is_accepted_with_its_root_certificate(self, tls_server: Server, certificate: tuple[Path, Path]) -> None:
         store = open_store(
             tls_server.url(BUCKET), {**tls_server.options, "root_certificate": certificate[0].read_text()}
         )

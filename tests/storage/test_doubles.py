@@ -75,7 +75,7 @@ class TestDisks:
         ]  # fmt: skip
         assert inner.read("/log") == b"3"
 
-    def test_a_slow_sync_takes_its_time_and_syncs_nothing_and_all_else_goes_on_as_ever(self) -> None:
+    def test_a_slow_sync_takes_its_time_and_syncs_nothing_and_all_else_continues_as_ever(self) -> None:
         inner, clock = SimulatedDisk(), ManualClock()
         disk = SlowSyncDisk(inner, 0.001, clock=clock)
         file = disk.open_append("/log")
@@ -104,7 +104,7 @@ class TestDisks:
 
 
 class TestManualClock:
-    def test_it_stands_still_until_it_is_moved(self) -> None:
+    def test_it_moves_only_when_it_is_advanced(self) -> None:
         clock = ManualClock(now=1_000_000)
         assert (clock.now(), clock.monotonic()) == (1_000_000, 0.0)
         clock.advance(1.5)
@@ -213,7 +213,7 @@ class TestFaultyStore:
                 store.put(name, b"")
         assert paths(place) == ["after", "old"]
 
-    def test_a_script_hits_its_names_and_paths_only_and_so_often_as_it_says(self, place: PlainStore) -> None:
+    def test_a_script_fails_only_its_names_and_paths_and_only_its_count(self, place: PlainStore) -> None:
         store = FaultyStore(place)
         store.fail_next("put", "delete", path_prefix="head/", times=2)
         store.put("other", b"")
@@ -368,7 +368,7 @@ class TestInterleaver:
 
 
 def attempt(action: Callable[[], object]) -> None:
-    """Do it, and forgive every error, as careless code does."""
+    """Call it and ignore every error, as careless code does."""
     try:
         action()
     except Exception:  # noqa: BLE001

@@ -122,7 +122,7 @@ def lease(store, clock):
 
 
 def wait_out(lease: Lease, clock: ManualClock, seconds: float = TERM) -> None:
-    """Look, let a term pass, and take."""
+    """Read the lease, let a term pass, and take it."""
     assert not lease.try_acquire()
     clock.advance(seconds)
     assert lease.try_acquire()
@@ -156,7 +156,7 @@ class TestHolding:
             one.renew()
         assert one.ensure() == 1
 
-    def test_one_that_ran_out_and_that_nobody_took_can_be_renewed(self, lease, clock):
+    def test_an_expired_lease_that_nobody_took_can_be_renewed(self, lease, clock):
         one = lease("one")
         assert one.try_acquire()
         clock.advance(60)
@@ -474,7 +474,7 @@ class TestKeeping:
 
 
 class NodeClock:
-    """One machine's view of the common time: its wall clock is off, and it may miss time that it slept through."""
+    """One machine's view of the common time: its wall clock is off, and its monotonic one may miss suspensions."""
 
     def __init__(self, shared: ManualClock, skew: int, order: Interleaver, dice: random.Random) -> None:
         self.shared, self.skew, self.order, self.dice = shared, skew, order, dice
@@ -500,7 +500,7 @@ class NodeClock:
         raise NotImplementedError
 
     def pause(self) -> None:
-        """Perhaps others go on; and perhaps that is because this machine is asleep."""
+        """Perhaps let others run, and perhaps suspend this machine meanwhile."""
         before = self.shared.monotonic()
         self.order.point()
         if self.dice.random() < 0.3:
@@ -520,7 +520,7 @@ class History:
 
 
 def play(seed: int, kind: type[Lease] = Lease) -> History:  # noqa: C901 - one story, told in one place
-    """Three nodes that acquire, renew, work, sleep, die and release; raises if two believe at once."""
+    """Three nodes that acquire, renew, work, sleep, die and release; raises if two hold the lease at once."""
     chance = random.Random(seed)
     order, shared, place, history = Interleaver(chance.getrandbits(64)), ManualClock(), PlainStore(), History()
     leases: dict[str, Lease] = {}
@@ -594,7 +594,7 @@ class CountsFromTheAnswer(Lease):
 
 
 class CountsFromBeforeTheLook(Lease):
-    """Broken: as a challenger it counts from before it looked."""
+    """Broken: as a challenger it counts from before it read the lease."""
 
     def try_acquire(self):
         self._before = self._clock.boot()
@@ -625,7 +625,7 @@ class TrustsTheWallClock(Lease):
 
 
 class ForgetsSuspension(Lease):
-    """Broken: counts on a clock that stands still while the machine is asleep."""
+    """Broken: counts on a clock that stops while the machine is suspended."""
 
     def __init__(self, *args, clock, **options):
         awake = type("Awake", (), {name: getattr(clock, name) for name in ("now", "monotonic", "sleep", "wait")})
@@ -634,7 +634,7 @@ class ForgetsSuspension(Lease):
 
 
 class ComesBackUnderItsName(Lease):
-    """Broken: takes a lease that bears its name for its own."""
+    """Broken: takes any lease with its name for its own."""
 
     def __init__(self, store, path, holder, **options):
         super().__init__(store, path, holder, **options)
@@ -642,7 +642,7 @@ class ComesBackUnderItsName(Lease):
 
 
 class BelievesTooLong(Lease):
-    """Broken: looks at the deadline only when it renews."""
+    """Broken: checks the deadline only when it renews."""
 
     def held(self):
         return self._held_term is not None

@@ -63,7 +63,7 @@ def test_acknowledged_records_outlive_every_crash(capsys):
 
 
 class Trusting(LocalStore):
-    """A broken twin: a folder that is there counts as durable, whoever made it."""
+    """Broken: counts an existing folder as durable, whichever process created it."""
 
     def _ensure(self, folder):
         self._disk.make_folders(folder)

@@ -13,7 +13,7 @@ from tests.interrupts import interruptions
 
 @contextlib.contextmanager
 def a_child_that_lives():
-    """A forked child that does nothing until the block ends."""
+    """A forked child that sleeps until the block ends."""
     child = os.fork()
     if not child:
         signal.pause()

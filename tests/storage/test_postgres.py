@@ -38,12 +38,12 @@ def test_a_commit_is_answered_only_when_it_is_on_the_disk(postgres: PostgresServ
     assert {name: postgres.query(f"SHOW {name}") for name in names} == dict.fromkeys(names, "on")
 
 
-def test_it_syncs_as_it_would_for_anybody(postgres: PostgresServer) -> None:
+def test_no_setting_of_its_write_ahead_log_is_weakened(postgres: PostgresServer) -> None:
     changed = postgres.query("SELECT name FROM pg_settings WHERE name LIKE 'wal_%' AND setting <> boot_val")
     assert changed in {"", "wal_buffers"}  # this one is counted from the memory
 
 
-def test_what_is_inserted_is_there_and_lies_where_it_was_asked_for(postgres: PostgresServer) -> None:
+def test_inserted_rows_are_read_back_and_stored_in_the_data_folder(postgres: PostgresServer) -> None:
     postgres.query("CREATE TABLE kept (id bigint PRIMARY KEY, payload bytea)")
     postgres.query("INSERT INTO kept VALUES (7, 'seven')")
     assert postgres.query("SELECT id, encode(payload, 'escape') FROM kept") == "7|seven"

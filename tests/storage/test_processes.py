@@ -149,7 +149,7 @@ class TestSharedFolder:
         StoreCell(store, "counter", JsonCodec[int]()).update(Operations(99)(), increment)
         assert paths(store) == ["counter"]
 
-    def test_a_process_killed_while_it_holds_the_lock_holds_up_nobody(self, tmp_path: Path) -> None:
+    def test_a_process_killed_while_it_holds_the_lock_blocks_no_other(self, tmp_path: Path) -> None:
         store = LocalStore(str(tmp_path))
         store.put("a", b"old")
         process = start_python(HOLD_THE_LOCK, str(tmp_path))

@@ -51,7 +51,7 @@ def store(line: FaultyStore, clock: ManualClock) -> RetryingStore:
 
 
 class TestRetryingStoreOnABadLine(ObjectStoreContract):
-    """With retries, a store that fails often before it does anything is a store like any other."""
+    """With retries, a store that often fails before a call takes effect meets the contract."""
 
     picklable = False
 
@@ -147,7 +147,7 @@ def test_a_pause_never_overflows_however_often_it_was_tried() -> None:
     assert Backoff(base=0.05).pause(0, 0.0) == 0.025
 
 
-def test_a_listing_that_breaks_off_goes_on_behind_its_last_row() -> None:
+def test_a_listing_that_breaks_off_continues_after_its_last_row() -> None:
     place = PlainStore()
     names = [f"n{number:03}" for number in range(200)]
     for name in names:
@@ -161,7 +161,7 @@ def test_a_listing_that_breaks_off_goes_on_behind_its_last_row() -> None:
     assert broken > 50
 
 
-def test_a_listing_counts_its_failures_anew_after_each_row(line: FaultyStore, clock: ManualClock) -> None:
+def test_a_listing_counts_its_failures_again_after_each_row(line: FaultyStore, clock: ManualClock) -> None:
     # 12 failures in a row would be too many for 5 tries; with progress between them they are not.
     for number in range(12):
         line.put(f"row/{number:02}", b"")

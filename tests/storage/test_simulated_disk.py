@@ -354,7 +354,7 @@ def test_a_killed_process_loses_its_files_and_locks_and_nothing_else():
 
 
 def ways(make, mode):
-    """Everything that a crash in this mode can leave of a disk: all its files, for each way."""
+    """Each state of a disk, with all its files, that a crash in this mode can leave."""
 
     def left(choices):
         disk = make()
@@ -613,7 +613,7 @@ def test_a_disk_fills_and_what_fits_is_written_and_removing_makes_room():
     assert disk.size("/log") == 105
 
 
-def test_a_rewrite_takes_room_only_for_what_is_behind_the_end():
+def test_a_rewrite_takes_room_only_for_what_is_past_the_end():
     disk = SimulatedDisk(capacity=10)
     file = disk.open_append("/log")
     file.write([b"12345678"])
@@ -786,7 +786,7 @@ def test_every_call_is_stopped_before_and_after_and_a_write_half_way():
 
 
 class Mended(Counter):
-    """The same, and what is found is rewritten before it is trusted: a sync of it may have failed, unknown to us."""
+    """The same, but rewrites what it finds before trusting it: its sync may have failed in an earlier process."""
 
     def __init__(self, *, rewrite=True, **options):
         super().__init__(**options)

@@ -307,7 +307,7 @@ for attempt in (lambda: file.rewrite(1000, [b"y"]), lambda: file.rewrite(990, [b
         assert run_python(program) == "full: False\nfull: False\n"
         assert (tmp_path / "file").read_bytes() == b"in place" + b"x" * 982 + b"y" * 10
 
-    def test_a_rewrite_that_the_disk_refuses_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_rewrite_that_the_disk_refuses_raises(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def broken(*_: object) -> None:
             raise OSError(errno.EIO, "Input/output error")
 

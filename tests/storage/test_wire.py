@@ -79,19 +79,19 @@ def url(server: Server) -> str:
 
 @pytest.fixture
 def good(server: Server, url: str) -> ObstoreStore:
-    """Somebody else's store over a good line."""
+    """Another client's store over a connection without faults."""
     return ObstoreStore(url, server.options)
 
 
 @pytest.fixture
 def store(server: Server, url: str, line: FaultyProxy) -> ObstoreStore:
-    """Our store, over a line that the test may cut, without retries."""
+    """The store under test, without retries, over a connection that the test may cut."""
     return ObstoreStore(url, server.options_through(line.endpoint))
 
 
 @pytest.fixture
 def patient(store: ObstoreStore) -> RetryingStore:
-    """What ``open_store`` gives, but for its clock."""
+    """The store as ``open_store`` opens it, with a clock of the test."""
     return RetryingStore(store, clock=ManualClock(), chance=SeededChance(1))
 
 
@@ -289,7 +289,7 @@ class TestLostAnswers:
 
 class TestRetries:
     @pytest.mark.parametrize("fault", NEVER_CAME.values(), ids=NEVER_CAME)
-    def test_reads_listings_plain_writes_and_deletes_go_on_after_failures(
+    def test_reads_listings_plain_writes_and_deletes_continue_after_failures(
         self, patient: RetryingStore, good: ObstoreStore, line: FaultyProxy, fault: Fault
     ) -> None:
         good.put("a", b"0123")
@@ -312,7 +312,7 @@ class TestRetries:
         assert [seen.status in (200, 201) for seen in line.seen] == [True] * 3
         assert content(good, "a") == b"1"
 
-    def test_a_broken_listing_goes_on_where_it_broke(
+    def test_a_broken_listing_continues_where_it_broke(
         self, server: Server, patient: RetryingStore, good: ObstoreStore, line: FaultyProxy
     ) -> None:
         pages = isinstance(server, S3Server)  # Azure's are too long to be worth filling
@@ -362,7 +362,7 @@ class TestOneRequest:
 
 @pytest.mark.matrix
 class TestStoreInAStorm(ObjectStoreContract):
-    """With retries, a bad line to a real server is a line like any other: for all that may be repeated."""
+    """With retries, all calls that may be repeated succeed over a bad connection to a real server."""
 
     nests = False
     increments = 40

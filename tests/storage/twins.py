@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class BlindRetryCell(Generic[T]):
-    """A cell as it is usually written: whatever goes wrong, read again and write again. Doubles lost answers."""
+    """Broken: after any error it reads and writes again, so that an edit with a lost answer is applied twice."""
 
     def __init__(self, store: ObjectStore, path: str, codec: CellCodec[T]) -> None:
         self._store = store
@@ -41,7 +41,7 @@ class BlindRetryCell(Generic[T]):
 
 
 class LastWriterWinsCell(BlindRetryCell[T]):
-    """A cell that puts without a condition. Loses what others wrote meanwhile."""
+    """Broken: puts without a condition, and so loses what others wrote meanwhile."""
 
     def update(self, op: OpId, edit: Callable[[T], T]) -> T:
         found = self._store.get(self._path)
@@ -54,7 +54,7 @@ class LastWriterWinsCell(BlindRetryCell[T]):
 
 
 class BlindRetryStore:
-    """A store behind a client that repeats conditional writes, so that its own success comes back as a conflict."""
+    """A store whose client repeats conditional writes, so that its own success is reported as a conflict."""
 
     def __init__(self, inner: ObjectStore) -> None:
         self._inner = inner

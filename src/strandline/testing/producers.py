@@ -175,7 +175,7 @@ class ProducerContract:
             producer.produce([b"b"])
         assert self.content(log) == [b"a"]
 
-    def test_a_producer_goes_on_behind_the_last_number_of_its_writer(self, log: Any) -> None:
+    def test_a_producer_continues_after_the_last_number_of_its_writer(self, log: Any) -> None:
         if not self.has_writers:
             with pytest.raises(TypeError):
                 log.producer(writer=log.producer().writer)

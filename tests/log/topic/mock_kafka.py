@@ -17,7 +17,7 @@ LIST_OFFSETS: Final = 2
 
 
 def _library() -> Any:
-    """The library that the Python package is built on. The package itself gives no way to its mock's calls."""
+    """The C library below the Python package, which does not expose the functions of its mock cluster."""
     packages = Path(confluent_kafka.__file__).parent.parent
     beside = [
         *packages.glob("confluent_kafka.libs/librdkafka*.so*"),
@@ -73,7 +73,7 @@ class MockCluster:
         )
 
     def down(self) -> None:
-        """Let the first broker answer nobody."""
+        """Stop the first broker from answering."""
         self._library.rd_kafka_mock_broker_set_down(self._cluster, 1)
 
     def up(self) -> None:

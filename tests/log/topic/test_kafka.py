@@ -54,7 +54,7 @@ def forget(bootstrap: str, name: str, partition: int, upto: int) -> None:
 
 
 def eventually(call: Callable[[], Any]) -> Any:
-    """What a call answers as soon as it does."""
+    """The result of a call, which is repeated while it fails in passing."""
     deadline = CLOCK.monotonic() + SOON
     while True:
         try:
@@ -65,7 +65,7 @@ def eventually(call: Callable[[], Any]) -> Any:
 
 
 class Ahead:
-    """Topics of three partitions, made before they are wanted: the client's first publish waits half a second."""
+    """Topics of three partitions, created ahead of use: the client's first publish waits half a second."""
 
     def __init__(self, make: Callable[[int], KafkaTopic]) -> None:
         self.make = make
@@ -142,7 +142,7 @@ class TestOnARealBroker(ForgettingContract):
         assert isinstance(topic, KafkaTopic)
         forget(topic._bootstrap, topic._name, partition, upto)
 
-    def test_one_whose_next_message_was_deleted_expires_and_the_others_go_on(self, topic: Topic) -> None:
+    def test_one_whose_next_message_was_deleted_expires_and_the_others_continue(self, topic: Topic) -> None:
         """More than is fetched ahead, which is delivered though it was deleted meanwhile."""
         assert isinstance(topic, KafkaTopic)
         sparing = {"queued.max.messages.kbytes": 1, "queued.min.messages": 1, "fetch.message.max.bytes": 1000}
@@ -261,7 +261,7 @@ def test_a_topic_is_made_so_that_nothing_is_dropped_by_age_or_key(kafka_server: 
     assert len(admin.list_topics(name, timeout=SOON).topics[name].partitions) == 2
 
 
-def test_one_that_is_there_already_is_opened_as_it_is_and_only_with_its_count(kafka_server: KafkaServer) -> None:
+def test_an_existing_topic_is_opened_unchanged_and_only_with_its_count(kafka_server: KafkaServer) -> None:
     name = fresh()
     with KafkaTopic(kafka_server.bootstrap, name, 2) as first:
         first.publish(1, b"kept")
@@ -292,7 +292,7 @@ def test_errors_that_pass_are_tried_again_and_nothing_is_appended_twice(mock: Mo
     assert collect(subscription, 2) == [Message(0, 0, b"a"), Message(0, 1, b"b")]
 
 
-def test_a_publish_that_the_broker_refuses_is_an_error_and_the_next_one_goes_on(
+def test_a_publish_that_the_broker_refuses_is_an_error_and_the_next_one_continues(
     mock: MockCluster, topic: KafkaTopic
 ) -> None:
     assert topic.publish(0, b"a") == 0
@@ -376,7 +376,7 @@ def test_a_topic_of_another_process_is_refused(topic: KafkaTopic) -> None:
 
 
 class Meddling:
-    """The library's consumer, with something that happens between its answer and what is made of it."""
+    """The library's consumer, with a hook between its answer and the use of that answer."""
 
     def __init__(self, consumer: Any, meddle: Callable[[], None]) -> None:
         self._consumer = consumer
@@ -468,7 +468,7 @@ def test_no_position_is_stored_in_kafka(kafka_server: KafkaServer, on_broker: Ah
         assert place.offset < 0
 
 
-def test_a_topic_made_anew_is_not_taken_for_the_old_one(kafka_server: KafkaServer, on_broker: Ahead) -> None:
+def test_a_topic_created_again_is_not_taken_for_the_old_one(kafka_server: KafkaServer, on_broker: Ahead) -> None:
     with on_broker.topic(3) as topic:
         topic.publish_all(0, [b"x"] * 5)
         before = topic.topic_id

@@ -1,4 +1,4 @@
-"""Topics on logs: what is stored, what is shared, what fails, and how little is read."""
+"""Topics on logs: stored records, shared batches, failures, and few reads."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_creation_that_was_interrupted_is_finished_by_the_next(tmp_path: Path)
         assert topic.publish(1, b"x") == 0
 
 
-def test_a_partition_that_is_missing_from_a_topic_is_not_made_anew(tmp_path: Path) -> None:
+def test_a_partition_that_is_missing_from_a_topic_is_not_created_again(tmp_path: Path) -> None:
     open_wal_topic(str(tmp_path), 2).close()
     DISK.remove_folder(str(tmp_path / "partition-00001"))
     with pytest.raises(NotALog, match="partition-00001"):
@@ -152,7 +152,7 @@ def place() -> PlainStore:
 
 
 def on_a_line(place: PlainStore) -> tuple[LogTopic, FaultyStore]:
-    """A topic of one partition behind a line that a test may cut."""
+    """A topic of one partition on a store whose calls a test may let fail."""
     line, clock, chance = FaultyStore(place), ManualClock(), SeededChance(1)
     log = open_log(line, create=True, clock=clock, chance=chance)
     return LogTopic([log], clock=clock, chance=chance), line
@@ -179,7 +179,7 @@ def test_a_failed_publish_raises_and_the_next_one_works(place: PlainStore) -> No
     assert content(open_log(place)) == [(0, b"a"), (1, b"c")]
 
 
-def test_one_whose_outcome_never_came_to_be_known_is_there_once_at_most(place: PlainStore) -> None:
+def test_a_message_of_unknown_outcome_is_stored_once_at_most(place: PlainStore) -> None:
     topic, line = on_a_line(place)
     topic.publish(0, b"a")
     line.lose_answers(1, path_prefix="head")
@@ -192,7 +192,7 @@ def test_one_whose_outcome_never_came_to_be_known_is_there_once_at_most(place: P
     assert content(open_log(place)) == list(enumerate([b"a", b"b", b"c"]))
 
 
-def test_a_publisher_that_was_forgotten_goes_on_under_a_new_name(place: PlainStore) -> None:
+def test_a_publisher_that_was_forgotten_continues_under_a_new_name(place: PlainStore) -> None:
     topic, _ = on_a_line(place)
     topic.publish(0, b"a")
     other = open_log(place)
@@ -202,7 +202,7 @@ def test_a_publisher_that_was_forgotten_goes_on_under_a_new_name(place: PlainSto
     assert topic.publish(0, b"c") == MAX_WRITERS + 3
 
 
-def test_an_idle_follower_looks_four_times_a_second_however_short_its_turns_are() -> None:
+def test_an_idle_follower_polls_four_times_a_second_however_short_its_turns_are() -> None:
     for turn in (60.0, 0.05):
         clock, log = ManualClock(), Counting(MemoryLog())
         topic = LogTopic([log], clock=clock)
@@ -217,7 +217,7 @@ def test_an_idle_follower_looks_four_times_a_second_however_short_its_turns_are(
         assert clock.monotonic() - began <= 0.26
 
 
-def test_where_something_came_after_a_long_wait_it_looks_often_again() -> None:
+def test_where_something_came_after_a_long_wait_it_polls_often_again() -> None:
     clock, logs = ManualClock(), [MemoryLog(), MemoryLog()]
     subscription, _ = LogTopic(logs, clock=clock).subscribe([(0, 0), (1, 0)])
     assert subscription.take(60.0) == []
@@ -229,7 +229,7 @@ def test_where_something_came_after_a_long_wait_it_looks_often_again() -> None:
     assert clock.monotonic() - began <= 0.01
 
 
-def test_without_a_timeout_it_looks_at_once() -> None:
+def test_without_a_timeout_it_polls_at_once() -> None:
     clock, log = ManualClock(), MemoryLog()
     subscription, _ = LogTopic([log], clock=clock).subscribe([(0, 0)])
     assert subscription.take(60.0) == []
@@ -241,7 +241,7 @@ def test_without_a_timeout_it_looks_at_once() -> None:
 
 
 class Counting:
-    """A log that counts what is done with it, and lets a test come between."""
+    """A log that counts its calls and lets a test act between them."""
 
     def __init__(self, log: MemoryLog) -> None:
         self.log = log
@@ -394,7 +394,7 @@ def test_a_busy_partition_does_not_starve_the_others(make: type[MemoryTopic]) ->
     assert [message.partition for message in taken].count(1) == 1
 
 
-def test_a_partition_that_cannot_be_read_says_so_and_loses_nothing_of_it_or_of_others() -> None:
+def test_a_partition_that_cannot_be_read_raises_and_loses_nothing_of_it_or_of_others() -> None:
     logs = [Counting(MemoryLog()) for _ in range(3)]
     topic = LogTopic(logs)
     for partition in range(3):
@@ -418,7 +418,7 @@ def test_a_partition_that_cannot_be_read_says_so_and_loses_nothing_of_it_or_of_o
     assert by_partition(collect(subscription, 2)) == {1: [(0, b"x"), (1, b"y")]}
 
 
-def test_one_that_was_removed_and_added_while_it_was_read_begins_where_it_was_added() -> None:
+def test_a_partition_that_is_removed_and_added_while_it_is_read_begins_where_it_was_added() -> None:
     log = Counting(MemoryLog())
     topic = LogTopic([log])
     topic.publish_all(0, [b"a", b"b", b"c"])

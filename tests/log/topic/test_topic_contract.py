@@ -1,4 +1,4 @@
-"""The contract of topics, on all that need no broker."""
+"""The contract of topics, on every topic that needs no broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is published, added, removed and taken in whatever order: each partition gives its suffix, once."""
+"""Publishing, adding, removing and taking in any order: each partition delivers its suffix once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ steps = st.lists(
 
 
 class Follower:
-    """A subscription beside what it must do."""
+    """A subscription and the state that it must have."""
 
     def __init__(self, topic: Topic, trim: Callable[[int, int], None]) -> None:
         self.topic, self.cut = topic, trim

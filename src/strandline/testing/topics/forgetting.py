@@ -42,7 +42,7 @@ class ForgettingContract(TopicContract):
         self.fill(topic, 0, 1)
         assert by_partition(collect(subscription, 1)) == {0: numbered(3, 4)}
 
-    def test_one_whose_next_message_was_deleted_expires_and_the_others_go_on(self, topic: Topic) -> None:
+    def test_one_whose_next_message_was_deleted_expires_and_the_others_continue(self, topic: Topic) -> None:
         self.fill(topic, 1, 2)
         subscription, assignment = topic.subscribe([(0, 0), (1, 0), (2, 0)])
         assert by_partition(collect(subscription, 2)) == {1: numbered(0, 2)}
