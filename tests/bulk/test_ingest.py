@@ -152,3 +152,10 @@ def test_a_source_that_was_trimmed_before_it_was_ingested_is_refused_or_skipped(
     done = sl.bulk.ingest(source, target, pool=Backwards(), skip_trimmed=True)
     assert done.records == 40 - source.bounds().first
     assert sl.bulk.ingest(source, target, pool=Backwards()).records == 0
+
+
+def test_another_kind_of_log_is_refused_before_it_is_created(tmp_path: Path) -> None:
+    source = sl.open(f"file://{tmp_path}/source", create=True)
+    with pytest.raises(Unsupported, match="ingest with one worker"):
+        sl.bulk.ingest(source, f"wal://{tmp_path}/target")
+    assert not (tmp_path / "target").exists()

@@ -28,6 +28,24 @@ def test_a_range_is_exported_and_said(run: Run, log: str, tmp_path: Path) -> Non
     assert run("export", log, tmp_path / "none", "--from", "100").stdout.startswith("There was nothing to export")
 
 
+def test_an_export_that_is_there_is_not_called_new_and_later_records_are_named(
+    run: Run, log: str, tmp_path: Path
+) -> None:
+    source = sl.open(log, create=True)
+    fill(source)
+    assert json.loads(run("export", log, tmp_path / "out", "--json").stdout)["new"] is True
+    again = run("export", log, tmp_path / "out").stdout
+    assert again.startswith("100 records were exported before: offsets 0 to 99 ")
+    assert again.endswith("Nothing was written.\n")
+    with source.producer() as producer:
+        producer.append(value=b"later")
+    assert (
+        "Nothing was written; the log ends at 101 now: name another folder"
+        in run("export", log, tmp_path / "out").stdout
+    )
+    assert json.loads(run("export", log, tmp_path / "out", "--json").stdout)["new"] is False
+
+
 def test_a_write_ahead_log_is_exported_as_json_lines(run: Run, tmp_path: Path) -> None:
     with WalLog.open(tmp_path / "wal") as wal:
         fill(wal)

@@ -29,7 +29,7 @@ from strandline.log.object.staging import StagedAppend
 from strandline.log.read.planning import divided
 from strandline.log.read.reading import fetch_in_order, read_between
 from strandline.log.writers.source import source_writer
-from strandline.model.addresses import Address
+from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.records import READ_SCHEMA
@@ -141,6 +141,7 @@ def ingest(
     ``Unsupported`` for a target that is no object log: ingest into one, or without a pool.
     """
     with contextlib.ExitStack() as held:
+        _check_address(target)
         copied, reopen = _opened(source, source_options or {}, held)
         log: Any = open_target(target, **(target_options or {})) if isinstance(target, (str, PathLike)) else target
         hot = _object_log(log)
@@ -174,11 +175,24 @@ def _opened(
     return opened, partial(open_source, source, **options) if isinstance(opened, MessageStream) else None
 
 
+def _check_address(target: object) -> None:
+    """Refuse the address of another kind of log, before one is created there."""
+    if isinstance(target, (str, PathLike)) and as_address(target).startswith(("wal:", "grpc:", "grpc+tls:")):
+        raise _no_object_log(str(target))
+
+
 def _object_log(target: Any) -> ObjectLog:
     hot = target.hot if isinstance(target, TieredLog) else target
     if not isinstance(hot, ObjectLog):
-        raise Unsupported(f"Only an object log takes batches of many processes, and {target!r} is none: use sl.ingest.")
+        raise _no_object_log(repr(target))
     return hot
+
+
+def _no_object_log(target: str) -> Unsupported:
+    return Unsupported(
+        f"Only an object log takes batches of many workers, and {target} is none: ingest with one worker ('strandline "
+        "ingest' without --workers, sl.ingest)."
+    )
 
 
 @dataclass(frozen=True, slots=True)

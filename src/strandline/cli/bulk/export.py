@@ -56,8 +56,14 @@ def export(
     Example: strandline export s3://bucket/orders ./orders-export --format jsonl
     """
     began = time.monotonic()
+    told: list[int] = []
     with place.reading() as log, show.meter("exporting", total=None, quiet=json) as advance:
         tell = show.so_far(advance)
+
+        def on_progress(records: int, _: int) -> None:
+            told.append(records)
+            tell(records)
+
         done = export_range(
             log,
             target,
@@ -65,9 +71,10 @@ def export(
             upto=upto,
             format=format.value,
             pool=task_pool(workers),
-            on_progress=lambda records, _: tell(records),
+            on_progress=on_progress,
         )
-    seconds = time.monotonic() - began
+        end = log.bounds().next
+    seconds, is_new = time.monotonic() - began, bool(told)
     fields = {
         "first": done.since,
         "next": done.upto,
@@ -75,16 +82,28 @@ def export(
         "parts": len(done.parts),
         "bytes": sum(part.bytes for part in done.parts),
         "seconds": round(seconds, 3),
+        "new": is_new,
     }
-    show.answer(fields, sentence(done, target, seconds), as_json=json)
+    text = sentence(done, target, f"exported in {show.seconds(seconds)}" if is_new else "were exported before")
+    show.answer(fields, text if is_new else f"{text} {later(done.upto, end)}", as_json=json)
 
 
-def sentence(done: ExportManifest, target: str, seconds: float) -> str:
+def sentence(done: ExportManifest, target: str, what: str) -> str:
     """One sentence about the export."""
     if not done.records:
         return f"There was nothing to export: {target} has a manifest without parts."
     size = show.size(sum(part.bytes for part in done.parts))
     return (
-        f"{show.counted(done.records, 'record')} exported in {show.seconds(seconds)}: offsets {done.since:,} to "
+        f"{show.counted(done.records, 'record')} {what}: offsets {done.since:,} to "
         f"{done.upto - 1:,} in {show.counted(len(done.parts), 'file')} ({size}), listed in {target}/manifest.json."
     )
+
+
+def later(upto: int, end: int) -> str:
+    """The sentence after that of a job that an earlier call has finished, up to an offset.
+
+    >>> later(5, 5), later(5, 8)
+    ('Nothing was written.', 'Nothing was written; the log ends at 8 now: name another folder for what came since.')
+    """
+    more = f"; the log ends at {end:,} now: name another folder for what came since" if end > upto else ""
+    return f"Nothing was written{more}."

@@ -10,6 +10,7 @@ import typer
 
 import strandline as sl
 from strandline.bulk.snapshot_building import build_snapshot
+from strandline.cli.bulk.export import later
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import LogPlace, on_any_log
 from strandline.cli.shared.common import Json
@@ -51,8 +52,14 @@ def snapshot(
     Example: strandline snapshot s3://bucket/orders ./orders-state
     """
     began = time.monotonic()
+    told: list[int] = []
     with place.reading() as log, show.meter("reducing records", total=None, quiet=json) as advance:
         tell = show.so_far(advance)
+
+        def on_progress(records: int, _: int) -> None:
+            told.append(records)
+            tell(records)
+
         done = build_snapshot(
             log,
             folder,
@@ -61,8 +68,9 @@ def snapshot(
             scratch=scratch,
             publish=None if publish is None else sl.snapshots.Artifacts(publish),
             pool=task_pool(workers),
-            on_progress=lambda records, _: tell(records),
+            on_progress=on_progress,
         )
+        end = log.bounds().next
     seconds, size = time.monotonic() - began, sum(file.size for file in done.files)
     fields = {
         "cursor": str(done.cursor),
@@ -71,8 +79,9 @@ def snapshot(
         "files": len(done.files),
         "bytes": size,
         "seconds": round(seconds, 3),
+        "new": bool(told),
     }
-    told = (
-        f"The state at offset {done.cursor.next:,} is sealed in {folder} ({show.size(size)}, {show.seconds(seconds)})"
-    )
-    show.answer(fields, f"{told}{'' if publish is None else f', and published at {publish}'}.", as_json=json)
+    what = "is" if told else "was already"
+    text = f"The state at offset {done.cursor.next:,} {what} sealed in {folder} ({show.size(size)}, "
+    text += f"{show.seconds(seconds)}){'' if publish is None else f', and published at {publish}'}."
+    show.answer(fields, text if told else f"{text} {later(done.cursor.next, end)}", as_json=json)

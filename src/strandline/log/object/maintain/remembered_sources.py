@@ -55,7 +55,9 @@ def forget_source(log: Annotated[LogReading, anything("an object log")], source:
     hot = _hot(log)
     known = next((one for one in sources(log) if one.id == source), None)
     if known is None:
-        raise NotFound(f"{hot.url} remembers no source {source}: sources(log) lists them.")
+        raise NotFound(
+            f"{hot.url} remembers no source {source}: 'strandline sources list' and sl.log.sources show them."
+        )
 
     def without(head: Head) -> Head:
         return replace(head, writers={writer: state for writer, state in head.writers.items() if writer != source})
