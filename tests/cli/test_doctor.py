@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
@@ -379,7 +380,9 @@ def test_a_problem_ends_with_status_1_and_a_warning_does_not(
 def test_the_real_machine_is_looked_at(run: Run) -> None:
     fields = json.loads(run("doctor", "--json").stdout)
     whats = [line["what"] for line in fields["lines"]]
-    assert whats == ["Python", "packages", "checksums", "extra cli", "extra delta", "extra spark", "Java"]
+    extras = sorted(set(metadata("strandline").get_all("Provides-Extra") or ()) - {"all", "dev"})
+    assert whats == ["Python", "packages", "checksums", *(f"extra {name}" for name in extras), "Java"]
+    assert not [line for line in fields["lines"] if line["said"].startswith("not installed")], "all are, for the tests"
 
 
 @pytest.mark.usefixtures("_healthy")

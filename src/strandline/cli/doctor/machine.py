@@ -19,8 +19,16 @@ _JAVA: Final = (17, 21)
 _PURPOSES: Final = {
     "cli": "the command line",
     "delta": "Delta tables",
+    "iceberg": "Iceberg tables",
+    "kafka": "topics and cold-tier events in Kafka",
+    "nats": "key-value stores and streams in NATS",
+    "postgres": "PostgreSQL tables",
+    "rocksdb": "state in RocksDB",
+    "server": "serving a node",
     "spark": "Spark's data source and pipelines",
+    "typed": "values in JSON, MessagePack, Avro and Protobuf",
 }
+"""What each extra is for."""
 _REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;(.*))?")
 _EXTRA: Final = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 _BOUND: Final = re.compile(r"(>=|<=|==|!=|<|>)\s*([0-9.]+)")

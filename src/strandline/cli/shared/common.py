@@ -247,6 +247,8 @@ def open_log(
     except WrongKind:
         raise
     except NotALog as error:
+        if "although the head of a log is there" in str(error):
+            raise
         raise NotALog(f"There is no log at {url}: {hint}.") from error
 
 

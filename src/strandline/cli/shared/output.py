@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strandline.cli.shared.text import escaped
+from strandline.cli.shared.wording import in_commands
 from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention
 
 _KILO: Final = 1000
@@ -59,20 +59,13 @@ def err() -> Console:
     return _Terminal(stderr=True, highlight=False, markup=False, emoji=False, width=width)
 
 
-_CALL: Final = re.compile(r"^[A-Za-z_.]+: (?=\w+ is )")
-"""The beginning of an argument error: the name of the call."""
-_ARGUMENT: Final = re.compile(r"\((\w+)=\)")
-"""An argument of a call that an error recommends, and that commands have as an option."""
-
-
 def error(reason: BaseException | str, text: str | None = None, *, as_json: bool = False) -> None:
     """Print one error as one line on standard error: a sentence, or a JSON object for programs.
 
     ``text`` replaces the error's own text.
     """
     said = " ".join(str(text or reason).split())
-    # Users of commands know options, not calls and their arguments.
-    sentence = _ARGUMENT.sub(r"(--\1)", _CALL.sub("", said)) or type(reason).__name__
+    sentence = in_commands(said) or type(reason).__name__
     if as_json:
         kind = "Error" if isinstance(reason, str) else type(reason).__name__
         document(

@@ -1,0 +1,102 @@
+"""Errors of commands speak of commands and options."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from strandline.cli.shared.wording import in_commands
+from tests.cli.conftest import Run
+
+HOME = Path(__file__).parents[2] / "src" / "strandline"
+
+PYTHON = re.compile(r"\b[a-z_]+\(\)|\bsl\.|\b[a-z_]+=|\b[a-z_]+\.[a-z_]+\(|\b[A-Z]\w+\.[a-z_]+\b|\bstrandline\.[a-z]")
+"""A call, an argument, a name of the package."""
+
+OF_PROGRAMS = {
+    "spark": "Spark's options and calls are what its users write",
+    "testing": "for tests",
+    "kv": "no command opens a key-value store",
+    "snapshots": "no command bootstraps a store",
+    "followers/consumer": "no command is a consumer",
+    "followers/stores": "no command opens a store",
+    "followers/run.py": "a fault of the program",
+    "compat/v1/edits.py": "no command is a consumer",
+    "log/queue": "no command is a consumer",
+    "log/contract.py": "a wrong object as a log",
+    "log/read/reading.py": "commands check their options themselves",
+    "log/wal/write/groups.py": "no command pickles",
+    "tables/rows/logged.py": "a fault of the program",
+    "tables/rows/shape.py": "codecs that commands do not take, or their own words",
+    "tables/sql/postgres.py": "connection strings, as PostgreSQL writes them",
+    "values": "codecs that commands do not take",
+    "cli/spark.py": "settings of Spark",
+}
+"""Where errors may name calls, and why."""
+
+
+def sentences() -> Iterator[tuple[str, str]]:
+    """Every error of the package that a command may show, with its place; values in it are a ``'word'``."""
+    for path in sorted(HOME.rglob("*.py")):
+        place = str(path.relative_to(HOME))
+        if place.startswith(tuple(OF_PROGRAMS)):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+                yield f"{place}:{node.lineno}", _text(node.exc.args[0])
+
+
+def _text(argument: ast.expr) -> str:
+    parts = argument.values if isinstance(argument, ast.JoinedStr) else [argument]
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else "'word'" for part in parts)
+
+
+def test_no_error_that_a_command_may_show_names_a_call_or_an_argument() -> None:
+    found = {place: in_commands(text) for place, text in sentences()}
+    assert len(found) > 500
+    assert {place: text for place, text in found.items() if PYTHON.search(text)} == {}
+
+
+def test_every_exception_from_that_rule_is_needed() -> None:
+    for place in OF_PROGRAMS:
+        assert (HOME / place).exists(), place
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("load: rows is 3.", "rows is 3."),
+        ("Choose one and call log.slots.reset('s', position), or use 'strandline slots reset'.",
+         "Choose one and use 'strandline slots reset'."),
+        (
+            "The table t was made with mode='append'; open it with that mode.",
+            "The table t was made with --mode append: pass that.",
+        ),
+        ("The table t was made with key=('id',), and is opened with key=(): open it as it was made.",
+         "The table t was made with --key id, and is opened with --key : open it as it was made."),
+    ],
+)  # fmt: skip
+def test_a_sentence_is_put_into_words_of_commands(said: str, shown: str) -> None:
+    assert in_commands(said) == shown
+
+
+def test_a_log_without_its_identity_is_named_and_not_taken_for_a_wrong_address(run: Run, log: str) -> None:
+    run("produce", log, "--create", given="a\n")
+    (Path(log) / "log.json").unlink()
+    done = run("describe", log)
+    assert done.exit_code == 1
+    assert "log.json is missing although the head of a log is there" in done.stderr
+    assert "let 'strandline create' write it again" in done.stderr
+
+
+def test_a_table_of_another_kind_names_the_option(run: Run, log: str, tmp_path: Path) -> None:
+    run("produce", log, "--create", "--key-separator", "=", given="a=1\n")
+    table = f"sqlite:{tmp_path}/t.db#orders"
+    run("follow", log, table, "--mode", "append", "--until", "end")
+    done = run("follow", log, table, "--mode", "latest", "--until", "end")
+    assert (done.exit_code, "--mode append" in done.stderr) == (1, True)
+    assert "mode=" not in done.stderr
