@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
+import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree as ET
 
 import pytest
+
+from scripts.api_pages import NAMESPACES, public_names
+from scripts.draw_pictures import FOLDER, BadPicture, draw
+from strandline.log import ObjectLog
 
 HOME = Path(__file__).parents[2]
 
@@ -18,20 +28,78 @@ def built(config: Path, target: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
 
 
+def copy_of_the_site(folder: Path) -> Path:
+    shutil.copytree(HOME / "docs", folder / "docs")
+    for name in ("src", "scripts"):
+        (folder / name).symlink_to(HOME / name)
+    return Path(shutil.copy(HOME / "mkdocs.yml", folder))
+
+
 def test_every_page_is_in_the_site_and_every_link_leads_somewhere(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     done = built(HOME / "mkdocs.yml", tmp_path / "site")
     assert done.returncode == 0, done.stdout + done.stderr
-    pages = {path.stem for path in (HOME / "docs").glob("*.md")}
-    assert pages <= {path.stem for path in (tmp_path / "site").glob("*.html")}
+    pages = {path.relative_to(HOME / "docs").with_suffix("") for path in (HOME / "docs").rglob("*.md")}
+    found = {path.relative_to(tmp_path / "site").with_suffix("") for path in (tmp_path / "site").rglob("*.html")}
+    assert pages <= found
+    reference = (tmp_path / "site" / "api" / "strandline.html").read_text()
+    assert "sl.follow" in reference
+    assert "&gt;&gt;&gt;" in reference
+    assert "<blockquote>" not in reference  # examples are code, not quotations
 
 
 @pytest.mark.matrix
 def test_a_link_that_leads_nowhere_breaks_the_site(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
-    (tmp_path / "docs").mkdir()
-    for page in (HOME / "docs").glob("*.md"):
-        (tmp_path / "docs" / page.name).write_text(page.read_text())
-    (tmp_path / "docs" / "index.md").write_text("[nothing](logs.md#no-such-heading)")
-    (tmp_path / "mkdocs.yml").write_text((HOME / "mkdocs.yml").read_text())
-    assert "no-such-heading" in built(tmp_path / "mkdocs.yml", tmp_path / "site").stderr
+    config = copy_of_the_site(tmp_path)
+    (tmp_path / "docs" / "comparison.md").write_text("[nothing](logs.md#no-such-heading)")
+    done = built(config, tmp_path / "site")
+    assert done.returncode != 0
+    assert "no-such-heading" in done.stderr
+
+
+@pytest.mark.parametrize("namespace", NAMESPACES)
+def test_the_reference_has_every_public_name(namespace: str) -> None:
+    module = import_module(f"strandline.{namespace}".rstrip("."))
+    offered = getattr(module, "__all__", [])
+    named = dict(public_names(namespace))
+    assert named
+    assert {name for name in offered if not isinstance(getattr(module, name), ModuleType)} <= named.keys()
+    for name, full in named.items():
+        where, _, what = full.rpartition(".")
+        assert getattr(import_module(where), what) is getattr(module, name)
+
+
+def test_pictures_are_as_their_texts_say() -> None:
+    texts = sorted(FOLDER.glob("*.txt"))
+    assert len(texts) >= 4
+    for text in texts:
+        picture = draw(text.read_text())
+        assert text.with_suffix(".svg").read_text() == picture, "run scripts/draw_pictures.py"
+        assert "prefers-color-scheme: dark" in picture
+        ET.fromstring(picture)
+
+
+def test_a_picture_is_not_drawn_of_what_is_not_understood() -> None:
+    with pytest.raises(BadPicture, match="circle"):
+        draw('picture 10 10 "a"\ncircle 1 2 3')
+
+
+def test_the_page_on_configuration_names_every_variable_of_the_package() -> None:
+    page = (HOME / "docs" / "configuration.md").read_text()
+    sources = "".join(path.read_text() for path in (HOME / "src").rglob("*.py"))
+    variables = set(re.findall(r"\bSTRANDLINE_[A-Z_]+\b", sources))
+    assert variables
+    for variable in variables:
+        assert f"`{variable}`" in page
+
+
+def test_the_page_on_configuration_has_the_defaults_of_a_producer() -> None:
+    page = (HOME / "docs" / "configuration.md").read_text()
+    options = inspect.signature(ObjectLog.producer).parameters
+    told = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page.split("## A producer")[1], re.MULTILINE))
+    assert told.keys() == options.keys() - {"self"}
+    units = {"batch_bytes": ("MiB", 1 << 20), "budget": ("MiB", 1 << 20), "linger": ("s", 1)}
+    for name, (unit, size) in units.items():
+        assert told[name] == f"{options[name].default / size:g} {unit}"
+    assert int(told["uploads"]) == options["uploads"].default

@@ -1,0 +1,110 @@
+"""The reference of the API, as pages of the site: a hook of mkdocs, and an extension of griffe.
+
+The hook makes a page for each public namespace from the names that it offers, so that no name can be forgotten. The
+extension makes Markdown of docstrings: it fences examples, which would otherwise be taken for quotations.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import griffe
+from mkdocs.structure.files import File, Files
+
+PACKAGE = Path(__file__).resolve().parent.parent / "src" / "strandline"
+NAMESPACES = {
+    "": "What most programs need: `import strandline as sl`.",
+    "log": "Kinds of logs, and what their calls take and give.",
+    "kv": "Key-value stores that can be watched.",
+    "followers": "For stores and watchers of your own.",
+    "tables": "Describe, verify, rebuild and repair tables.",
+    "values": "Codecs and schemas of typed values.",
+    "snapshots": "Sealed state, and stores that begin with it.",
+    "tier": "The cold tier.",
+    "node": "Primaries, replicas and their clients.",
+    "spark": "Pipelines, queries and sessions.",
+    "bulk": "Jobs over whole logs.",
+    "compat": "Queues of version 1 and older spools.",
+    "testing": "Test doubles, contract suites and fixtures.",
+    "errors": "Every error that the package raises.",
+}
+
+
+def public_names(namespace: str) -> Iterator[tuple[str, str]]:
+    """Each public name of a namespace, with the full name of what it is.
+
+    >>> dict(public_names("kv"))["LogKeyValue"]
+    'strandline.kv.log.LogKeyValue'
+    """
+    dotted = f"strandline.{namespace}".rstrip(".")
+    folder = PACKAGE / namespace / "__init__.py"
+    source = folder if folder.exists() else PACKAGE / f"{namespace}.py"
+    for node in ast.parse(source.read_text()).body:
+        match node:
+            case ast.If(test=ast.Name(id="TYPE_CHECKING"), body=imports):
+                yield from _imported(imports)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) if not name.startswith("_"):
+                yield name, f"{dotted}.{name}"
+
+
+def _imported(nodes: list[ast.stmt]) -> Iterator[tuple[str, str]]:
+    seen: dict[str, str] = {}
+    for node in nodes:
+        match node:
+            case ast.ImportFrom(module=str(module), names=names):
+                seen |= {name.asname or name.name: f"{module}.{name.name}" for name in names}
+            case ast.Assign(targets=[ast.Name(id=public)], value=ast.Name(id=other)):
+                seen[public] = seen.pop(other)  # open = open_url
+    for name, full in seen.items():
+        if name not in NAMESPACES and not _is_module(full):
+            yield name, full
+
+
+def _is_module(full: str) -> bool:
+    path = PACKAGE.parent / full.replace(".", "/")
+    return path.is_dir() or path.with_suffix(".py").exists()
+
+
+def page_of(namespace: str) -> str:
+    """The page of a namespace: its names, in alphabetical order."""
+    shown = f"sl.{namespace}".rstrip(".")
+    lines = [f"# `{shown}`", "", NAMESPACES[namespace], ""]
+    for name, full in sorted(public_names(namespace), key=lambda pair: pair[0].lower()):
+        heading = f"{shown}.{name}"
+        lines += [f"::: {full}", "    options:", f"      heading: {heading}", f"      toc_label: {name}", ""]
+    return "\n".join(lines)
+
+
+def on_files(files: Files, *, config: Any) -> Files:
+    """Add the pages to those of docs/."""
+    for namespace in NAMESPACES:
+        path = f"api/{namespace or 'strandline'}.md"
+        files.append(File.generated(config, path, content=page_of(namespace)))
+    return files
+
+
+def as_markdown(docstring: str) -> str:
+    r"""A docstring whose examples are fenced code, and whose references are code.
+
+    >>> as_markdown("Adds to a :class:`~shop.Cart`.\n\n>>> add(1, 2)\n3\n\nMore.")
+    'Adds to a `Cart`.\n\n```python\n>>> add(1, 2)\n3\n```\n\nMore.'
+    """
+    docstring = re.sub(r":\w+:`(?:~[\w.]*\.)?([^`]+)`", r"`\1`", docstring)
+    if "```" in docstring:
+        return docstring
+    paragraphs = re.split(r"\n\s*\n", docstring)
+    marked = [f"```python\n{part}\n```" if part.lstrip().startswith(">>>") else part for part in paragraphs]
+    return "\n\n".join(marked)
+
+
+class Examples(griffe.Extension):
+    """Makes Markdown of each docstring."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Called by griffe for each object that it has loaded."""
+        if obj.docstring is not None:
+            obj.docstring.value = as_markdown(obj.docstring.value)

@@ -1,0 +1,304 @@
+"""Runs the examples of a page as a reader would: writes its files, types its commands, compares what they print.
+
+A fenced block is run if its language is ``console``, and written to a file if its title is the name of one:
+
+    ```json title="order.json"      a file, in the folder of the page
+    ```console                      commands after "$ ", continued after "> ", and what they print
+    ```console title="node a"       another terminal; its last command may go on while others are typed elsewhere
+
+``^C`` and ``^\\`` on a line of their own are the keys that interrupt and kill what runs in that terminal. In expected
+output ``…`` stands for anything, in a line or for whole lines; times, rates, sizes, ids and dates count as equal.
+``python -m tests.docs.record PAGE`` writes what the commands print into the page.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HOME = Path(__file__).resolve().parents[2]
+PATIENCE = 300.0
+"""Seconds after which a command hangs. It says nothing about speed."""
+
+FENCE = re.compile(r"^```(?P<language>[\w+-]*)(?P<rest>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+KEYS = {"^C": signal.SIGINT, "^\\": signal.SIGQUIT}
+EXTRAS = tomllib.loads((HOME / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+EQUAL = (
+    (r"\b[0-9a-f]{8}-[0-9a-f]{0,4}…", "ID"),
+    (r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", "ID"),
+    (r"\b[0-9a-f]{32}\b", "ID"),
+    (r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d([.,]\d+)?(Z|\+00:00)?", "DATE"),
+    (r"[\d,.]+ (records|rows)/s", "RATE"),
+    (r"\b[\d.]+ (ms|s|min|h)\b( \d+ (min|s)\b)?", "TIME"),
+    (r"\b[\d.,]+ (B|kB|MB|GB)\b", "SIZE"),
+    (r" {2,}", "  "),
+    (r"[ \t]+$", ""),
+)
+"""What differs from run to run, and what it counts as."""
+
+
+class PageFailed(AssertionError):
+    """An example does not do what the page says."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    language: str
+    title: str
+    body: str
+    start: int
+    """Where the body begins in the page's text."""
+
+    @property
+    def is_file(self) -> bool:
+        return self.language != "console" and bool(re.fullmatch(r"[\w./-]+\.\w+", self.title))
+
+
+@dataclass
+class Step:
+    """A command, or a key, and what is printed after it."""
+
+    command: str
+    expected: list[str] = field(default_factory=list)
+
+
+def blocks(text: str) -> list[Block]:
+    """The fenced blocks of a page, in order.
+
+    >>> blocks('```json title="a.json"\\n{}\\n```\\n')
+    [Block(language='json', title='a.json', body='{}\\n', start=23)]
+    """
+    return [
+        Block(
+            found["language"],
+            next(iter(re.findall(r'title="([^"]*)"', found["rest"])), ""),
+            found["body"],
+            found.start("body"),
+        )
+        for found in FENCE.finditer(text)
+    ]
+
+
+def steps(body: str) -> list[Step]:
+    """What is typed in a console block, and the output that the page shows for it.
+
+    >>> steps("$ echo a \\\\\\n>   b\\na b\\n^C\\nstopped\\n")
+    [Step(command='echo a \\\\\\n  b', expected=['a b']), Step(command='^C', expected=['stopped'])]
+    """
+    found: list[Step] = []
+    for line in body.splitlines():
+        if line.startswith("$ ") or line in KEYS:
+            found.append(Step(line.removeprefix("$ ")))
+        elif not found:
+            raise PageFailed(f"A console block begins with a command, not with {line!r}.")
+        elif line.startswith("> ") and not found[-1].expected:
+            found[-1].command += "\n" + line[2:]
+        else:
+            found[-1].expected.append(line)
+    return found
+
+
+def plain(text: str) -> list[str]:
+    """Lines without what differs from run to run.
+
+    >>> plain("3 records in 0.1 s, 26 records/s  \\n")
+    ['3 records in TIME, RATE']
+    """
+    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
+    for pattern, replacement in EQUAL:
+        text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+    return text.strip("\n").splitlines()
+
+
+def agrees(printed: str, expected: list[str]) -> bool:
+    """Whether this is what the page shows.
+
+    >>> agrees("a\\nb 0.2 s\\nc", ["a", "…", "c"]), agrees("a", ["b"]), agrees("see /tmp/x now", ["see … now"])
+    (True, False, True)
+    """
+    pattern = ""
+    for line in plain("\n".join(expected)):
+        pattern += "(.*\n)*?" if line.strip() == "…" else ".*?".join(re.escape(part) for part in line.split("…")) + "\n"
+    return re.fullmatch(pattern, "".join(line + "\n" for line in plain(printed))) is not None
+
+
+class Terminal:
+    """A shell in a folder: one command at a time, with the folder and the variables that the last one left."""
+
+    def __init__(self, folder: Path, state: Path, environment: Mapping[str, str]) -> None:
+        self.folder, self.state, self.environment = folder, state, dict(environment)
+        self._process: subprocess.Popen[str] | None = None
+        self._printed: list[str] = []
+        self._reader: threading.Thread | None = None
+
+    def type(self, command: str) -> None:
+        """Start a command."""
+        if self._process is not None:
+            raise PageFailed(f"{command!r} is typed into a terminal in which another command runs.")
+        script = f"{command}\nstatus=$?; {{ pwd; env -0; }} > {shlex.quote(str(self.state))}; exit $status"
+        self.state.unlink(missing_ok=True)
+        self._printed = []
+        self._process = subprocess.Popen(
+            ["bash", "-c", script],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+        self._reader.start()
+
+    def press(self, key: str) -> None:
+        """Send the signal of a key to what runs here."""
+        if self._process is None:
+            raise PageFailed(f"{key} is pressed where nothing runs.")
+        self._printed = []
+        os.killpg(self._process.pid, KEYS[key])
+
+    def wait(self, expected: list[str] | None, *, may_go_on: bool) -> str:
+        """What was printed until the command ended, or, if it may go on, until that is what was expected."""
+        assert self._process is not None
+        end = time.monotonic() + PATIENCE
+        while self._process.poll() is None:
+            if may_go_on and expected and agrees("".join(self._printed), expected):
+                return "".join(self._printed)
+            if time.monotonic() > end:
+                raise PageFailed(f"A command does not end; it printed {''.join(self._printed)!r}.")
+            time.sleep(0.02)
+        assert self._reader is not None
+        self._reader.join(PATIENCE)
+        self._process = None
+        self._take_state()
+        return "".join(self._printed)
+
+    def close(self) -> None:
+        """Kill what still runs, with everything that it started."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._printed.append(line)
+
+    def _take_state(self) -> None:
+        if self.state.exists():
+            folder, _, variables = self.state.read_text().partition("\n")
+            self.folder = Path(folder)
+            self.environment = dict(pair.split("=", 1) for pair in variables.split("\0") if "=" in pair)
+
+
+class Page:
+    """The examples of one page, run in one folder."""
+
+    def __init__(
+        self,
+        path: Path,
+        folder: Path,
+        *,
+        instead: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """``instead`` has what to use in place of addresses that a test cannot have, such as that of a bucket."""
+        self.path, self.text = path, path.read_text()
+        self.home = folder / "me"
+        self.home.mkdir()
+        self.instead = {"/home/me": str(self.home), **(instead or {})}
+        self.terminals: dict[str, Terminal] = {}
+        self.environment = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "COLUMNS": "100",
+            "LC_ALL": "C.UTF-8",
+            **(environment or {}),
+        }
+        self._folder = folder
+
+    def run(self) -> None:
+        """Run everything; ``PageFailed`` if something else is printed than the page shows."""
+        for step, printed in self.outcomes():
+            if not agrees(printed, step.expected):
+                shown, found = "\n".join(step.expected), self.as_shown(printed)
+                raise PageFailed(f"{self.path.name}: $ {step.command}\nshould print:\n{shown}\nprinted:\n{found}")
+
+    def outcomes(self, *, recording: bool = False) -> Iterator[tuple[Step, str]]:
+        """Each step with what it printed."""
+        try:
+            for block in blocks(self.text):
+                if block.is_file:
+                    target = self.home / block.title
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_text(self.as_run(block.body))
+                elif block.language == "console":
+                    yield from self._block(block, recording=recording)
+        finally:
+            for terminal in self.terminals.values():
+                terminal.close()
+
+    def as_run(self, text: str) -> str:
+        """A text of the page with addresses that exist here."""
+        for shown, real in self.instead.items():
+            text = text.replace(shown, real)
+        return text
+
+    def as_shown(self, text: str) -> str:
+        """Output with the addresses of the page."""
+        for shown, real in reversed(self.instead.items()):
+            text = text.replace(real, shown)
+        return text
+
+    def _block(self, block: Block, *, recording: bool) -> Iterator[tuple[Step, str]]:
+        typed = steps(block.body)
+        for step in typed:
+            terminal = self._terminal(block.title)
+            if step.command.startswith("pip install "):
+                check_extras(step.command)
+                continue
+            if step.command in KEYS:
+                terminal.press(step.command)
+            else:
+                terminal.type(self.as_run(step.command))
+            may_go_on = bool(block.title) and step is typed[-1] and step.command not in KEYS
+            expected = [self.as_run(line) for line in step.expected]
+            printed = terminal.wait(expected, may_go_on=may_go_on)
+            if not recording and not agrees(printed, expected):
+                yield step, printed
+            else:
+                yield Step(step.command, expected), printed
+
+    def _terminal(self, title: str) -> Terminal:
+        if title not in self.terminals:
+            state = self._folder / f"terminal-{len(self.terminals)}"
+            self.terminals[title] = Terminal(self.home, state, self.environment)
+        return self.terminals[title]
+
+
+def check_extras(command: str) -> None:
+    """Refuse a ``pip install`` of extras that do not exist; tests have everything installed.
+
+    >>> check_extras("pip install 'strandline[cli,delta]'")
+    >>> check_extras("pip install 'strandline[moon]'")
+    Traceback (most recent call last):
+    tests.docs.pages.PageFailed: There is no extra 'moon'.
+    """
+    for names in re.findall(r"strandline\[([^\]]*)\]", command):
+        for name in names.split(","):
+            if name not in EXTRAS:
+                raise PageFailed(f"There is no extra {name!r}.")
