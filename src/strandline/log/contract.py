@@ -83,7 +83,7 @@ class Slots(Protocol):
     def create(self, name: str, position: int, *, lifetime: float | None = None) -> SlotState:
         """Create a slot that pins everything from ``position`` on.
 
-        With a ``lifetime`` the slot is dropped after so many seconds, unless its consumer claims or touches it: a
+        With a ``lifetime`` the slot is dropped after that time, unless its consumer claims or touches it: a
         newcomer that is killed before it has stored anything does not pin the log for good.
         ``AlreadyExists`` if there is one, ``CursorExpired`` if the position is no longer retained.
         """

@@ -82,11 +82,11 @@ def seconds(least: float = 0, most: float = LONGEST, *, above: float | None = No
 
 
 def text(least: int = 0, most: int | None = LONGEST_TEXT, *, is_secret: bool = False) -> ArgumentKind:
-    """Texts of so many characters that can be written as UTF-8."""
+    """Texts of ``least`` to ``most`` characters that can be written as UTF-8."""
 
     def admits(value: Any) -> bool:
-        is_so_long = isinstance(value, str) and least <= len(value) and (most is None or len(value) <= most)
-        return is_so_long and _is_writable(value)
+        has_length = isinstance(value, str) and least <= len(value) and (most is None or len(value) <= most)
+        return has_length and _is_writable(value)
 
     lengths = ("" if most is None else f" of up to {most} characters") + (" that is not empty" if least else "")
     return ArgumentKind(admits, f"text{lengths}", is_secret)

@@ -147,7 +147,7 @@ def _check_values(table: pa.Table) -> None:
 
 
 def check_batch_bytes(size: int) -> None:
-    """``InvalidInput`` if no batch may hold so many bytes."""
+    """``InvalidInput`` if ``size`` is above the limit of a batch."""
     if size > MAX_BATCH_BYTES:
         raise InvalidInput(f"A batch of {size:,} bytes is over the limit of {MAX_BATCH_BYTES:,}: append it in parts.")
 

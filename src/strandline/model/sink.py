@@ -167,7 +167,7 @@ class TableSink(Sink, Protocol):
     """A sink whose writing can be spread over workers: ``apply`` is one transaction with one part, written here."""
 
     def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> TableTransaction | None:
-        """Prove that the table is the known one and at its cursor; plan the parts for so many workers, or fewer.
+        """Prove that the table is the known one and at its cursor; plan at most ``tasks`` parts.
 
         None if the table has the range already. Raises as ``apply`` does.
         """

@@ -61,7 +61,7 @@ _PAGE: Final = 4096
 """The most bytes at the beginning of a file that are overwritten through a memory map."""
 
 _VECTOR: Final = 512
-"""Number of buffers per system call; every system allows at least so many."""
+"""Number of buffers per system call; every system allows at least this number."""
 
 CALL_BYTES: Final = 512 << 10
 """Bytes per system call. Calls of 2 MiB and more were measured to be five times slower per byte."""

@@ -154,8 +154,8 @@ def _decompressed(block: memoryview, where: str, limit: int) -> memoryview:
     announced = _content_size(block)
     if announced is not None and announced > min(limit, len(block) * _DENSEST):
         raise CorruptData(
-            f"{where} is damaged: its {len(block):,} compressed bytes announce {announced:,}, but a batch of so many "
-            f"records holds at most {limit:,}."
+            f"{where} is damaged: its {len(block):,} compressed bytes announce {announced:,}, but a batch with its "
+            f"number of records holds at most {limit:,}."
         )
     try:
         if announced is not None:

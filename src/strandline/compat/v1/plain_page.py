@@ -39,7 +39,7 @@ _NAME: Final = b"value"
 
 
 def read_values(block: memoryview, count: int) -> pa.Array:
-    """The first ``count`` values of a block; an ``ArrowException`` or ``OSError`` if it does not hold so many.
+    """The first ``count`` values of a block; an ``ArrowException`` or ``OSError`` if it holds fewer.
 
     The caller ensures that the block can hold the lengths, and that nothing is left over. Blocks end below 2 GiB.
     """

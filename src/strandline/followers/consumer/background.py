@@ -56,7 +56,7 @@ def _halt_with(consumer: object, halt: Callable[[], None]) -> None:
 
 
 class BackgroundCollector:
-    """Calls ``collect`` every so many seconds from a daemon thread, until it is stopped.
+    """Calls ``collect`` from a daemon thread at a fixed interval, until it is stopped.
 
     A failed round is logged, and the next one follows in time: the consumer is not affected. The queue decides
     what is collected; a round that the end of the process interrupts leaves a consistent state.

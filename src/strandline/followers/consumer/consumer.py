@@ -109,7 +109,7 @@ class Consumer:
                 stays where it is.
             holder: A name that is unique to this running consumer; by default a new one. The same holder again
                 fences no consumer.
-            ack_every: Acknowledgements are made durable after so many.
+            ack_every: After how many acknowledgements they are made durable.
             on_poison: How to handle a batch whose object is damaged or missing: ``"raise"``, which leaves the
                 cursor before it, or ``"dead-letter"``, which stores its remains and continues.
             dead_letter_limit: How many batches this consumer may dead-letter before it raises.

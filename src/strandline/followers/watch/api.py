@@ -76,7 +76,7 @@ def watch_applied(
         store: Stores what was applied. A failed write is retried, with its batches in order; after 16 failures in
             a row the watch ends. ``apply`` is not called again for them.
         exports: Requests for snapshots of the store.
-        batching: When a batch is applied: after so many updates, or so long after its first one.
+        batching: When a batch is applied: after a number of updates, or a time after its first one.
         parse: Converts an update for ``apply``; None rejects it, and it still counts for the cursor. An error
             ends the watch, unless there is a ``dead_letter``.
         dead_letter: Called with an update that could not be parsed, and the error. The update counts as rejected.

@@ -35,10 +35,10 @@ class Compression(IntEnum):
 
 
 _SMALL: Final = 64 << 10
-"""A plain page of up to so many bytes is copied: that takes a sixth of the time of passing on its buffers."""
+"""Plain pages of up to this size are copied: that takes a sixth of the time of passing on their buffers."""
 
 _SINGLE_THREADED: Final = 4 << 20
-"""A page of up to so many bytes is compressed in the calling thread, and copied: Arrow would wake a thread for each
+"""A page of up to this size is compressed in the calling thread, and copied: Arrow would wake a thread for each
 column, which takes longer than compressing a page of a thousand records."""
 
 _HEAD = struct.Struct("<II")

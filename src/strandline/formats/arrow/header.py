@@ -21,7 +21,7 @@ _WRITTEN_OUT: Final = 4 << 20
 """Largest memory of a header with nothing shared."""
 
 _SMALL: Final = 1 << 10
-"""A header of up to so many bytes takes a few MB at most, even with sharing."""
+"""A header of up to this size takes a few MB at most, even with sharing."""
 
 _TABLE_BYTES: Final = 512
 """Approximate memory of a table of the header: a column, or a pair of strings."""
@@ -140,7 +140,7 @@ _DENSEST: Final = 64
 
 
 def unpacked_limit(stored: int) -> int:
-    """Limit of the bytes that so many stored ones may unpack to, in total.
+    """Limit of the bytes, in total, to which ``stored`` bytes may unpack.
 
     >>> unpacked_limit(34_000) == PADDED_LIMIT
     True

@@ -28,7 +28,7 @@ _PREFIX: Final = 8
 
 
 class _Template(NamedTuple):
-    """The constant parts of all pages with so many records."""
+    """The constant parts of all pages with the same number of records."""
 
     metadata: bytes
     lengths: tuple[tuple[int, int], ...]
@@ -74,7 +74,7 @@ def encode_values(values: Sequence[bytes], timestamps: Sequence[int]) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _template(count: int) -> _Template:
-    """The template for pages with so many records, learned from two samples whose values differ by one byte."""
+    """The template for pages of ``count`` records, learned from two samples whose values differ by one byte."""
     one, other = _sample(count, _WIDTH), _sample(count, _WIDTH + 1)
     (length,) = struct.unpack_from("<i", one, 4)
     end = _PREFIX + length

@@ -264,7 +264,7 @@ class NatsConnection:
         return str(getattr(self._client, "_server_info", {}).get("cluster", ""))
 
     def pull(self, stream: str, since: int, *, idle: float) -> Any:
-        """A consumer of a stream from a sequence on, which the server removes after so many idle seconds."""
+        """A consumer of a stream from a sequence on, which the server removes after ``idle`` seconds without a call."""
         from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
         config = ConsumerConfig(

@@ -41,7 +41,7 @@ _LARGE: Final = 1 << 14
 """A value of this size is encoded to Arrow at once, so that queued records stay a small part of the buffer."""
 
 _LARGE_CALL: Final = 1 << 16
-"""A call of so many bytes is encoded at once, too; smaller ones wait to be encoded together with others."""
+"""A call of at least this size is encoded at once, too; smaller ones wait to be encoded together with others."""
 
 _ENTRY: Final = 22
 """Bytes of a value in Arrow, besides its content."""

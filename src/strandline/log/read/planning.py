@@ -111,7 +111,7 @@ def pack(spans: Sequence[S], cores: int) -> list[list[S]]:
 
 
 def divided(spans: Sequence[S], wanted: int) -> list[list[S]]:
-    """The spans in exactly so many groups, some of them empty: contiguous, balanced by bytes, in order."""
+    """The spans in ``wanted`` groups, of which some may be empty: contiguous, balanced by bytes, in order."""
     total = sum(span.size for span in spans)
     tasks: list[list[S]] = [[] for _ in range(wanted)]
     before = 0

@@ -76,7 +76,7 @@ class SlotTable:
         retained_from: int | None = None,
         hot: bool = False,
     ) -> SlotState:
-        """Durably create a slot; with a ``lifetime`` it expires after so many seconds, unless claimed or touched.
+        """Durably create a slot; with a ``lifetime`` it expires after that time, unless claimed or touched.
 
         ``retained_from`` is the first offset of the log's cold tier, if it has one: a slot may be there, too. ``hot``:
         its consumer cannot read the cold tier.

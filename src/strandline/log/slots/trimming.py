@@ -100,7 +100,7 @@ def retention_start(
     """The first offset that a policy retains in a log with this slots' floor; never above the end.
 
     ``written_since`` returns the first offset that was written at a time (microseconds) or later, ``newest`` the first
-    offset of the newest so many bytes.
+    offset of the newest bytes of a given number.
     """
     match retention:
         case Forever():

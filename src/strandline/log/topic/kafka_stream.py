@@ -115,7 +115,7 @@ class KafkaSubscription:
         self._origin = Origin(f"A subscription of the topic {topic}", self)
 
     def take(self, timeout: Timeout) -> list[Message]:
-        """The next messages; waits up to so many seconds for the first."""
+        """The next messages; waits up to ``timeout`` seconds for the first."""
         deadline = self._clock.monotonic() + timeout
         with self._taking:
             while not self._closed:

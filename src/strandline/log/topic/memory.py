@@ -46,7 +46,7 @@ class MemoryTopic:
     """
 
     def __init__(self, partition_count: int, *, chance: Chance = CHANCE) -> None:
-        """An empty topic of so many partitions, at least one."""
+        """An empty topic of ``partition_count`` partitions, at least one."""
         self.topic_id: Final = chance.uuid()
         """Identifies the topic."""
         self.partition_count = check_count(partition_count)
@@ -141,7 +141,7 @@ class MemoryTopicSubscription:
         self._origin = Origin("A subscription of a topic in memory", self)
 
     def take(self, timeout: Timeout) -> list[Message]:
-        """The next messages; waits up to so many seconds for the first."""
+        """The next messages; waits up to ``timeout`` seconds for the first."""
         with self._ready:
             self._ready.wait_for(self._is_due, min(timeout, threading.TIMEOUT_MAX))
             # Before any position is moved: a take that raises must not skip a message.

@@ -102,7 +102,7 @@ class LogTopicSubscription:
         self._origin = Origin(f"A subscription of the topic of {logs[0]!r}", self)
 
     def take(self, timeout: Timeout) -> list[Message]:
-        """The next messages; waits up to so many seconds for the first."""
+        """The next messages; waits up to ``timeout`` seconds for the first."""
         now = self._clock.monotonic()
         deadline = now + min(timeout, threading.TIMEOUT_MAX / 2)
         while True:

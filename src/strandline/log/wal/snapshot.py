@@ -155,7 +155,7 @@ class _WalCopy:
         return _End(following, firsts, size, term)
 
     def _copy_file(self, first: int, size: int | None) -> None:
-        """Copy a file and its index; of the active file only so many bytes, and no index."""
+        """Copy a file and its index; with a ``size``, that of the active file, only its first bytes and no index."""
         source, target = f"{self._log.folder}/{data_name(first)}", f"{self._folder}/{data_name(first)}"
         self._copied.append(first)
         if size is None:

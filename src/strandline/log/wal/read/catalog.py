@@ -217,7 +217,7 @@ class Catalog:
         return self._disk.size(frame.path) - frame.position + sum(map(self._size, self.firsts[at:]))
 
     def newest(self, size: int, start: int, end: int) -> int:
-        """The first offset from ``start`` on with at most so many bytes from there on; ``end`` if there is none.
+        """The first offset from ``start`` on with at most ``size`` bytes from there to ``end``; ``end`` if none.
 
         A frame that does not fit is excluded with all before it.
         """
