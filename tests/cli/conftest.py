@@ -70,12 +70,13 @@ def on_terminal() -> Iterator[Callable[..., tuple[int, str]]]:
     """A command on a terminal of its own, on which an answer is typed; gives its status and what it showed."""
     started: list[subprocess.Popen[str]] = []
 
-    def on_terminal(*arguments: object, typed: str = "") -> tuple[int, str]:
+    def on_terminal(*arguments: object, typed: str = "", columns: int = 150, **environment: str) -> tuple[int, str]:
         ours, theirs = pty.openpty()
         os.write(ours, typed.encode())
         process = subprocess.Popen(
             [sys.executable, "-m", "strandline.cli", *map(str, arguments)],
-            stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "150", "TERM": "xterm"},
+            stdin=theirs, stdout=theirs, stderr=theirs,
+            env={**os.environ, "COLUMNS": str(columns), "TERM": "xterm", **environment},
         )  # fmt: skip
         started.append(process)
         os.close(theirs)

@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from types import FunctionType, MethodType
 from typing import Any, Final, TextIO
 
-from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 from rich.table import Table
@@ -27,6 +29,8 @@ _DAY: Final = 86400
 _WIDE: Final = 240
 _PLAIN_EVERY: Final = 2.0
 _LONG: Final = 12
+_ANY_WIDTH: Final = 10_000
+_NOTHING: Final = ("", "-")
 
 
 class _Terminal(Console):
@@ -41,6 +45,28 @@ class _Terminal(Console):
                 yield Segment(escaped(segment.text, keep="\n"), segment.style)
             else:
                 yield segment
+
+
+class _FittingTable(Table):
+    """A table that is printed as a paragraph per row where the terminal is too narrow for it: nothing is cut."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        needed = Measurement.get(console, options.update(max_width=_ANY_WIDTH), self).minimum
+        if needed <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        names = [" ".join(str(column.header).split()) for column in self.columns]
+        for first, *cells in zip(*(column.cells for column in self.columns), strict=True):
+            yield first
+            facts = [
+                _fact(name, cell) for name, cell in zip(names[1:], cells, strict=True) if str(cell) not in _NOTHING
+            ]
+            yield Padding(Text(", ").join(facts), (0, 0, 0, 2))
+
+
+def _fact(name: str, cell: RenderableType) -> Text:
+    value = cell.copy() if isinstance(cell, Text) else Text(str(cell))
+    return Text.assemble(f"{name} ", value) if name else value
 
 
 def line(text: str, *, file: TextIO | None = None) -> None:
@@ -101,8 +127,11 @@ def answer(fields: Any, *lines: RenderableType | Callable[[], RenderableType], a
 
 
 def table(*columns: str) -> Table:
-    """A table without rows. A column ``>name`` is for numbers, ``~name`` may wrap on a narrow terminal."""
-    empty = Table(box=None, pad_edge=False, header_style="bold")
+    """A table without rows. A column ``>name`` is for numbers, ``~name`` may wrap on a narrow terminal.
+
+    Where the terminal is too narrow for it, each row is a paragraph that begins with its first cell.
+    """
+    empty = _FittingTable(box=None, pad_edge=False, header_style="bold")
     for name in columns:
         justify: JustifyMethod = "right" if name.startswith(">") else "left"
         empty.add_column(name.lstrip(">~"), justify=justify, no_wrap=not name.startswith("~"), overflow="fold")

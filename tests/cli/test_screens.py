@@ -1,0 +1,112 @@
+"""What commands show on terminals of 80 and of 140 columns, with and without colours: nothing is cut."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+
+import strandline as sl
+from strandline.cli.app import COMMANDS
+from strandline.cli.shared import output as show
+from tests.cli.conftest import Run
+
+OnTerminal = Callable[..., tuple[int, str]]
+
+CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+COLOUR = re.compile(r"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9[0-7])[0-9;]*m")
+
+
+@pytest.fixture
+def orders(run: Run, log: str) -> str:
+    """A log with slots whose names and numbers are long."""
+    run("produce", log, "--create", "--retention", "age:7d", "--count", 120_000)
+    for name, at in (("billing-of-all-the-orders", 1_000), ("search", 119_999)):
+        assert run("slots", "create", log, name, "--at", at).exit_code == 0
+    opened = sl.open(log)
+    assert isinstance(opened, sl.log.ObjectLog)
+    opened.slots.claim("search", "indexer-of-the-shop-in-oslo")
+    return log
+
+
+@pytest.mark.parametrize("columns", [40, 80, 140])
+@pytest.mark.parametrize("command", ["lag", "slots"])
+def test_every_number_of_every_slot_is_shown_whole(
+    run: Run, on_terminal: OnTerminal, orders: str, command: str, columns: int
+) -> None:
+    found = json.loads(run(command, orders, "--json").stdout)["slots"]
+    status, shown = on_terminal(command, orders, columns=columns)
+    words = " ".join(CODE.sub("", shown).split())
+    assert status == 0
+    for slot in found:
+        row = words[words.index(slot["slot"]) :]
+        assert f"{slot['position']:,}" in row
+    assert "pins the floor" in words
+    assert "indexer-of-…" in words
+    if command == "lag":
+        assert [f"{slot['records_behind']:,}" in words for slot in found] == [True, True]
+        assert show.size(found[0]["bytes_behind"]) in words
+
+
+def printed(table: object, width: int) -> str:
+    file = io.StringIO()
+    show._Terminal(file=file, markup=False, force_terminal=False, width=width).print(table)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def test_a_table_is_one_where_it_fits_and_paragraphs_where_it_does_not() -> None:
+    table = show.table("slot", ">records\nbehind", "holder", "")
+    table.add_row("billing", "1,234,567", "-", "up to date")
+    table.add_row("search", "0", "worker-1", "")
+    assert printed(table, 60).splitlines() == [
+        "           records",
+        "slot        behind  holder",
+        "billing  1,234,567  -         up to date",
+        "search           0  worker-1",
+    ]
+    assert printed(table, 30).splitlines() == [
+        "billing",
+        "  records behind 1,234,567, up",
+        "  to date",
+        "search",
+        "  records behind 0, holder",
+        "  worker-1",
+    ]
+
+
+SCREENS = {
+    "help": ["--help"],
+    "help of a command": ["lag", "--help"],
+    "table": ["lag", "LOG"],
+    "list": ["doctor"],
+    "error": ["tail", "/nowhere/at/all"],
+    "usage error": ["nonsense"],
+}
+
+
+@pytest.mark.parametrize("arguments", SCREENS.values(), ids=SCREENS)
+def test_colours_are_for_terminals_and_not_with_no_color(
+    run: Run, on_terminal: OnTerminal, log: str, arguments: list[str]
+) -> None:
+    run("produce", log, "--create", given="a\n")
+    run("slots", "create", log, "billing", "--at", "0")
+    arguments = [log if word == "LOG" else word for word in arguments]
+    coloured, plain = (on_terminal(*arguments, **more)[1] for more in ({}, {"NO_COLOR": "1"}))
+    assert COLOUR.search(coloured)
+    assert not COLOUR.search(plain)
+    done = run(*arguments)
+    assert not CODE.search(done.output)
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_the_help_of_every_command_fits(run: Run, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", columns)
+    for name in COMMANDS:
+        shown = run(name, "--help").stdout
+        assert max(map(len, shown.splitlines())) <= columns, name
+        assert "…" not in shown.replace("doctor-…", ""), f"something is cut in the help of {name}"
