@@ -184,6 +184,14 @@ def test_repair_that_finds_no_version_the_log_can_continue_from_raises(log, sink
         follow(log, again(sink), "s", until="end", repair=True)
 
 
+def test_the_start_is_found_after_commits_were_cleaned_up_under_an_open_sink(log, sink):
+    in_steps(log, sink, 10, 20)
+    used = again(sink)
+    follow(log, used, "s", until="end")
+    commits_cleaned_up(sink)
+    assert used.start() == 0
+
+
 def test_repair_leaves_a_table_alone_that_needs_none(log, sink):
     in_steps(log, sink, 10, 20)
     version = DeltaTable(sink.url).version()

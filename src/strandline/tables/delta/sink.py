@@ -140,7 +140,7 @@ class DeltaSink(FileTableSink):
             return None
         if table is not None and at is not None:
             table = self._followed.evolved(table, at)
-        is_new = table is None or at is None or at.next == self._followed.start(table)
+        is_new = table is None or at is None or at.next == self._followed.first_start(table)
         letters = self._opened_letters(table, since.log_id, is_new=is_new)
         floor = max(since.next, 0 if at is None else at.next)
         version = 1 if table is None else table.version() + 1  # a new table is created before its first range

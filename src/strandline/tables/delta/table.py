@@ -171,17 +171,26 @@ class FollowedDelta:
     def start(self, table: DeltaTable) -> int:
         """The offset at which the table's rows begin.
 
-        That of its last rebuild from another start, else the recorded one, else that of its first commit.
+        That of its last rebuild from another start, else that of its first follower. Searches the whole transaction
+        log: too dear for each commit.
         """
         log_id = table.metadata().configuration.get(LOG_PROPERTY)
-        if log_id is not None:
-            moved = table.transaction_version(self.application(UUID(log_id)).start(id_of(table)))
-            if moved is not None:
-                return int(moved)
+        if log_id is None:
+            return self.first_start(table)
+        name = self.application(UUID(log_id)).start(id_of(table))
+        try:
+            moved = table.transaction_version(name)
+        except deltalake_library().exceptions.DeltaError:  # the handle names commits that were cleaned up since
+            fresh = self.open_again()
+            moved = None if fresh is None else fresh.transaction_version(name)
+        return self.first_start(table) if moved is None else int(moved)
+
+    def first_start(self, table: DeltaTable) -> int:
+        """The offset at which the table's first follower began, as recorded, or by its first commit."""
         recorded = recorded_start(table)
         if recorded is not None:
             return recorded
-        first = self.read_commit(0)
+        log_id, first = table.metadata().configuration.get(LOG_PROPERTY), self.read_commit(0)
         if log_id is None or first is None:
             return 0
         cursor = parse_commit(0, first, self.application(UUID(log_id))).cursor
