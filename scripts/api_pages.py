@@ -91,13 +91,13 @@ def as_markdown(docstring: str) -> str:
     r"""A docstring whose examples are fenced code, and whose references are code.
 
     >>> as_markdown("Adds to a :class:`~shop.Cart`.\n\n>>> add(1, 2)\n3\n\nMore.")
-    'Adds to a `Cart`.\n\n```python\n>>> add(1, 2)\n3\n```\n\nMore.'
+    'Adds to a `Cart`.\n\n```pycon\n>>> add(1, 2)\n3\n```\n\nMore.'
     """
     docstring = re.sub(r":\w+:`(?:~[\w.]*\.)?([^`]+)`", r"`\1`", docstring)
     if "```" in docstring:
         return docstring
     paragraphs = re.split(r"\n\s*\n", docstring)
-    marked = [f"```python\n{part}\n```" if part.lstrip().startswith(">>>") else part for part in paragraphs]
+    marked = [f"```pycon\n{part}\n```" if part.lstrip().startswith(">>>") else part for part in paragraphs]
     return "\n\n".join(marked)
 
 

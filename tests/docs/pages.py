@@ -6,8 +6,9 @@ A fenced block is run if its language is ``console``, and written to a file if i
     ```console                      commands after "$ ", continued after "> ", and what they print
     ```console title="node a"       another terminal; its last command may go on while others are typed elsewhere
 
-``^C`` and ``^\\`` on a line of their own are the keys that interrupt and kill what runs in that terminal. In expected
-output ``…`` stands for anything, in a line or for whole lines; times, rates, sizes, ids and dates count as equal.
+A line ``<!-- $ COMMAND -->`` is typed, too, and shows nothing: it prepares what the next commands need. ``^C`` and
+``^\\`` on a line of their own are the keys that interrupt and kill what runs in that terminal. In expected output ``…``
+stands for anything, in a line or for whole lines; times, rates, sizes, ids and dates count as equal.
 ``python -m tests.docs.record PAGE`` writes what the commands print into the page.
 """
 
@@ -30,6 +31,7 @@ HOME = Path(__file__).resolve().parents[2]
 PATIENCE = 300.0
 """Seconds after which a command hangs. It says nothing about speed."""
 
+HIDDEN = re.compile(r"^<!-- \$ (?P<command>.*) -->$", re.MULTILINE)
 FENCE = re.compile(r"^```(?P<language>[\w+-]*)(?P<rest>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 KEYS = {"^C": signal.SIGINT, "^\\": signal.SIGQUIT}
 EXTRAS = tomllib.loads((HOME / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -140,6 +142,8 @@ class Terminal:
 
     def __init__(self, folder: Path, state: Path, environment: Mapping[str, str]) -> None:
         self.folder, self.state, self.environment = folder, state, dict(environment)
+        self.status = 0
+        """Exit status of the last command."""
         self._process: subprocess.Popen[str] | None = None
         self._printed: list[str] = []
         self._reader: threading.Thread | None = None
@@ -183,7 +187,7 @@ class Terminal:
             time.sleep(0.02)
         assert self._reader is not None
         self._reader.join(PATIENCE)
-        self._process = None
+        self.status, self._process = self._process.returncode, None
         self._take_state()
         return "".join(self._printed)
 
@@ -220,7 +224,8 @@ class Page:
         self.path, self.text = path, path.read_text()
         self.home = folder / "me"
         self.home.mkdir()
-        self.instead = {"/home/me": str(self.home), **(instead or {})}
+        elsewhere = {"s3://bucket": f"file://{folder}/bucket", "/var/lib": f"{folder}/var"}
+        self.instead = {"/home/me": str(self.home), **elsewhere, **(instead or {})}
         self.terminals: dict[str, Terminal] = {}
         self.environment = {
             **os.environ,
@@ -241,8 +246,10 @@ class Page:
     def outcomes(self, *, recording: bool = False) -> Iterator[tuple[Step, str]]:
         """Each step with what it printed."""
         try:
-            for block in blocks(self.text):
-                if block.is_file:
+            for block in self._parts():
+                if isinstance(block, str):
+                    self._prepare(block)
+                elif block.is_file:
                     target = self.home / block.title
                     target.parent.mkdir(parents=True, exist_ok=True)
                     target.write_text(self.as_run(block.body))
@@ -263,6 +270,19 @@ class Page:
         for shown, real in reversed(self.instead.items()):
             text = text.replace(real, shown)
         return text
+
+    def _parts(self) -> list[Block | str]:
+        """Blocks and hidden commands, in the order of the page."""
+        parts: list[tuple[int, Block | str]] = [(block.start, block) for block in blocks(self.text)]
+        parts += [(found.start(), found["command"]) for found in HIDDEN.finditer(self.text)]
+        return [part for _, part in sorted(parts, key=lambda pair: pair[0])]
+
+    def _prepare(self, command: str) -> None:
+        terminal = self._terminal("")
+        terminal.type(self.as_run(f"set -e; {command}"))
+        printed = terminal.wait(None, may_go_on=False)
+        if terminal.status != 0:
+            raise PageFailed(f"{self.path.name}: {command}\nfailed: {printed}")
 
     def _block(self, block: Block, *, recording: bool) -> Iterator[tuple[Step, str]]:
         typed = steps(block.body)
