@@ -17,6 +17,7 @@ from strandline.errors import Fenced, InvalidInput, SlotInvalid
 from strandline.log.object import ObjectLog
 from strandline.spark.datasource.opened import SpanPartition
 from strandline.spark.datasource.source import StrandlineDataSource
+from strandline.spark.datasource.stream_slot import StreamSlot
 from strandline.spark.failures import unwrapped
 from strandline.spark.options import parse_options
 from tests.spark.helpers import NOW, append, new_log, put
@@ -227,6 +228,16 @@ def test_an_invalidated_slot_ends_the_stream_with_the_remedy_which_helps(
     finally:
         again.stop()
     assert log.slots.get("query").invalid is None
+
+
+def test_a_slot_that_was_dropped_while_the_stream_was_stopped_is_created_again(log: ObjectLog) -> None:
+    since = log.start().at(2)
+    StreamSlot("orders", resets=False).hold(log, since)
+    log.slots.drop("orders")
+    again = StreamSlot("orders", resets=False)
+    again.hold(log, since)
+    again.check()
+    assert log.slots.get("orders").position == 2
 
 
 def test_a_slot_is_for_streams_on_logs_that_have_slots(log: ObjectLog) -> None:

@@ -279,6 +279,8 @@ class SlotContract(LogOwner):
         with pytest.raises((SlotInvalid, NotFound)):
             slot.advance(ten.start().at(5))
         with pytest.raises(NotFound):
+            ten.slots.get("billing")
+        with pytest.raises(NotFound):
             ten.slots.claim("billing", "b")
         with pytest.raises(NotFound):
             ten.slots.drop("billing")

@@ -94,7 +94,10 @@ class SlotKeeper:
 
     def get(self, name: str) -> SlotState:
         """One slot's state, or ``NotFound``; ``CorruptData`` if its object is missing and the head names it."""
-        return self.read(self.cell(name), name)
+        state = self.read(self.cell(name), name)
+        if state.dropped:
+            raise self._absent(name)
+        return state
 
     def read(self, cell: StoreCell[SlotState], name: str) -> SlotState:
         """The state in a slot's cell; raises as :meth:`get` does."""

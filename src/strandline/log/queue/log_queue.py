@@ -137,8 +137,9 @@ class ObjectLogQueue:
         ``Diverged`` if it is before a position that it had under the same claim: only a restore causes that.
         """
         slot, known = self._slot, self._position  # read first: another thread may be acknowledging
+        slots = self._log.slots
         # Not through the claimed slot's own cell, which another thread may use to acknowledge.
-        state = self._log.slots.get(self.slot)
+        state = slots.read(slots.cell(self.slot), self.slot)  # also of a slot that was dropped
         rules.check_held(state, holder=slot.holder, epoch=slot.epoch)
         if state.position < known:
             raise Diverged(
