@@ -103,12 +103,13 @@ class TestStarting:
 
     def test_a_node_that_cannot_be_opened_leaves_its_port_and_its_folder_free(self, begin, tmp_path):
         begin("a", create=True, **lease_of(tmp_path)).wait_until(lambda: holder(tmp_path) is not None, WAIT)
-        with socket.create_server(("127.0.0.1", 0)) as free:
+        host = "127.0.0.2"  # no other program of a busy machine takes ports there
+        with socket.create_server((host, 0)) as free:
             port = free.getsockname()[1]
         with pytest.raises(InvalidInput, match="There has been a primary") as refused:
-            begin("b", create=True, listen=("127.0.0.1", port), **lease_of(tmp_path))
+            begin("b", create=True, listen=(host, port), **lease_of(tmp_path))
         NodeFolder.open(str(tmp_path / "b"), "b").close()
-        socket.create_server(("127.0.0.1", port)).close()
+        socket.create_server((host, port)).close()
         del refused  # it kept everything alive until here
 
 

@@ -16,6 +16,7 @@ import strandline as sl
 from strandline.log.object import ObjectLog
 from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.spark.failures import unwrapped
+from tests.cases import some
 from tests.spark.helpers import all_records, append, new_log, numbered
 
 NOW = {"availableNow": True}
@@ -107,6 +108,7 @@ def test_a_job_with_a_name_is_in_the_log_once(spark: SparkSession, log: ObjectLo
     check(log)
 
 
+@pytest.mark.matrix
 def test_the_numbers_of_a_series_of_jobs_grow(spark: SparkSession, log: ObjectLog) -> None:
     save(numbers(spark, 0, 5), log, job="nightly", number=20261116)
     save(numbers(spark, 5, 9), log, job="nightly", number=20261118)
@@ -117,6 +119,7 @@ def test_the_numbers_of_a_series_of_jobs_grow(spark: SparkSession, log: ObjectLo
     assert values(log) == text(0, 9)
 
 
+@pytest.mark.matrix
 def test_the_number_of_a_job_may_be_a_time(spark: SparkSession, log: ObjectLog) -> None:
     for number in (1_794_900_000_000_000, 1_794_900_000_000_001, 1_794_900_000_000_001):
         save(numbers(spark, 0, 2), log, job="nightly", number=number)
@@ -156,18 +159,30 @@ def test_an_empty_job_writes_nothing(spark: SparkSession, log: ObjectLog) -> Non
 
 @pytest.mark.parametrize(
     ("write", "says"),
-    [
-        (lambda f, u: f.write.format("strandline").mode("overwrite").save(u), "A log only grows"),
-        (lambda f, u: f.write.format("strandline").mode("append").save(f"{u}-none"), "There is no log at"),
-        (lambda f, u: f.write.format("strandline").mode("append").option("jobs", "a").save(u), "did you mean 'job'?"),
-        (lambda f, u: f.write.format("strandline").mode("append").option("number", "1").save(u), "option job"),
-        (lambda f, u: f.write.format("strandline").mode("append").option("writer", "a").save(u), "option of streams"),
-        (lambda f, _: f.write.format("strandline").mode("append").save("memory://x"), "one process's memory"),
-        (lambda f, _: f.write.format("strandline").mode("append").save("wal:///tmp/x"), "outbox"),
-        (lambda f, _: f.write.format("strandline").mode("append").save("grpc://localhost:1"), "outbox"),
-        (lambda f, u: f.withColumn("x", F.lit(1)).write.format("strandline").mode("append").save(u), "DataFrame has x"),
-        (lambda f, u: f.select("value", "value").write.format("strandline").mode("append").save(u), "value"),
-    ],
+    some(
+        [
+            (lambda f, u: f.write.format("strandline").mode("overwrite").save(u), "A log only grows"),
+            (lambda f, u: f.write.format("strandline").mode("append").save(f"{u}-none"), "There is no log at"),
+            (
+                lambda f, u: f.write.format("strandline").mode("append").option("jobs", "a").save(u),
+                "did you mean 'job'?",
+            ),
+            (lambda f, u: f.write.format("strandline").mode("append").option("number", "1").save(u), "option job"),
+            (
+                lambda f, u: f.write.format("strandline").mode("append").option("writer", "a").save(u),
+                "option of streams",
+            ),
+            (lambda f, _: f.write.format("strandline").mode("append").save("memory://x"), "one process's memory"),
+            (lambda f, _: f.write.format("strandline").mode("append").save("wal:///tmp/x"), "outbox"),
+            (lambda f, _: f.write.format("strandline").mode("append").save("grpc://localhost:1"), "outbox"),
+            (
+                lambda f, u: f.withColumn("x", F.lit(1)).write.format("strandline").mode("append").save(u),
+                "DataFrame has x",
+            ),
+            (lambda f, u: f.select("value", "value").write.format("strandline").mode("append").save(u), "value"),
+        ],
+        4,
+    ),
 )
 def test_what_cannot_be_written_is_refused_with_one_sentence(
     spark: SparkSession, log: ObjectLog, write: Callable[[DataFrame, str], None], says: str
@@ -177,7 +192,9 @@ def test_what_cannot_be_written_is_refused_with_one_sentence(
     assert values(log) == []
 
 
-@pytest.mark.parametrize("time", ["1763392000123L", "timestamp_ntz '2026-01-02 03:04:05'", "date '2026-01-02'"])
+@pytest.mark.parametrize(
+    "time", some(["1763392000123L", "timestamp_ntz '2026-01-02 03:04:05'", "date '2026-01-02'"], 1)
+)
 def test_times_of_an_unknown_unit_or_zone_are_refused(spark: SparkSession, tmp_path: Path, time: str) -> None:
     plain = new_log(tmp_path, "plain")
     typed = sl.open(f"file://{tmp_path}/typed", create=True, value=sl.Json(pa.schema({"timestamp": pa.int64()})))
@@ -273,6 +290,7 @@ def test_two_streams_with_one_name_lose_nothing_silently(spark: SparkSession, lo
     same(small, log)
 
 
+@pytest.mark.matrix
 def test_two_streams_write_into_one_log(spark: SparkSession, source: ObjectLog, log: ObjectLog, tmp_path: Path) -> None:
     for name in ("one", "two"):
         stream(spark, source, log, tmp_path / name)
