@@ -16,6 +16,8 @@ DOCS = HOME / "docs"
 SHELL = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if "```console" in path.read_text()}
 IN_THE_CLOUD = {f"howto/{name}.md" for name in ("s3", "gcs", "azure", "kafka", "nats")}
 WITH_SPARK = {"tutorial/spark.md"}
+FIRST = {"index.md", "tutorial/table.md", "tutorial/service.md", "tutorial/cluster.md", "howto/tables.md"}
+"""Pages that `make test` runs; `make test-matrix` runs the others."""
 
 
 def free_port() -> str:
@@ -30,13 +32,17 @@ def run(name: str, folder: Path, **options: object) -> None:
     page.run()
 
 
-@pytest.mark.parametrize("name", sorted(SHELL - IN_THE_CLOUD - WITH_SPARK))
+def cases(names: set[str]) -> list[object]:
+    return [pytest.param(name, marks=() if name in FIRST else pytest.mark.matrix) for name in sorted(names)]
+
+
+@pytest.mark.parametrize("name", cases(SHELL - IN_THE_CLOUD - WITH_SPARK))
 def test_a_page_does_what_it_shows(name: str, tmp_path: Path) -> None:
     run(name, tmp_path)
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("name", sorted(WITH_SPARK))
+@pytest.mark.parametrize("name", cases(WITH_SPARK))
 def test_a_page_with_spark_does_what_it_shows(name: str, tmp_path: Path) -> None:
     run(name, tmp_path)
 
@@ -52,6 +58,7 @@ def test_the_page_on_s3_works_on_a_server(s3_server: S3Server, tmp_path: Path) -
     run("howto/s3.md", tmp_path, instead=shown, environment=known)
 
 
+@pytest.mark.matrix
 def test_the_page_on_azure_works_on_the_emulator(azure_server: AzureServer, tmp_path: Path) -> None:
     known = azure_server.environment
     shown = {
@@ -62,10 +69,12 @@ def test_the_page_on_azure_works_on_the_emulator(azure_server: AzureServer, tmp_
     run("howto/azure.md", tmp_path, instead=shown, environment=known)
 
 
+@pytest.mark.matrix
 def test_the_page_on_google_works_on_a_folder(tmp_path: Path) -> None:
     run("howto/gcs.md", tmp_path, instead={"gs://bucket": f"file://{tmp_path}/bucket"})
 
 
+@pytest.mark.matrix
 def test_the_page_on_kafka_works_on_a_broker(kafka_server: KafkaServer, tmp_path: Path) -> None:
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic
@@ -81,6 +90,7 @@ def test_the_page_on_kafka_works_on_a_broker(kafka_server: KafkaServer, tmp_path
     run("howto/kafka.md", tmp_path, instead={"broker:9092/orders": f"{kafka_server.bootstrap}/{topic}"})
 
 
+@pytest.mark.matrix
 def test_the_page_on_nats_works_on_a_server(nats_url: str, tmp_path: Path) -> None:
     import nats
 

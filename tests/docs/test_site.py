@@ -15,6 +15,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+import strandline as sl
 from scripts.api_pages import NAMESPACES, public_names
 from scripts.draw_pictures import FOLDER, BadPicture, draw
 from strandline.log import ObjectLog
@@ -68,6 +69,10 @@ def test_the_reference_has_every_public_name(namespace: str) -> None:
     for name, full in named.items():
         where, _, what = full.rpartition(".")
         assert getattr(import_module(where), what) is getattr(module, name)
+
+
+def test_the_reference_has_every_namespace() -> None:
+    assert {name for name in sl.__all__ if isinstance(getattr(sl, name), ModuleType)} <= NAMESPACES.keys()
 
 
 def test_pictures_are_as_their_texts_say() -> None:

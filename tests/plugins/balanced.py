@@ -20,6 +20,7 @@ TOGETHER = {
 LONGEST = (
     "spark",
     "kafka",
+    "tests/docs/test_pages.py",
     "tests/node/test_cold.py",
     "tests/node/test_hostile_load.py",
     "tests/node/test_processes.py",
