@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import itertools
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 _CHECKED = frozenset(
@@ -22,7 +24,7 @@ class Interrupted(BaseException):
 
 
 class _Tracer:
-    """Raises once, at the place with a number; counts the places in modules whose names begin so."""
+    """For Python 3.11. Raises once, at the place with a number; counts the places in modules whose names begin so."""
 
     def __init__(self, place: int, within: str | tuple[str, ...]) -> None:
         self.left = place
@@ -48,6 +50,53 @@ class _Tracer:
         elif event == "return":
             self._last.pop(frame, None)
         return self._in_frame
+
+    def start(self) -> None:
+        self._before = sys.gettrace()
+        sys.settrace(self)
+
+    def stop(self) -> None:
+        sys.settrace(self._before)
+
+
+class _Monitor:
+    """The same for Python 3.12 and newer, where a trace function does not see each instruction."""
+
+    def __init__(self, place: int, within: str | tuple[str, ...]) -> None:
+        self.left = place
+        self._within = within
+        self._thread = threading.get_ident()
+        self._events = sys.monitoring.events.INSTRUCTION
+
+    def start(self) -> None:
+        sys.monitoring.use_tool_id(_TOOL, "interrupts")
+        sys.monitoring.register_callback(_TOOL, self._events, self._at_instruction)
+        sys.monitoring.set_events(_TOOL, self._events)
+
+    def stop(self) -> None:
+        sys.monitoring.set_events(_TOOL, 0)
+        sys.monitoring.register_callback(_TOOL, self._events, None)
+        sys.monitoring.free_tool_id(_TOOL)
+
+    def _at_instruction(self, code: CodeType, offset: int) -> None:
+        if threading.get_ident() != self._thread or offset not in _places(code) or self.left < 0:
+            return
+        if sys._getframe(1).f_globals.get("__name__", "").startswith(self._within):
+            self.left -= 1
+            if self.left < 0:
+                raise Interrupted
+
+
+@functools.cache
+def _places(code: CodeType) -> frozenset[int]:
+    """The offsets of the instructions behind those at which Python looks whether a signal came."""
+    rows = list(dis.get_instructions(code))
+    behind = {after.offset for row, after in itertools.pairwise(rows) if row.opcode in _CHECKED}
+    return frozenset(behind | {row.argval for row in rows if row.opname == "JUMP_BACKWARD"})
+
+
+_TOOL = 4
+"""The number of a tool that is neither a debugger nor a profiler."""
 
 
 @contextlib.contextmanager
@@ -77,14 +126,14 @@ def interruptions(work: Callable[[], object], *, within: str | tuple[str, ...] =
     The body of the loop runs after each time, and puts right what the next one needs.
     """
     for place in itertools.count():
-        tracer, before = _Tracer(place, within), sys.gettrace()
-        sys.settrace(tracer)
+        tracer = _Tracer(place, within) if sys.version_info < (3, 12) else _Monitor(place, within)
+        tracer.start()
         try:
             work()
         except Interrupted:
             pass
-        else:
-            return
         finally:
-            sys.settrace(before)
+            tracer.stop()
+        if tracer.left >= 0:  # below zero also if it was raised in a __del__, which raises nothing
+            return
         yield place

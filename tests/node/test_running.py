@@ -159,6 +159,7 @@ class TestEnding:
             b = begin("b", upstream=f"grpc://127.0.0.1:{silent.getsockname()[1]}", timeout=3.0)
             silent.accept()
             b.close()
+        b._thread.join(WAIT)  # its work is over a moment before it has ended
         assert not b._thread.is_alive()
 
     def test_interrupted_anywhere_the_folder_is_free_once_it_is_closed_again(self, begin, tmp_path):

@@ -310,6 +310,9 @@ class Settled:
         return SettledSlots(self)
 
 
+Log.register(Settled)  # from Python 3.12 on, a protocol does not look at what __getattr__ finds
+
+
 @dataclass(frozen=True)
 class SettledSlots:
     """The slots of such a log."""
