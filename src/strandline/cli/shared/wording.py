@@ -10,6 +10,7 @@ _WORDS: Final = (
     (r"^[A-Za-z_.]+: (?=\w+ is )", ""),
     # Whole pieces of advice, before the single words in them.
     (r"call log\.slots\.reset\([^)]*\), or use 'strandline slots reset'", "use 'strandline slots reset'"),
+    (r"'strandline sources list' and sl\.log\.sources show them", "'strandline sources list' shows them"),
     (r"let open\(\.\.\., create=True, retention=\.\.\.\) write", "let 'strandline create' write"),
     (r"create one with open\(\.\.\., create=True\)", "create one with 'strandline create'"),
     (r"open it with strandline\.compat\.WriteAheadLog\.open\(\.\.\., migrate=True\)", "use 'strandline wal migrate'"),
