@@ -176,12 +176,18 @@ class Terminal:
         os.killpg(self._process.pid, KEYS[key])
 
     def wait(self, expected: list[str] | None, *, may_go_on: bool) -> str:
-        """What was printed until the command ended, or, if it may go on, until that is what was expected."""
+        """What was printed until the command ended, or, if it may go on, until that was what is expected.
+
+        A command that goes on may print more at any moment, which nobody waits for.
+        """
         assert self._process is not None
         end = time.monotonic() + PATIENCE
         while self._process.poll() is None:
-            if may_go_on and expected and agrees("".join(self._printed), expected):
-                return "".join(self._printed)
+            if may_go_on and expected:
+                lines = self._printed.copy()
+                texts = ("".join(lines[: count + 1]) for count in range(len(lines)))
+                if (found := next((text for text in texts if agrees(text, expected)), None)) is not None:
+                    return found
             if time.monotonic() > end:
                 raise PageFailed(f"A command does not end; it printed {''.join(self._printed)!r}.")
             time.sleep(0.02)

@@ -127,7 +127,7 @@ def test_files_folders_and_variables_last_from_command_to_command(tmp_path: Path
 
 def test_a_program_goes_on_in_its_terminal_until_a_key_is_pressed(tmp_path: Path) -> None:
     text = (
-        '```console title="one"\n$ echo runs; sleep 1000\nruns\n```\n'
+        '```console title="one"\n$ echo runs; echo more; sleep 1000\nruns\n```\n'
         "```console\n$ echo meanwhile\nmeanwhile\n```\n"
         '```console title="one"\n^C\n$ echo free\nfree\n```\n'
     )
