@@ -68,10 +68,10 @@ def test_a_table_is_one_where_it_fits_and_paragraphs_where_it_does_not() -> None
         "search           0  worker-1",
     ]
     assert printed(table, 30).splitlines() == [
-        "billing",
+        "slot billing",
         "  records behind 1,234,567, up",
         "  to date",
-        "search",
+        "slot search",
         "  records behind 0, holder",
         "  worker-1",
     ]

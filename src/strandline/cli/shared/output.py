@@ -57,7 +57,7 @@ class _FittingTable(Table):
             return
         names = [" ".join(str(column.header).split()) for column in self.columns]
         for first, *cells in zip(*(column.cells for column in self.columns), strict=True):
-            yield first
+            yield _fact(names[0], first)
             facts = [
                 _fact(name, cell) for name, cell in zip(names[1:], cells, strict=True) if str(cell) not in _NOTHING
             ]
@@ -129,7 +129,7 @@ def answer(fields: Any, *lines: RenderableType | Callable[[], RenderableType], a
 def table(*columns: str) -> Table:
     """A table without rows. A column ``>name`` is for numbers, ``~name`` may wrap on a narrow terminal.
 
-    Where the terminal is too narrow for it, each row is a paragraph that begins with its first cell.
+    Where the terminal is too narrow for it, each row is a paragraph that begins with its first column.
     """
     empty = _FittingTable(box=None, pad_edge=False, header_style="bold")
     for name in columns:
