@@ -72,7 +72,7 @@ def test_a_stored_block_that_shares_what_arrow_copies_is_corrupt(what: str) -> N
     before = pa.total_allocated_bytes()
     with pytest.raises(CorruptData, match="takes more than 4,194,304"):
         decode_block(block, "the test", Compression.NONE)
-    assert pa.total_allocated_bytes() == before
+    assert pa.total_allocated_bytes() < before + (1 << 20), "other threads may hold a little more"
     if not schema:
         with pytest.raises(CorruptData, match="takes more than 4,194,304"):
             read_metadata(block, "the test")
