@@ -331,3 +331,22 @@ def test_a_line_that_nests_too_deeply_is_refused_in_one_sentence(log: ObjectLog,
     (tmp_path / "deep.jsonl").write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}\n")
     with pytest.raises(InvalidInput, match="object 1, is no JSON object"):
         sl.bulk.load(tmp_path / "deep.jsonl", log, job="a")
+
+
+def test_the_folder_of_an_export_is_loaded_without_its_plan_and_only_when_it_is_whole(
+    log: ObjectLog, tmp_path: Path
+) -> None:
+    source = sl.open(f"file://{tmp_path}/source", create=True)
+    with source.producer(linger=0) as producer:
+        for number in range(10):
+            producer.append(key=b"\xff%d" % number, value=b"\x00" if number % 2 else None, headers={"h": b"\xfe"})
+            producer.flush()
+    done = sl.bulk.export(source, tmp_path / "out", part_bytes=1)
+    manifest = tmp_path / "out" / "manifest.json"
+    kept = manifest.read_bytes()
+    manifest.unlink()
+    with pytest.raises(InvalidInput, match="not finished"):
+        sl.bulk.load(tmp_path / "out", log, job="a")
+    manifest.write_bytes(kept)
+    assert sl.bulk.load(tmp_path / "out", log, job="a").files == len(done.parts) > 1
+    assert rows(log) == rows(source)

@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from strandline.bulk.exporting import MANIFEST, PLAN
 from strandline.bulk.load_files import FileFormat, FilePart, LoadedFile, RecordFields, format_of, opened
 from strandline.errors import AlreadyExists, Diverged, InvalidInput, NotFound, StrandlineError, Unsupported
 from strandline.log.object import ObjectLog
@@ -23,7 +24,7 @@ from strandline.log.writers.source import source_writer
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Named, checked
 from strandline.model.head import WriterId
-from strandline.storage.objects.store import ABSENT
+from strandline.storage.objects.store import ABSENT, ObjectInfo, ObjectStore
 from strandline.storage.objects.urls import open_store
 from strandline.storage.task_pool import TaskPool, ThreadPool
 from strandline.tier.read.tiered_log import TieredLog
@@ -116,7 +117,7 @@ def files_at(source: str, given: FileFormat | None, options: dict[str, str] | No
             store = open_store(folder, options)
             rows = [row for row in store.list(name) if row.path == name]
     count = 0
-    for row in sorted(rows, key=lambda row: row.path):
+    for row in sorted(_without_plan(rows, store), key=lambda row: row.path):
         if any(part.startswith((".", "_")) for part in row.path.split("/")):
             continue
         kind, compression = format_of(row.path, given)
@@ -128,6 +129,17 @@ def files_at(source: str, given: FileFormat | None, options: dict[str, str] | No
         yield LoadedFile(store, row.path, row.size, row.modified, kind, compression)
     if not count:
         raise NotFound(f"There is no file to load at {source}: check the address.")
+
+
+def _without_plan(rows: Sequence[ObjectInfo], store: ObjectStore) -> Sequence[ObjectInfo]:
+    """The files of a folder; of an export its parts, and ``InvalidInput`` for one that was not finished."""
+    names = {row.path for row in rows}
+    parts = [row for row in rows if row.path.startswith("part-")]
+    if PLAN not in names or not parts:
+        return rows
+    if MANIFEST not in names:
+        raise InvalidInput(f"{store.url} has an export that was not finished: finish it first, or name its files.")
+    return parts
 
 
 _NotedBatch: TypeAlias = tuple[str, int, int, int, int, int, WriterId, int, int]
