@@ -25,7 +25,7 @@ from strandline.log.read.span_tasks import spans_between
 from strandline.model.cursor import Limit
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, record_batch
-from strandline.model.segments import SegmentState, SegmentUpdate
+from strandline.model.segments import COLD_FILE, SegmentState, SegmentUpdate
 from strandline.tables.files.layout import HashRange, file_name
 from strandline.tables.rows.hashing import key_hashes
 from strandline.testing.plain import PlainStore
@@ -207,6 +207,19 @@ def test_a_damaged_slot_of_a_log_with_a_cold_tier_is_one_finding() -> None:
     assert kinds(audit) == [FindingKind.SLOT]
     assert audit.verification.examined["records"] == len(tiers.truth)
     forget_tails()
+
+
+def test_a_log_that_lost_the_way_to_its_cold_tier_is_damaged() -> None:
+    tiers = Tiers("object", batches=12)
+    tiers.tierer(target=1).run_once(everything=True)
+    tiers.trim()
+    first = tiers.hot().bounds().first
+    assert first > 0
+    tiers.plain.delete(COLD_FILE)
+    audit = sl.bulk.verify(open_log(tiers.plain))
+    (damage,) = audit.verification.damage
+    assert damage.where == COLD_FILE
+    assert f"below offset {first} cannot be read" in damage.message
 
 
 def test_a_hole_between_segments_is_found_exactly_and_the_rest_is_read(tiers: Tiers) -> None:

@@ -41,6 +41,7 @@ from strandline.log.object.maintain.checks import (
 from strandline.log.read.reading import fetch_in_order
 from strandline.model.head import ChunkRef, Cut, Entry, Head
 from strandline.model.retention import TIER_SLOT
+from strandline.model.segments import COLD_FILE
 
 _CHUNK: Final = re.compile(r"chunks/([0-9]{16})/([0-9]{2})-([0-9]{20})-[0-9]{20}\.chunk")
 _CUT: Final = re.compile(r"trimmed/([0-9]{16})/[0-9a-f]{32}\.cut")
@@ -309,6 +310,9 @@ class ObjectLogVerifier:
 
     def _slots(self, head: Head) -> Iterator[Finding]:
         first = _first_needed(head)
+        if TIER_SLOT in head.slots and head.floor and not any(self._store.list(COLD_FILE)):
+            what = f"is missing, so that records below offset {head.floor} cannot be read: restore the object"
+            yield self._finding(Severity.DAMAGE, FindingKind.SEGMENT, COLD_FILE, what)
         for name, pin in sorted(head.slots.items()):
             self.examined["slots"] += 1
             if pin is not None and not first <= pin.position <= head.next_offset:
