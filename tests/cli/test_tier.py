@@ -634,7 +634,7 @@ def test_the_log_of_a_node_is_refused_by_every_command_of_the_cold_tier(run: Run
         folder = primary.running.node.primary.log.folder
     for command in (("attach",), ("run",), ("serve",), ("status",), ("truncate", "--to", 0, "--yes")):
         done = run("tier", command[0], folder, *command[1:])
-        one_sentence(done, 1, "belongs to the node in", "open the node with cold=")
+        one_sentence(done, 1, "belongs to the node in", "use 'strandline node run --cold'")
     for command in ("list", "map", "verify"):
         one_sentence(run("segments", command, folder), 1, "belongs to the node in")
 

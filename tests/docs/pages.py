@@ -30,6 +30,13 @@ from pathlib import Path
 HOME = Path(__file__).resolve().parents[2]
 PATIENCE = 300.0
 """Seconds after which a command hangs. It says nothing about speed."""
+_HEEDING_KEYS = """
+import os, signal, sys
+for key in (signal.SIGINT, signal.SIGQUIT):
+    signal.signal(key, signal.SIG_DFL)
+os.execvp("bash", ["bash", "-c", sys.argv[1]])
+"""
+"""Runs a script that the keys interrupt, although programs that a shell starts in the background ignore them."""
 
 HIDDEN = re.compile(r"^<!-- \$ (?P<command>.*) -->$", re.MULTILINE)
 FENCE = re.compile(r"^```(?P<language>[\w+-]*)(?P<rest>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -156,7 +163,7 @@ class Terminal:
         self.state.unlink(missing_ok=True)
         self._printed = []
         self._process = subprocess.Popen(
-            ["bash", "-c", script],
+            [sys.executable, "-c", _HEEDING_KEYS, script],
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from strandline import testing
@@ -14,10 +15,14 @@ HOME = Path(__file__).parents[2]
 PROJECT = HOME / "examples" / "tested_sink"
 
 
+IS_INSTALLED = any(found.name == "strandline" for found in entry_points(group="pytest11"))
+PLUGIN = () if IS_INSTALLED else ("-p", "strandline.testing.plugin")
+
+
 def pytest_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """pytest in a process of its own, with the plugin; it sees nothing of the tests here."""
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "strandline.testing.plugin", *arguments],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *PLUGIN, *arguments],
         cwd=folder, capture_output=True, text=True, check=False, timeout=600,
         env={**os.environ, "PYTHONPATH": str(HOME / "src")},
     )  # fmt: skip
