@@ -16,7 +16,7 @@ DOCS = HOME / "docs"
 SHELL = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if "```console" in path.read_text()}
 IN_THE_CLOUD = {f"howto/{name}.md" for name in ("s3", "gcs", "azure", "kafka", "nats")}
 WITH_SPARK = {"tutorial/spark.md"}
-FIRST = {"index.md", "tutorial/table.md", "tutorial/service.md", "tutorial/cluster.md", "howto/tables.md"}
+FIRST = {"index.md", "tutorial/table.md", "tutorial/service.md"}
 """Pages that `make test` runs; `make test-matrix` runs the others."""
 
 
@@ -47,6 +47,7 @@ def test_a_page_with_spark_does_what_it_shows(name: str, tmp_path: Path) -> None
     run(name, tmp_path)
 
 
+@pytest.mark.matrix
 def test_the_page_on_s3_works_on_a_server(s3_server: S3Server, tmp_path: Path) -> None:
     known = s3_server.environment
     shown = {

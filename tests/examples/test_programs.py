@@ -25,6 +25,7 @@ def output(name: str, *arguments: object) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.matrix
 def test_a_route_cache_takes_only_what_it_missed_and_is_right_again(tmp_path: Path) -> None:
     day = ["  route.42 is 10.0.{}.42, route.7 is gone", "  route.7 is 10.9.9.7"]
     second = ["Day 2: 99 routes; 100 were there from the last run.", *(line.format(2) for line in day)]
@@ -40,6 +41,7 @@ def test_a_job_queue_gives_what_a_dead_worker_had_to_the_next_one_and_fences_it(
     assert output("job_queue.py", tmp_path) == done
 
 
+@pytest.mark.matrix
 def test_a_replicated_ledger_loses_its_primary_and_nothing_else(tmp_path: Path) -> None:
     assert output("replicated_ledger.py", tmp_path) == [
         "a leads: {'bank': -390, 'customer-0': 133, 'customer-1': 140, 'customer-2': 117}",
@@ -48,6 +50,7 @@ def test_a_replicated_ledger_loses_its_primary_and_nothing_else(tmp_path: Path) 
     ]
 
 
+@pytest.mark.matrix
 def test_a_change_feed_into_postgres_gives_the_same_again(tmp_path: Path, postgres: PostgresServer) -> None:
     dsn = f"host={postgres.host} port={postgres.port} user={postgres.user} dbname=postgres"
     done = ["The table is at offset 502; right: True.", "Oslo: 4 purchases, 40 in all", "Rome: 1 purchases, 10 in all"]

@@ -9,6 +9,8 @@ import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import pytest
+
 from strandline import testing
 
 HOME = Path(__file__).parents[2]
@@ -39,6 +41,7 @@ def test_the_tests_of_the_example_project_pass() -> None:
     assert "14 passed" in done.stdout
 
 
+@pytest.mark.matrix
 def test_the_tests_of_the_example_project_fail_if_its_sink_is_broken(tmp_path: Path) -> None:
     code = (PROJECT / "order_search.py").read_text()
     both = "self.store_rows(rest)\n                self.store_cursor(upto)"
