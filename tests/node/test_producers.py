@@ -127,7 +127,7 @@ def test_a_producer_and_a_consumer_of_several_nodes_go_on_over_a_failover(tmp_pa
             producer.flush(SOON)
             assert [handle.result(0).first for handle in handles] == list(range(40))
             if not is_known:
-                with pytest.raises(SlotInvalid, match=f"last_acked={first.sequence} to go on"):
+                with pytest.raises(SlotInvalid, match=f"last_acked={first.sequence} to continue"):
                     consumer.next_batch()
                 consumer = sl.Consumer(log, slot="workers", last_acked=first.sequence, trim_every=None)
             values = [value for batch in consumer for value in batch.values]
