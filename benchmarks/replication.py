@@ -173,9 +173,9 @@ def _has_all(primary: PrimaryRole, name: str) -> bool:
     return known is not None and known.durable == primary.log.bounds().next
 
 
-def _until(is_so: Callable[[], bool], timeout: float = 300.0) -> None:
+def _until(condition: Callable[[], bool], timeout: float = 300.0) -> None:
     deadline = time.monotonic() + timeout
-    while not is_so():
+    while not condition():
         if time.monotonic() > deadline:
             raise RuntimeError("a replica did not come along")
         time.sleep(0.001)

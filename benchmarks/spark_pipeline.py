@@ -135,9 +135,9 @@ def memory(spark: Any, folder: str) -> list[Result]:
     return results
 
 
-def _until(is_so: Callable[[], bool]) -> None:
+def _until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 300
-    while not is_so():
+    while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError("the pipeline did not get there")
         time.sleep(0.002)

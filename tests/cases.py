@@ -39,7 +39,7 @@ def parts(count: int, *, kept: int) -> list[Any]:
 
 
 def sampled(every: int) -> list[Any]:
-    """Two cases: one point of so many for the default suite, and all of them for the matrix."""
+    """Two cases: every ``every``-th point for the default suite, and all of them for the matrix."""
     return [pytest.param(every, id="some"), pytest.param(1, id="all", marks=pytest.mark.matrix)]
 
 

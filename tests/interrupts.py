@@ -101,7 +101,7 @@ _TOOL = 4
 
 @contextlib.contextmanager
 def interrupted_by_a_signal(seconds: float = 0.2) -> Iterator[None]:
-    """A block that blocks, and that a signal interrupts after so many seconds: what it raises ends here."""
+    """Interrupt the block by a signal after ``seconds``, and swallow what it raises."""
 
     def interrupt(*_: object) -> None:
         raise Interrupted

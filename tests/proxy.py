@@ -303,7 +303,7 @@ async def _copy_body(
 
 
 async def _copy(source: asyncio.StreamReader, count: int | None, target: asyncio.StreamWriter | None) -> None:
-    """Copy so many bytes, or all there are."""
+    """Copy ``count`` bytes, or all if it is None."""
     while count != 0:
         piece = await source.read(_PIECE if count is None else min(count, _PIECE))
         if not piece:

@@ -68,7 +68,7 @@ def test_every_log_is_produced_to_tailed_verified_and_its_slots_are_managed(run,
         assert "billing" in run(*command, url).stdout
     assert document(run("slots", "reset", url, "billing", "--at", "now", "--yes", "--json"))["position"] == 3
     found = document(run("verify", url, "--json"))
-    assert (found["clean"], found["looked_at"]["records"], found["looked_at"]["slots"]) == (True, 3, 1)
+    assert (found["clean"], found["examined"]["records"], found["examined"]["slots"]) == (True, 3, 1)
     assert document(run("slots", "drop", url, "billing", "--yes", "--json"))["dropped"]
     refused = run("slots", "drop", url, "billing", "--yes")
     assert (refused.exit_code, "no slot 'billing'" in refused.stderr) == (1, True)

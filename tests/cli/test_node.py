@@ -42,12 +42,12 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def until(is_so: Callable[[], object], what: str) -> None:
+def until(condition: Callable[[], object], what: str) -> None:
     """Wait for a condition, however long a busy machine takes."""
     turn = threading.Event()
     for _ in range(int(WAIT / 0.05)):
         try:
-            if is_so():
+            if condition():
                 return
         except StrandlineError:
             pass  # nobody listens there yet

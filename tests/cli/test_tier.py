@@ -411,7 +411,7 @@ def test_a_sound_cold_tier_is_clean(run: Run, cold: sl.log.ObjectLog) -> None:
     assert done.stdout.splitlines()[-1].startswith("clean: 3 segments read, with 120 records (")
     seen = fields(run, "segments", "verify", cold.url, "--fast")
     assert (seen["clean"], seen["fast"], seen["findings"]) == (True, True, [])
-    assert seen["looked_at"] == {
+    assert seen["examined"] == {
         "segments": 3,
         "records": 120,
         "bytes": sum(path.stat().st_size for path in objects(cold)),

@@ -26,7 +26,7 @@ def test_a_healthy_log_is_clean(run: Run, log: str) -> None:
     assert fields["clean"] is True
     assert fields["quick"] is True
     assert (fields["damage"], fields["waste"], fields["note"], fields["findings"]) == (0, 0, 0, [])
-    assert fields["looked_at"]["batches"] == 10
+    assert fields["examined"]["batches"] == 10
 
 
 def test_damage_is_named_and_ends_with_status_1(run: Run, log: str) -> None:
@@ -53,7 +53,7 @@ def test_a_deep_verification_compares_tables_and_draws_a_picture(run: Run, log: 
     picture = tmp_path / "picture.svg"
     done = run("verify", log, "--table", str(tmp_path / "table"), "--picture", str(picture), "--json")
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["looked_at"]["rows"] == 10
+    assert json.loads(done.stdout)["examined"]["rows"] == 10
     assert picture.read_text().startswith("<svg")
     (Path(log) / opened.head().tail[3].location).unlink()
     done = run("verify", log, "--deep")
@@ -66,7 +66,7 @@ def test_a_deep_verification_of_a_write_ahead_log_reads_its_files_too(run: Run, 
     with sl.open(f"wal://{tmp_path}/wal", create=True) as opened, opened.producer() as producer:
         producer.append(value=b"1")
     done = run("verify", str(tmp_path / "wal"), "--deep", "--json")
-    assert (done.exit_code, json.loads(done.stdout)["looked_at"]["records"]) == (0, 1)
+    assert (done.exit_code, json.loads(done.stdout)["examined"]["records"]) == (0, 1)
     (index,) = (tmp_path / "wal").glob("*.index")
     index.write_bytes(b"damaged")
     kinds = {

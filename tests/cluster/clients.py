@@ -17,7 +17,7 @@ from strandline.node.node import Node
 from tests.cluster.history import Acknowledged, HistoryEntry, Read, Shown
 
 _PATIENCE: Final = 2.0
-"""After so many seconds a writer gives up on a primary, and tries again wherever it can."""
+"""Seconds after which a writer gives up on a primary, and tries the other nodes."""
 
 
 @dataclass(slots=True)

@@ -105,7 +105,7 @@ class World:
     # --- a history ---------------------------------------------------------------------------------------------
 
     def play(self, steps: int) -> RunSummary:
-        """Let so many things happen, and then let all be well; raises :class:`Broken`, with the seed and the story."""
+        """Play ``steps`` random events, and then heal everything; raises :class:`Broken` with seed and story."""
         try:
             self.begin()
             while self.steps < steps:

@@ -247,7 +247,7 @@ def test_a_failing_store_lets_only_so_much_be_applied_ahead_of_it():
 
 
 def fail(engine: Engine, times: int, now: float) -> Action:
-    """From the first failure on, so many in a row."""
+    """``times`` failures in a row."""
     action = engine.step(Signal.STORE_FAILED, now)
     for _ in range(times - 1):
         assert engine._retry is not None

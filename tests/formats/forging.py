@@ -150,7 +150,7 @@ def manifest_bytes() -> bytes:
 
 
 def segment_bytes(*counts: int, **options: Any) -> bytes:
-    """A segment as its own writer makes it: a batch of so many records each."""
+    """A segment as its own writer makes it: one batch per count."""
     writer = SegmentWriter(0, **options)
     for number, count in enumerate(counts):
         records = with_offsets([some_records(count, first=writer.next)], writer.next)

@@ -38,7 +38,7 @@ class _Flatbuffer:
         self._names[name] = start
 
     def vector(self, name: str, count: int, what: str) -> None:
-        """A vector that names one table so many times."""
+        """A vector that names one table ``count`` times."""
         self._names[name] = self._aligned(4)
         self._data += struct.pack("<I", count)
         self._runs.append((len(self._data), count, what))
@@ -69,7 +69,7 @@ class _Flatbuffer:
 
 
 def shared_columns(count: int) -> bytes:
-    """A schema that names one column so many times."""
+    """A schema that names one column ``count`` times."""
     made = _schema(pairs="none")
     made.vector("columns", count, "column")
     made.table("column", f0="name", f1=("B", 1), f2=("B", _NULL), f3="kind", f5="children")
@@ -88,7 +88,7 @@ def nested_columns(depth: int) -> bytes:
 
 
 def shared_pairs(where: str, count: int, size: int) -> bytes:
-    """A schema whose metadata is one pair of texts so many times: of the message, the schema or the column."""
+    """A schema whose metadata is one pair of texts ``count`` times: of the message, the schema or the column."""
     made = _schema(pairs=where)
     made.vector("columns", 1, "column")
     more = {"f6": "pairs"} if where == "column" else {}
@@ -97,7 +97,7 @@ def shared_pairs(where: str, count: int, size: int) -> bytes:
 
 
 def batch_with_shared_pairs(count: int, size: int) -> bytes:
-    """A record batch without records, of one column of bytes, whose message has one pair of texts so many times."""
+    """A record batch without records, of one column of bytes, whose message repeats one pair of texts."""
     made = _Flatbuffer()
     made.table("message", f0=("h", 4), f1=("B", _RECORD_BATCH), f2="batch", f3=("q", 0), f4="pairs")
     made.table("batch", f0=("q", 0), f1="nodes", f2="buffers")

@@ -91,7 +91,7 @@ def forged(page: bytes, compression=Compression.NONE, *, count=1, pages=1) -> by
 
 
 def bomb(announced: int) -> bytes:
-    """A compressed page whose first compressed buffer announces so many bytes."""
+    """A compressed page whose first compressed buffer announces ``announced`` bytes."""
     record = record_batch(timestamps=[1] * 500, ops=[0] * 500, keys=[b"k"] * 500, values=[bytes(100)] * 500)
     page = bytearray(b"".join(encode_page(record, Compression.ZSTD)))
     lengths = [struct.pack("<q", buffer.size) for column in record.columns for buffer in column.buffers() if buffer]

@@ -29,7 +29,7 @@ OLD_PAYLOAD = 256 * MEBIBYTE
 
 
 def zeros(*values: int) -> pa.RecordBatch:
-    """Records whose values are so many zeros."""
+    """Records whose values are zeros, of these lengths."""
     count = len(values)
     return record_batch(timestamps=[1] * count, ops=[0] * count, keys=[b"k"] * count, values=[*map(bytes, values)])
 

@@ -16,7 +16,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seed", type=int, help="the first seed; by default the time, which is told")
     parser.add_argument("--seconds", type=float, default=60.0, help="for all targets together (default 60)")
-    parser.add_argument("--cases", type=int, help="so many cases of each target, if that is over sooner")
+    parser.add_argument("--cases", type=int, help="number of cases per target, if that is over sooner")
     parser.add_argument("--only", action="append", default=[], metavar="TARGET", help="a target or a group; may repeat")
     parser.add_argument("--input", type=Path, help="try this file on the one target that --only names, in this process")
     parser.add_argument("--list", action="store_true", help="name the targets")

@@ -46,7 +46,7 @@ def _bounded(target: Target) -> Iterator[Try]:
 
 
 def run(target: Target, first: int, *, cases: int | None, seconds: float) -> bool:
-    """Try cases from a seed on, until so many were tried or the time is over; whether none was found."""
+    """Try ``cases`` cases from a seed on, or until the time is over; returns whether all passed."""
     seen: Counter[str] = Counter()
     until = time.monotonic() + seconds
     seed = first

@@ -51,7 +51,7 @@ class Report:
 
 
 def fuzz(names: Sequence[str], *, seed: int, seconds: float, cases: int | None = None, quiet: bool = False) -> Report:
-    """Try targets one after another, each from the same seed, for so many seconds together or so many cases each."""
+    """Try targets one after another, each from the same seed, for ``seconds`` in total or ``cases`` each."""
     report = Report()
     left = list(names)
     while left:

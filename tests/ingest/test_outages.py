@@ -22,9 +22,9 @@ from tests.ingest.parts import append, changes, content, fill, position
 from tests.servers import KafkaServer, Mortal, NatsServer, NoServer
 
 
-def eventually(is_so: Callable[[], object]) -> None:
+def eventually(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 300
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

@@ -73,7 +73,7 @@ def _objects(kind: PlaceKind, batches: int) -> tuple[tuple[str, bytes], ...]:
 
 
 def filled(kind: PlaceKind, batches: int) -> QueuePlace:
-    """A place of its own with so many batches."""
+    """A new queue with ``batches`` batches."""
     store = PlainStore()
     for path, data in _objects(kind, batches):
         store.put(path, data)

@@ -49,7 +49,7 @@ class World:
         self.log = self.machine(create=True, retention=retention, limits=SlotLimits(idle_seconds=idle))
 
     def machine(self, skew: float = 0.0, **options) -> ObjectLog:
-        """The log on a machine whose clock is ahead of the true time by so many seconds."""
+        """The log on a machine whose clock is ``skew`` seconds ahead of the true time."""
         clock = ManualClock(now=self.store_clock.now() + int(skew * SECOND))
         self.clocks.append(clock)
         return open_log(self.store, clock=clock, chance=SeededChance(len(self.clocks)), **options)

@@ -226,11 +226,11 @@ OUTCOMES = [NotRequired(), Reached(12), TimedOut(3, "quorum(a,b,c)", 0.25)]
 TABLE = pa.table({"value": pa.array([b"a", b"b"], pa.binary())})
 
 
-def until(is_so):
+def until(condition):
     """Wait until something is so."""
     pause = threading.Event()
     for _ in range(3000):
-        if is_so():
+        if condition():
             return
         pause.wait(0.01)
     raise AssertionError("it did not come to that")

@@ -149,10 +149,10 @@ class Cluster:
                 node.step()
             self.clock.advance(seconds)
 
-    def until(self, is_so: Callable[[], object], *, steps: int = 2000) -> None:
+    def until(self, condition: Callable[[], object], *, steps: int = 2000) -> None:
         """Step until something is so."""
         for _ in range(steps):
-            if is_so():
+            if condition():
                 return
             self.step()
         raise AssertionError({name: node.condition for name, node in self.nodes.items()})

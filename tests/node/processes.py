@@ -192,11 +192,11 @@ class Nest:
         self.wait(lambda: bool(self._started))
         return self._started.pop()
 
-    def wait(self, is_so: Callable[[], bool]) -> None:
+    def wait(self, condition: Callable[[], bool]) -> None:
         """Block until the nest has told what makes something so."""
         with self._told:
-            assert self._told.wait_for(lambda: self._is_over or is_so(), PATIENCE), "the nest said nothing"
-            assert is_so(), "the nest has ended"
+            assert self._told.wait_for(lambda: self._is_over or condition(), PATIENCE), "the nest said nothing"
+            assert condition(), "the nest has ended"
 
     def __enter__(self) -> Self:
         return self
@@ -334,7 +334,7 @@ class ClusterOfProcesses:
         self._paused.discard(name)
 
     def set_clock(self, name: str, *, hours: float) -> None:
-        """Let a node's wall clock be off by so many hours, from this moment."""
+        """Shift a node's wall clock by ``hours``, from this moment."""
         with self._clock(name).open("r+b") as file:
             file.write(_JUMP.pack(int(hours * 3600e6)))
 
@@ -377,10 +377,10 @@ class ClusterOfProcesses:
                 refused = error
         raise refused
 
-    def until(self, is_so: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
+    def until(self, condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
         """Wait until something is so."""
         deadline = time.monotonic() + patience
-        while not is_so():
+        while not condition():
             assert time.monotonic() < deadline, f"it never came to be that {what}: {self.statuses()}"
             time.sleep(_LOOK)
 

@@ -147,7 +147,7 @@ class Recorder:
                 self.acknowledged[Mark(str(writer), number, index)] = at
 
     def more(self, count: int = 30) -> None:
-        """Wait until so many more records are acknowledged."""
+        """Wait until ``count`` more records are acknowledged."""
         enough = len(self.acknowledged) + count
         self.cluster.until(
             lambda: self.wrong or len(self.acknowledged) >= enough, f"{count} more records are acknowledged"

@@ -81,7 +81,7 @@ class TcpProxy:
             self._end(connection)
 
     def hold(self, *ways: Way, after: int = 0) -> None:
-        """Let so many bytes more pass in these directions (all, if none is named), and then nothing."""
+        """Pass ``after`` more bytes in these directions (all, if none is named), and then nothing."""
         with self._changed:
             for way in ways or WAYS:
                 self._left[way] = after
@@ -92,7 +92,7 @@ class TcpProxy:
             self._pause[way] = seconds
 
     def flip(self, way: Way, *, every: int) -> None:
-        """Change one byte in about so many."""
+        """Flip one byte in about ``every`` bytes."""
 
         def spoil(piece: bytes) -> bytes:
             if self._chance.random() * every >= len(piece):

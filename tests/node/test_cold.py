@@ -70,8 +70,8 @@ def tier(node: Primary) -> Any:
     return done
 
 
-def until(node: Primary | Replica, is_so: Callable[[], bool], what: str) -> None:
-    assert node.running.wait_until(is_so, WAIT), what
+def until(node: Primary | Replica, condition: Callable[[], bool], what: str) -> None:
+    assert node.running.wait_until(condition, WAIT), what
 
 
 def caught_up(primary: Primary, replica: Replica) -> None:

@@ -53,7 +53,7 @@ def upstream(server):
 
 
 def taken(feed, count):
-    """The next so many log batches."""
+    """The next ``count`` log batches."""
     found = []
     while len(found) < count:
         found += feed.take(5)

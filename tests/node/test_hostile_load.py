@@ -188,7 +188,7 @@ def test_a_report_without_end_is_cut_off(victim: Victim) -> None:
 
 
 def unfinished(victim: Victim, opened: ExitStack, size: int, *, part: int, token: str) -> RawGrpc:
-    """An append of so many bytes, in parts, that does not end."""
+    """An append of ``size`` bytes, in parts, that does not end."""
     raw = opened.enter_context(RawGrpc(victim.url))
     stream = raw.call("DoPut", token=token)
     message = flight_data(*message_of(records(part)))

@@ -98,7 +98,7 @@ def test_a_primary_that_lies_about_its_term_spoils_no_replica(trio: Cluster) -> 
 
     trio.nodes["a"].primary.heartbeat = lambda: real()._replace(term=LAST)
     trio.kill("b")
-    trio.start("b")  # which asks for a feed anew
+    trio.start("b")  # which asks for a new feed
     trio.until(lambda: trio.nodes["b"].condition == "fenced")
     trio.after["register"] = lying
     trio.step(50)

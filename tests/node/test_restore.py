@@ -157,8 +157,8 @@ class TestAPrimary:
         node = restored(pair, "a")
         pair.step(200)
         assert not node.is_primary
-        assert "b has more records (everything below 20, against 10)" in node.hindrance
-        assert "Promote b; a then follows it" in node.hindrance
+        assert "b has more records (everything below 20, against 10)" in node.why_not_leading
+        assert "Promote b; a then follows it" in node.why_not_leading
         pair.nodes["b"].promote()
         pair.settled("a", leader="b")
         assert values(pair, "a") == values(pair, "b") == OLD + NEW

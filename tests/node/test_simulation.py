@@ -27,7 +27,7 @@ from strandline.node.lead.tiering import TiererSlot
 from strandline.node.messages import Caller
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
-from strandline.node.replicate.log_copy import LogCopy, behind
+from strandline.node.replicate.log_copy import LogCopy, from_offset
 from strandline.node.replicate.replica import ReplicaRole
 from strandline.testing.simdisk import CrashMode
 from strandline.tier.claim import ClaimCell
@@ -215,7 +215,7 @@ def acknowledges_before_it_is_durable(patch):
         self.log._committer.commit_all()
         for batch in batches:
             if batch.next > at:
-                self.log.append_copy(batch if batch.first == at else behind(batch, at))
+                self.log.append_copy(batch if batch.first == at else from_offset(batch, at))
                 at = batch.next
 
     def progress(self, durable):
@@ -411,9 +411,9 @@ class TestAPrimaryOfOldRecords:
         self.turn_until(lambda: second.condition == "leading")
         world.play(0)
 
-    def turn_until(self, is_so):
+    def turn_until(self, condition):
         for _ in range(2000):
-            if is_so():
+            if condition():
                 return
             self.world.turn()
         raise AssertionError("it did not come to that")
@@ -509,7 +509,7 @@ def checks_its_claim_before_it_deletes(patch):
 def keeps_the_position_of_its_tierer(patch):
     """Broken: a primary trims what it had copied when it led last, though another one has led since."""
     pin = PrimaryRole.pin_uncopied
-    patch.setattr(PrimaryRole, "pin_uncopied", lambda self, **_: pin(self, anew=False))
+    patch.setattr(PrimaryRole, "pin_uncopied", lambda self, **_: pin(self, led_by_another=False))
 
 
 def expires_after_it_was_replaced(patch):

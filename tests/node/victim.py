@@ -54,9 +54,9 @@ class Victim:
             assert log.bounds().next == receipt.first + 1
             assert log.status().condition == "leading"
 
-    def until(self, is_so: Callable[[], object], what: str) -> None:
+    def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait until something is so."""
-        self._cluster.until(is_so, what)
+        self._cluster.until(condition, what)
 
     @property
     def data(self) -> Path:

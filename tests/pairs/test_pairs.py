@@ -283,7 +283,7 @@ def test_verify(opened: Opened) -> None:
     seen = json.loads(command("verify", opened.url, "--json"))
     is_split = isinstance(opened.log, sl.tier.TieredLog)  # a node reads both tiers
     assert seen["clean"] is True
-    assert seen["looked_at"]["records"] >= (RECORDS - COLD if is_split else RECORDS)
+    assert seen["examined"]["records"] >= (RECORDS - COLD if is_split else RECORDS)
     if is_split:
         assert json.loads(command("segments", "verify", opened.url, "--json"))["clean"] is True
 

@@ -91,7 +91,7 @@ def test_a_hundred_thousand_batches_of_one_record_are_read(spark: SparkSession, 
 
 
 def filled(folder: Path, count: int) -> ObjectLog:
-    """A log of real batches of one record each, listed as so many appends would have."""
+    """A log of ``count`` real batches of one record each, listed as ``count`` appends would have."""
     log = new_log(folder.parent, folder.name)
     writer = WriterId(uuid4())
     head = log.head()

@@ -30,9 +30,9 @@ CODEC = sl.Json(ORDER)
 META = ["_key", "_offset", "_timestamp", "_op"]
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 300
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

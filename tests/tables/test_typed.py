@@ -340,7 +340,7 @@ def test_letters_may_be_deleted_by_anybody(place, tmp_path):
 
 @pytest.mark.parametrize("within", ["", "/letters"])
 def test_dead_letters_within_the_table_are_refused(place, within):
-    with pytest.raises(InvalidInput, match="name another place"):
+    with pytest.raises(InvalidInput, match="choose another path"):
         DeltaSink(place, dead_letters=place + within)
 
 

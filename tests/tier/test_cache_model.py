@@ -264,7 +264,7 @@ def read_on(cache, holding, at):
     segment, upto = holding[at], at
     while upto <= segment.end and segment.term_at(upto) >= holding_term(holding.get(upto), upto):
         upto += 1
-    assert cache.behind(segment, at) == upto
+    assert cache.end_of_reading(segment, at) == upto
     return upto
 
 

@@ -42,7 +42,7 @@ def ranges(segments: list[SegmentMetadata]) -> list[tuple[int, int, tuple[int, .
 
 
 def ten(kind: Kind = "wal", *, target: int = EVERYTHING, hot_from: int = 0) -> Tiers:
-    """Ten records of one term, in segments of about so many bytes; the hot tier has forgotten some."""
+    """Ten records of one term, in segments of about ``target`` bytes; the hot tier begins at ``hot_from``."""
     tiers = Tiers(kind)
     go_on(tiers, 10, term=1)
     tiers.tier(target=target)

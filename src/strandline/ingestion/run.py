@@ -214,7 +214,7 @@ def ingest_log(
             behind,
             slot,
             start=start,
-            is_patient=keep_following,
+            retries_outages=keep_following,
             until=None if keep_following else end,
             stop=stop,
             batching=limits,
@@ -262,14 +262,14 @@ def _follow(
     sink: WriteBehind,
     slot: str | None,
     *,
-    is_patient: bool,
+    retries_outages: bool,
     stop: StopEvent | None,
     clock: Clock,
     chance: Chance,
     resume: Callable[[], None],
     **options: Any,
 ) -> Cursor:
-    """Follow the source; ``is_patient``: also over outages of source and target, from the position in the target.
+    """Follow the source; ``retries_outages``: also over outages of source and target, from the position in the target.
 
     ``resume`` finds that position after an outage, and refuses a source that has another history since.
     """
@@ -288,7 +288,7 @@ def _follow(
         except StrandlineError as error:
             failures, stored = (failures if sink.records == stored else 0) + 1, sink.records
             is_stopped = stop is not None and stop.is_set()
-            if not is_patient or is_stopped or failures >= PATIENCE.attempts or not may_be_repeated(error):
+            if not retries_outages or is_stopped or failures >= PATIENCE.attempts or not may_be_repeated(error):
                 raise
             _LOGGER.warning("The ingest of %r was interrupted, and is tried again: %s", source, error)
             sink.begin_again()

@@ -83,7 +83,7 @@ class Node(Closing):
         """The copy of the primary role."""
         self._ticked = float("-inf")
         self._reported_term = -1
-        self.hindrance: str | None = None
+        self.why_not_leading: str | None = None
         """Why its last attempt to lead failed; None if it succeeded, or there was none."""
         self._closed = False
         self._follow_at = 0.0
@@ -253,7 +253,7 @@ class Node(Closing):
     def _take_over(self) -> float:
         """Lead if there is no primary and this node may; returns the pause before the next check."""
         lease = self._lease
-        pause = None if lease is None else lease.begin_look()
+        pause = None if lease is None else lease.begin_check()
         if lease is None or pause is None:
             return self.options.poll_seconds
         try:
@@ -265,7 +265,7 @@ class Node(Closing):
             if may_lead and lease.try_acquire():
                 self._leads(self._lead_leased(lease, force=False))
         except StrandlineError as error:
-            self.hindrance = str(error)
+            self.why_not_leading = str(error)
             _LOGGER.info("Node %s does not lead: %s", self.name, error)
         return pause
 
@@ -311,7 +311,7 @@ class Node(Closing):
     def _leads(self, primary: PrimaryRole) -> None:
         if self._lease is not None:
             self._lease.renew_now()
-        self.hindrance = None
+        self.why_not_leading = None
         _LOGGER.warning("Node %s leads in term %d from offset %d on.", self.name, primary.term, primary.term_start)
 
     def _follower(self, copy: LogCopy | None, committed: int, *, knows_committed: bool) -> ReplicaRole:

@@ -42,7 +42,7 @@ _LOGGER = logging.getLogger(__name__)
 _LONGEST_HEARTBEAT: Final = 1.0
 """Longest heartbeat interval of a stream: receivers give up a connection after five seconds of silence."""
 
-_PATIENCE: Final = 2.0
+_CLOSE_SECONDS: Final = 2.0
 """Seconds for which closing waits for running calls before it closes their connections."""
 
 _LOOK: Final = 0.02
@@ -199,7 +199,7 @@ class RunningNode(Closing):
         try:
             self._step_until_stopped()
             if self._stop.is_set():  # a failed node can be read until it is closed
-                self._tiered.wait(_PATIENCE)  # a round that the store holds up ends later, with LogClosed
+                self._tiered.wait(_CLOSE_SECONDS)  # a round that the store holds up ends later, with LogClosed
                 self._release()
         finally:
             self._ended.set()
@@ -266,12 +266,12 @@ class RunningNode(Closing):
         known = self.node.node_folder.state.trouble
         return None if known is None else known.reason
 
-    def wait_until(self, is_so: Callable[[], bool], timeout: Timeout) -> bool:
+    def wait_until(self, condition: Callable[[], bool], timeout: Timeout) -> bool:
         """Block until a condition holds (True), or until the timeout, a failure or the close (False)."""
         deadline = self.clock.monotonic() + timeout
-        while not is_so():
+        while not condition():
             if self.clock.monotonic() >= deadline or self.failure is not None or self._stop.is_set():
-                return is_so()
+                return condition()
             self.clock.sleep(_LOOK)
         return True
 
@@ -326,7 +326,7 @@ class RunningNode(Closing):
         """
         self._stop.set()
         self._control.wake.set()
-        if not self._ended.wait(_PATIENCE):
+        if not self._ended.wait(_CLOSE_SECONDS):
             # A call to another node or a bootstrap ends once its connection is closed.
             for upstream in list(self._upstreams):
                 upstream.close()
@@ -365,7 +365,7 @@ def leading(running: RunningNode, timeout: float) -> None:
         raise NotReady(f"{running.name} is a replica of {primary}, which leads: open it as a replica, or promote it.")
     why = (
         running.trouble
-        or running.node.hindrance
+        or running.node.why_not_leading
         or ("another node holds the lease, or led last; find that node, or open this one as a replica and promote it")
     )
     raise NotReady(f"{running.name} does not lead after {timeout:g} s ({running.condition}): {why}.")

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-_PATIENCE: Final = 30.0
+_STUCK_SECONDS: Final = 30.0
 """Real seconds after which a run counts as stuck."""
 
 
@@ -50,7 +50,7 @@ class Interleaver:
             threads.append(thread)
             thread.start()
         self._run_next()
-        if not self._over.acquire(timeout=_PATIENCE):
+        if not self._over.acquire(timeout=_STUCK_SECONDS):
             raise RuntimeError("The tasks are stuck: one waits for another by other means than point().")
         self._over.release()
         for thread in threads:

@@ -31,7 +31,7 @@ from strandline.log.topic.kafka_stream import Track, resume
 from strandline.model.cursor import Bounds
 from strandline.storage.clock import CLOCK
 from strandline.testing.stores import together
-from strandline.testing.topics import SOON, ForgettingContract, TopicContract, by_partition, collect, numbered
+from strandline.testing.topics import SOON, RetentionContract, TopicContract, by_partition, collect, numbered
 from tests.servers import KafkaServer, NoServer, free_port
 
 kafka = pytest.importorskip("confluent_kafka")
@@ -128,7 +128,7 @@ class TestOnTheMockCluster(TopicContract):
         raise NotImplementedError
 
 
-class TestOnARealBroker(ForgettingContract):
+class TestOnARealBroker(RetentionContract):
     publishes = 12
 
     @pytest.fixture(autouse=True)

@@ -14,10 +14,10 @@ from strandline.log.topic.contract import Topic
 from strandline.log.topic.logs import LogTopic, open_object_topic, open_wal_topic
 from strandline.log.topic.memory import MemoryTopic
 from strandline.model.stamp import OpId
-from strandline.testing.topics import ForgettingContract
+from strandline.testing.topics import RetentionContract
 
 
-class TestMemoryTopic(ForgettingContract):
+class TestMemoryTopic(RetentionContract):
     publishes = 300
 
     def make_topic(self, partition_count: int) -> MemoryTopic:
@@ -28,7 +28,7 @@ class TestMemoryTopic(ForgettingContract):
 
 
 @pytest.mark.matrix
-class TestTopicOnAnyLogs(ForgettingContract):
+class TestTopicOnAnyLogs(RetentionContract):
     """Nothing is used of the logs but their contract."""
 
     def make_topic(self, partition_count: int) -> LogTopic:
@@ -38,7 +38,7 @@ class TestTopicOnAnyLogs(ForgettingContract):
         topic.logs[partition].trim(upto)
 
 
-class TestWalTopic(ForgettingContract):
+class TestWalTopic(RetentionContract):
     publishes = 10
     options: ClassVar[dict[str, Any]] = {}
 
@@ -60,7 +60,7 @@ class TestWalTopicFromItsFiles(TestWalTopic):
     options: ClassVar = {"tail_bytes": 0, "roll_bytes": 0}
 
 
-class ObjectTopicContract(ForgettingContract):
+class ObjectTopicContract(RetentionContract):
     publishes = 10
 
     def trim(self, topic: Topic, partition: int, upto: int) -> None:

@@ -262,7 +262,7 @@ def test_two_followers_that_race_apply_each_record_once(world, rounds, record_pr
 @pytest.mark.matrix
 @pytest.mark.parametrize("world", worlds("append", "latest"), indirect=True)
 def test_a_full_disk_is_one_clear_error_and_the_table_is_right_afterwards(world):
-    """No file may become larger than so many bytes, as if there were no room for the rest."""
+    """A limit on the size of files stands for the full disk."""
     if world.orders.format == "postgres":
         pytest.skip("The server has the disk.")
     world.extend(4)

@@ -175,7 +175,7 @@ def finish(found: Verification, looked: str, *, json: bool, **fields: Any) -> No
                 **fields,
                 "clean": found.is_clean,
                 **{str(severity): found.count(severity) for severity in Severity},
-                "looked_at": dict(found.examined),
+                "examined": dict(found.examined),
                 "findings": [asdict(finding) for finding in found.findings],
             }
         )

@@ -15,7 +15,7 @@ from strandline.storage.fork_check import call_in_child
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-_PATIENCE: Final = 10.0
+_STOP_SECONDS: Final = 10.0
 """Seconds that stopping waits for a running round."""
 
 
@@ -82,7 +82,7 @@ class BackgroundCollector:
     def stop(self) -> None:
         """Start no further round, and wait briefly for a running one."""
         self._stop.set()
-        self._thread.join(_PATIENCE)
+        self._thread.join(_STOP_SECONDS)
 
 
 def _run(collect: Callable[[], None], every: float, clock: Clock, name: str, stop: threading.Event) -> None:

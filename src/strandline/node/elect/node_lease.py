@@ -12,9 +12,9 @@ from strandline.storage.lease import Lease
 _LOGGER = logging.getLogger(__name__)
 _RENEWALS: Final = 3
 """Renewals per lease period."""
-_LOOKS: Final = 8
+_CHECKS: Final = 8
 """Checks of the lease per lease period by a node that may take over."""
-_PATIENCE: Final = 1.5
+_PROMOTION_WAIT: Final = 1.5
 """Lease periods that a promotion waits for the former primary's lease to expire."""
 
 
@@ -29,7 +29,7 @@ class NodeLease:
         self._clock = node_folder.clock
         self.renewal = 0.0
         """When the next renewal is due, on the clock that counts suspension."""
-        self._look_at = 0.0
+        self._next_check = 0.0
 
     def renew_now(self) -> None:
         """Make the next renewal due at once: a leadership has begun."""
@@ -45,17 +45,17 @@ class NodeLease:
         except Fenced as error:
             return str(error)
         except StorageError as error:
-            self.renewal = now + self.lease.seconds / _LOOKS  # the lease expires if this keeps failing
+            self.renewal = now + self.lease.seconds / _CHECKS  # the lease expires if this keeps failing
             _LOGGER.warning("Node %s could not renew its lease: %s", self._node_folder.state.name, error)
         return None
 
-    def begin_look(self) -> float | None:
+    def begin_check(self) -> float | None:
         """Begin a check of the lease; returns the seconds until the next one, or None if none is due yet."""
         now = self._clock.boot()
-        if now < self._look_at:
+        if now < self._next_check:
             return None
-        pause = self.lease.seconds / _LOOKS * (0.5 + self._node_folder.chance.jitter())
-        self._look_at = now + pause
+        pause = self.lease.seconds / _CHECKS * (0.5 + self._node_folder.chance.jitter())
+        self._next_check = now + pause
         return pause
 
     def led_last(self) -> bool:
@@ -76,13 +76,13 @@ class NodeLease:
 
     def acquire(self) -> None:
         """Acquire the lease, after the former primary's has expired; ``NotReady`` if that one is renewed."""
-        deadline = self._clock.monotonic() + self.lease.seconds * _PATIENCE
+        deadline = self._clock.monotonic() + self.lease.seconds * _PROMOTION_WAIT
         while not self.try_acquire():
             if self._clock.monotonic() >= deadline:
                 state = self.lease.look()
                 holder = None if state is None else state.holder
                 raise NotReady(f"The lease is held by {holder} and renewed: stop that node first.")
-            self._clock.sleep(self.lease.seconds / _LOOKS)
+            self._clock.sleep(self.lease.seconds / _CHECKS)
 
     def primary_url(self) -> str | None:
         """The address of the node that holds the lease; None if none does, or an earlier run of this node."""

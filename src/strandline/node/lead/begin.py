@@ -40,7 +40,7 @@ def begin_leading(
     log = copy.lead(is_new=not continues)
     primary = PrimaryRole(node_folder, log, leadership, options, exports=_exports(log, node_folder), settled=settled)
     if state.cold:
-        primary.pin_uncopied(anew=not continues)
+        primary.pin_uncopied(led_by_another=not continues)
     leadership.check("it does not lead")
     return primary
 

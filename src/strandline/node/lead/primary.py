@@ -108,15 +108,15 @@ class PrimaryRole:
         """The slots of consumers."""
         return ConsumerSlots(lambda: self.log.slots, self.leadership)
 
-    def pin_uncopied(self, *, anew: bool) -> None:
+    def pin_uncopied(self, *, led_by_another: bool) -> None:
         """Retain everything that is not in the cold tier, before anything is trimmed.
 
-        ``anew``: another node may have led, and written other segments; the tierer compares the two first.
+        ``led_by_another``: another node may have led since, and written other segments; the tierer compares them first.
         """
         slots, first = self.log.slots, self.log.bounds().first
         if all(slot.name != TIER_SLOT for slot in slots.list()):
             slots.create(TIER_SLOT, first)
-        elif anew:
+        elif led_by_another:
             slots.reset(TIER_SLOT, first)
 
     def handover(self, caller: Caller) -> Handover:

@@ -42,7 +42,7 @@ _LOGGER = logging.getLogger(__name__)
 _NOT_TIERED: Final = "nothing was tiered"
 _SWEEP_EVERY: Final = 3600.0
 _FIRST_PAUSE: Final = 0.1
-_PATIENCE: Final = 2.0
+_CLOSE_SECONDS: Final = 2.0
 """Seconds that closing waits for the store."""
 
 
@@ -178,7 +178,7 @@ class NodeColdTier(Closing):
             return
         closing = WorkerThread(self._close, name="strandline-tier-closing")
         closing.start()
-        closing.join(_PATIENCE)
+        closing.join(_CLOSE_SECONDS)
 
     def _close(self) -> None:
         with self._lock:

@@ -191,7 +191,7 @@ class LogCopy:
             handle: WalHandle | None = None
             for batch in batches:
                 if batch.next > at:
-                    handle = self.log.append_copy(batch if batch.first == at else behind(batch, at))
+                    handle = self.log.append_copy(batch if batch.first == at else from_offset(batch, at))
                     at = batch.next
             if handle is not None:
                 handle.result()
@@ -278,7 +278,7 @@ class LogCopy:
         self.log.close()
 
 
-def behind(batch: LogBatch, at: int) -> LogBatch:
+def from_offset(batch: LogBatch, at: int) -> LogBatch:
     """The part of a batch from an offset on, without the writer's number, which belongs to the whole batch."""
     table = pa.Table.from_batches(batch.batches, RECORD_SCHEMA).slice(at - batch.first)
     return LogBatch(at, batch.term, batch.timestamp, None, tuple(table.to_batches()))

@@ -455,11 +455,11 @@ class ReplicaRole:
         """Seconds since this replica last had everything; infinite if never."""
         return float("inf") if self._fresh is None else self._clock.monotonic() - self._fresh
 
-    def _wait(self, is_so: Callable[[], bool], timeout: float, why: str) -> None:
+    def _wait(self, condition: Callable[[], bool], timeout: float, why: str) -> None:
         if self.condition is Condition.BOOTSTRAPPING:
             raise NotReady("This replica builds its copy again, and cannot serve a read that has to wait.")
         with self._moved:
-            if not self._moved.wait_for(is_so, timeout):
+            if not self._moved.wait_for(condition, timeout):
                 raise NotReady(f"After {timeout:g} s {why}: ask again, or ask the primary.")
 
     def _wait_past(self, past: int, timeout: float) -> bool:

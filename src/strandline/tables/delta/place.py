@@ -55,7 +55,7 @@ def refuse_file(files: DeltaFiles) -> None:
     """``WrongKind`` if the table's folder is a file."""
     folder = local_path(files.url)
     if folder is not None and contents(folder, disk=files.disk).kinds & {FolderKind.FILE, FolderKind.SPOOL}:
-        raise WrongKind(f"{files.url} is a file, and a Delta table is a folder: name another place.")
+        raise WrongKind(f"{files.url} is a file, and a Delta table is a folder: choose another path.")
 
 
 def refuse_other_files(url: str, unnamed: Iterable[str]) -> None:

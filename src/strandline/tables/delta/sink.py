@@ -340,5 +340,5 @@ def _refuse_nested(table: str, letters: str) -> None:
     if ours.startswith(theirs) or theirs.startswith(ours):
         raise InvalidInput(
             f"The dead letters {letters} are within the table {table}, or the reverse, and a VACUUM would delete them: "
-            "name another place."
+            "choose another path."
         )

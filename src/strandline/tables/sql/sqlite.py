@@ -158,7 +158,7 @@ class SqliteDatabase:
 
     def _is_there(self) -> bool:
         if os.path.isdir(self._path):  # noqa: PTH112 - text, as everywhere
-            raise WrongKind(f"{self._path} is a folder, and a SQLite database is a file: name another place.")
+            raise WrongKind(f"{self._path} is a folder, and a SQLite database is a file: choose another path.")
         return exists(self._path, disk=self._disk)
 
     def _create(self) -> None:
@@ -192,5 +192,5 @@ class SqliteDatabase:
             ) from error
         except sqlite3.DatabaseError as error:
             if "not a database" in str(error):
-                raise WrongKind(f"The file {self._path} is no SQLite database: name another place.") from error
+                raise WrongKind(f"The file {self._path} is no SQLite database: choose another path.") from error
             raise StorageError(f"The database {self._path} refused a statement: {error}.") from error

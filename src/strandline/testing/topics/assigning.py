@@ -37,7 +37,7 @@ class AssigningContract(TopicOwner):
         self.fill(topic, 1, 1)
         self.fill(topic, 0, 1)
         assert by_partition(collect(subscription, 6)) == {0: numbered(3, 5), 1: numbered(1, 5)}
-        assert self.hears_nothing(subscription)
+        assert self.receives_nothing(subscription)
 
     def test_adding_a_partition_wakes_a_waiting_take(self, topic: Topic) -> None:
         self.fill(topic, 1, 2)
@@ -88,7 +88,7 @@ class AssigningContract(TopicOwner):
         for start in (0, 3, 1 << 40):
             assignment.add(0, start)
         assert assignment.partitions() == [0]
-        assert self.hears_nothing(subscription)
+        assert self.receives_nothing(subscription)
         self.fill(topic, 0, 1)
         assert by_partition(collect(subscription, 1)) == {0: numbered(4, 5)}
 
@@ -103,7 +103,7 @@ class AssigningContract(TopicOwner):
         assert by_partition([*given, *collect(subscription, 3 - len(given))]) == {0: numbered(0, 3)}
         self.fill(topic, 0, 1)
         assert by_partition(collect(subscription, 1)) == {0: numbered(3, 4)}
-        assert self.hears_nothing(subscription)
+        assert self.receives_nothing(subscription)
 
     def test_removing_what_is_not_assigned_is_fine(self, topic: Topic) -> None:
         _, assignment = topic.subscribe([(0, 0)])

@@ -12,5 +12,5 @@ class TopicContract(PublishingContract, FollowingContract, AssigningContract, Cl
     """Every sentence of :class:`~strandline.log.topic.contract.Topic`, as a test.
 
     A subclass named ``Test...`` defines :meth:`make_topic`; for topics that can be trimmed there is
-    :class:`~strandline.testing.topics.ForgettingContract`.
+    :class:`~strandline.testing.topics.RetentionContract`.
     """

@@ -23,7 +23,7 @@ class FollowingContract(TopicOwner):
         self.fill_at_once(topic, 1, 3)
         self.fill(topic, 2, 1)
         assert by_partition(collect(subscription, 5)) == {0: numbered(5, 7), 1: numbered(4, 7)}
-        assert self.hears_nothing(subscription)
+        assert self.receives_nothing(subscription)
 
     def test_a_start_within_what_was_published_at_once_begins_there(self, topic: Topic) -> None:
         self.fill_at_once(topic, 0, 10)
@@ -45,19 +45,19 @@ class FollowingContract(TopicOwner):
         self.fill(topic, 0, 1)
         assert assignment.partitions() == []
         assert subscription.take(0.0) == []
-        assert self.hears_nothing(subscription)
+        assert self.receives_nothing(subscription)
 
     def test_a_start_past_the_end_waits_for_it(self, topic: Topic) -> None:
         self.fill(topic, 0, 2)
         subscription, assignment = topic.subscribe([(0, 5), (1, 3)])
         self.fill(topic, 0, 2)
         self.fill_at_once(topic, 1, 2)
-        assert self.hears_nothing(subscription)
+        assert self.receives_nothing(subscription)
         self.fill_at_once(topic, 0, 3)
         self.fill(topic, 1, 2)
         assert by_partition(collect(subscription, 3)) == {0: numbered(5, 7), 1: numbered(3, 4)}
         assert assignment.partitions() == [0, 1]
-        assert self.hears_nothing(subscription)
+        assert self.receives_nothing(subscription)
 
     def test_every_message_comes_once_and_in_order_whatever_publishes_meanwhile(self, topic: Topic) -> None:
         self.fill(topic, 0, 3)
@@ -85,7 +85,7 @@ class FollowingContract(TopicOwner):
             for name in range(3):
                 mine = [payload for _, payload in found[partition] if payload.startswith(b"%d/" % name)]
                 assert mine == [b"%d/%d/%d" % (name, turn, part) for turn in range(self.publishes) for part in range(3)]
-        assert self.hears_nothing(subscription)
+        assert self.receives_nothing(subscription)
 
     def test_subscriptions_do_not_take_from_each_other(self, topic: Topic) -> None:
         self.fill(topic, 0, 4)

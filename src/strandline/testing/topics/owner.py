@@ -75,6 +75,6 @@ class TopicOwner(ABC):
         offsets = topic.publish_all(partition, [payload for _, payload in numbered(first, first + count)])
         assert offsets == list(range(first, first + count))
 
-    def hears_nothing(self, subscription: TopicSubscription) -> bool:
+    def receives_nothing(self, subscription: TopicSubscription) -> bool:
         """Whether nothing arrives for a moment."""
         return subscription.take(self.quiet) == []

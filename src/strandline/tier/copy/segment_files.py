@@ -33,7 +33,7 @@ from strandline.model.segments import SegmentId, SegmentMetadata
 from strandline.storage.metrics import fetching
 from strandline.storage.objects.store import ObjectInfo, ObjectStore
 
-_STROKE: Final = 8 << 20
+_CHUNK_BYTES: Final = 8 << 20
 """Bytes per read during verification."""
 _HOLE: Final = 16 << 10
 """Ranges no further apart are read in one request: unneeded bytes cost less than another request."""
@@ -105,7 +105,7 @@ def verify_stored(store: ObjectStore, path: str, seal: Seal) -> SegmentFacts:
     at = 0
     while at < seal.size:
         # The last range is the tail, so that it is not read twice.
-        end = min(at + _STROKE, seal.size - seal.tail) if at < seal.size - seal.tail else seal.size
+        end = min(at + _CHUNK_BYTES, seal.size - seal.tail) if at < seal.size - seal.tail else seal.size
         data = _whole(store, path, at, end - at, f"it should have {seal.size} bytes")
         checksum = crc32c(data, checksum)
         if end == seal.size:
@@ -142,8 +142,8 @@ def examine_segment(store: ObjectStore, path: str, size: int) -> SegmentFacts:
         length = tail_size(end, where)
     tail, before = decode_tail(memoryview(end)[len(end) - length :], where, before=size - length)
     checksum = 0
-    for at in range(0, size - length, _STROKE):
-        checksum = crc32c(_whole(store, path, at, min(_STROKE, size - length - at), "it ends there"), checksum)
+    for at in range(0, size - length, _CHUNK_BYTES):
+        checksum = crc32c(_whole(store, path, at, min(_CHUNK_BYTES, size - length - at), "it ends there"), checksum)
     if checksum != before:
         raise CorruptData(f"{where} is damaged: its checksum is wrong. Restore the object; retrying does not help.")
     for number in range(len(tail)):

@@ -63,7 +63,7 @@ class SegmentCache:
                 return found
         return None
 
-    def behind(self, segment: SegmentMetadata, offset: int, upto_term: int | None = None) -> int:
+    def end_of_reading(self, segment: SegmentMetadata, offset: int, upto_term: int | None = None) -> int:
         """The offset at which to stop reading a segment that holds ``offset``: there a later term takes over.
 
         After a change of leader the log continues in the later term; the older records beyond that point were never
@@ -118,7 +118,7 @@ class SegmentCache:
             and (segment := self.holding(partition, at, upto_term)) is not None
         ):
             found.append(segment)
-            at = self.behind(segment, at, upto_term)
+            at = self.end_of_reading(segment, at, upto_term)
         return found
 
     def highest_offset(self, partition: TopicPartition, term: int) -> int | None:

@@ -136,7 +136,7 @@ class ColdReader:
                 segment = cache.holding(partition, at, term)
                 if segment is None:
                     break
-                at = cache.behind(segment, at, term)
+                at = cache.end_of_reading(segment, at, term)
                 found.append((segment, at if stop is None else min(at, stop)))
             return found
 

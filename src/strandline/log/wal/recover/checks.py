@@ -72,7 +72,7 @@ class FileCheck:
 
     @property
     def has_too_many_problems(self) -> bool:
-        """Whether it has so many problems that more would add nothing."""
+        """Whether the limit of reported problems is reached."""
         return len(self.facts.problems) >= MOST_PROBLEMS
 
     def take(self, found: Frame | Hole) -> None:

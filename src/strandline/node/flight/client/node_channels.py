@@ -114,8 +114,8 @@ class NodeChannels:
         self._leader: _Leader | None = None
         self._readers: tuple[Channel, ...] = ()
         """The nodes to read from, in this order."""
-        self._look_at = 0.0
-        """When to look for better ones."""
+        self._next_check = 0.0
+        """When to ask the nodes for their status again."""
         self.all = tuple(Channel(each, security=security, timeout=timeout) for each in addresses_of(url))
         self._origin = Origin(f"The connection to {url}", self)
 
@@ -181,7 +181,7 @@ class NodeChannels:
         with self._lock:
             if self._leader is leader:
                 self._leader = None
-            self._look_at = 0.0
+            self._next_check = 0.0
 
     def _leads(self, leader: _Leader) -> bool:
         """Whether a node still leads in the same term; asks it."""
@@ -239,7 +239,7 @@ class NodeChannels:
         return tuple(channel.url for channel in (self.all if self.is_one else self._to_read()))
 
     def _to_read(self) -> tuple[Channel, ...]:
-        if not self._readers or self._clock.monotonic() >= self._look_at:
+        if not self._readers or self._clock.monotonic() >= self._next_check:
             self._look()
         return self._readers
 
@@ -265,7 +265,7 @@ class NodeChannels:
             self._leader = leader
             self._readers = (*best, *others)
             pause = _REPLICA_SECONDS if is_preferred else _FALLBACK_SECONDS
-            self._look_at = self._clock.monotonic() + pause
+            self._next_check = self._clock.monotonic() + pause
 
     def _statuses(self) -> dict[Channel, NodeStatus]:
         """The status of each node that answers in time; not all are waited for once one leads."""

@@ -14,7 +14,7 @@ from strandline.node.flight.server.transport import GrpcCall
 from strandline.node.flight.wire.errors import Unauthenticated
 from strandline.storage.clock import Clock
 
-_PATIENCE: Final = 2.0
+_MEMORY_SECONDS: Final = 2.0
 """Seconds that a call waits for memory for its next message."""
 
 _STREAMED: Final = ("DoPut", "DoExchange")
@@ -123,7 +123,7 @@ class AdmittedCall:
 
     def receive(self) -> bytes | None:
         """The next message, once there is memory for it; None if there are no more."""
-        with self._received.waited_for(self._share, self._admission.limits.message_bytes, _PATIENCE):
+        with self._received.waited_for(self._share, self._admission.limits.message_bytes, _MEMORY_SECONDS):
             return self._call.receive()
 
     def receive_report(self) -> bytes | None:
@@ -133,6 +133,6 @@ class AdmittedCall:
     @contextlib.contextmanager
     def reporting(self) -> Iterator[None]:
         """Reserve memory for one message during the block; the call counts as idle while it waits."""
-        room = self._admission.reports.waited_for(self._share, self._admission.limits.message_bytes, _PATIENCE)
+        room = self._admission.reports.waited_for(self._share, self._admission.limits.message_bytes, _MEMORY_SECONDS)
         with self._admission.limiter.idle(), room:
             yield

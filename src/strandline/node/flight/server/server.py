@@ -58,13 +58,13 @@ from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 
-_PATIENCE: Final = 1.0
+_CLOSE_SECONDS: Final = 1.0
 """Seconds that closing waits for streams before it ends them."""
 
-_EXIT_PATIENCE: Final = 6.0
+_EXIT_SECONDS: Final = 6.0
 _LOOK: Final = 0.01
 
-_READ_PATIENCE: Final = 2.0
+_MEMORY_SECONDS: Final = 2.0
 """Seconds that a reader waits for memory that other readers hold."""
 
 _EVERYBODY: Final = (Role.CLIENT, Role.REPLICA, Role.ADMIN)
@@ -133,8 +133,8 @@ class FlightNode(Closing):
         """Accept no more calls, and end streams within about a second. Idempotent."""
         self._stop.set()
         self._watch.set()
-        ended = self._server.stop(_PATIENCE)
-        deadline = self._clock.monotonic() + _PATIENCE
+        ended = self._server.stop(_CLOSE_SECONDS)
+        deadline = self._clock.monotonic() + _CLOSE_SECONDS
         while not ended.is_set() and self._limiter.busy and self._clock.monotonic() < deadline:
             ended.wait(_LOOK)
 
@@ -144,7 +144,7 @@ class FlightNode(Closing):
 
     def _leave(self) -> None:
         self.close()
-        self._server.stop(_PATIENCE).wait(_EXIT_PATIENCE)
+        self._server.stop(_CLOSE_SECONDS).wait(_EXIT_SECONDS)
 
 
 def _verifying(served: NodeService) -> Callable[[str], SpanTicket]:
@@ -293,7 +293,7 @@ class _Service:
                 admitted.rights.need_to_read(asked)
 
                 def hold(size: int) -> AbstractContextManager[None]:
-                    return self._read.waited_for(admitted.who, size, _READ_PATIENCE)
+                    return self._read.waited_for(admitted.who, size, _MEMORY_SECONDS)
 
                 yield write_flight_data(read_schema(asked.columns).serialize())
                 with contextlib.closing(reading(self._served.reading(), asked, live, timer, hold)) as parts:
@@ -359,7 +359,7 @@ class _Service:
         live, timer = self._live(admitted), HeartbeatTimer(self._heartbeat_seconds, self._clock)
 
         def hold(size: int) -> AbstractContextManager[None]:
-            return self._fed.waited_for(caller.name, size, _READ_PATIENCE)
+            return self._fed.waited_for(caller.name, size, _MEMORY_SECONDS)
 
         with self._admission.limiter.feeding(caller.name):
             yield write_flight_data(RECORD_SCHEMA.serialize())

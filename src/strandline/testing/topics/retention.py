@@ -14,8 +14,8 @@ from strandline.testing.topics.contract import TopicContract
 from strandline.testing.topics.owner import SOON, by_partition, collect, numbered
 
 
-class ForgettingContract(TopicContract):
-    """The same for topics that can be trimmed."""
+class RetentionContract(TopicContract):
+    """The contract of topics that can be trimmed: also what a reader of trimmed messages gets."""
 
     @abstractmethod
     def trim(self, topic: Topic, partition: int, upto: int) -> None:
