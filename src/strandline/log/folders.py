@@ -276,7 +276,7 @@ def check_new_table(there: Contents, around: str | None, is_leftover: Callable[[
 
     ``around`` is the table within which it would be; ``is_leftover`` as of :func:`check_new`.
     """
-    _refuse_new(there, FolderKind.DELTA_TABLE, "place")
+    _refuse_new(there, FolderKind.DELTA_TABLE, "path")
     if FolderKind.DELTA_TABLE not in there.found:
         _refuse_beside_table(there, FolderKind.DELTA_TABLE, around, is_leftover)
 
@@ -307,7 +307,7 @@ def check_new_in_bucket(url: str, kind: FolderKind, first_bytes: Callable[[str],
     """
     firsts = {name: found for name in _IN_BUCKETS if (found := first_bytes(name)) is not None}
     rows = {FolderRow(name.partition("/")[0], "/" in name) for name in firsts}
-    _refuse_new(Contents(url, recognise(rows, firsts)), kind, "place")
+    _refuse_new(Contents(url, recognise(rows, firsts)), kind, "path")
 
 
 def check_new_in_store(store: ObjectStore, kind: FolderKind) -> None:
@@ -328,7 +328,7 @@ def _refuse_new(there: Contents, kind: FolderKind, place: str) -> None:
         path, what, advice = found
         raise WrongKind(
             f"{path} is {what}, and an empty {_bare(kind)} there would hide it: nothing was changed. "
-            f"{advice[:1].upper()}{advice[1:]}; or name another {place}."
+            f"{advice[:1].upper()}{advice[1:]}; or choose another {place}."
         )
 
 
