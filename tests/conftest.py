@@ -18,7 +18,7 @@ from tests.cases import examples, thin_contracts
 from tests.certificates import make_certificates
 from tests.postgres import PostgresServer
 from tests.proxy import FaultyProxy
-from tests.servers import BUCKET, AzureServer, KafkaServer, NatsServer, NoServer, S3Server, Server, fresh_prefix
+from tests.servers import BUCKET, AzureServer, KafkaServer, NatsServer, S3Server, Server, fresh_prefix, started
 
 if TYPE_CHECKING:
     from tests.node.processes import Nest
@@ -59,11 +59,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def _running(server: Server) -> Iterator[Server]:
-    try:
-        server.start()
-    except NoServer as missing:
-        pytest.skip(str(missing))
-    with pytest.MonkeyPatch.context() as patch, server:
+    with pytest.MonkeyPatch.context() as patch, started(server):
         # What the environment of a developer says about a real cloud is not meant for this server.
         for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_")) and name != "AWS_CA_BUNDLE"]:
             patch.delenv(name)
@@ -111,12 +107,7 @@ def s3_proxy(s3_server: S3Server) -> Iterator[FaultyProxy]:
 @pytest.fixture(scope="session")
 def nats_server() -> Iterator[NatsServer]:
     """A real NATS server with JetStream; skips if it is not installed. A test that stops one starts its own."""
-    server = NatsServer()
-    try:
-        server.start()
-    except NoServer as missing:
-        pytest.skip(str(missing))
-    with server:
+    with started(NatsServer()) as server:
         yield server
 
 
@@ -129,12 +120,7 @@ def nats_url(nats_server: NatsServer) -> str:
 @pytest.fixture(scope="session")
 def kafka_server() -> Iterator[KafkaServer]:
     """A real Kafka broker; skips if it is not installed. A test that stops one starts its own."""
-    server = KafkaServer()
-    try:
-        server.start()
-    except NoServer as missing:
-        pytest.skip(str(missing))
-    with server:
+    with started(KafkaServer()) as server:
         yield server
 
 
@@ -158,10 +144,5 @@ def certificate_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
     """A real PostgreSQL server for the tests of a module; skips if it is not installed."""
-    server = PostgresServer(within=str(tmp_path_factory.mktemp("postgres")))
-    try:
-        server.start()
-    except NoServer as missing:
-        pytest.skip(str(missing))
-    with server:
+    with started(PostgresServer(within=str(tmp_path_factory.mktemp("postgres")))) as server:
         yield server

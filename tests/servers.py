@@ -30,12 +30,13 @@ from abc import ABC, abstractmethod
 from datetime import timedelta
 from email.utils import formatdate
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Self, TypeVar
 from uuid import uuid4
 
 import obstore
 from obstore.store import S3Store
 
+P = TypeVar("P", bound="Process")
 HOME = Path(__file__).resolve().parent.parent / ".services"
 PATIENCE = 120.0
 BUCKET = "tests"
@@ -408,3 +409,14 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def started(server: P) -> P:
+    """The server, started; skips the test if it is not installed."""
+    import pytest  # not above: benchmarks start servers, too
+
+    try:
+        server.start()
+    except NoServer as missing:
+        pytest.skip(str(missing))
+    return server

@@ -23,7 +23,7 @@ from strandline.node.options import NodeOptions
 from strandline.testing.clock import SeededChance
 from strandline.testing.faulty import Call
 from strandline.testing.simdisk import CrashMode
-from strandline.tier.claim import CLAIM_FILE, ClaimCodec
+from strandline.tier.claim import CLAIM_CODEC, CLAIM_FILE
 from strandline.tier.copy.steps import Round
 from tests.cluster.clients import entries
 from tests.cluster.climate import Climate
@@ -54,7 +54,7 @@ class OvertakenColdTier(SimulatedColdTier):
         """Whether a tierer has noted segments that it deletes, and some of them are still there."""
         paths = [info.path for info in self._store.list("")]
         cells = [path for path in paths if path.endswith(CLAIM_FILE)]
-        noted = [each for path in cells for each in ClaimCodec().decode(self._store.get(path).data, path).value.retired]
+        noted = [each for path in cells for each in CLAIM_CODEC.decode(self._store.get(path).data, path).value.retired]
         return any(str(segment) in path for segment in noted for path in paths)
 
     def switch(self, name: str) -> None:

@@ -50,8 +50,7 @@ from strandline.formats.node.wire import (
     encode_note,
 )
 from strandline.formats.object.batch import decode_batch
-from strandline.formats.object.clock_note import decode_note as decode_clock_note
-from strandline.formats.object.clock_note import encode_note as encode_clock_note
+from strandline.formats.object.clock_note import decode_clock_note, encode_clock_note
 from strandline.formats.object.head import (
     decode_cut,
     decode_entries,
@@ -127,8 +126,8 @@ from strandline.node.messages import (
 )
 from strandline.storage.lease import LeaseCodec, LeaseState
 from strandline.tables.delta.history import Application, parse_commit
-from strandline.tier.attachment import ColdCodec
-from strandline.tier.claim import ClaimCodec, TierClaim
+from strandline.tier.attachment import COLD_CODEC
+from strandline.tier.claim import CLAIM_CODEC, TierClaim
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.cache_tables import SCHEMAS
 from strandline.values import Avro, Debezium, Json, Protobuf
@@ -648,9 +647,9 @@ TARGETS = (
     _text("lease", lambda data: LeaseCodec().decode(data, "x"), LeaseCodec().encode(_LEASE)),
     _checked("wal-slots", lambda data: decode_slots_file(data, "x", now=9), encode_slots_file(_KEPT)),
     _checked("rewind", lambda data: decode_rewinding(data, "x"), encode_rewinding(_REWINDING)),
-    _checked("tierer", lambda data: ClaimCodec().decode(data, "x"), ClaimCodec().encode(_CLAIM)),
+    _checked("tierer", lambda data: CLAIM_CODEC.decode(data, "x"), CLAIM_CODEC.encode(_CLAIM)),
     _checked("ticket-keys", lambda data: decode_keys(data, "x"), encode_keys([bytes(32), b"k" * 32])),
-    _checked("cold", lambda data: ColdCodec().decode(data, "x"), ColdCodec().encode(_COLD)),
+    _checked("cold", lambda data: COLD_CODEC.decode(data, "x"), COLD_CODEC.encode(_COLD)),
     _checked("node", lambda data: decode_node(data, "x"), encode_node(_NODE)),
     _text("clock-note", decode_clock_note, encode_clock_note(Doubt(5, None)), encode_clock_note(Doubt(None, 7))),
     *(

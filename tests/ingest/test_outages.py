@@ -19,7 +19,7 @@ from strandline.storage.retry import Backoff
 from tests.ingest import test_jetstream as jetstream
 from tests.ingest import test_kafka as kafka
 from tests.ingest.parts import append, changes, content, fill, position
-from tests.servers import KafkaServer, Mortal, NatsServer, NoServer
+from tests.servers import KafkaServer, Mortal, NatsServer, started
 
 
 def eventually(condition: Callable[[], object]) -> None:
@@ -166,20 +166,13 @@ def test_a_source_that_returns_with_another_history_is_not_continued(tmp_path, c
 
 @pytest.fixture
 def nats() -> Iterator[NatsServer]:
-    yield from _own(NatsServer())
+    with started(NatsServer()) as server:
+        yield server
 
 
 @pytest.fixture
 def broker() -> Iterator[KafkaServer]:
-    yield from _own(KafkaServer())
-
-
-def _own(server: Any) -> Iterator[Any]:
-    try:
-        server.start()
-    except NoServer as missing:
-        pytest.skip(str(missing))
-    with server:
+    with started(KafkaServer()) as server:
         yield server
 
 

@@ -396,12 +396,12 @@ def test_a_round_that_seems_to_be_of_the_future_delays_no_round(collected: int, 
 
 
 def test_a_damaged_note_is_no_doubt():
-    from strandline.formats.object.clock_note import decode_note, encode_note
+    from strandline.formats.object.clock_note import decode_clock_note, encode_clock_note
 
     doubt = Doubt(5, None)
-    assert decode_note(encode_note(doubt)) == doubt
+    assert decode_clock_note(encode_clock_note(doubt)) == doubt
     for data in (b"", b"{", b"[]", b'{"ahead_since": "x", "leap_since": null}', b'{"ahead_since": 1}'):
-        assert decode_note(data) == NO_DOUBT
+        assert decode_clock_note(data) == NO_DOUBT
 
 
 # --- a process that runs for long ------------------------------------------------------------------------------

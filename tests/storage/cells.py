@@ -332,25 +332,21 @@ class CellContract:
         assert cell.update(op, increment) == tries + 1
 
     def test_increments_of_many_threads_add_up(self, store: ObjectStore, line: FaultyStore) -> None:
-        def work(number: int) -> None:
-            cell, new_op = self.open_cell(store), Operations(100 + number)
-            for _ in range(self.increments):
-                op = new_op()
-                while True:
-                    try:
-                        cell.update(op, increment)
-                    except Contended:
-                        continue
-                    break
-
-        together(*[lambda number=number: work(number) for number in range(self.threads)])
+        self._increment_in_threads(lambda: self.open_cell(store))
         assert self.value(store) == self.threads * self.increments
 
     def test_threads_may_share_one_cell(self, store: ObjectStore, line: FaultyStore) -> None:
         cell = self.open_cell(store)
+        self._increment_in_threads(lambda: cell)
+        assert self.value(store) == self.threads * self.increments
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _increment_in_threads(self, cell_of_thread: Callable[[], StoreCell[int]]) -> None:
+        """Increment a cell from several threads at once, each as often as :attr:`increments` says."""
 
         def work(number: int) -> None:
-            new_op = Operations(200 + number)
+            cell, new_op = cell_of_thread(), Operations(100 + number)
             for _ in range(self.increments):
                 op = new_op()
                 while True:
@@ -361,9 +357,6 @@ class CellContract:
                     break
 
         together(*[lambda number=number: work(number) for number in range(self.threads)])
-        assert self.value(store) == self.threads * self.increments
-
-    # --- inside ---------------------------------------------------------------------------------------------
 
     def _once_written(self, line: FaultyStore, then: Callable[[], Any]) -> None:
         """Run ``then`` when the first write on the line has landed and its answer has not arrived."""

@@ -19,7 +19,7 @@ from strandline.storage.objects.store import ABSENT, Match
 from strandline.storage.objects.urls import open_store
 from strandline.testing.stores import content, paths
 from tests.proxy import FaultyProxy, answer, latency_proxy
-from tests.servers import BUCKET, AzureServer, NoServer, S3Server, Server, free_port, fresh_prefix
+from tests.servers import BUCKET, AzureServer, NoServer, S3Server, Server, free_port, fresh_prefix, started
 from tests.storage.programs import PATIENCE, run_python
 
 OPEN = """
@@ -205,11 +205,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module", params=[S3Server, AzureServer])
 def tls_server(request: pytest.FixtureRequest, certificate: tuple[Path, Path]) -> Iterator[Server]:
     server = request.param(certificate=certificate)
-    try:
-        server.start()
-    except NoServer as missing:
-        pytest.skip(str(missing))
-    with server:
+    with started(server):
         server.create_bucket(BUCKET)
         yield server
 

@@ -13,18 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.postgres import PostgresServer
-from tests.servers import NoServer
+from tests.servers import NoServer, started
 
 LASTING = "from tests.postgres import PostgresServer as P; s = P(); s.start(); print(s.pid, flush=True); input()"
 
 
 def _started(folder: Path) -> PostgresServer:
-    server = PostgresServer(within=str(folder))
-    try:
-        server.start()
-    except NoServer as missing:
-        pytest.skip(str(missing))
-    return server
+    return started(PostgresServer(within=str(folder)))
 
 
 @pytest.fixture(scope="module")

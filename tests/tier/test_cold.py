@@ -30,7 +30,7 @@ from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.interleave import Interleaver
 from strandline.testing.plain import PlainStore
-from strandline.tier.attachment import ColdCell, ColdCodec
+from strandline.tier.attachment import COLD_CODEC, ColdCell
 from strandline.tier.copy.segment_files import forget_tails
 from tests.cases import some
 from tests.tier.tiered_parts import KINDS, Kind, Tiers, rows
@@ -55,12 +55,12 @@ GIVEN = Stamped(ColdTier(LOG, "s3://b/cold", "kafka://h:1/t", 8, "orders", 70, 5
 
 
 def test_written_records_are_read_again() -> None:
-    codec = ColdCodec()
+    codec = COLD_CODEC
     assert codec.decode(codec.encode(GIVEN), "here") == GIVEN
 
 
 def test_damage_anywhere_is_reported_and_never_taken_for_no_cold_tier() -> None:
-    codec = ColdCodec()
+    codec = COLD_CODEC
     data = codec.encode(GIVEN)
     for at in range(len(data)):
         for damaged in (data[:at], data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], data[:at] + b"\xff" + data[at:]):
@@ -112,13 +112,13 @@ def test_fields_that_cannot_be_are_damage_though_the_checksum_is_right(changes: 
         "revision": 4,
         "recent": [OpId(UUID(int=5)).hex],
     }
-    assert ColdCodec().decode(encode_checked("strandline-cold", 1, fields), "here") == GIVEN
+    assert COLD_CODEC.decode(encode_checked("strandline-cold", 1, fields), "here") == GIVEN
     with pytest.raises(CorruptData, match="here"):
-        ColdCodec().decode(encode_checked("strandline-cold", 1, fields | changes), "here")
+        COLD_CODEC.decode(encode_checked("strandline-cold", 1, fields | changes), "here")
     for name in fields:
         less = {key: value for key, value in fields.items() if key != name}
         with pytest.raises(CorruptData):
-            ColdCodec().decode(encode_checked("strandline-cold", 1, less), "here")
+            COLD_CODEC.decode(encode_checked("strandline-cold", 1, less), "here")
 
 
 @pytest.mark.parametrize(
@@ -126,12 +126,12 @@ def test_fields_that_cannot_be_are_damage_though_the_checksum_is_right(changes: 
 )
 def test_bytes_that_are_something_else_are_damage(data: bytes) -> None:
     with pytest.raises(CorruptData):
-        ColdCodec().decode(data, "here")
+        COLD_CODEC.decode(data, "here")
 
 
 def test_data_of_a_newer_version_is_not_read() -> None:
     with pytest.raises(UnsupportedVersion):
-        ColdCodec().decode(encode_checked("strandline-cold", 1, {"min_reader": 2}), "here")
+        COLD_CODEC.decode(encode_checked("strandline-cold", 1, {"min_reader": 2}), "here")
 
 
 def test_a_cold_tier_is_attached_once() -> None:

@@ -23,13 +23,13 @@ from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, Op, record_batch
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, TopicPartition
-from strandline.testing.faulty import Call, Crash, FaultyStore
+from strandline.testing.faulty import Crash
 from strandline.tier.copy import planning
 from strandline.tier.copy.erasure import same_unless_erased
 from strandline.tier.copy.segment_files import SegmentSpan, forget_tails, plan_segment, segment_path
 from strandline.tier.read import cold_reader
 from tests.cases import parts
-from tests.tier.tiered_parts import KINDS, Kind, PointedTopic, Tiers, rows
+from tests.tier.tiered_parts import KINDS, DyingProcess, Kind, Tiers, rows
 
 R = TypeVar("R")
 DAY = 24 * 3600.0
@@ -158,26 +158,11 @@ def base(kind: Kind) -> Tiers:
     return tiers
 
 
-class Dying:
+class Dying(DyingProcess):
     """A process that copies a backlog and compacts, and dies at one point of all that it does."""
 
-    def __init__(self, tiers: Tiers, at: int | None) -> None:
-        forget_tails()
-        self.tiers, self.at, self.points = tiers, at, 0
-        self.store = FaultyStore(tiers.plain, clock=tiers.clock)
-        self.store.hook(self._called)
-        self.topic = PointedTopic(tiers.topic, self._point)
-
-    def _called(self, _: Call) -> None:
-        self._point()
-
-    def _point(self) -> None:
-        if self.points == self.at:
-            raise Crash
-        self.points += 1
-
     def work(self) -> None:
-        pool = Backwards(2, self._point)
+        pool = Backwards(2, self.point)
         shared: dict[str, Any] = {"store": self.store, "topic": self.topic, "pool": pool, "grace": DAY}
         self.tiers.tierer(target=900, **shared).run_once(everything=True)
         self.tiers.tierer(target=20_000, **shared).compact(everything=True)

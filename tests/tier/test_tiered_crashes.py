@@ -14,10 +14,10 @@ from strandline.errors import CursorExpired, Diverged
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.retention import TIER_SLOT, Consumed, MaxAge, MaxBytes
 from strandline.model.segments import SegmentState
-from strandline.testing.faulty import Call, Crash, FaultyStore
+from strandline.testing.faulty import Crash
 from strandline.tier.copy.segment_files import forget_tails, segment_path
 from tests.cases import parts, some
-from tests.tier.tiered_parts import KINDS, LIMITS, Kind, PointedTopic, Tiers, fetched, rows
+from tests.tier.tiered_parts import KINDS, LIMITS, DyingProcess, Kind, Tiers, fetched, rows
 
 
 @pytest.fixture(autouse=True)
@@ -41,32 +41,17 @@ def base(kind: Kind) -> Tiers:
     return tiers
 
 
-class Dying:
-    """A process that dies at one point of all that it does to the store, to the topic and to the disk."""
-
-    def __init__(self, tiers: Tiers, at: int | None) -> None:
-        forget_tails()  # a new process has read nothing yet, and so each makes the same calls
-        self.tiers, self.at, self.points = tiers, at, 0
-        self.store = FaultyStore(tiers.plain, clock=tiers.clock)
-        self.store.hook(self._called)
-        self.topic = PointedTopic(tiers.topic, self._point)
-
-    def _called(self, _: Call) -> None:
-        self._point()
-
-    def _point(self) -> None:
-        if self.points == self.at:
-            raise Crash
-        self.points += 1
+class Dying(DyingProcess):
+    """A process that keeps a log in two tiers, and dies at one point of all that it does."""
 
     def work(self) -> None:
         """Copy, forget, let expire what the consumer has read, and once more."""
         tiers = self.tiers
         tierer = tiers.tierer(store=self.store, topic=self.topic, retention=MaxBytes(1), target=500)
         tierer.run_once(everything=True)
-        self._point()
+        self.point()
         tiers.trim(store=self.store)
-        self._point()
+        self.point()
         tierer.run_once(everything=True)
 
 

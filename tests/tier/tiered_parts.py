@@ -25,6 +25,7 @@ from strandline.model.retention import TIER_SLOT, MaxBytes, SlotState
 from strandline.model.segments import COLD_FILE, SegmentMetadata, SegmentState, TopicPartition
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
+from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
 from strandline.testing.simdisk import SimulatedDisk
 from strandline.tier.attachment import ColdCell
@@ -347,3 +348,23 @@ LIMITS = [
     *(Limit(batches=count) for count in (1, 2, 3)),
     Limit(records=6, batches=2, bytes=3000),
 ]
+
+
+class DyingProcess:
+    """A process that dies at one point of all that it does to the store and to the topic; ``points`` counts them."""
+
+    def __init__(self, tiers: Tiers, at: int | None) -> None:
+        forget_tails()  # a new process has read nothing yet, and so each makes the same calls
+        self.tiers, self.at, self.points = tiers, at, 0
+        self.store = FaultyStore(tiers.plain, clock=tiers.clock)
+        self.store.hook(self._called)
+        self.topic = PointedTopic(tiers.topic, self.point)
+
+    def _called(self, _: Call) -> None:
+        self.point()
+
+    def point(self) -> None:
+        """Die here, if this is the point."""
+        if self.points == self.at:
+            raise Crash
+        self.points += 1

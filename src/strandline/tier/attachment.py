@@ -11,46 +11,23 @@ existed. So segments are deleted only after a decision, and only the last announ
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, final
 from uuid import UUID
 
-from strandline.errors import AlreadyExists, CorruptData, InvalidInput, NotFound, UnsupportedVersion
-from strandline.formats.json.checked import decode_checked, encode_checked
+from strandline.errors import AlreadyExists, CorruptData, InvalidInput, NotFound
 from strandline.log.topic.contract import Topic
 from strandline.log.topic.kafka import KafkaTopic
 from strandline.log.topic.logs import open_object_topic
 from strandline.model.addresses import refuse_credentials, split_address
-from strandline.model.json_values import natural, read_record, stamp_fields
 from strandline.model.segments import COLD_FILE, ColdTier
-from strandline.model.stamp import OpId, Stamped
+from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.objects.store import ObjectStore
+from strandline.tier.cell_codec import TierCellCodec
 
-FORMAT_VERSION: Final = 1
-_KIND: Final = "strandline-cold"
-
-
-class ColdCodec:
-    """A cold tier as a cell's content."""
-
-    def encode(self, state: Stamped[ColdTier]) -> bytes:
-        """The bytes of a state."""
-        cold = {**asdict(state.value), "log_id": str(state.value.log_id)}
-        return encode_checked(_KIND, FORMAT_VERSION, {"min_reader": FORMAT_VERSION, **cold, **stamp_fields(state)})
-
-    def decode(self, data: bytes | memoryview, where: str) -> Stamped[ColdTier]:
-        """The state in these bytes; damage is an error, never "no cold tier"."""
-        try:
-            fields = decode_checked(bytes(data), _KIND, FORMAT_VERSION)
-            if natural(fields["min_reader"]) > FORMAT_VERSION:
-                raise UnsupportedVersion(f"{where} was written by a newer version of strandline: upgrade this one.")
-            return read_record(Stamped, fields, value=read_record(ColdTier, fields))
-        except (ValueError, KeyError, InvalidInput) as error:
-            raise CorruptData(f"{where} is damaged: {error}. Restore the object.") from error
-
-
+COLD_CODEC: Final = TierCellCodec("strandline-cold", ColdTier)
 PARTITIONS: Final = 8
 """Default number of partitions of an event topic."""
 
@@ -71,7 +48,7 @@ class ColdCell:
         """The cell of the log in this store, in the object ``path``."""
         self._log_id = log_id
         self._chance = chance
-        self._cell: StoreCell[ColdTier] = StoreCell(place, path, ColdCodec(), clock=clock, chance=chance)
+        self._cell: StoreCell[ColdTier] = StoreCell(place, path, COLD_CODEC, clock=clock, chance=chance)
 
     def look(self) -> ColdTier | None:
         """The current description; None if the log has no cold tier."""

@@ -13,21 +13,18 @@ the note is refused.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Final, final
 from uuid import UUID
 
-from strandline.errors import AlreadyExists, CorruptData, Fenced, InvalidInput, NotFound, UnsupportedVersion
-from strandline.formats.json.checked import decode_checked, encode_checked
-from strandline.model.json_values import natural, read_record, stamp_fields
-from strandline.model.stamp import OpId, Stamped
+from strandline.errors import AlreadyExists, CorruptData, Fenced, NotFound
+from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.objects.store import ObjectStore
+from strandline.tier.cell_codec import TierCellCodec
 
 CLAIM_FILE: Final = "tierer.json"
-FORMAT_VERSION: Final = 1
-_KIND: Final = "strandline-tierer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +57,7 @@ class TierClaim:
         return replace(self, retired=known.retired)
 
 
-class ClaimCodec:
-    """A claim as a cell's content."""
-
-    def encode(self, state: Stamped[TierClaim]) -> bytes:
-        """The bytes of a state."""
-        value = state.value
-        claim = {**asdict(value), "log_id": str(value.log_id), "retired": [str(segment) for segment in value.retired]}
-        return encode_checked(_KIND, FORMAT_VERSION, {"min_reader": FORMAT_VERSION, **claim, **stamp_fields(state)})
-
-    def decode(self, data: bytes | memoryview, where: str) -> Stamped[TierClaim]:
-        """The state in these bytes; damage is an error, never "unclaimed"."""
-        try:
-            fields = decode_checked(bytes(data), _KIND, FORMAT_VERSION)
-            if natural(fields["min_reader"]) > FORMAT_VERSION:
-                raise UnsupportedVersion(f"{where} was written by a newer version of strandline: upgrade this one.")
-            # A claim that was written before the field existed has retired nothing.
-            return read_record(Stamped, fields, value=read_record(TierClaim, fields, optional=("retired",)))
-        except (ValueError, KeyError, InvalidInput) as error:
-            raise CorruptData(f"{where} is damaged: {error}. Restore the object.") from error
+CLAIM_CODEC: Final = TierCellCodec("strandline-tierer", TierClaim, optional=("retired",))
 
 
 @final
@@ -97,7 +76,7 @@ class ClaimCell:
         """``claim`` is what this primary writes to the object ``path``; nothing is read or written yet."""
         self._claim = claim
         self._chance = chance
-        self._cell: StoreCell[TierClaim] = StoreCell(place, path, ClaimCodec(), clock=clock, chance=chance)
+        self._cell: StoreCell[TierClaim] = StoreCell(place, path, CLAIM_CODEC, clock=clock, chance=chance)
 
     def take(self) -> None:
         """Durably claim the cold tier for this term. Idempotent; ``Fenced`` if a primary of a later term has."""

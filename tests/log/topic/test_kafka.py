@@ -32,7 +32,7 @@ from strandline.model.cursor import Bounds
 from strandline.storage.clock import CLOCK
 from strandline.testing.stores import together
 from strandline.testing.topics import SOON, RetentionContract, TopicContract, by_partition, collect, numbered
-from tests.servers import KafkaServer, NoServer, free_port
+from tests.servers import KafkaServer, free_port, started
 
 kafka = pytest.importorskip("confluent_kafka")
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType  # noqa: E402
@@ -494,11 +494,7 @@ def test_a_topic_created_again_is_not_taken_for_the_old_one(kafka_server: KafkaS
 def test_a_broker_that_is_killed_and_started_again_loses_nothing_and_doubles_nothing() -> None:
     server = KafkaServer()
     server.session_seconds = 2.0
-    try:
-        server.start()
-    except NoServer as missing:
-        pytest.skip(str(missing))
-    with server, KafkaTopic(server.bootstrap, "events", 2, timeout=60.0) as topic:
+    with started(server), KafkaTopic(server.bootstrap, "events", 2, timeout=60.0) as topic:
         subscription, _ = topic.subscribe([(0, 0), (1, 0)])
         published: dict[int, dict[int, bytes]] = {0: {}, 1: {}}
         enough, flowing = threading.Event(), threading.Event()

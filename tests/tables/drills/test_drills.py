@@ -25,7 +25,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 import strandline as sl
 from strandline.errors import Diverged
 from tests.proxy import FaultyProxy, Weather, answer, reset
-from tests.servers import BUCKET, NoServer, S3Server
+from tests.servers import BUCKET, S3Server, started
 from tests.tables.drills.follower import Orders, sink_of
 
 FORMATS = ["delta", "iceberg", "sqlite", "postgres"]
@@ -320,12 +320,7 @@ def _until_somebody_calls(port: int) -> None:
 def test_a_bucket_whose_server_is_killed_and_started_again_between_two_steps_loses_and_doubles_nothing(
     tmp_path, mode, is_back
 ):
-    try:
-        server = S3Server()
-        server.start()
-    except NoServer as missing:
-        pytest.skip(str(missing))
-    with server:
+    with started(S3Server()) as server:
         server.create_bucket(BUCKET)
         world = World(tmp_path, "delta", mode)
         world.orders = replace(world.orders, place=server.url(BUCKET, "table"), options=server.options)

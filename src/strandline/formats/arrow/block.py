@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from strandline.errors import CorruptData, InvalidInput
 from strandline.formats.arrow.header import check_message
-from strandline.formats.arrow.stream import END, ArrowStream, Layout, damaged, read_stream
+from strandline.formats.arrow.stream import END, ArrowStream, Layout, damaged_arrow, read_stream
 from strandline.formats.checksum import crc32c
 from strandline.model.records import RECORD_SCHEMA, Op, are_operations
 
@@ -185,7 +185,7 @@ def read_metadata(block: memoryview, where: str) -> Mapping[bytes, bytes]:
         check_message(block)
         schema = pa.ipc.read_schema(pa.BufferReader(pa.py_buffer(block)))
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise damaged(error, where) from error
+        raise damaged_arrow(error, where) from error
     return dict(schema.metadata or {})
 
 

@@ -102,13 +102,13 @@ def read_stream(data: memoryview, layout: Layout, where: str, *, compressed: boo
     except pa.ArrowMemoryError:  # within the limits: the machine lacks memory, and the bytes may be valid
         raise
     except (pa.ArrowException, OSError, ValueError, EOFError, struct.error, OverflowError) as error:
-        raise damaged(error, where) from error
+        raise damaged_arrow(error, where) from error
     if rest != END:
         raise CorruptData(f"{where} is damaged: it does not end where it should.")
     return ArrowStream(batches, dict(found.metadata or {}), [] if compressed else messages)
 
 
-def damaged(error: Exception, where: str) -> CorruptData:
+def damaged_arrow(error: Exception, where: str) -> CorruptData:
     """The error for Arrow's error about stored bytes."""
     return CorruptData(f"{where} is damaged: {(str(error).splitlines() or [repr(error)])[0][:200]}.")
 
@@ -125,7 +125,7 @@ def batch_header(message: pa.Message, where: str) -> BatchHeader:
     try:
         return _batch_header_of(*_batch_header(message), where)
     except (ValueError, struct.error) as error:
-        raise damaged(error, where) from error
+        raise damaged_arrow(error, where) from error
 
 
 def _batch_header(message: pa.Message) -> tuple[memoryview, int]:

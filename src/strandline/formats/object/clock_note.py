@@ -7,12 +7,12 @@ import json
 from strandline.model.times import NO_DOUBT, Doubt
 
 
-def encode_note(doubt: Doubt) -> bytes:
+def encode_clock_note(doubt: Doubt) -> bytes:
     """``clock/note.json``."""
     return json.dumps({"ahead_since": doubt.ahead_since, "leap_since": doubt.leap_since}, indent=1).encode() + b"\n"
 
 
-def decode_note(data: bytes | memoryview) -> Doubt:
+def decode_clock_note(data: bytes | memoryview) -> Doubt:
     """Decode a note. A damaged note counts as none: the doubt is detected again."""
     try:
         fields = json.loads(bytes(data))

@@ -250,7 +250,7 @@ class SegmentTail:
         if any(
             chunk.start < len(_MAGIC) or chunk.size < 0 or chunk.next > self.before for each in groups for chunk in each
         ):
-            raise damaged(self.where, "it has columns outside of itself")
+            raise damaged_segment(self.where, "it has columns outside of itself")
         return groups
 
 
@@ -278,10 +278,10 @@ def encode_block(sums: Sequence[Sequence[int]], listed: Sequence[int], before: i
 def footer_size(data: bytes | memoryview, where: str) -> int:
     """Size of Parquet's footer, from the last bytes of a file."""
     if len(data) < _END.size:
-        raise damaged(where, f"{len(data)} bytes cannot be a segment")
+        raise damaged_segment(where, f"{len(data)} bytes cannot be a segment")
     length, magic = _END.unpack(data[-_END.size :])
     if magic != _MAGIC:
-        raise damaged(where, "it does not end as a Parquet file does")
+        raise damaged_segment(where, "it does not end as a Parquet file does")
     return int(length) + _END.size
 
 
@@ -299,14 +299,14 @@ def decode_tail(data: bytes | memoryview, where: str, *, before: int = LARGEST_S
     view = memoryview(data).cast("B")
     footer = footer_size(view, where)
     if len(view) < footer + _BLOCK_END.size:
-        raise damaged(where, "its footer is longer than the file")
+        raise damaged_segment(where, "its footer is longer than the file")
     at = len(view) - footer - _BLOCK_END.size
     groups, leaves, before_checksum, checksum = _block_end(view[: at + _BLOCK_END.size], where)
     if at != 4 * groups * leaves + 8 * groups or leaves != len(_LEAVES) or not groups:
-        raise damaged(where, f"the checksums of {groups} groups of {leaves} columns do not fit")
+        raise damaged_segment(where, f"the checksums of {groups} groups of {leaves} columns do not fit")
     end = _BLOCK_END.pack(groups, leaves, before_checksum, 0, VERSION, _BLOCK_MAGIC)
     if crc32c(view[-footer:], crc32c(end, crc32c(view[:at]))) != checksum:
-        raise damaged(where, "the checksum of its tail is wrong")
+        raise damaged_segment(where, "the checksum of its tail is wrong")
     numbers = struct.unpack_from(f"<{groups * leaves}I{groups}q", view)
     sums = [numbers[row * leaves : (row + 1) * leaves] for row in range(groups)]
     listed = numbers[groups * leaves :]
@@ -314,18 +314,18 @@ def decode_tail(data: bytes | memoryview, where: str, *, before: int = LARGEST_S
     rows = [parquet.row_group(number).num_rows for number in range(parquet.num_row_groups)]
     fits = len(rows) == groups and min(rows) > 0 and facts.end + 1 - facts.start == sum(rows) == parquet.num_rows
     if not fits or any(parquet.row_group(number).num_columns != leaves for number in range(groups)):
-        raise damaged(
+        raise damaged_segment(
             where, f"it holds {parquet.num_rows} records, but its description says {facts.start} to {facts.end}"
         )
     if any(earlier > later for earlier, later in pairwise(listed)):
-        raise damaged(where, "its groups are not in the order of their listing times")
+        raise damaged_segment(where, "its groups are not in the order of their listing times")
     return SegmentTail(where, facts, parquet, sums, listed, rows, before), before_checksum
 
 
 def _block_end(view: memoryview, where: str) -> tuple[int, int, int, int]:
     groups, leaves, before, checksum, version, magic = _BLOCK_END.unpack_from(view, len(view) - _BLOCK_END.size)
     if magic != _BLOCK_MAGIC:
-        raise damaged(where, "it has no checksums before its footer: strandline did not write it, or it was changed")
+        raise damaged_segment(where, "it has no checksums before its footer: another program wrote it, or changed it")
     if version > VERSION:
         raise _too_new(where, version)
     return groups, leaves, before, checksum
@@ -333,7 +333,7 @@ def _block_end(view: memoryview, where: str) -> tuple[int, int, int, int]:
 
 def _decode_footer(data: memoryview, groups: int, where: str) -> tuple[Any, SegmentFacts]:
     if len(data) > _LARGEST_FOOTER + groups * _LARGEST_GROUP_FOOTER:
-        raise damaged(where, f"its footer has {len(data):,} bytes for {groups:,} groups")
+        raise damaged_segment(where, f"its footer has {len(data):,} bytes for {groups:,} groups")
     try:
         _check_footer(data, groups)
         # Parquet accepts the footer alone as a file: it reads the rest only for records.
@@ -349,9 +349,9 @@ def _decode_footer(data: memoryview, groups: int, where: str) -> tuple[Any, Segm
         leaves = [parquet.schema.column(leaf) for leaf in range(len(parquet.schema))]
         physical = tuple((leaf.path, leaf.physical_type) for leaf in leaves)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise damaged(where, f"its footer cannot be read ({str(error)[:200]})") from error
+        raise damaged_segment(where, f"its footer cannot be read ({str(error)[:200]})") from error
     if facts is None or not schema.equals(SEGMENT_SCHEMA) or physical != PHYSICAL:
-        raise damaged(where, f"it has the columns {str(schema.names)[:200]} and is no segment")
+        raise damaged_segment(where, f"it has the columns {str(schema.names)[:200]} and is no segment")
     return parquet, SegmentFacts.decode(facts, where)
 
 
@@ -395,6 +395,6 @@ def _too_new(where: str, version: int) -> UnsupportedVersion:
     )
 
 
-def damaged(where: str, what: str) -> CorruptData:
+def damaged_segment(where: str, what: str) -> CorruptData:
     """The error for a damaged segment."""
     return CorruptData(f"{where} is damaged: {what}. Restore the object; retrying does not help.")

@@ -12,7 +12,14 @@ import pyarrow.parquet as pq
 
 from strandline.formats.arrow.header import check_unpacked, unpacked_limit
 from strandline.formats.checksum import crc32c
-from strandline.formats.segment.file import LARGEST_SEGMENT, PHYSICAL, SEGMENT_SCHEMA, ByteRange, SegmentTail, damaged
+from strandline.formats.segment.file import (
+    LARGEST_SEGMENT,
+    PHYSICAL,
+    SEGMENT_SCHEMA,
+    ByteRange,
+    SegmentTail,
+    damaged_segment,
+)
 from strandline.formats.segment.thrift import DELTA_BINARY_PACKED, PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY, read_pages
 from strandline.model.records import HEADERS, Op, are_operations
 
@@ -38,7 +45,7 @@ def decode_group(
     """
     for piece, data in pieces:
         if len(data) != piece.size or crc32c(data, 0) != piece.checksum:
-            raise damaged(tail.where, f"the checksum of bytes {piece.start} to {piece.next - 1} is wrong")
+            raise damaged_segment(tail.where, f"the checksum of bytes {piece.start} to {piece.next - 1} is wrong")
     group = tail.group(number)
     try:
         is_shared = _check_pages(tail, number, columns, pieces)
@@ -55,12 +62,14 @@ def decode_group(
     except pa.ArrowMemoryError:  # within the limits: the machine lacks memory, and the bytes may be valid
         raise
     except (pa.ArrowException, OSError, ValueError, LookupError) as error:
-        raise damaged(tail.where, f"its row group {number} cannot be read ({str(error)[:200]})") from error
+        raise damaged_segment(tail.where, f"its row group {number} cannot be read ({str(error)[:200]})") from error
     if table.num_rows != group.next - group.first:
-        raise damaged(tail.where, f"its row group {number} holds {table.num_rows} records")
+        raise damaged_segment(tail.where, f"its row group {number} holds {table.num_rows} records")
     for batch in batches:
         if "op" in columns and not are_operations(batch.column("op")):
-            raise damaged(tail.where, f"its row group {number} holds operations outside {Op.PUT:d} to {Op.PURGE:d}")
+            raise damaged_segment(
+                tail.where, f"its row group {number} has operations outside {Op.PUT:d} to {Op.PURGE:d}"
+            )
     return batches
 
 

@@ -16,7 +16,7 @@ from strandline.log.findings import FindingKind, Severity
 from strandline.log.folders import FolderKind, contents
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import data_name, firsts_in, index_name
-from strandline.log.wal.read.catalog import Catalog, damaged
+from strandline.log.wal.read.catalog import Catalog, damaged_file
 from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.read.watermark import View, read_mark
 from strandline.log.wal.recover.repair import describe_copy
@@ -148,7 +148,7 @@ class _WalCopy:
         path = catalog.path(first := firsts[-1])
         head = frame_head(memoryview(self._disk.read(path, 0, HEADER_SIZE)))
         if isinstance(head, Stop):
-            raise damaged(path, 0, head.why)
+            raise damaged_file(path, 0, head.why)
         size, term = head.end, head.info.term
         for frame in catalog.frames(first, following) if first < following else ():
             size, term = frame.position + frame.size, frame.term
@@ -170,7 +170,7 @@ class _WalCopy:
             while at < size:
                 piece = self._disk.read(source, at, min(_READ_BYTES, size - at))
                 if not piece:
-                    raise damaged(source, at, f"it ends there, and was durable up to byte {size}")
+                    raise damaged_file(source, at, f"it ends there, and was durable up to byte {size}")
                 file.write([piece])
                 at += len(piece)
             file.sync()

@@ -29,7 +29,7 @@ from strandline.node.options import NodeOptions
 from strandline.snapshots.sealed import seal
 from strandline.storage.disk import Disk, exists
 from strandline.storage.lease import Lease
-from strandline.tier.attachment import ColdCodec
+from strandline.tier.attachment import COLD_CODEC
 
 _COLUMNS: Final = RECORD_SCHEMA.names
 
@@ -89,7 +89,7 @@ def _check_cold(folder: str, options: NodeOptions, *, disk: Disk) -> None:
     path = f"{folder}/{COLD_FILE}"
     if not exists(path, disk=disk):
         return
-    cold = ColdCodec().decode(disk.read(path), path).value
+    cold = COLD_CODEC.decode(disk.read(path), path).value
     tiering, store = options.tiering, cold.store.rstrip("/")
     events = f"{store}/events" if tiering.events is None else tiering.events
     if (options.cold_address, events, tiering.partitions) != (store, cold.events, cold.partitions):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strandline.errors import NotFound, StorageError
-from strandline.formats.object.clock_note import decode_note, encode_note
+from strandline.formats.object.clock_note import decode_clock_note, encode_clock_note
 from strandline.model.cursor import SECOND
 from strandline.model.head import Head
 from strandline.model.times import NO_DOUBT, TOLERANCE, Doubt, Present, doubt_of, may_expire, may_set_back
@@ -96,13 +96,13 @@ def compare_clocks(store: ObjectStore, head: Head, *, clock: Clock, dry_run: boo
     is_witnessed = has_own_clock(store.url)
     if is_witnessed:
         with contextlib.suppress(StorageError):
-            skew = _probe(store, clock) if dry_run else measure_skew(store, NOTE, encode_note(doubt), clock=clock)
+            skew = _probe(store, clock) if dry_run else measure_skew(store, NOTE, encode_clock_note(doubt), clock=clock)
     present = Present(clock.now(), skew, is_witnessed)
     if not is_witnessed:
         before = _read_note(store)
         doubt = doubt_of(present, before, listed=head.listed, collected=head.collected)
         if doubt != before and not dry_run:
-            store.put(NOTE, encode_note(doubt))
+            store.put(NOTE, encode_clock_note(doubt))
     ahead = head.listed - present.now
     return Clocks(
         clock,
@@ -122,7 +122,7 @@ def _probe(store: ObjectStore, clock: Clock) -> int | None:
 
 def _read_note(store: ObjectStore) -> Doubt:
     try:
-        return decode_note(store.get(NOTE).data)
+        return decode_clock_note(store.get(NOTE).data)
     except NotFound:
         return NO_DOUBT
 

@@ -150,10 +150,10 @@ class Catalog:
                 window, origin = memoryview(self._disk.read(path, position, length)), position
             head = frame_head(window, position - origin, origin=origin)
             if isinstance(head, Stop):
-                raise damaged(path, position, f"{head.why}, and offset {offset} should be there")
+                raise damaged_file(path, position, f"{head.why}, and offset {offset} should be there")
             info = head.info
             if info.first != offset + 1:
-                raise damaged(path, position, f"the frame there begins at offset {info.first - 1}, not at {offset}")
+                raise damaged_file(path, position, f"the frame there begins at offset {info.first - 1}, not {offset}")
             size = head.end - head.start
             if info.count:
                 yield Located(path, position, size, offset, offset + info.count, info.term, info.timestamp)
@@ -246,7 +246,7 @@ class Catalog:
         path = self.path(first)
         head = frame_head(memoryview(self._disk.read(path, 0, HEADER_SIZE)))
         if isinstance(head, Stop):
-            raise damaged(path, 0, head.why)
+            raise damaged_file(path, 0, head.why)
         return head.info
 
 
@@ -271,7 +271,7 @@ def _term_of(entry: IndexEntry) -> int:
     return entry.term
 
 
-def damaged(path: str, at: int, why: str) -> CorruptData:
+def damaged_file(path: str, at: int, why: str) -> CorruptData:
     """The error for damage at or below the durable mark."""
     return CorruptData(
         f"{path} is damaged at byte {at}: {why}. It affects acknowledged records, and nothing was changed: "

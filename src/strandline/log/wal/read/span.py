@@ -17,7 +17,7 @@ from strandline.formats.arrow.value_page import decode_values
 from strandline.formats.wal.folder import append_of
 from strandline.formats.wal.frame import Frame, FrameScanner, decode_frame
 from strandline.log.read.planning import clipped, known_columns
-from strandline.log.wal.read.catalog import Located, damaged
+from strandline.log.wal.read.catalog import Located, damaged_file
 from strandline.model.head import LogBatch, WriterId
 from strandline.model.records import with_offsets
 from strandline.storage.disk import DISK, Disk
@@ -285,7 +285,7 @@ def whole_frame(data: memoryview, frame: Located) -> Frame:
     scanner = FrameScanner(data, origin=frame.position)
     found = next(iter(scanner), None)
     if found is None:
-        raise damaged(frame.path, frame.position, scanner.stop.why)
+        raise damaged_file(frame.path, frame.position, scanner.stop.why)
     if (found.info.first, found.info.count) != (frame.first + 1, frame.next - frame.first):
-        raise damaged(frame.path, frame.position, "another frame is there than the located one")
+        raise damaged_file(frame.path, frame.position, "another frame is there than the located one")
     return found

@@ -30,7 +30,7 @@ from strandline.log.wal.names import (
     salt_of,
     torn_name,
 )
-from strandline.log.wal.read.catalog import Located, damaged
+from strandline.log.wal.read.catalog import Located, damaged_file
 from strandline.log.wal.recover.scan_tail import Examined, Hole, Torn, located, walk
 from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.write.journal import IndexWriter, JournalPosition, encode_lead
@@ -123,7 +123,7 @@ def rebuild_index(folder: str, log_id: UUID, first: int, *, disk: Disk) -> None:
     position = 0
     for found in walk(path, disk.size(path), salt=salt_of(log_id), disk=disk):
         if isinstance(found, Hole):
-            raise damaged(path, found.at, found.why)
+            raise damaged_file(path, found.at, found.why)
         if found.info.count:
             rows.append(located(path, found))
         else:

@@ -36,7 +36,7 @@ from strandline.log.wal.names import (
     index_name,
     salt_of,
 )
-from strandline.log.wal.read.catalog import damaged
+from strandline.log.wal.read.catalog import damaged_file
 from strandline.log.wal.recover.repair import describe_copy, rebuild_index, remove_files, repair
 from strandline.log.wal.recover.scan_tail import (
     Examined,
@@ -155,21 +155,21 @@ def _find_cut(folder: str, found: Examined, to: int, *, disk: Disk) -> _RewindCu
     size = disk.size(path)
     lead = read_lead(path, log_id, first, disk=disk)
     if isinstance(lead, Stop):
-        raise damaged(path, 0, lead.why)
+        raise damaged_file(path, 0, lead.why)
     place = JournalPosition(first, lead.end, first, lead.info.term, lead.info.timestamp, lead.writers)
     scan = TailScan(path, place, salt)
     for frame in walk(path, size, salt=salt, disk=disk, start=lead.end):
         if isinstance(frame, Hole):
-            raise damaged(path, frame.at, frame.why)
+            raise damaged_file(path, frame.at, frame.why)
         if frame.info.first + frame.info.count > to + 1:
             if frame.info.first != place.next + 1 or frame.info.flags != salt:
-                raise damaged(path, frame.start, f"the frame there does not follow offset {place.next - 1}")
+                raise damaged_file(path, frame.start, f"the frame there does not follow offset {place.next - 1}")
             forget_silent(place.writers)
             return _RewindCut(path, place, size, frame, _index_size(folder, log_id, place, disk=disk))
         stop = scan.take(frame)
         if stop is not None:
-            raise damaged(path, stop.at, stop.why)
-    raise damaged(path, size, f"it ends there, and offset {to} should be in it")
+            raise damaged_file(path, stop.at, stop.why)
+    raise damaged_file(path, size, f"it ends there, and offset {to} should be in it")
 
 
 def _index_size(folder: str, log_id: UUID, place: JournalPosition, *, disk: Disk) -> int:
@@ -236,7 +236,7 @@ def _pieces(path: str, at: int, end: int, *, disk: Disk) -> Iterator[bytes]:
     while at < end:
         piece = disk.read(path, at, min(_READ_BYTES, end - at))
         if not piece:
-            raise damaged(path, at, "the file ends there, but had more bytes")
+            raise damaged_file(path, at, "the file ends there, but had more bytes")
         yield piece
         at += len(piece)
 

@@ -33,7 +33,7 @@ from strandline.formats.wal.index import Index, decode_index, new_chain
 from strandline.formats.wal.mark import Mark
 from strandline.log.folders import FolderKind, check_missing
 from strandline.log.wal.names import IDENTITY, LEAD, SLOTS_FILE, data_name, firsts_in, index_name, salt_of
-from strandline.log.wal.read.catalog import Located, damaged
+from strandline.log.wal.read.catalog import Located, damaged_file
 from strandline.log.wal.read.watermark import read_mark
 from strandline.log.wal.write.journal import JournalPosition
 from strandline.log.writers.numbered import forget_silent
@@ -258,7 +258,7 @@ def _refuse_unfinished(path: str, first: int, stop: Stop, mark: int, side: Mark 
     if stop.ending is Ending.UNSUPPORTED:
         raise _unsupported(path, stop)
     if mark > first or (side is not None and side.active == first):
-        raise damaged(path, 0, stop.why)
+        raise damaged_file(path, 0, stop.why)
 
 
 def _refuse(path: str, found: _ScannedFile, mark: int) -> None:
@@ -266,7 +266,7 @@ def _refuse(path: str, found: _ScannedFile, mark: int) -> None:
     if found.stop.ending is Ending.UNSUPPORTED:
         raise _unsupported(path, found.stop)
     if found.place.next < mark:
-        raise damaged(path, found.stop.at, f"{found.stop.why}, and everything below offset {mark} was durable")
+        raise damaged_file(path, found.stop.at, f"{found.stop.why}, and everything below offset {mark} was durable")
 
 
 def _unsupported(path: str, stop: Stop) -> UnsupportedVersion:
@@ -297,7 +297,7 @@ def _examine_file(folder: str, log_id: UUID, first: int, *, disk: Disk) -> _Scan
         data = memoryview(disk.read(path))
         beyond = max((frame.info.durable for frame in _own(frames_beyond(data), salt)), default=0)
         if beyond > first and lead.ending is not Ending.UNSUPPORTED:
-            raise damaged(path, 0, lead.why)
+            raise damaged_file(path, 0, lead.why)
         return lead
     place = JournalPosition(first, lead.end, first, lead.info.term, lead.info.timestamp, lead.writers)
     index = _read_index(folder, log_id, first, disk=disk)
@@ -309,7 +309,7 @@ def _examine_file(folder: str, log_id: UUID, first: int, *, disk: Disk) -> _Scan
         place.size, place.next, place.term, place.timestamp = entry.position, entry.offset, entry.term, entry.timestamp
         mark = entry.offset
         if entry.position > size:
-            raise damaged(path, size, f"it ends there, and was durable up to byte {entry.position}")
+            raise damaged_file(path, size, f"it ends there, and was durable up to byte {entry.position}")
     indexed = place.size
     data = memoryview(disk.read(path, indexed))
     scan = TailScan(path, place, salt)

@@ -1,0 +1,56 @@
+"""The stored form of the cells of a cold tier: checked JSON with the cell's stamp."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
+from uuid import UUID
+
+from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.formats.json.checked import decode_checked, encode_checked
+from strandline.model.json_values import natural, read_record, stamp_fields
+from strandline.model.stamp import Stamped
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    T = TypeVar("T", bound=DataclassInstance)
+else:
+    T = TypeVar("T")
+
+FORMAT_VERSION: Final = 1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TierCellCodec(Generic[T]):
+    """Stores a dataclass as a cell's content; damage is an error, never an empty cell."""
+
+    kind: str
+    content: type[T]
+    optional: tuple[str, ...] = ()
+    """Fields that older cells lack."""
+
+    def encode(self, state: Stamped[T]) -> bytes:
+        """The bytes of a state."""
+        fields = {name: _plain(value) for name, value in asdict(state.value).items()}
+        return encode_checked(
+            self.kind, FORMAT_VERSION, {"min_reader": FORMAT_VERSION, **fields, **stamp_fields(state)}
+        )
+
+    def decode(self, data: bytes | memoryview, where: str) -> Stamped[T]:
+        """The state in these bytes; ``CorruptData`` if they are damaged."""
+        try:
+            fields = decode_checked(bytes(data), self.kind, FORMAT_VERSION)
+            if natural(fields["min_reader"]) > FORMAT_VERSION:
+                raise UnsupportedVersion(f"{where} was written by a newer version of strandline: upgrade this one.")
+            return read_record(Stamped, fields, value=read_record(self.content, fields, optional=self.optional))
+        except (ValueError, KeyError, InvalidInput) as error:
+            raise CorruptData(f"{where} is damaged: {error}. Restore the object.") from error
+
+
+def _plain(value: Any) -> Any:
+    """A field as JSON has it."""
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, UUID) else value
