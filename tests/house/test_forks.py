@@ -121,7 +121,7 @@ def lease(folder: Path) -> Iterator[Opened]:
         "held": held.held,
         "renew": held.renew,
         "try_acquire": held.try_acquire,
-        "look": held.look,
+        "read": held.read,
     }
     yield Opened(calls, held.renew, held.release)
     assert held.held()

@@ -58,7 +58,7 @@ class V1Place(QueuePlace):
 
     def forget(self, count: int) -> None:
         queue = self.queue()
-        queue.acknowledge(queue.look(queue.claim("passing", None)).descriptors[count - 1])
+        queue.acknowledge(queue.peek(queue.claim("passing", None)).descriptors[count - 1])
 
 
 PlaceKind = Callable[[ObjectStore], QueuePlace]

@@ -240,15 +240,15 @@ def test_a_twin_that_acknowledges_what_it_only_handed_out_is_caught(monkeypatch:
 
 
 def test_a_twin_that_moves_its_cursor_before_the_fetch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    look = BatchReader.look
+    peek = BatchReader.peek
 
     def hand_out_at_once(self: BatchReader, limit: int, since: int | None = None) -> list[Entry]:
-        found = look(self, limit, since)
+        found = peek(self, limit, since)
         with self._state:
             self._progress.hand_out(found)
         return found
 
-    monkeypatch.setattr(BatchReader, "look", hand_out_at_once)
+    monkeypatch.setattr(BatchReader, "peek", hand_out_at_once)
     monkeypatch.setattr(BatchReader, "hand_out", lambda *_: None)
     with pytest.raises((AssertionError, OutOfOrderAck)):
         test_whichever_operation_fails_the_same_call_can_be_repeated(ObjectLogPlace, "before")

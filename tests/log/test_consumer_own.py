@@ -623,7 +623,7 @@ class TestPlaces:
 
     def test_a_queue_that_was_not_claimed_raises(self, log: ObjectLog) -> None:
         with pytest.raises(InvalidInput, match="not claimed"):
-            ObjectLogQueue(log).look(0)
+            ObjectLogQueue(log).peek(0)
 
 
 class TestVersion1:

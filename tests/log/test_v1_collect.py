@@ -283,7 +283,7 @@ def test_the_consumer_s_queue_collects_with_memory(place):
     queue = V1Queue(place.log)
     queue.claim("me", None)
     place.clock.advance(10 * GRACE)
-    queue.acknowledge(queue.look(0).descriptors[-1])
+    queue.acknowledge(queue.peek(0).descriptors[-1])
     for _ in range(2):
         queue.trim()
         place.clock.advance(GRACE / 2)

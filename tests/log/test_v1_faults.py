@@ -105,7 +105,7 @@ def test_a_claim_whose_answer_was_lost_holds_the_returned_epoch(place, line, los
     line.lose_answers(lost, path_prefix="ingest/manifest")
     assert queue.claim("me", None) == 0
     assert manifest_in(place).epoch == 4 + lost
-    assert queue.look(0).length == 1
+    assert queue.peek(0).length == 1
 
 
 def test_a_claim_with_last_acked_whose_answer_was_lost_acknowledges_no_more_than_that(place, line):
@@ -120,7 +120,7 @@ def test_an_acknowledgement_whose_answer_was_lost_is_done_once_and_well(place, l
     queue = V1Queue(opened(line))
     queue.claim("me", None)
     line.lose_answers(1, path_prefix="ingest/manifest")
-    queue.acknowledge(queue.look(0).descriptors[1])
+    queue.acknowledge(queue.peek(0).descriptors[1])
     assert [entry.sequence for entry in manifest_in(place).entries] == [2]
 
 
@@ -128,7 +128,7 @@ def test_an_acknowledgement_whose_answer_was_lost_is_fenced_by_a_later_claim(pla
     fill(place, (b"a",), (b"b",))
     queue = V1Queue(opened(line))
     queue.claim("me", None)
-    (first, _) = queue.look(0).descriptors
+    (first, _) = queue.peek(0).descriptors
     line.lose_answers(1, path_prefix="ingest/manifest")
     once(line, "put_if", "after", lambda: V1Queue(opened(place)).claim("you", None))
     with pytest.raises(Fenced):
@@ -163,7 +163,7 @@ def test_two_creators_by_claim_have_epochs_of_their_own(place, line):
     first.claim("me", None)
     assert manifest_in(place).epoch == 2
     with pytest.raises(Fenced):
-        second.look(0)
+        second.peek(0)
 
 
 def test_a_manifest_that_never_lets_itself_be_created_is_given_up(place, line):
@@ -347,7 +347,7 @@ def test_a_consumer_that_dies_at_any_operation_and_comes_back_gets_everything_in
     def script(line: FaultyStore) -> None:
         queue = V1Queue(opened(line))
         position = queue.claim("me", None)
-        for descriptor in queue.look(position).descriptors:
+        for descriptor in queue.peek(position).descriptors:
             assert queue.fetcher().fetch(descriptor)
             seen.append(descriptor.sequence)
             queue.acknowledge(descriptor)
@@ -398,7 +398,7 @@ def test_each_fault_at_each_operation_of_a_producer_and_a_consumer_is_repeated_a
         position = insist(lambda queue=queue: queue.claim("me", None))
         for batch in range(2):
             insist(lambda log=log, batch=batch: append(log, b"%d" % batch, number=batch))
-        for descriptor in insist(lambda queue=queue, since=position: queue.look(since)).descriptors:
+        for descriptor in insist(lambda queue=queue, since=position: queue.peek(since)).descriptors:
             assert insist(lambda queue=queue, item=descriptor: queue.fetcher().fetch(item))
             insist(lambda queue=queue, item=descriptor: queue.acknowledge(item))
         manifest = manifest_in(place)

@@ -45,14 +45,14 @@ def queue(store) -> V1Queue:
 
 
 def looked(queue: V1Queue, since: int, limit: int | None = None) -> list[int]:
-    return [descriptor.sequence for descriptor in queue.look(since, limit).descriptors]
+    return [descriptor.sequence for descriptor in queue.peek(since, limit).descriptors]
 
 
 def test_it_satisfies_the_protocols(queue):
     assert isinstance(queue, Queue)
     assert isinstance(queue.fetcher(), Fetcher)
     queue.claim("me", None)
-    assert all(isinstance(descriptor, Descriptor) for descriptor in queue.look(5).descriptors)
+    assert all(isinstance(descriptor, Descriptor) for descriptor in queue.peek(5).descriptors)
     assert queue.url == "plain://test"
 
 
@@ -102,14 +102,14 @@ def test_a_future_last_acked_is_accepted_on_an_empty_queue(store, queue):
     assert other.claim("you", 100) == 101
     append(opened(store), b"x", number=0)
     assert looked(other, 101) == []
-    assert other.look(101).length == 1
+    assert other.peek(101).length == 1
 
 
 def test_every_claim_is_a_new_one_because_the_format_has_no_holder(store, queue):
     queue.claim("me", None)
     V1Queue(opened(store)).claim("me", None)
     with pytest.raises(Fenced):
-        queue.look(5)
+        queue.peek(5)
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------
@@ -121,9 +121,9 @@ def test_a_read_gives_consecutive_batches_and_how_many_there_are(queue):
     assert looked(queue, 6, 1) == [6]
     assert looked(queue, 8) == []
     assert looked(queue, 5, 0) == []
-    assert queue.look(7).length == 3
+    assert queue.peek(7).length == 3
     with pytest.raises(CursorExpired):
-        queue.look(4)
+        queue.peek(4)
 
 
 def test_a_replay_returns_the_batches_of_a_range_or_raises_if_some_are_gone(queue):
@@ -137,10 +137,10 @@ def test_a_replay_returns_the_batches_of_a_range_or_raises_if_some_are_gone(queu
 
 def test_a_fenced_consumer_gets_fenced_from_every_call_that_touches_the_manifest_and_changes_nothing(store, queue):
     queue.claim("me", None)
-    held = queue.look(5).descriptors
+    held = queue.peek(5).descriptors
     V1Queue(opened(store)).claim("you", None)
     before = manifest_in(store)
-    for call in (lambda: queue.look(5), lambda: queue.between(5, 6), lambda: queue.acknowledge(held[0])):
+    for call in (lambda: queue.peek(5), lambda: queue.between(5, 6), lambda: queue.acknowledge(held[0])):
         with pytest.raises(Fenced, match="epoch 4"):
             call()
     assert manifest_in(store) == before
@@ -152,7 +152,7 @@ def test_a_fenced_consumer_gets_fenced_from_every_call_that_touches_the_manifest
 
 def test_acknowledging_drops_everything_through_a_batch_durably(store, queue):
     queue.claim("me", None)
-    _, second, third = queue.look(5).descriptors
+    _, second, third = queue.peek(5).descriptors
     queue.acknowledge(second)
     assert [entry.sequence for entry in manifest_in(store).entries] == [7]
     writes = queue.writes().done
@@ -172,7 +172,7 @@ def test_a_failed_acknowledgement_changes_nothing_and_may_be_repeated(store):
     line = FaultyStore(store)
     queue = V1Queue(opened(line))
     queue.claim("me", None)
-    (first, *_) = queue.look(5).descriptors
+    (first, *_) = queue.peek(5).descriptors
     with line.down(), pytest.raises((OutcomeUnknown, TransientStorageError)):
         queue.acknowledge(first)
     assert [entry.sequence for entry in manifest_in(store).entries] == [5, 6, 7]
@@ -184,7 +184,7 @@ def test_lost_races_are_counted(store):
     line = FaultyStore(store)
     queue, rival = V1Queue(opened(line)), opened(store, seed=9)
     queue.claim("me", None)
-    (first, *_) = queue.look(5).descriptors
+    (first, *_) = queue.peek(5).descriptors
 
     def race(call) -> None:
         if call.name == "put_if" and call.stage == "before":

@@ -206,12 +206,12 @@ def _consumer(caller: Caller, name: str, chance: random.Random) -> Callable[[], 
         history.newest = max(history.newest, epoch)
         for _ in range(chance.randint(1, 3)):
             taken = []
-            for descriptor in queue.look(position, 2).descriptors:
+            for descriptor in queue.peek(position, 2).descriptors:
                 try:
                     (batch,) = queue.fetcher().fetch(descriptor)
                 except NotFound:
                     # Only who was fenced may miss an object: what is listed is there.
-                    queue.look(descriptor.sequence)
+                    queue.peek(descriptor.sequence)
                     raise AssertionError(f"seed {history.seed}: {descriptor} is listed and was collected") from None
                 taken.append((descriptor, batch.column("value")[0].as_py()))
                 history.fetched.add(taken[-1][1])

@@ -50,7 +50,7 @@ def lease_of(tmp_path: Path) -> dict[str, object]:
 
 
 def holder(tmp_path: Path) -> str | None:
-    state = Lease(LocalStore(str(tmp_path / "lease")), "lease", "who looks").look()
+    state = Lease(LocalStore(str(tmp_path / "lease")), "lease", "who looks").read()
     return None if state is None else state.holder
 
 

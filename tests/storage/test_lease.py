@@ -45,10 +45,10 @@ class TestTheRules:
     def test_a_new_holding_is_above_every_epoch_that_its_holder_has_seen(self):
         assert taken(STATE, replace(MINE, epoch=9), STATE).epoch == 10
         lease = Lease(PlainStore(), "lease", "two")
-        assert lease.look() is None
+        assert lease.read() is None
         assert lease.try_acquire(above=7)
         assert lease.epoch == 8
-        assert lease.look().holder == "two"
+        assert lease.read().holder == "two"
 
     def test_a_lease_that_ran_out_is_taken_only_if_it_is_still_exactly_that(self):
         assert taken(STATE, MINE, STATE) == replace(MINE, epoch=4, beat=18)

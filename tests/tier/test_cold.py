@@ -137,9 +137,9 @@ def test_data_of_a_newer_version_is_not_read() -> None:
 def test_a_cold_tier_is_attached_once() -> None:
     store = PlainStore()
     cell = cell_in(store)
-    assert cell.look() is None
+    assert cell.read() is None
     cold = cell.attach("s3://b/cold", "s3://b/events", partitions=2, name="orders")
-    assert cell_in(store).look() == cold == ColdTier(LOG, "s3://b/cold", "s3://b/events", 2, "orders")
+    assert cell_in(store).read() == cold == ColdTier(LOG, "s3://b/cold", "s3://b/events", 2, "orders")
     number = cell.announce(10)
     assert cell.decide(number, 5)
     assert cell_in(store).attach("s3://b/cold", "s3://b/events", partitions=2).start == 5
@@ -151,7 +151,7 @@ def test_a_cold_tier_is_attached_once() -> None:
         with pytest.raises(AlreadyExists, match="s3://b/cold"):
             cell.attach(other[0], other[1], partitions=other[2])
     with pytest.raises(CorruptData, match=COLD):
-        cell_in(store, UUID(int=8)).look()
+        cell_in(store, UUID(int=8)).read()
 
 
 @pytest.mark.parametrize("changes", [{"partitions": 0}, {"start": -1}, {"store": ""}, {"events": ""}, {"gone": 1}])
@@ -172,22 +172,22 @@ def cell() -> ColdCell:
 
 def test_announced_segments_may_stay_and_decided_ones_are_gone_for_good(cell: ColdCell) -> None:
     number = cell.announce(100)
-    assert cell.look().start == 100
+    assert cell.read().start == 100
     assert cell.is_undecided()
     assert cell.decide(number, 60)
-    assert (cell.look().start, cell.look().gone, cell.is_undecided()) == (60, 60, False)
+    assert (cell.read().start, cell.read().gone, cell.is_undecided()) == (60, 60, False)
     assert cell.decide(cell.announce(80), 30)
-    assert (cell.look().start, cell.look().gone) == (60, 60)
+    assert (cell.read().start, cell.read().gone) == (60, 60)
 
 
 def test_only_the_last_announcer_decides(cell: ColdCell) -> None:
     first = cell.announce(100)
     second = cell.announce(50)
-    assert cell.look().start == 100
+    assert cell.read().start == 100
     assert not cell.decide(first, 100)
     assert cell.decide(second, 20)
     assert not cell.decide(first, 100)
-    assert (cell.look().start, cell.look().gone) == (20, 20)
+    assert (cell.read().start, cell.read().gone) == (20, 20)
 
 
 # --- the handshake ---------------------------------------------------------------------------------------------
@@ -357,8 +357,8 @@ class LookedEarly:
         self._cell = cell
         self._seen: ColdTier | None = None
 
-    def look(self) -> ColdTier | None:
-        self._seen = self._seen or self._cell.look()
+    def read(self) -> ColdTier | None:
+        self._seen = self._seen or self._cell.read()
         return self._seen
 
 

@@ -214,7 +214,7 @@ class Lease:
             )
         return term.epoch
 
-    def look(self) -> LeaseState | None:
+    def read(self) -> LeaseState | None:
         """The stored lease, of any holder; None without one. Counts as a read of a waiting challenger."""
         with self._lock:
             try:

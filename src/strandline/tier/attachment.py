@@ -50,7 +50,7 @@ class ColdCell:
         self._chance = chance
         self._cell: StoreCell[ColdTier] = StoreCell(place, path, COLD_CODEC, clock=clock, chance=chance)
 
-    def look(self) -> ColdTier | None:
+    def read(self) -> ColdTier | None:
         """The current description; None if the log has no cold tier."""
         try:
             return self._checked(self._cell.read().value)

@@ -96,7 +96,7 @@ def tiered(
         return log
     access = ColdAccess(options, events_options, clock)
     cell = cold_cell(log, access)
-    cold = cell.look()
+    cold = cell.read()
     if cold is None:
         return log
 
@@ -146,7 +146,7 @@ def cold_cell(log: Tierable, access: ColdAccess = _PLAIN) -> ColdCell:
 
 def cold_tier(log: Tierable, access: ColdAccess = _PLAIN) -> ColdTier:
     """The log's cold tier; ``NotFound`` if it has none."""
-    found = cold_cell(log, access).look()
+    found = cold_cell(log, access).read()
     if found is None:
         raise NotFound(f"The log at {log_address(log)} has no cold tier: attach one first (strandline tier attach).")
     return found

@@ -111,7 +111,7 @@ def attach(
     Example: strandline tier attach s3://bucket/orders --store s3://archive/orders
     """
     opened = open_to_look(log)
-    known = cold_cell(opened).look()
+    known = cold_cell(opened).read()
     cold = give(opened, store, events, partitions=partitions)
     url = log_address(opened)
     show.answer(

@@ -122,7 +122,7 @@ def described(log: AnyLog) -> LogDescription:
         columns = {} if codec is None else {field.name: str(field.type) for field in codec.schema}
     version = (versions[-1].format, versions[-1].number) if versions else None
     size = lag_of(hot, lag.first, 0).bytes
-    return LogDescription(kind, lag, log.bounds(), size, columns, version, cold_cell(log).look())
+    return LogDescription(kind, lag, log.bounds(), size, columns, version, cold_cell(log).read())
 
 
 def _line(word: str, text: str, style: str = "") -> Text:

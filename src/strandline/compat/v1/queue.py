@@ -7,7 +7,7 @@ from strandline.compat.v1.log import QueueLog
 from strandline.compat.v1.reading import QueueFetcher
 from strandline.compat.v1.slots import SLOT
 from strandline.errors import InvalidInput
-from strandline.log.queue.contract import GivenBatches, Look, Writes, keep_letter
+from strandline.log.queue.contract import GivenBatches, PeekedBatches, Writes, keep_letter
 from strandline.model.head import Descriptor, QueueEntry, QueueManifest
 
 
@@ -47,12 +47,12 @@ class V1Queue:
         self._given.check(self.url, manifest.next_sequence, lambda sequence: edits.entry_at(manifest, sequence))
         return manifest
 
-    def look(self, since: int, limit: int | None = None) -> Look:
+    def peek(self, since: int, limit: int | None = None) -> PeekedBatches:
         """Consecutive listed batches from a sequence on; ``Fenced``, ``CursorExpired``."""
         manifest = self._read()
         found = edits.entries_from(manifest, since)[:limit]
         self._given.note(found)
-        return Look(found, len(manifest.entries))
+        return PeekedBatches(found, len(manifest.entries))
 
     def between(self, first: int, last: int) -> tuple[QueueEntry, ...]:
         """The listed batches with sequences ``first`` through ``last``; ``Fenced``, ``CursorExpired``."""

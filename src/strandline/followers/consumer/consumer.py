@@ -158,7 +158,7 @@ class Consumer:
         )
         self._reader = BatchReader(self._queue, self._progress, self._gauges, self._letters, self._state, clock=clock)
         with contextlib.suppress(StrandlineError):  # the first call that needs it raises
-            self._reader.look(0)  # the length is known from the beginning
+            self._reader.peek(0)  # the length is known from the beginning
         self._threads = ConsumerThreads(self, self._queue, trim_every=trim_every, clock=clock)
         self._origin = Origin(f"The consumer of {self._queue.url}", self)
 
@@ -246,7 +246,7 @@ class Consumer:
         if max == 0:
             return []
         with self._reader.lock:
-            found = self._reader.look(max)
+            found = self._reader.peek(max)
             self._gauges.handed_out(len(found))
             self._reader.hand_out(found)
             return found
@@ -320,7 +320,7 @@ class Consumer:
         with self._acking:
             self._reader.check_open()
             if not self._flush():
-                self._reader.look(0)
+                self._reader.peek(0)
 
     def _flush(self) -> bool:
         with self._state:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from strandline.errors import CorruptData, InvalidInput, OutOfOrderAck
-from strandline.log.queue.contract import Look, start_of
+from strandline.log.queue.contract import PeekedBatches, start_of
 from strandline.model.cursor import SECOND
 from strandline.model.head import Descriptor
 from strandline.storage.metrics import (
@@ -189,13 +189,13 @@ class Gauges:
         self.dead_letters = 0
         """Batches that were set aside."""
 
-    def looked(self, look: Look) -> None:
+    def peeked(self, found: PeekedBatches) -> None:
         """Record the length and lag of the queue as they were read."""
-        self._show_length(look.length)
-        if look.records is not None:
-            LAG_RECORDS.labels(*self._labels).set(look.records)
-        if look.size is not None:
-            LAG_BYTES.labels(*self._labels).set(look.size)
+        self._show_length(found.length)
+        if found.records is not None:
+            LAG_RECORDS.labels(*self._labels).set(found.records)
+        if found.size is not None:
+            LAG_BYTES.labels(*self._labels).set(found.size)
 
     def handed_out(self, descriptors: int) -> None:
         """Count descriptors that were delivered without being read."""

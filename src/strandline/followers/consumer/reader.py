@@ -58,12 +58,12 @@ class BatchReader:
         with self._state:
             return self._progress.read
 
-    def look(self, limit: int, since: int | None = None) -> list[Descriptor]:
+    def peek(self, limit: int, since: int | None = None) -> list[Descriptor]:
         """Up to ``limit`` descriptors from a position on, by default the read cursor; updates the gauges."""
         self.check_open()
-        found = self._queue.look(self.position if since is None else since, limit)
+        found = self._queue.peek(self.position if since is None else since, limit)
         with self._state:
-            self._gauges.looked(found)
+            self._gauges.peeked(found)
         return list(found.descriptors)
 
     def fetch(self, descriptor: Descriptor) -> ConsumedBatch:
@@ -77,7 +77,7 @@ class BatchReader:
 
         The caller holds the lock.
         """
-        while found := self.look(1):
+        while found := self.peek(1):
             (descriptor,) = found
             try:
                 return self.fetch(descriptor)
@@ -124,7 +124,7 @@ class BatchReader:
 
     def _pieces(self) -> Iterator[BatchPiece]:
         since = self.position
-        while found := self.look(_DESCRIPTORS, since):
+        while found := self.peek(_DESCRIPTORS, since):
             since = found[-1].sequence + 1
             for descriptor in found:
                 yield BatchPiece(descriptor, self.handle.fetcher)

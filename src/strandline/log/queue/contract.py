@@ -33,7 +33,7 @@ def start_of(descriptor: Descriptor) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PeekedBatches:
     """Consecutive batches of a queue, and how much is listed but not acknowledged.
 
     ``length`` counts batches, or records in a queue that numbers batches by their records; ``records`` and ``size``,
@@ -93,7 +93,7 @@ class Queue(Protocol):
         nothing.
         """
 
-    def look(self, since: int, limit: int | None = None) -> Look:
+    def peek(self, since: int, limit: int | None = None) -> PeekedBatches:
         """Consecutive listed batches from sequence ``since`` on, up to ``limit``, which may be 0.
 
         ``Fenced`` if another consumer has claimed since, ``CursorExpired`` if the first of them is deleted.

@@ -13,7 +13,7 @@ from strandline.errors import AlreadyExists, Contended, CursorExpired, Diverged,
 from strandline.log.object.head.index import bytes_from, entries_from, entries_from_sequence
 from strandline.log.object.log import ObjectLog, ObjectSpan
 from strandline.log.object.slots import ObjectSlot
-from strandline.log.queue.contract import GivenBatches, Look, Writes, check_usable, keep_letter
+from strandline.log.queue.contract import GivenBatches, PeekedBatches, Writes, check_usable, keep_letter
 from strandline.log.slots import rules
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import Cursor, Start
@@ -196,7 +196,7 @@ class ObjectLogQueue:
 
         self._given.check(self.url, head.next_sequence, listed)
 
-    def look(self, since: int, limit: int | None = None) -> Look:
+    def peek(self, since: int, limit: int | None = None) -> PeekedBatches:
         """Consecutive listed batches from ``since`` on; ``Fenced``, or ``SlotInvalid`` if nothing pins them any more.
 
         Also counts as a heartbeat of the slot.
@@ -210,7 +210,7 @@ class ObjectLogQueue:
             self._seen = self._clock.monotonic()
         found = tuple(islice(self._entries(head, since), limit))
         self._given.note(found)
-        return Look(
+        return PeekedBatches(
             found,
             length=max(0, head.next_sequence - self._acknowledged),
             records=head.next_offset - state.position,

@@ -20,7 +20,7 @@ from strandline.errors import (
     Unsupported,
 )
 from strandline.log.contract import Log, Slot
-from strandline.log.queue.contract import Look, Writes, check_usable, keep_letter
+from strandline.log.queue.contract import PeekedBatches, Writes, check_usable, keep_letter
 from strandline.log.read.planning import cursor_after
 from strandline.log.slots import rules
 from strandline.log.slots.heartbeat import SlotHeartbeat
@@ -205,7 +205,7 @@ class SlotQueue:
 
     # --- reading ------------------------------------------------------------------------------------------------
 
-    def look(self, since: int, limit: int | None = None) -> Look:
+    def peek(self, since: int, limit: int | None = None) -> PeekedBatches:
         """Consecutive batches from an offset on; ``Fenced``, or ``SlotInvalid`` if nothing pins them any more."""
         end = self._log.end().next
         state = self._own_state()  # after the end: everything below it was pinned when it was read
@@ -213,7 +213,7 @@ class SlotQueue:
         found = self._planned(self._cursor(since), Limit(batches=None if limit is None else max(1, limit)))[:limit]
         if found and (self._given is None or found[-1].next > self._given.next):
             self._given = cursor_after(self._cursor(since), found[-1])
-        return Look(
+        return PeekedBatches(
             tuple(map(self._descriptor, found)),
             length=max(0, end - max(state.position, self._acknowledged)),
             records=max(0, end - state.position),

@@ -60,7 +60,7 @@ class NodeLease:
 
     def led_last(self) -> bool:
         """Whether no other node can have led since this one did: its term was the last one."""
-        state, own = self.lease.look(), self._node_folder.state
+        state, own = self.lease.read(), self._node_folder.state
         if state is None:
             # It has just created the log, or copied one.
             return own.generation > 0 and own.seen == own.led and not own.primary
@@ -79,14 +79,14 @@ class NodeLease:
         deadline = self._clock.monotonic() + self.lease.seconds * _PROMOTION_WAIT
         while not self.try_acquire():
             if self._clock.monotonic() >= deadline:
-                state = self.lease.look()
+                state = self.lease.read()
                 holder = None if state is None else state.holder
                 raise NotReady(f"The lease is held by {holder} and renewed: stop that node first.")
             self._clock.sleep(self.lease.seconds / _CHECKS)
 
     def primary_url(self) -> str | None:
         """The address of the node that holds the lease; None if none does, or an earlier run of this node."""
-        state = self.lease.look()
+        state = self.lease.read()
         holder = None if state is None else state.holder
         if holder is None:
             return None

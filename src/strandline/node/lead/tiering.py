@@ -105,7 +105,7 @@ class NodeColdTier(Closing):
             if self._closed:
                 raise LogClosed(f"The cold tier in {self._store.url} was closed with its node: start that again.")
             if self._known is None:
-                cold = self.cell.look()
+                cold = self.cell.read()
                 if cold is None:
                     raise NotReady(
                         f"The cold tier in {self._store.url} is not attached yet: the primary does that when it "

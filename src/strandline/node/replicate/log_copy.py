@@ -102,7 +102,7 @@ def _check_cold(folder: str, options: NodeOptions, *, disk: Disk) -> None:
 
 def _refuse_second(node_folder: NodeFolder, lease: Lease | None) -> None:
     """Refuse to begin a log where there is one: its nodes share the lease."""
-    state = None if lease is None else lease.look()
+    state = None if lease is None else lease.read()
     if state is not None and state.epoch > node_folder.state.led:
         raise InvalidInput(
             f"There has been a primary of this log before ({state.holder or 'released'}, term {state.epoch}): start "

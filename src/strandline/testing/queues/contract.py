@@ -31,7 +31,7 @@ class QueueContract(QueueReadContract, AckingContract, PoisonContract):
         assert isinstance(queue, Queue)
         assert isinstance(queue.fetcher(), Fetcher)
         queue.claim("somebody", None)
-        assert all(isinstance(found, Descriptor) for found in queue.look(0).descriptors)
+        assert all(isinstance(found, Descriptor) for found in queue.peek(0).descriptors)
 
     @pytest.mark.parametrize(
         "call",

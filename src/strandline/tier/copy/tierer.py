@@ -248,7 +248,7 @@ class Tierer:
         slots, cell = self._log.slots, self._expiry.announced
         if not segments or not isinstance(slots, TierableSlots):
             return True
-        cold = None if cell is None else cell.look()
+        cold = None if cell is None else cell.read()
         # A former primary may still be deleting what it had announced before this one claimed the cold tier.
         first = max(min(segment.start for segment in segments), 0 if cold is None else cold.start)
         if self._log.bounds().first >= first:

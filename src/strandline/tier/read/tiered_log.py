@@ -233,7 +233,7 @@ class TieredLog(Closing):
 
     def segment_events(self) -> tuple[ColdTier, MetadataManager]:
         """The cold tier and the events of its segments, for a verification."""
-        cold = self._cold.look()
+        cold = self._cold.read()
         if cold is None:
             raise NotFound(f"{self!r} has no cold tier any more.")
         return cold, self._cold_reader().registry

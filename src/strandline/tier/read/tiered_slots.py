@@ -77,7 +77,7 @@ class ColdPins:
         return pinned
 
     def _check_announced(self, position: int) -> None:
-        cold = self.cold.look()
+        cold = self.cold.read()
         if cold is not None and position < cold.start:
             raise CursorExpired(
                 f"Offset {position} is about to be removed from the cold tier, which begins at {cold.start} then: "
