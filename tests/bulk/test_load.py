@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
-from strandline.errors import Diverged, InvalidInput, NotFound, Unsupported
+from strandline.errors import Diverged, InvalidInput, NotFound, SchemaRefused, Unsupported
 from strandline.log.object import ObjectLog
 from strandline.log.object.log import open_log
 from strandline.model.records import Op
+from strandline.storage.objects.local import LocalStore
 from strandline.testing.faulty import Crash, FaultyStore
 from strandline.testing.plain import PlainStore
 from tests.bulk.test_export import Interrupted
@@ -258,12 +259,17 @@ def test_a_file_that_changes_while_it_is_loaded_ends_it(log: ObjectLog, files: P
     with pytest.raises(InvalidInput, match="changed while it was loaded"):
         sl.bulk.load(files, log, job="a", key="id", part_bytes=1, pool=Interrupted(1, change))
     assert log.bounds().next == 0
+    (files / "part-0.jsonl").write_text("[]\n")
+    with pytest.raises(InvalidInput, match="is no JSON object"):
+        sl.bulk.load(files, log, job="a", key="id")
+    (files / "part-0.jsonl").write_text('{"id":0}\n')
+    assert sl.bulk.load(files, log, job="a", key="id").records == 21, "the job was refused, though the file is right now"
 
 
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("a.jsonl", "{}\n\n[1]\n", r"a\.jsonl, object 2, is no JSON object"),
+        ("a.jsonl", '{"id":1}\n\n[1]\n', r"a\.jsonl, object 2, is no JSON object"),
         ("a.jsonl", '{"id": "\ud800"}\n', "is no JSON object"),
         ("a.jsonl", "{} {}\n", "is no JSON object"),
         ("a.csv", "id,b\n1\n", "cannot be read as csv"),
@@ -350,3 +356,94 @@ def test_the_folder_of_an_export_is_loaded_without_its_plan_and_only_when_it_is_
     manifest.write_bytes(kept)
     assert sl.bulk.load(tmp_path / "out", log, job="a").files == len(done.parts) > 1
     assert rows(log) == rows(source)
+
+
+def test_a_folder_of_many_files_is_listed_no_more_often_than_one_of_a_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    calls = list[str]()
+    listed = LocalStore.list
+
+    def counted(self: LocalStore, prefix: str, **options: Any) -> Any:
+        calls.extend([prefix] if self.url.endswith("/many") else [])
+        return listed(self, prefix, **options)
+
+    monkeypatch.setattr(LocalStore, "list", counted)
+    counts = []
+    for count in (2, 40):
+        for number in range(count):
+            (folder / f"{number:03d}.jsonl").write_text('{"id": 1}\n')
+        sl.bulk.load(folder, sl.open(f"file://{tmp_path}/log-{count}", create=True), job="a", key="id")
+        counts.append(len(calls))
+        calls.clear()
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("marked.jsonl", b'\xef\xbb\xbf{"id":1}\n', [(b"1", b'{"id":1}')]),
+        ("marked.csv", b"\xef\xbb\xbfid\n1\n", [(b"1", b'{"id":"1"}')]),
+        ("mark-only.jsonl", b"\xef\xbb\xbf", []),
+        ("short.jsonl", b"\n", []),
+        ("empty.csv", b"", []),
+        ("members.jsonl.gz", 2 * gzip.compress(b'{"id":1}\n'), 2 * [(b"1", b'{"id":1}')]),
+    ],
+)
+def test_files_of_other_programs_are_read_with_their_marks_and_without_rows(
+    log: ObjectLog, tmp_path: Path, name: str, data: bytes, expected: list[tuple[bytes, bytes]]
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    sl.bulk.load(tmp_path / name, log, job="a", key="id")
+    assert pairs(log) == expected
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "ä b", "class"])
+def test_a_field_may_have_any_name(log: ObjectLog, tmp_path: Path, name: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({name: "k", "v": 1}) + "\n{}\n")
+    sl.bulk.load(tmp_path / "rows.jsonl", log, job="a", key=name, value="v")
+    assert pairs(log) == [(b"k", b"1"), (None, None)]
+
+
+@pytest.mark.parametrize("fields", [{"key": "ident"}, {"key": "id", "value": "nam"}, {"key": ""}])
+def test_a_field_of_the_key_or_the_value_that_no_line_has_is_refused(
+    log: ObjectLog, files: Path, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidInput, match=r"part-0.jsonl has no field '\w*' in its first 10 objects"):
+        sl.bulk.load(files, log, job="a", **fields)
+    assert log.bounds().next == 0
+
+
+def test_names_that_are_no_text_are_refused_in_one_sentence(log: ObjectLog, tmp_path: Path) -> None:
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    with open(bytes(folder) + b"/\xff.jsonl", "wb") as file:
+        file.write(b"{}\n")
+    with pytest.raises(InvalidInput, match="is not UTF-8: rename the file"):
+        sl.bulk.load(folder, log, job="a")
+    (tmp_path / "latin.csv").write_bytes("größe\n1\n".encode("latin-1"))
+    with pytest.raises(InvalidInput, match=r"latin\.csv cannot be read as csv: 'utf-8' codec"):
+        sl.bulk.load(tmp_path / "latin.csv", log, job="a")
+    (tmp_path / "twice.csv").write_text("id,id\n1,2\n")
+    with pytest.raises(SchemaRefused, match=r"twice\.csv cannot be loaded: The field 'id'"):
+        sl.bulk.load(tmp_path / "twice.csv", log, job="a")
+
+
+def test_a_load_that_another_process_finishes_meanwhile_answers_as_that_one(files: Path) -> None:
+    class Beside(PlainStore):
+        """Another process finishes the job just before this one copies what it has staged."""
+
+        def get(self, path: str) -> Any:
+            if path.endswith(".batch") and not self.is_over:
+                self.is_over = True
+                sl.bulk.load(files, open_log(self), job="a", key="id")
+            return super().get(path)
+
+        is_over = False
+
+    log = open_log(Beside(), create=True)
+    done = sl.bulk.load(files, log, job="a", key="id")
+    assert (done.records, done.first, log.bounds().next) == (30, 0, 30)
+    assert not list(log.store.list("staged/"))

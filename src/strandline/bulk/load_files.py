@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from strandline.errors import InvalidInput
+from strandline.errors import InvalidInput, SchemaRefused
 from strandline.model.records import RECORD_SCHEMA, TIMESTAMP, Op, conform
 from strandline.storage.clock import CLOCK
 from strandline.storage.objects.store import ObjectStore
@@ -42,6 +42,10 @@ _CSV_BLOCK: Final = 16 << 20
 """Bytes of CSV that are parsed at once: a row is no longer than that."""
 _OPS: Final = pa.array([op.name.lower() for op in Op])
 _ARROW_FILE: Final = b"ARROW1"
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+"""Some programs write it at the beginning of text in UTF-8."""
+_ABSENT: Final = msgspec.Raw(b"")
+_FIRST_PRINTABLE: Final = 0x20
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +124,15 @@ class FilePart:
                     return
                 for rows in self._tables(raw, codec):
                     yield _from_columns(rows, fields, codec, file.where)
-            except (pa.ArrowException, EOFError, OSError) as error:
+            except (pa.ArrowException, EOFError, OSError, UnicodeDecodeError) as error:
                 raise InvalidInput(f"{file.where} cannot be read as {file.format}: {error}") from error
+            except SchemaRefused as error:
+                raise SchemaRefused(f"{file.where} cannot be loaded: {error}") from error
 
     def _tables(self, raw: io.BufferedReader, codec: Codec | None) -> Iterator[pa.Table]:
         file = self.file
+        if file.format == "csv" and not raw.peek(1):
+            return  # a file without even a header, as programs write that had no rows
         if file.format == "parquet":
             groups = None if self.groups is None else list(self.groups)
             for batch in pq.ParquetFile(pa.PythonFile(raw)).iter_batches(_ROWS, row_groups=groups):
@@ -296,28 +304,51 @@ def _as_time(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
 def _from_lines(stream: Any, fields: RecordFields, codec: Codec | None, where: str) -> Iterator[pa.Table]:
     """The records of JSON lines: the value is the line, or one of its fields. Empty lines are skipped."""
     names = fields.named
-    line = msgspec.defstruct(
-        "Line",
-        [(f"field_{number}", msgspec.Raw, msgspec.Raw(b"null")) for number in range(len(names))],
-        rename={f"field_{number}": name for number, name in enumerate(names)},
-    )
-    decoder = msgspec.json.Decoder(line)
+    decode = _line_decoder(names)
     for first, lines in _line_groups(stream):
         found: dict[str, list[bytes]] = {name: [] for name in names}
         for number, text in enumerate(lines):
             try:
-                row = decoder.decode(text.decode())  # all of it is checked, not only the fields that are named
+                row = decode(text.decode())  # all of it is checked, not only the fields that are named
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise InvalidInput(f"{where}, object {first + number + 1:,}, is no JSON object: {error}") from error
-            for place, name in enumerate(names):
-                found[name].append(bytes(getattr(row, f"field_{place}")))
+            for name, raw in zip(names, row, strict=True):
+                found[name].append(bytes(raw))
+        if not first:
+            _check_found(found, fields, where)
         values = {name: [_plain(raw) for raw in raws] for name, raws in found.items()}
         yield _line_records(lines, values, fields, codec, f"{where}, from object {first + 1:,} on")
 
 
+def _line_decoder(names: Sequence[str]) -> Callable[[str], Sequence[msgspec.Raw]]:
+    """Decodes a line to its named fields; one that it does not have is empty."""
+    if any(letter in '"\\' or ord(letter) < _FIRST_PRINTABLE for name in names for letter in name):
+        plain = msgspec.json.Decoder(dict[str, msgspec.Raw])  # slower; a struct cannot have such names
+
+        def looked_up(text: str) -> Sequence[msgspec.Raw]:
+            row = plain.decode(text)
+            return [row.get(name, _ABSENT) for name in names]
+
+        return looked_up
+    line = msgspec.defstruct(
+        "Line",
+        [(f"field_{number}", msgspec.Raw, _ABSENT) for number in range(len(names))],
+        rename={f"field_{number}": name for number, name in enumerate(names)},
+    )
+    decoder = msgspec.json.Decoder(line)
+    return lambda text: msgspec.structs.astuple(decoder.decode(text))
+
+
+def _check_found(found: Mapping[str, Sequence[bytes]], fields: RecordFields, where: str) -> None:
+    """``InvalidInput`` if no line has the field of the key, or of the value: its name is wrong."""
+    for name in (fields.key, fields.value):
+        if name is not None and not any(found[name]):
+            raise InvalidInput(f"{where} has no field {name!r} in its first {len(found[name]):,} objects.")
+
+
 def _line_groups(stream: Any) -> Iterator[tuple[int, list[bytes]]]:
     """Groups of non-empty lines, each with the number of lines before it."""
-    rest, waiting, count = b"", list[bytes](), 0
+    rest, waiting, count = stream.read(len(_BYTE_ORDER_MARK)).removeprefix(_BYTE_ORDER_MARK), list[bytes](), 0
     while data := stream.read(_READ_AT_ONCE):
         *lines, rest = (rest + data).split(b"\n")
         waiting += [line for line in lines if not line.isspace() and line]
@@ -333,7 +364,7 @@ def _line_groups(stream: Any) -> Iterator[tuple[int, list[bytes]]]:
 
 def _plain(raw: bytes) -> bytes | None:
     """A field's text: that of a string, null as None, anything else as its JSON."""
-    if raw == b"null":
+    if raw in (b"", b"null"):
         return None
     return msgspec.json.decode(raw, type=str).encode() if raw.startswith(b'"') else raw
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 
 from strandline.bulk.exporting import MANIFEST, PLAN
 from strandline.bulk.load_files import FileFormat, FilePart, LoadedFile, RecordFields, format_of, opened
-from strandline.errors import AlreadyExists, Diverged, InvalidInput, NotFound, StrandlineError, Unsupported
+from strandline.errors import AlreadyExists, Diverged, InvalidInput, NotFound, SchemaRefused, StrandlineError, Unsupported
 from strandline.log.object import ObjectLog
 from strandline.log.object.head.edits import BatchListing
 from strandline.log.object.staging import FOLDER, StagedAppend
@@ -120,6 +121,7 @@ def files_at(source: str, given: FileFormat | None, options: dict[str, str] | No
     for row in sorted(_without_plan(rows, store), key=lambda row: row.path):
         if any(part.startswith((".", "_")) for part in row.path.split("/")):
             continue
+        _check_name(row.path, store)
         kind, compression = format_of(row.path, given)
         if kind is None:
             raise InvalidInput(f"The name of {store.url}/{row.path} does not say its format: name it (format=).")
@@ -129,6 +131,22 @@ def files_at(source: str, given: FileFormat | None, options: dict[str, str] | No
         yield LoadedFile(store, row.path, row.size, row.modified, kind, compression)
     if not count:
         raise NotFound(f"There is no file to load at {source}: check the address.")
+
+
+def _check_name(path: str, store: ObjectStore) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"The name of {store.url}/{ascii(path)[1:-1]} is not UTF-8: rename the file.") from error
+
+
+def _listed(store: ObjectStore, paths: Collection[str]) -> Iterator[ObjectInfo]:
+    """The objects with these paths, by one listing: one for each would read the folder of each again."""
+    return (row for row in store.list(commonprefix(list(paths))) if row.path in paths)
+
+
+def _is_same(row: ObjectInfo, file: LoadedFile) -> bool:
+    return (row.size, row.modified) == (file.size, file.modified)
 
 
 def _without_plan(rows: Sequence[ObjectInfo], store: ObjectStore) -> Sequence[ObjectInfo]:
@@ -204,11 +222,17 @@ class _LoadJob:
         codec = None if found is None or found.name == "raw" else found
         parts = self._parts(part_bytes)
         tasks = [LoadTask(append, number, part, self.fields, codec) for number, part in enumerate(parts)]
-        batches = self._staged(append, tasks)
-        self._check_unchanged()
+        try:
+            batches = self._staged(append, tasks)
+            self._check_unchanged()
+        except (InvalidInput, SchemaRefused):
+            self._discarded(append)  # no repetition helps: the job begins anew, with files that were corrected
+            raise
         try:
             return self._committed(append, batches)
         except NotFound:
+            if self._is_loaded(writer):  # by another process, which has discarded what was staged
+                return self._committed(append, [])
             self._discarded(append)  # staged batches are gone: the notes of the others are worth nothing
             raise
 
@@ -276,11 +300,13 @@ class _LoadJob:
 
     def _check_unchanged(self) -> None:
         """``InvalidInput`` if a file changed while it was read: some of its rows may be old and others new."""
-        for file in self.files:
-            now = next((row for row in file.store.list(file.path) if row.path == file.path), None)
-            if now is None or (now.size, now.modified) != (file.size, file.modified):
+        stores = {file.store.url: file.store for file in self.files}
+        for url, store in stores.items():
+            files = {file.path: file for file in self.files if file.store.url == url}
+            same = {row.path for row in _listed(store, files) if _is_same(row, files[row.path])}
+            if changed := next((file for path, file in files.items() if path not in same), None):
                 raise InvalidInput(
-                    f"{file.where} changed while it was loaded, and nothing was appended: load it again."
+                    f"{changed.where} changed while it was loaded, and nothing was appended: load it again."
                 )
 
     def _committed(self, append: StagedAppend, batches: Sequence[BatchListing]) -> Loaded:

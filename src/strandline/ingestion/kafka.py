@@ -23,6 +23,7 @@ _NAMESPACE: Final = UUID("b2a1c2f0-3f0c-5a50-8c0e-6d1a9d6b7e52")
 _AT_ONCE: Final = 2000
 _POLL: Final = 0.1
 _MILLISECOND: Final = 1000
+_LATEST: Final = (1 << 63) - 1
 _GONE: Final = ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE", "_LOG_TRUNCATION")
 _EOF: Final = "_PARTITION_EOF"
 
@@ -212,7 +213,8 @@ def _batch(messages: list[Any]) -> pa.RecordBatch:
     return message_batch(
         {
             "offset": [message.offset() for message in messages],
-            "timestamp": [max(0, message.timestamp()[1]) * _MILLISECOND for message in messages],
+            # A producer may have written any number.
+            "timestamp": [min(max(0, message.timestamp()[1]) * _MILLISECOND, _LATEST) for message in messages],
             "op": [
                 int(Op.DELETE if value is None and key is not None else Op.PUT)
                 for key, value in zip(keys, values, strict=True)
