@@ -19,7 +19,7 @@ import strandline as sl
 from strandline.bulk import appending
 from strandline.bulk.appending import FileAppender
 from strandline.bulk.load_files import RecordFields
-from strandline.bulk.loading import files_at
+from strandline.bulk.load_sources import files_at
 from tests.cli.conftest import Run, Start
 
 ROWS = pa.table(
@@ -121,7 +121,7 @@ def test_a_stop_leaves_whole_appends_and_another_run_adds_the_rest(
     for number in range(3):
         numbered(tmp_path / f"{number}.jsonl", 4)
     log, stop = sl.open("memory://produce-stop", create=True), threading.Event()
-    files = list(files_at(str(tmp_path), "jsonl"))
+    files = files_at([str(tmp_path)], "jsonl")
     work = FileAppender(log, "rows", files, RecordFields())
     assert not work.run(resume=False, stop=stop, on_progress=lambda _: stop.set())
     assert (work.stored, log.bounds().next) == (4, 4)

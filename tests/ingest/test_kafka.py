@@ -166,6 +166,24 @@ def test_a_partition_has_no_slots_no_times_and_no_credentials_in_its_address(kaf
         sl.ingest(f"kafka://me:secret@{kafka_server.bootstrap}/{topic}", MemoryLog())
 
 
+@pytest.mark.parametrize("time", [253_402_300_800_000, 1_700_000_000_000_000_000, (1 << 63) - 1])
+def test_a_message_with_a_time_that_no_calendar_has_does_not_stop_the_partition(kafka_server, time):
+    name = f"ingested-{next(NAMES)}"
+    create(kafka_server, name, **{"message.timestamp.after.max.ms": str((1 << 63) - 1)})
+    producer = confluent_kafka.Producer({"bootstrap.servers": kafka_server.bootstrap})
+    producer.produce(name, key=b"k", value=b"v", timestamp=time)
+    producer.flush(60)
+    target = open_log(PlainStore(), create=True)
+    assert ingest(kafka_server, name, target).records == 1
+    assert ingest(kafka_server, name, target).records == 0
+    assert content(target)["timestamp"].cast("int64").to_pylist() == [min(time * 1000, (1 << 63) - 1)]
+
+
+def test_an_empty_group_is_refused_before_the_client_sees_it(kafka_server, topic):
+    with pytest.raises(InvalidInput, match=r"group\.id of Kafka's client may not be empty"):
+        ingest(kafka_server, topic, MemoryLog(), source_options={"config": {"group.id": None}})
+
+
 def test_an_open_transaction_is_waited_for_without_an_error(kafka_server, topic):
     produce(kafka_server, topic, 2)
     open_one = produce(kafka_server, topic, 3, first=2, **{"transactional.id": f"{topic}-open"})

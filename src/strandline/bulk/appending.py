@@ -10,7 +10,8 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 
 import pyarrow as pa
 
-from strandline.bulk.load_files import FilePart, LoadedFile, RecordFields
+from strandline.bulk.load_files import FilePart, RecordFields
+from strandline.bulk.load_sources import LoadedFile
 from strandline.errors import InvalidInput, Unsupported
 from strandline.ingestion.log_sink import LogSink
 from strandline.log.read.value_format import named_codec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -13,28 +13,13 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from strandline.bulk.load_sources import LoadedFile
 from strandline.errors import InvalidInput, SchemaRefused
 from strandline.model.records import RECORD_SCHEMA, TIMESTAMP, Op, conform
 from strandline.storage.clock import CLOCK
-from strandline.storage.objects.store import ObjectStore
 from strandline.values.codecs.json import Json
 from strandline.values.contract import Codec
 
-FileFormat: TypeAlias = Literal["jsonl", "csv", "parquet", "arrow"]
-"""One JSON object per line, CSV with a header, Parquet, or Arrow's IPC (file or stream)."""
-
-_FORMATS: Final[dict[str, FileFormat]] = {
-    "jsonl": "jsonl",
-    "ndjson": "jsonl",
-    "json": "jsonl",
-    "csv": "csv",
-    "parquet": "parquet",
-    "arrow": "arrow",
-    "arrows": "arrow",
-    "feather": "arrow",
-    "ipc": "arrow",
-}
-_COMPRESSIONS: Final = {"gz": "gzip", "zst": "zstd"}
 _READ_AT_ONCE: Final = 8 << 20
 _LINES: Final = 1 << 15
 _ROWS: Final = 1 << 16
@@ -64,36 +49,6 @@ class RecordFields:
         """All of them, once each."""
         given = (self.key, self.op, self.timestamp, self.value, *self.headers)
         return list(dict.fromkeys(name for name in given if name is not None))
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedFile:
-    """A file to load, as it was when the job began."""
-
-    store: ObjectStore
-    path: str
-    size: int
-    modified: int
-    format: FileFormat
-    compression: str | None
-
-    @property
-    def where(self) -> str:
-        """Its address."""
-        return f"{self.store.url}/{self.path}"
-
-
-def format_of(path: str, given: FileFormat | None) -> tuple[FileFormat | None, str | None]:
-    """Format and compression of a file by its name.
-
-    >>> format_of("a/b.JSONL.gz", None), format_of("a/b", "csv"), format_of("a/b.txt", None)
-    (('jsonl', 'gzip'), ('csv', None), (None, None))
-    """
-    *stem, suffix = path.rpartition("/")[2].lower().split(".")
-    compression = _COMPRESSIONS.get(suffix) if stem else None
-    if compression is not None:
-        *stem, suffix = stem
-    return given or (_FORMATS.get(suffix) if stem else None), compression
 
 
 @dataclass(frozen=True, slots=True)

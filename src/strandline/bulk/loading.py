@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.bulk.exporting import MANIFEST, PLAN
-from strandline.bulk.load_files import FileFormat, FilePart, LoadedFile, RecordFields, format_of, opened
-from strandline.errors import AlreadyExists, Diverged, InvalidInput, NotFound, SchemaRefused, StrandlineError, Unsupported
+from strandline.bulk.load_files import FilePart, RecordFields, opened
+from strandline.bulk.load_sources import LoadedFile, files_at, listed
+from strandline.errors import (
+    AlreadyExists,
+    Diverged,
+    InvalidInput,
+    NotFound,
+    SchemaRefused,
+    StrandlineError,
+    Unsupported,
+)
 from strandline.log.object import ObjectLog
 from strandline.log.object.head.edits import BatchListing
 from strandline.log.object.staging import FOLDER, StagedAppend
 from strandline.log.read.planning import SMALL_PARTITION
 from strandline.log.read.value_format import named_codec
 from strandline.log.writers.source import source_writer
-from strandline.model.addresses import Address, as_address
+from strandline.model.addresses import Address
 from strandline.model.arguments import Named, checked
 from strandline.model.head import WriterId
-from strandline.storage.objects.store import ABSENT, ObjectInfo, ObjectStore
-from strandline.storage.objects.urls import open_store
+from strandline.storage.objects.store import ABSENT, ObjectInfo
 from strandline.storage.task_pool import TaskPool, ThreadPool
 from strandline.tier.read.tiered_log import TieredLog
 from strandline.values.contract import Codec
@@ -93,8 +99,7 @@ def load(
     target = _object_log(log)
     given = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else sources
     fields = RecordFields(key, op, timestamp, value)
-    files = [file for source in given for file in files_at(as_address(source), format, options)]
-    work = _LoadJob(target, job, files, fields, pool or ThreadPool(), on_progress)
+    work = _LoadJob(target, job, files_at(given, format, options), fields, pool or ThreadPool(), on_progress)
     return work.run(part_bytes)
 
 
@@ -107,57 +112,8 @@ def _object_log(log: Any) -> ObjectLog:
     return found
 
 
-def files_at(source: str, given: FileFormat | None, options: dict[str, str] | None = None) -> Iterator[LoadedFile]:
-    """The files at an address, by name; ``NotFound`` without any."""
-    store = open_store(source, options)
-    rows = list(store.list(""))
-    if not rows:
-        folder, _, name = source.rstrip("/").rpartition("/")
-        folder = folder or ("/" if source.startswith("/") else ".")
-        if name and not folder.endswith(":/"):
-            store = open_store(folder, options)
-            rows = [row for row in store.list(name) if row.path == name]
-    count = 0
-    for row in sorted(_without_plan(rows, store), key=lambda row: row.path):
-        if any(part.startswith((".", "_")) for part in row.path.split("/")):
-            continue
-        _check_name(row.path, store)
-        kind, compression = format_of(row.path, given)
-        if kind is None:
-            raise InvalidInput(f"The name of {store.url}/{row.path} does not say its format: name it (format=).")
-        if compression is not None and kind not in ("jsonl", "csv"):
-            raise InvalidInput(f"{store.url}/{row.path} is compressed as a whole: decompress it (only text may be).")
-        count += 1
-        yield LoadedFile(store, row.path, row.size, row.modified, kind, compression)
-    if not count:
-        raise NotFound(f"There is no file to load at {source}: check the address.")
-
-
-def _check_name(path: str, store: ObjectStore) -> None:
-    try:
-        path.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidInput(f"The name of {store.url}/{ascii(path)[1:-1]} is not UTF-8: rename the file.") from error
-
-
-def _listed(store: ObjectStore, paths: Collection[str]) -> Iterator[ObjectInfo]:
-    """The objects with these paths, by one listing: one for each would read the folder of each again."""
-    return (row for row in store.list(commonprefix(list(paths))) if row.path in paths)
-
-
 def _is_same(row: ObjectInfo, file: LoadedFile) -> bool:
     return (row.size, row.modified) == (file.size, file.modified)
-
-
-def _without_plan(rows: Sequence[ObjectInfo], store: ObjectStore) -> Sequence[ObjectInfo]:
-    """The files of a folder; of an export its parts, and ``InvalidInput`` for one that was not finished."""
-    names = {row.path for row in rows}
-    parts = [row for row in rows if row.path.startswith("part-")]
-    if PLAN not in names or not parts:
-        return rows
-    if MANIFEST not in names:
-        raise InvalidInput(f"{store.url} has an export that was not finished: finish it first, or name its files.")
-    return parts
 
 
 _NotedBatch: TypeAlias = tuple[str, int, int, int, int, int, WriterId, int, int]
@@ -303,7 +259,7 @@ class _LoadJob:
         stores = {file.store.url: file.store for file in self.files}
         for url, store in stores.items():
             files = {file.path: file for file in self.files if file.store.url == url}
-            same = {row.path for row in _listed(store, files) if _is_same(row, files[row.path])}
+            same = {row.path for row in listed(store, files) if _is_same(row, files[row.path])}
             if changed := next((file for path, file in files.items() if path not in same), None):
                 raise InvalidInput(
                     f"{changed.where} changed while it was loaded, and nothing was appended: load it again."

@@ -15,8 +15,8 @@ import typer
 
 import strandline as sl
 from strandline.bulk.appending import FileAppender
-from strandline.bulk.load_files import FileFormat, LoadedFile, RecordFields
-from strandline.bulk.loading import files_at
+from strandline.bulk.load_files import RecordFields
+from strandline.bulk.load_sources import FileFormat, LoadedFile, files_at
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import LogPlace, on_any_log
 from strandline.cli.shared.common import INTERRUPTED, Interruption, Json, retention_option, stop_on_signal
@@ -142,7 +142,7 @@ def produce(
             )
         _append_files(
             place,
-            [file for name in files for file in files_at(name, cast("FileFormat | None", format))],
+            files_at(files, cast("FileFormat | None", format)),
             fields,
             source=source,
             resume=resume,

@@ -75,6 +75,8 @@ def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration for the library; ``InvalidInput`` if it has a setting that the topic controls."""
     if taken := sorted(FIXED & config.keys()):
         raise InvalidInput(f"A Kafka topic decides {', '.join(taken)} itself: leave it out of the configuration.")
+    if not config.get("group.id", True):  # the library would end the process
+        raise InvalidInput("The setting group.id of Kafka's client may not be empty: leave it out, or name a group.")
     return dict(config)
 
 
