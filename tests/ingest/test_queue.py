@@ -6,7 +6,8 @@ import pytest
 
 import strandline as sl
 from strandline.compat.v1.log import QueueLog
-from strandline.errors import CursorExpired
+from strandline.compat.v1.upgrade import upgrade
+from strandline.errors import CursorExpired, InvalidInput
 from strandline.log.memory import MemoryLog
 from strandline.log.object.log import open_log
 from strandline.testing.plain import PlainStore
@@ -78,3 +79,27 @@ def test_a_large_queue_is_ingested_in_parallel_as_one_process_would(queue: Queue
     assert [batch.to_pylist() for batch in together.read()] == [batch.to_pylist() for batch in alone.read()]
     filled(queue, 12, 3)
     assert sl.ingest(queue, together).records == sl.ingest(queue, alone).records > 0
+
+
+@pytest.mark.parametrize("ingest", [sl.ingest, sl.bulk.ingest])
+def test_a_log_into_which_a_queue_was_upgraded_refuses_its_ingest_and_the_other_way_round(queue, ingest):
+    filled(queue, 0, 2)
+    upgraded, ingested = open_log(PlainStore(), create=True), open_log(PlainStore(), create=True)
+    upgrade(queue, upgraded)
+    with pytest.raises(InvalidInput, match="through batch 1 by an upgrade, and would hold its records twice"):
+        ingest(queue, upgraded)
+    ingest(queue, ingested)
+    with pytest.raises(InvalidInput, match="by an ingest, which would be there twice"):
+        upgrade(queue, ingested)
+    filled(queue, 2, 1)
+    assert ingest(queue, ingested).records == upgrade(queue, upgraded).records == 3
+    assert content(ingested)["value"].to_pylist() == content(upgraded)["value"].to_pylist()
+
+
+def test_a_queue_with_more_batches_than_one_commit_lists_is_ingested_in_parallel(queue, monkeypatch):
+    for module in ("strandline.bulk.ingesting", "strandline.log.object.staging"):
+        monkeypatch.setattr(f"{module}.MOST_BATCHES", 4)
+    filled(queue, 0, 10)
+    alone, together = open_log(PlainStore(), create=True), open_log(PlainStore(), create=True)
+    assert sl.ingest(queue, alone).records == sl.bulk.ingest(queue, together).records == 30
+    assert content(together).equals(content(alone))

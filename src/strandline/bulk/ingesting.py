@@ -25,7 +25,7 @@ from strandline.ingestion.value_formats import match_formats
 from strandline.log.contract import READING, Log, require
 from strandline.log.object import ObjectLog
 from strandline.log.object.head.edits import BatchListing
-from strandline.log.object.staging import StagedAppend
+from strandline.log.object.staging import MOST_BATCHES, StagedAppend
 from strandline.log.read.planning import divided
 from strandline.log.read.reading import fetch_in_order, read_between
 from strandline.log.writers.source import source_writer
@@ -39,6 +39,8 @@ from strandline.tier.read.tiered_log import TieredLog
 
 TASK_BYTES: Final = 64 << 20
 """About how many stored bytes of a log one task ingests."""
+TASK_BATCHES: Final = 4096
+"""How many batches of a log one task ingests, at most; each is a request."""
 TASK_POSITIONS: Final = 500_000
 """How many positions of a stream one task ingests: their bytes are not known before."""
 WAVE: Final = 4
@@ -100,7 +102,7 @@ class IngestTask:
     def _parts(self) -> Iterator[tuple[pa.Table, int]]:
         """Tables of a bounded size, each with the position behind it."""
         held: list[pa.RecordBatch] = []
-        last = self.range.first - 1
+        size, last = 0, self.range.first - 1
         for batch in self.range.read():
             if not batch.num_rows:
                 continue
@@ -109,11 +111,11 @@ class IngestTask:
                 raise CorruptData(
                     f"The source gave offset {first} after {last}, of {self.range.first} up to {self.range.next}."
                 )
-            if held and first > last and sum(each.nbytes for each in held) + batch.nbytes > TASK_BYTES:
+            if held and first > last and size + batch.nbytes > TASK_BYTES:
                 yield pa.Table.from_batches(held), first
-                held = []
+                held, size = [], 0
             held.append(batch)
-            last = end
+            size, last = size + batch.nbytes, end
         if held:
             yield pa.Table.from_batches(held), self.range.next
 
@@ -240,8 +242,11 @@ class _IngestJob:
             upto = min(end, at.next + count * TASK_POSITIONS)
             cuts = [*range(at.next, upto, TASK_POSITIONS), upto]
             return [StreamRange(self.reopen, first, behind) for first, behind in pairwise(cuts)]
-        spans = self.source.plan(at, Limit(bytes=count * TASK_BYTES, upto=end))
-        wanted = max(1, min(count, -(-sum(span.size for span in spans) // TASK_BYTES)))
+        # A batch of a queue stays one, and one commit takes so many of them.
+        most = min(count * TASK_BATCHES, MOST_BATCHES)
+        spans = self.source.plan(at, Limit(bytes=count * TASK_BYTES, batches=most, upto=end))
+        tasks = max(-(-sum(span.size for span in spans) // TASK_BYTES), -(-len(spans) // TASK_BATCHES))
+        wanted = max(1, min(count, tasks))
         groups = [group for group in divided(spans, wanted) if group]
         return [SpansRange(tuple(group), group[0].first, group[-1].next) for group in groups]
 

@@ -21,6 +21,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.compat.v1.log import QueueLog
+from strandline.compat.v1.upgrade import refuse_upgraded
 from strandline.errors import (
     CursorExpired,
     Diverged,
@@ -35,6 +36,7 @@ from strandline.followers.run import Batching, follow
 from strandline.ingestion.log_sink import TARGET, LogSink, TargetLog, may_be_repeated
 from strandline.ingestion.value_formats import match_formats
 from strandline.log.contract import READING, Log, LogReading, Slots, require
+from strandline.log.object.log import ObjectLog
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
 from strandline.model.records import RECORD_SCHEMA
@@ -43,6 +45,7 @@ from strandline.node.api import Primary
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.retry import Backoff
+from strandline.tier.read.tiered_log import TieredLog
 
 _LOGGER: Final = logging.getLogger(__name__)
 _FIRST_COUNT: Final = 1024
@@ -232,6 +235,9 @@ def resume_ingest(source: Log, target: TargetLog, sink: LogSink, *, skip_trimmed
     last = sink.last_append(source.log_id)
     cursor = sink.cursor(source.log_id)
     if last is None or cursor is None:
+        hot = target.hot if isinstance(target, TieredLog) else target
+        if isinstance(source, QueueLog) and isinstance(hot, ObjectLog):
+            refuse_upgraded(source, hot)
         return
     bounds = source.bounds()
     if bounds.next < cursor.next:

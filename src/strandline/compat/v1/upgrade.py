@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,12 +14,21 @@ import pyarrow as pa
 from strandline.compat.v1 import edits
 from strandline.compat.v1.log import QueueLog
 from strandline.compat.v1.reading import QueueSpan
-from strandline.errors import Contended, CursorExpired, Diverged, ExpectationFailed, NotFound, OutcomeUnknown
+from strandline.errors import (
+    Contended,
+    CursorExpired,
+    Diverged,
+    ExpectationFailed,
+    InvalidInput,
+    NotFound,
+    OutcomeUnknown,
+)
 from strandline.formats.arrow.block import Compression
 from strandline.log.object.head.index import StoredChunks, entries_from
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.upload import Lister, ObjectShipper
 from strandline.log.read.reading import fetch_in_order
+from strandline.log.writers.source import source_writer
 from strandline.model.cursor import Limit
 from strandline.model.head import Head, MetadataRanges, QueueManifest, WriterId
 from strandline.model.records import RECORD_SCHEMA
@@ -71,8 +81,14 @@ def upgrade(
     the target, the queue is claimed, which fences its consumer, and the copied batches are acknowledged.
 
     ``CorruptData`` or ``NotFound`` naming an unreadable batch: it ends there. ``Diverged`` if the target has
-    batches that the queue never had, ``OutcomeUnknown`` if it no longer knows the progress of an earlier copy.
+    batches that the queue never had, ``OutcomeUnknown`` if it no longer knows the progress of an earlier copy,
+    ``InvalidInput`` if an ingest has copied the queue into the target.
     """
+    if target.last_append(source_writer(str(queue.log_id))) is not None:
+        raise InvalidInput(
+            f"{target.url} holds records of {queue.url} by an ingest, which would be there twice: go on with "
+            "'strandline ingest', or copy the queue into another log."
+        )
     copy = _QueueCopy(queue, target, Compression.named(compression), chance)
     bounds = queue.bounds()
     done = copy.position(target.head())
@@ -87,6 +103,17 @@ def upgrade(
     if acknowledge and progress.end:
         queue.new_cell().update(lambda manifest: _acknowledged(manifest, progress.end - 1))
     return progress
+
+
+def refuse_upgraded(queue: QueueLog, target: ObjectLog) -> None:
+    """``InvalidInput`` if an upgrade has copied the queue into the target: an ingest would append its batches again."""
+    with contextlib.suppress(OutcomeUnknown):  # the target has forgotten its oldest writers: it may be any queue's
+        done = _QueueCopy(queue, target, Compression.LZ4, CHANCE).position(target.head())
+        if done is not None:
+            raise InvalidInput(
+                f"{target.url} holds {queue.url} through batch {done} by an upgrade, and would hold its records twice: "
+                "go on with 'strandline upgrade', or ingest the queue into another log."
+            )
 
 
 def _round(
