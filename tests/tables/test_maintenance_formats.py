@@ -22,6 +22,7 @@ from strandline.log.memory import MemoryLog
 from strandline.model.records import record_batch
 from strandline.tables.iceberg.sink import IcebergSink
 from strandline.tables.maintain.operations import describe, existing, optimize, rebuild, vacuum, verify
+from strandline.tables.sql.sqlite_transaction import SqliteTransaction
 from strandline.testing.clock import ManualClock
 from tests.cases import some
 
@@ -109,7 +110,7 @@ class Sqlite:
 class Postgres:
     def __init__(self, server, name):
         self.dsn = f"postgresql:///postgres?host={server.host}&port={server.port}"
-        self.user, self.name = server.user, name
+        self.server, self.user, self.name = server, server.user, name
         with psycopg.connect(self.dsn, user=self.user) as connection:
             connection.execute(f"CREATE SCHEMA {name}")
         self.address = f"{self.dsn}#{name}.orders"
@@ -283,13 +284,14 @@ def test_databases_say_that_they_need_neither_compaction_nor_vacuum(tmp_path, lo
 def test_a_commit_during_a_comparison_is_told_from_a_difference(tmp_path, log, monkeypatch):
     place = Sqlite(tmp_path)
     sl.follow(log, place.sink(), until=20)
-    compared = sl.SqliteSink.compared
+    compared = SqliteTransaction.compared
 
-    def meanwhile(self, records):
+    def meanwhile(self, expected, schema):
+        rows = list(expected)
         sl.follow(log, place.sink(), until=30)
-        return compared(self, records)
+        return compared(self, rows, schema)
 
-    monkeypatch.setattr(sl.SqliteSink, "compared", meanwhile)
+    monkeypatch.setattr(SqliteTransaction, "compared", meanwhile)
     with pytest.raises(Conflict, match="try again"):
         verify(place.sink(), log)
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from deltalake import DeltaTable
 
 import strandline as sl
-from strandline.errors import Conflict, CorruptData, CursorExpired, Diverged, InvalidInput
+from strandline.errors import BadRecord, Conflict, CorruptData, CursorExpired, Diverged, InvalidInput, NotReady
 from strandline.log.memory import MemoryLog
 from strandline.model.cursor import Span
 from strandline.model.sink import Part, Written
@@ -21,14 +28,17 @@ from strandline.tables.delta.letters import LetterBox
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.files import part as parts_module
 from strandline.tables.iceberg.table import FollowedIceberg
+from strandline.tables.maintain.comparison import RowDifferences
 from strandline.tables.maintain.operations import existing, rebuild, verify
 from strandline.tables.maintain.rebuilding import rebuild_table
+from strandline.tables.sql import expected
+from strandline.tables.sql.postgres_transaction import PostgresTransaction
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction
 from strandline.tables.work import IN_PROCESS
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Crash
 from tests.cases import some
-from tests.tables.test_maintenance_formats import ORDER, Delta, Iceberg, Sqlite, extend, modes
+from tests.tables.test_maintenance_formats import ORDER, Delta, Iceberg, Postgres, Sqlite, extend, modes
 
 VALUE = sl.Json(ORDER)
 
@@ -41,21 +51,37 @@ def log() -> MemoryLog:
     return log
 
 
-@pytest.fixture(params=["delta", "iceberg", "sqlite"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    found = {"delta": Delta, "iceberg": Iceberg, "sqlite": Sqlite}[request.param](tmp_path)
+@pytest.fixture(params=["delta", "iceberg", "sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    found: Any
+    if request.param == "postgres":
+        server = request.getfixturevalue("postgres")
+        monkeypatch.setenv("PGUSER", server.user)
+        found = Postgres(server, f"rebuilt_{uuid4().hex}")
+    else:
+        found = {"delta": Delta, "iceberg": Iceberg, "sqlite": Sqlite}[request.param](tmp_path)
     yield found
     found.close()
+
+
+def is_sql(place: Any) -> bool:
+    return isinstance(place, (Sqlite, Postgres))
+
+
+def beside(place: Any, folder: Path) -> Any:
+    """Another place of the same format."""
+    folder.mkdir()
+    return type(place)(place.server, f"{place.name}_2") if isinstance(place, Postgres) else type(place)(folder)
 
 
 def content(sink: Any) -> list[Any]:
     """The rows of a table, comparable."""
     if isinstance(sink, sl.SqliteSink):
-        import sqlite3
-        from contextlib import closing
-
         with closing(sqlite3.connect(sink.path)) as connection:
             return sorted(map(str, connection.execute("SELECT * FROM orders")))
+    if isinstance(sink, sl.PostgresSink):
+        with sink._postgres.reading() as transaction:
+            return sorted(map(str, transaction.run(f"SELECT * FROM {transaction._named()}")))
     rows = sink.rows()
     names = [field.name for field in rows.schema if not pa.types.is_map(field.type)]
     return sorted(map(str, rows.select(names).to_pylist()))
@@ -79,8 +105,7 @@ def test_a_table_is_built_again_from_an_offset_and_followed_without_gap_or_overl
     sl.follow(log, place.sink(mode=mode, value=VALUE), until="end")
     check = verify(place.sink(mode=mode, value=VALUE), log)
     assert (check.is_right, check.cursor) == (True, log.end()), check.first
-    (tmp_path / "twin").mkdir()
-    twin = type(place)(tmp_path / "twin")
+    twin = beside(place, tmp_path / "twin")
     assert content(place.sink(mode=mode, value=VALUE)) == content(followed(twin, log, mode, start=13))
     twin.close()
     assert place.sink(mode=mode, value=VALUE).start() == 13
@@ -149,6 +174,14 @@ def test_a_start_that_was_trimmed_is_refused_before_anything_is_made(tmp_path: P
 
 def lossy(monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
     """Break the writing of rows so that each commit loses one."""
+    if isinstance(place, Postgres):
+        stage = PostgresTransaction.stage
+
+        def less(self: Any, changes: Any) -> None:
+            stage(self, replace(changes, puts=changes.puts.slice(1)))
+
+        monkeypatch.setattr(PostgresTransaction, "stage", less)
+        return
     if isinstance(place, Sqlite):
         inserted = SqliteTransaction._inserted
 
@@ -196,6 +229,7 @@ def test_a_transform_that_gives_other_rows_each_time_is_refused_unless_it_is_not
 
 # --- crashes ---------------------------------------------------------------------------------------------------------
 
+_SQL = ("clear", "merge", "put_dead_letters", "compared", "store")
 STEPS: dict[type, Sequence[tuple[Any, str]]] = {
     Delta: [
         (parts_module, "write_file"),
@@ -211,18 +245,13 @@ STEPS: dict[type, Sequence[tuple[Any, str]]] = {
         (FollowedIceberg, "_committed"),
         (FollowedIceberg, "_make_durable"),
     ],
-    Sqlite: [
-        (SqliteTransaction, "clear"),
-        (SqliteTransaction, "merge"),
-        (SqliteTransaction, "put_dead_letters"),
-        (SqliteTransaction, "compared"),
-        (SqliteTransaction, "store"),
-    ],
+    Sqlite: [(SqliteTransaction, step) for step in _SQL],
+    Postgres: [(PostgresTransaction, step) for step in _SQL],
 }
 
 
 def letters(place: Any, tmp_path: Path) -> Any:
-    return {Delta: f"{tmp_path}/letters", Iceberg: "shop.letters", Sqlite: True}[type(place)]
+    return {Delta: f"{tmp_path}/letters", Iceberg: "shop.letters", Sqlite: True, Postgres: True}[type(place)]
 
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["replaced", "new"])
@@ -265,7 +294,7 @@ def test_a_crash_at_any_step_leaves_the_old_rows_or_all_new_ones(
 
 
 def test_a_follower_that_commits_meanwhile_makes_a_rebuild_a_conflict(place: Any, log: MemoryLog) -> None:
-    if isinstance(place, Sqlite):
+    if is_sql(place):
         return  # its follower waits for the transaction
     sink = followed(place, log, "append")
     extend(log, 10)
@@ -287,7 +316,7 @@ def test_a_follower_that_commits_meanwhile_makes_a_rebuild_a_conflict(place: Any
 
 
 def test_a_table_that_goes_back_before_a_rebuild_has_its_former_start_again(place: Any, log: MemoryLog) -> None:
-    if isinstance(place, Sqlite):
+    if is_sql(place):
         return  # it has no earlier versions
     sink = followed(place, log, "append")
     extend(log, 10)
@@ -302,6 +331,115 @@ def test_a_table_that_goes_back_before_a_rebuild_has_its_former_start_again(plac
     assert verify(place.sink(mode="append", value=VALUE), log).is_right
     sl.follow(log, place.sink(mode="append", value=VALUE), until="end")
     assert len(content(place.sink(mode="append", value=VALUE))) == 40
+
+
+def test_a_follower_that_commits_before_the_range_is_planned_is_never_taken_back(
+    place: Any, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slot is at its cursor: what a rebuild took back could be trimmed before it is followed again."""
+    sink = followed(place, log, "append")
+    events: list[Callable[[], object]] = [lambda: sl.follow(log, place.sink(mode="append", value=VALUE), until="end")]
+
+    def commit() -> None:
+        while events:
+            event = events.pop()
+            extend(log, 10)
+            event()
+
+    if is_sql(place):
+        owner = STEPS[type(place)][0][0]
+        lock = owner.lock
+        monkeypatch.setattr(owner, "lock", lambda self: (commit(), lock(self)))
+        assert rebuild(sink, log).next == 40
+    else:
+        end = MemoryLog.end
+
+        def moving(self: MemoryLog) -> Any:
+            found = end(self)
+            commit()
+            return found
+
+        monkeypatch.setattr(MemoryLog, "end", moving)
+        with pytest.raises(Conflict):
+            rebuild(sink, log)
+    found = verify(place.sink(mode="append", value=VALUE), log)
+    assert (found.is_right, found.cursor.next, found.rows) == (True, 40, 40)
+
+
+@pytest.mark.parametrize("is_by_time", [False, True], ids=["version", "time"])
+def test_a_delta_table_that_another_restores_has_the_start_of_its_rows(
+    tmp_path: Path, log: MemoryLog, is_by_time: bool
+) -> None:
+    place = Delta(tmp_path)
+    followed(place, log, "append")
+    table = DeltaTable(place.address)
+    before = table.version()
+    moment = datetime.fromtimestamp(table.history(1)[0]["timestamp"] / 1000, UTC)
+    rebuild(place.sink(mode="append", value=VALUE), log, start=20)
+    rebuild(place.sink(mode="append", value=VALUE), log, start=10)
+    DeltaTable(place.address).restore(moment if is_by_time else before)
+    assert place.sink(mode="append", value=VALUE).start() == 0
+    place.sink(mode="append", value=VALUE).adopt(log.log_id)
+    found = verify(place.sink(mode="append", value=VALUE), log)
+    assert (found.is_right, found.rows) == (True, 30), found.first
+    rebuild(place.sink(mode="append", value=VALUE), log)
+    assert (place.sink(mode="append", value=VALUE).start(), len(content(place.sink(mode="append")))) == (0, 30)
+    rebuild(place.sink(mode="append", value=VALUE), log, start=10)
+    assert place.sink(mode="append", value=VALUE).start() == 10
+
+
+def test_a_restore_that_names_itself_is_no_endless_search(tmp_path: Path, log: MemoryLog) -> None:
+    place = Delta(tmp_path)
+    followed(place, log, "append")
+    version = DeltaTable(place.address).version() + 1
+    info = {"operation": "RESTORE", "operationParameters": {"version": str(version)}, "timestamp": 1}
+    (Path(place.address) / "_delta_log" / f"{version:020d}.json").write_text(json.dumps({"commitInfo": info}))
+    assert place.sink(mode="append", value=VALUE).start() == 0
+
+
+# --- SQL: rows in pieces ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"soft_deletes": True}, {"key": "city"}, {"mode": "append"}], ids=str)
+@pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+def test_a_database_compares_rows_that_arrive_in_pieces(
+    place: Any, log: MemoryLog, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expected, "PIECE", 2048)
+    monkeypatch.setattr(expected, "_MERGED", 1)
+    for _ in range(5):
+        extend(log, 10)
+    shape = {"value": VALUE, **options}
+    sl.follow(log, place.sink(**shape), until="end")
+    assert verify(place.sink(**shape), log).is_right
+    rebuild(place.sink(**shape), log, start=9)
+    found = verify(place.sink(**shape), log)
+    assert (found.is_right, found.rows) == (True, len(content(place.sink(**shape))))
+    owner = STEPS[type(place)][0][0]
+    monkeypatch.setattr(owner, "compared", lambda _, rows, __: RowDifferences(len(list(rows)), 0, 0))
+    assert verify(place.sink(**shape), log).rows > 1  # pieces
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+def test_many_differences_are_counted_and_the_first_are_shown(place: Any, log: MemoryLog) -> None:
+    followed(place, log, "append")
+    with closing(sqlite3.connect(place.path)) as connection, connection:
+        connection.execute("UPDATE orders SET city = 'nowhere' WHERE id > 5")
+    found = verify(place.sink(mode="append", value=VALUE), log)
+    assert (found.rows, found.missing, found.extra, len(found.first)) == (30, 24, 24, 10)
+
+
+def test_the_share_of_bad_records_is_that_of_the_whole_rebuild(place: Any, tmp_path: Path) -> None:
+    log = sl.open(f"{tmp_path}/log", create=True)
+    for value in (b"bad", b'{"id": 1}', b'{"id": 2}'):
+        with log.producer() as producer:
+            producer.append(key=b"k", value=value).result()
+    options = {"mode": "append", "value": VALUE, "dead_letters": letters(place, tmp_path)}
+    rebuild(place.sink(**options, max_bad_share=0.4), log)
+    assert len(content(place.sink(**options))) == 2
+    with pytest.raises(BadRecord, match="1 of 3 records"):
+        rebuild(place.sink(**options, max_bad_share=0.3), log)
 
 
 # --- both tiers ------------------------------------------------------------------------------------------------------
@@ -360,6 +498,27 @@ def test_records_that_move_to_the_cold_tier_while_they_are_read_are_found_there(
         assert sorted(sink.rows().column("offset").to_pylist()) == list(range(3, 40))
 
 
+@pytest.mark.parametrize("step", ["clear", "compared"])
+def test_records_that_move_to_the_cold_tier_while_a_database_is_filled_are_found_there(
+    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tiered(tmp_path)
+    moves: list[Callable[[], None]] = [lambda: to_cold(log)]
+    real = getattr(SqliteTransaction, step)
+
+    def late(self: SqliteTransaction, *arguments: Any) -> Any:
+        while moves:
+            moves.pop()()
+        return real(self, *arguments)
+
+    monkeypatch.setattr(SqliteTransaction, step, late)
+    with sl.open(log.url) as both:
+        sink = sl.SqliteSink(tmp_path / "shop.db", table="orders", mode="append")
+        rebuild(sink, both, start=3)
+        assert log.bounds().first == 40
+        assert len(content(sink)) == 37
+
+
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -370,3 +529,106 @@ def test_a_table_like_another_is_opened_elsewhere(tmp_path: Path, log: MemoryLog
     assert (other.mode, other.where) == ("history", str(tmp_path / "other"))
     assert verify(other, log).is_right
     assert sl.DeltaSink(tmp_path / "table", mode="history", value=VALUE, key="id").start() == 0
+
+
+def test_a_table_is_no_copy_of_itself(tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    sl.follow(log, sl.DeltaSink(tmp_path / "table", value=VALUE), until="end")
+    sl.follow(log, sl.SqliteSink(tmp_path / "shop.db", table="orders", value=VALUE), until="end")
+    (tmp_path / "link").symlink_to(tmp_path / "table")
+    monkeypatch.chdir(tmp_path)
+    for one, other in (
+        (f"{tmp_path}/table", "./table"),
+        (f"{tmp_path}/table", f"file://{tmp_path}/table/"),
+        (f"{tmp_path}/table", "link"),
+        ("sqlite:shop.db#orders", f"sqlite://{tmp_path}/shop.db#Orders"),
+    ):
+        with pytest.raises(InvalidInput, match="is the table itself"):
+            existing(one, value=VALUE, into=other)
+
+
+@pytest.mark.parametrize("is_into_sql", [False, True])
+def test_a_table_like_another_may_have_another_format(tmp_path: Path, log: MemoryLog, is_into_sql: bool) -> None:
+    with log.producer() as producer:
+        producer.append(key=b"bad", value=b"no JSON").result()
+    delta, sqlite = f"{tmp_path}/table", f"sqlite:{tmp_path}/shop.db#orders"
+    one, other = (delta, sqlite) if is_into_sql else (sqlite, delta)
+    first: Any = sl.SqliteSink(tmp_path / "shop.db", table="orders", value=VALUE, dead_letters=True)
+    if is_into_sql:
+        first = sl.DeltaSink(delta, value=VALUE, dead_letters=tmp_path / "letters")
+    sl.follow(log, first, until="end")
+    with pytest.raises(BadRecord, match="offset 30"):
+        rebuild(existing(one, value=VALUE, into=other), log)
+    letters = True if is_into_sql else f"{tmp_path}/others"
+    built = existing(one, value=VALUE, into=other, dead_letters=letters)
+    assert rebuild(built, log) == log.end()
+    assert verify(built, log).rows == verify(first, log).rows
+
+
+def _only_c1(rows: pa.Table) -> pa.Table:
+    return rows.filter(pc.equal(rows.column("city"), "c1"))
+
+
+@pytest.mark.parametrize("mode", ["append", "latest"])
+def test_a_table_of_a_transform_is_neither_written_nor_compared_without_one(
+    place: Any, log: MemoryLog, mode: str, tmp_path: Path
+) -> None:
+    options = {"mode": mode, "value": VALUE, "dead_letters": letters(place, tmp_path)}
+    sl.follow(log, place.sink(**options, transform=_only_c1), until="end")
+    before = content(place.sink(**options))
+    extend(log, 5)
+    for job in (
+        lambda: rebuild(place.sink(**options), log),
+        lambda: verify(place.sink(**options), log),
+        lambda: sl.follow(log, place.sink(**options), until="end"),
+        lambda: sl.tables.replay_letters(place.sink(**options), log),
+    ):
+        with pytest.raises(InvalidInput, match="come from a transform"):
+            job()
+    assert content(place.sink(**options)) == before
+    assert sl.tables.describe(place.sink(**options), log).cursor is not None
+    sl.follow(log, place.sink(**options, transform=_only_c1), until="end")
+    rebuild(place.sink(**options, transform=_only_c1), log)
+    assert verify(place.sink(**options, transform=_only_c1), log).is_right
+    with pytest.raises(InvalidInput, match="come from a transform"):
+        verify(place.sink(**options), log)
+    if hasattr(place, "address"):
+        with pytest.raises(InvalidInput, match="come from a transform"):
+            existing(place.address, value=VALUE, into=tmp_path / "other")
+
+
+def test_an_end_behind_the_log_is_refused_with_the_logs_end(place: Any, log: MemoryLog) -> None:
+    sink = followed(place, log, "append")
+    with pytest.raises(NotReady, match="ends at offset 30, before 31"):
+        rebuild(sink, log, upto=31)
+
+
+def test_a_value_that_cannot_be_decoded_is_not_called_a_missing_key(tmp_path: Path, log: MemoryLog) -> None:
+    with log.producer() as producer:
+        producer.append(value=b"no JSON").result()
+    with pytest.raises(BadRecord, match="JSON is malformed"):
+        sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="append", value=VALUE), until="end")
+
+
+def test_a_log_whose_schema_evolves_while_a_rebuild_begins_is_decoded_by_the_newest_version(
+    place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = sl.open(f"{tmp_path}/log", create=True, value=sl.Json(pa.schema({"id": pa.int32()})))
+    with log.producer() as producer:
+        producer.append(key=b"a", value={"id": 1}).result()
+    sl.follow(log, place.sink(mode="append", value="log"), until="end")
+    end = type(log).end
+    once = ["evolve"]
+
+    def evolving(self: Any) -> Any:
+        while once:
+            once.pop()
+            newer: Any = sl.open(f"{tmp_path}/log")
+            newer.evolve_value(sl.Json(pa.schema({"id": pa.int32(), "city": pa.string()})))
+            with newer.producer() as producer:
+                producer.append(key=b"b", value={"id": 2, "city": "Oslo"}).result()
+        return end(self)
+
+    monkeypatch.setattr(type(log), "end", evolving)
+    assert rebuild(place.sink(mode="append", value="log"), log).next == 2
+    assert "Oslo" in str(content(place.sink(mode="append", value="log")))
+    assert verify(place.sink(mode="append", value="log"), log).is_right

@@ -74,7 +74,8 @@ class Rebuild:
     """The range of a log that becomes all rows of a table, and what writes and verifies them."""
 
     log: Log
-    upto: int
+    upto: int | None = None
+    """None: the end of the log when the range is planned."""
     start: Cursor | None = None
     """None: where the table began."""
     workers: Workers | None = None
@@ -88,15 +89,20 @@ class Rebuild:
         """The cursor at which the new rows begin, the spans, and the cursor at their end.
 
         ``began`` is the offset at which the table began. ``CursorExpired`` if the log no longer has the start.
+        Called when the state of the table that is replaced is known: a follower that commits later is a conflict, and
+        one that has committed before is not ahead of the log's end, so that no table goes back behind its slot.
         """
+        upto = self.log.end().next if self.upto is None else self.upto
         beginning = self.log.cursor_at(began) if self.start is None else self.start
-        if beginning.next > self.upto:
+        if beginning.next > upto:
             raise InvalidInput(
-                f"A table that begins at offset {beginning.next} cannot be built up to offset {self.upto}: name an "
+                f"A table that begins at offset {beginning.next} cannot be built up to offset {upto}: name an "
                 "earlier start, or a later end."
             )
-        spans = self.log.plan(beginning, Limit(upto=self.upto))
+        spans = self.log.plan(beginning, Limit(upto=upto))
         end = cursor_after(beginning, spans[-1]) if spans else beginning
-        if end.next != self.upto:
-            raise NotReady(f"{self.log!r} gave offsets up to {end.next}, and not to {self.upto}: try again.")
+        if end.next != upto:
+            raise NotReady(
+                f"The log ends at offset {end.next}, before {upto}: name an earlier end, or try again later."
+            )
         return beginning, spans, end

@@ -167,7 +167,9 @@ def rebuild(
     Example: strandline table rebuild ./tables/orders ./orders --start 2026-01-15T00:00Z
     """
     opened = _log(log)
-    letters = None if is_in_database(url) else dead_letters
+    letters: str | bool | None = dead_letters
+    if is_in_database(into or url):
+        letters = None if dead_letters is None else True
     sink = followed_table(url, opened, schema=schema, key=key, name=name, dead_letters=letters, into=into)
     confirm(f"Replace all rows of {sink.where} by those of {log}?", yes=yes)
     if is_on_spark():

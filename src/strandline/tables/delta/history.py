@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -77,6 +78,8 @@ class TableCommit:
     """The files that it added, as stored in the commit."""
     commit_id: str | None = None
     """The number that a sink gave it."""
+    restored: int | datetime | None = None
+    """The version to which it restored the table, or its time; None if it says neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def parse_commit(version: int, data: bytes, application: Application) -> TableCo
     """Decode a commit file. Only commits of the sink itself count as its own."""
     try:
         return _parsed(version, [json.loads(line) for line in data.splitlines() if line.strip()], application)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, OSError) as error:
         raise CorruptData(
             f"The commit file of version {version} cannot be read ({error!r}): restore it from a copy."
         ) from error
@@ -124,6 +127,7 @@ def _parsed(version: int, actions: list[Any], application: Application) -> Table
         changed_rows=any(file.get("dataChange", True) for file in files),
         data_files=tuple(action["add"]["path"] for action in actions if "add" in action),
         commit_id=info.get(COMMIT_KEY),
+        restored=_restored(info),
     )
 
 
@@ -171,6 +175,16 @@ def own_commits(version: int, read: ReadCommit, application: Application) -> Ite
         version -= 1
 
 
+def restored_version(version: int, read: ReadCommit, application: Application) -> int | datetime | None:
+    """The version, or its time, to which another writer has restored the table since the sink's last commit."""
+    while version >= 0 and (data := read(version)) is not None:
+        commit = parse_commit(version, data, application)
+        if commit.cursor is not None or commit.restored is not None:
+            return commit.restored if commit.cursor is None else None
+        version -= 1
+    return None
+
+
 def _backwards(
     version: int, committed: int | None, read: ReadCommit, application: Application, where: str
 ) -> Iterator[TableCommit]:
@@ -197,6 +211,16 @@ def _operation(info: Any) -> str:
     if operation == "RESTORE":
         return f"RESTORE to {(info.get('operationParameters') or {}).get('version', 'an earlier version')}"
     return operation
+
+
+def _restored(info: Any) -> int | datetime | None:
+    if info.get("operation") != "RESTORE":
+        return None
+    given = info.get("operationParameters") or {}
+    version, milliseconds = str(given.get("version")), str(given.get("datetime"))
+    if version.isdecimal():
+        return int(version)
+    return datetime.fromtimestamp(int(milliseconds) / 1000, UTC) if milliseconds.isdecimal() else None
 
 
 def _cursor(text: Any, log_id: UUID, offset: int) -> Cursor:

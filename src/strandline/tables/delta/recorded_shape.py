@@ -18,17 +18,26 @@ if TYPE_CHECKING:
 
 _SHAPE_PROPERTY: Final = "strandline.shape"
 _START_PROPERTY: Final = "strandline.start"
+_TRANSFORM_PROPERTY: Final = "strandline.transform"
 _APPEND_ONLY: Final = "delta.appendOnly"
 
 
 def properties_of(shape: TableShape | DeadLetters, since: Cursor) -> dict[str, str]:
     """The properties of a table that is created at a cursor."""
-    return {
+    found = {
         LOG_PROPERTY: str(since.log_id),
         MODE_PROPERTY: shape.kind,
         _SHAPE_PROPERTY: shape.recorded(),
         _START_PROPERTY: str(since.next),
     }
+    if isinstance(shape, TableShape) and shape.transform is not None:
+        found[_TRANSFORM_PROPERTY] = "true"
+    return found
+
+
+def is_transformed(table: DeltaTable) -> bool:
+    """Whether the rows of the table come from a transform, by its properties."""
+    return _TRANSFORM_PROPERTY in table.metadata().configuration
 
 
 def recorded_start(table: DeltaTable) -> int | None:

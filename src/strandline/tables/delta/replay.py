@@ -16,10 +16,10 @@ from strandline.model.sink import DataFile
 from strandline.tables.delta.files import DeltaFiles, added, removed
 from strandline.tables.delta.handles import columns_of, data_files, id_of
 from strandline.tables.delta.letters import LettersOf, address_in_letters, check_letters, logs_of
-from strandline.tables.delta.recorded_shape import refuse_append_only
+from strandline.tables.delta.recorded_shape import is_transformed, refuse_append_only
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.files.replay import ReplayedFiles
-from strandline.tables.rows.shape import TableShape
+from strandline.tables.rows.shape import TableShape, refuse_lost_transform
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -69,6 +69,7 @@ def replayed_delta(
     table = followed.open()
     if table is None:
         raise NotFound(f"There is no table at {followed.url}.")
+    refuse_lost_transform(shape, followed.url, is_transformed=is_transformed(table))
     at = followed.last_commit(table, log_id).cursor
     letters = letters_of(id_of(table))
     box = letters.open()

@@ -34,7 +34,7 @@ from strandline.tables.delta.history import own_commits
 from strandline.tables.delta.letters import LetterBox, LettersOf, address_in_letters
 from strandline.tables.delta.orphans import ORPHAN_HOURS, OrphanSweeper
 from strandline.tables.delta.place import check_place, refuse_other_files
-from strandline.tables.delta.recorded_shape import check_shape, refuse_append_only, schema_for
+from strandline.tables.delta.recorded_shape import check_shape, is_transformed, refuse_append_only, schema_for
 from strandline.tables.delta.replay import replayed_delta
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.delta.transaction import DeltaTransaction
@@ -48,7 +48,7 @@ from strandline.tables.maintain.replay import ReplayedTable
 from strandline.tables.rows.bad_records import BadShare
 from strandline.tables.rows.kinds import KINDS, Kind
 from strandline.tables.rows.logged import LoggedShape, Value, fixed
-from strandline.tables.rows.shape import DeadLetters, TableShape, as_key
+from strandline.tables.rows.shape import DeadLetters, TableShape, as_key, refuse_lost_transform
 from strandline.tables.work import Rebuild
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ class DeltaSink(FileTableSink):
         if is_applied(since=since, upto=upto, at=at):
             return None
         if table is not None and at is not None:
+            refuse_lost_transform(self._shape, self.where, is_transformed=is_transformed(table))
             table = self._followed.evolved(table, at)
         is_new = table is None or at is None or at.next == self._followed.first_start(table)
         letters = self._opened_letters(table, since.log_id, is_new=is_new)
@@ -169,7 +170,9 @@ class DeltaSink(FileTableSink):
         """What the table records; None for a table of another program. ``NotFound`` if there is none."""
         table = self._existing()
         mode = next((kind for kind in KINDS if kind == mode_of(table)), None)
-        return None if mode is None else RecordedTable(mode, columns_of(table))
+        if mode is None:
+            return None
+        return RecordedTable(mode, columns_of(table), is_transformed=is_transformed(table))
 
     def rows(self) -> pa.Table:
         """All rows of the newest version, read file by file."""
@@ -181,12 +184,14 @@ class DeltaSink(FileTableSink):
     def comparison(self, upto: int, most: Positive) -> list[ShareTask]:
         """The tasks that compare the newest version; see :func:`~strandline.tables.maintain.operations.verify`."""
         table = self._existing()
+        refuse_lost_transform(self._shape, self.where, is_transformed=is_transformed(table))
         held, files = range(self._followed.start(table), upto), self._followed.files
         return share_tasks(self._shape, columns_of(table), files, data_files(table), held, most)
 
     def rebuilt(self, job: Rebuild) -> Cursor:
         """Build all rows again; see :func:`~strandline.tables.maintain.operations.rebuild`."""
-        return rebuilt_files(job, self.start(), self._rebuild, self.where)
+        table = self._existing()  # before the range is planned
+        return rebuilt_files(job, self._followed.start(table), partial(self._rebuild, table), self.where)
 
     def compacted(self) -> int:
         """Join small files; see :func:`~strandline.tables.maintain.operations.optimize`."""
@@ -210,11 +215,11 @@ class DeltaSink(FileTableSink):
             gone = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
         return len(gone)
 
-    def _rebuild(self, beginning: Cursor, upto: Cursor, work: Work, tasks: int) -> None:
-        """Replace all rows by those that ``work`` writes, in one commit with start and cursor."""
+    def _rebuild(self, table: DeltaTable, beginning: Cursor, upto: Cursor, work: Work, tasks: int) -> None:
+        """Replace all rows of a version by those that ``work`` writes, in one commit with start and cursor."""
         log_id = upto.log_id
         self._refresh()
-        table = self._existing()
+        refuse_lost_transform(self._shape, self.where, is_transformed=is_transformed(table))
         self._followed.next_in(table, log_id)  # Diverged for a table of another log, or of none
         check_shape(table, self._followed.shape, self._followed.url, is_rebuilt=True)
         refuse_append_only(table, self._followed.url, "a rebuild replaces all rows")
@@ -319,7 +324,7 @@ class DeltaSink(FileTableSink):
         cursor = Cursor(log_id, self._followed.next_in(table, log_id))
         self._followed.known.pop(log_id, None)
         try:
-            self._followed.commit(table, [], cursor)
+            self._followed.commit(table, [], cursor, start=self._followed.start(table))
         except Conflict as error:
             with contextlib.suppress(Diverged):
                 return self.cursor(log_id) or cursor  # another call adopted it

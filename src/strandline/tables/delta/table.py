@@ -45,6 +45,7 @@ from strandline.tables.delta.history import (
     check_known,
     last_commit,
     parse_commit,
+    restored_version,
 )
 from strandline.tables.delta.newest import NewestVersion
 from strandline.tables.delta.place import refuse_file
@@ -171,9 +172,25 @@ class FollowedDelta:
     def start(self, table: DeltaTable) -> int:
         """The offset at which the table's rows begin.
 
-        That of its last rebuild from another start, else that of its first follower. Searches the whole transaction
-        log: too dear for each commit.
+        That of its last rebuild from another start, else that of its first follower. If another writer has restored
+        the table since, the start of the version whose rows it has again: Delta keeps transactions over a restore.
+        Searches the whole transaction log: too dear for each commit.
         """
+        log_id = table.metadata().configuration.get(LOG_PROPERTY)
+        if log_id is None:
+            return self.first_start(table)
+        restored = restored_version(table.version(), self.read_commit, self.application(UUID(log_id)))
+        delta = deltalake_library()
+        if restored is not None:
+            with contextlib.suppress(delta.exceptions.DeltaError, OSError):  # that version was cleaned up
+                old = delta.DeltaTable(self.url, storage_options=self._options or None)
+                old.load_as_version(restored)
+                if old.version() < table.version():
+                    return self.start(old)
+        return self._stored_start(table)
+
+    def _stored_start(self, table: DeltaTable) -> int:
+        """The start by the table's transactions, which may be that of rows that a restore has undone."""
         log_id = table.metadata().configuration.get(LOG_PROPERTY)
         if log_id is None:
             return self.first_start(table)
@@ -399,7 +416,7 @@ class FollowedDelta:
 
     def _moved_start(self, table: DeltaTable, start: int | None) -> int | None:
         """The start, if it is another one than the table has now."""
-        return None if start is None or start == self.start(table) else start
+        return None if start is None or start == self._stored_start(table) else start
 
     def _properties(
         self, cursor: Cursor, commit: tuple[str, int] | None, commit_id: str, start: int | None = None

@@ -23,6 +23,8 @@ START_KEY: Final = "strandline.start"
 """Property of the table: the offset at which it began."""
 SHAPE_KEY: Final = "strandline.shape"
 """Property of the table: what identifies its rows, and how deletes are kept."""
+TRANSFORM_KEY: Final = "strandline.transform"
+"""Property of the table, if its rows come from a transform."""
 COMMIT_KEY: Final = "strandline.commit"
 """Property of the table: the next offset, and the snapshot that brought it there (``next@snapshot``)."""
 

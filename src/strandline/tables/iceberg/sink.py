@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from uuid import UUID
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from strandline.tables.files.layout import files_in, shares_of
 from strandline.tables.files.part import TablePart, in_schema
 from strandline.tables.files.sink import FileTableSink
 from strandline.tables.iceberg.columns import arrow_schema, iceberg_library
-from strandline.tables.iceberg.history import COMMIT_KEY, LOG_KEY, MODE_KEY
+from strandline.tables.iceberg.history import COMMIT_KEY, LOG_KEY, MODE_KEY, TRANSFORM_KEY
 from strandline.tables.iceberg.replay import replayed_iceberg
 from strandline.tables.iceberg.table import Begun, FollowedIceberg, start_in
 from strandline.tables.iceberg.transaction import IcebergLetters, IcebergTransaction
@@ -37,6 +37,9 @@ from strandline.tables.rows.kinds import KINDS, Kind
 from strandline.tables.rows.logged import LoggedShape, Value, fixed
 from strandline.tables.rows.shape import DeadLetters, TableShape, as_key
 from strandline.tables.work import Rebuild
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
 SMALL_FILE: Final = 64 << 20
 """Files with fewer bytes are joined by a compaction."""
@@ -163,7 +166,10 @@ class IcebergSink(FileTableSink):
         """What the table records; None for a table of another program. ``NotFound`` if there is none."""
         table = self._existing()
         mode = next((kind for kind in KINDS if kind == table.metadata.properties.get(MODE_KEY)), None)
-        return None if mode is None else RecordedTable(mode, arrow_schema(table.schema()))
+        if mode is None:
+            return None
+        is_transformed = TRANSFORM_KEY in table.metadata.properties
+        return RecordedTable(mode, arrow_schema(table.schema()), is_transformed=is_transformed)
 
     def rows(self) -> pa.Table:
         """All rows of the newest snapshot, read file by file; ``NotFound`` if there is no table."""
@@ -173,16 +179,21 @@ class IcebergSink(FileTableSink):
 
     def comparison(self, upto: int, most: Positive) -> list[ShareTask]:
         """The tasks that compare the newest snapshot; see :func:`~strandline.tables.maintain.operations.verify`."""
-        begun = self._followed.on(self._existing())
-        held, paths = range(self.start(), upto), self._followed.data_files(begun)
+        table = self._existing()
+        self._followed.refuse_lost_transform(table)
+        begun = self._followed.on(table)
+        held, paths = range(start_in(table.metadata), upto), self._followed.data_files(begun)
         return share_tasks(self._shape, begun.columns, begun.files, paths, held, most)
 
     def rebuilt(self, job: Rebuild) -> Cursor:
         """Build all rows again, as one snapshot; see :func:`~strandline.tables.maintain.operations.rebuild`."""
-        return rebuilt_files(job, self.start(), self._rebuild, self.where)
+        table = self._existing()  # before the range is planned
+        return rebuilt_files(job, start_in(table.metadata), partial(self._rebuild, table), self.where)
 
-    def _rebuild(self, beginning: Cursor, upto: Cursor, work: Work, tasks: int) -> None:
-        table, log_id, start = self._existing(), upto.log_id, beginning.next
+    def _rebuild(self, table: Table, beginning: Cursor, upto: Cursor, work: Work, tasks: int) -> None:
+        log_id, start = upto.log_id, beginning.next
+        self._refresh()  # the codec of the last record, or a newer one
+        self._followed.refuse_lost_transform(table)
         self._followed.check_followed(table, log_id)
         self._followed.known.pop(log_id, None)
         begun = self._followed.rebuilding(table)

@@ -35,6 +35,7 @@ from strandline.tables.iceberg.history import (
     REMEDY,
     SHAPE_KEY,
     START_KEY,
+    TRANSFORM_KEY,
     KnownSnapshot,
     TableSnapshot,
     check_known,
@@ -42,7 +43,7 @@ from strandline.tables.iceberg.history import (
     last_commit,
     own_cursor,
 )
-from strandline.tables.rows.shape import DeadLetters, TableShape, refuse_another_shape
+from strandline.tables.rows.shape import DeadLetters, TableShape, refuse_another_shape, refuse_lost_transform
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -188,9 +189,15 @@ class FollowedIceberg:
                         MODE_KEY: self.shape.kind,
                         SHAPE_KEY: self.shape.recorded(),
                         START_KEY: str(since.next),
+                        **(
+                            {TRANSFORM_KEY: "true"}
+                            if isinstance(self.shape, TableShape) and self.shape.transform
+                            else {}
+                        ),
                     },
                 )
                 return Begun(created, None, self._files(created))
+            self.refuse_lost_transform(table)
             at = self.last_commit(table, log_id).cursor
             transaction = table.transaction()
             self._evolve(transaction)
@@ -206,6 +213,12 @@ class FollowedIceberg:
         begun = self.on(table)
         self._evolve(begun.transaction, is_rebuilt=True)
         return Begun(begun.transaction, begun.at, self._files(begun.transaction))
+
+    def refuse_lost_transform(self, table: Table) -> None:
+        """``InvalidInput`` if the rows come from a transform, and the sink has none."""
+        if isinstance(self.shape, TableShape):
+            is_transformed = TRANSFORM_KEY in table.metadata.properties
+            refuse_lost_transform(self.shape, self.identifier, is_transformed=is_transformed)
 
     def check_followed(self, table: Table, log_id: UUID) -> None:
         """``Diverged`` for a table of another log, or of none; ``InvalidInput`` for one of another kind."""

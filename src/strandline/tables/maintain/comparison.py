@@ -43,9 +43,14 @@ class RowDifferences:
     @classmethod
     def of(cls, rows: int, missing: Sequence[str], extra: Sequence[str]) -> RowDifferences:
         """From the rows that differ, as text."""
-        examples = [f"missing {row}" for row in missing[:FIRST_DIFFERENCES]]
-        examples += [f"extra {row}" for row in extra[:FIRST_DIFFERENCES]]
-        return cls(rows, len(missing), len(extra), tuple(examples[:FIRST_DIFFERENCES]))
+        return cls.counted(rows, (len(missing), missing), (len(extra), extra))
+
+    @classmethod
+    def counted(cls, rows: int, missing: tuple[int, Sequence[str]], extra: tuple[int, Sequence[str]]) -> RowDifferences:
+        """From how many rows differ, and the first of them, as text."""
+        examples = [f"missing {row}" for row in missing[1][:FIRST_DIFFERENCES]]
+        examples += [f"extra {row}" for row in extra[1][:FIRST_DIFFERENCES]]
+        return cls(rows, missing[0], extra[0], tuple(examples[:FIRST_DIFFERENCES]))
 
     def __add__(self, other: RowDifferences) -> RowDifferences:
         """Both shares of a table together."""

@@ -36,6 +36,8 @@ class RecordedTable:
 
     mode: Kind
     columns: pa.Schema
+    is_transformed: bool = False
+    """Whether its rows come from a transform."""
     has_letters: bool = False
     """Whether its database has a table of its dead letters; tables of files do not record where theirs are."""
 
@@ -99,5 +101,8 @@ class MaintainedTable(Sink, Protocol):
 class ComparedInDatabase(Protocol):
     """A table whose rows its database compares."""
 
-    def compared(self, records: pa.Table) -> RowDifferences:
-        """Compare the rows with what these records, from the table's start to its cursor, amount to."""
+    def compared(self, log: Log) -> tuple[Cursor, RowDifferences]:
+        """Compare the rows with the log, from the table's start to its cursor, which is returned, too.
+
+        ``Conflict`` if the table was committed to meanwhile.
+        """

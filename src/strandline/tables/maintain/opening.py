@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from strandline.errors import InvalidInput
 from strandline.model.addresses import Address, as_address, refuse_credentials
-from strandline.tables.maintain.contract import MaintainedTable
+from strandline.tables.delta.files import local_path
+from strandline.tables.maintain.contract import MaintainedTable, RecordedTable
 from strandline.tables.rows.logged import Value
 
 _ICEBERG: Final = "iceberg://"
@@ -66,11 +68,33 @@ def existing_sink(
     recorded = sink.recorded()
     if recorded is None:
         raise InvalidInput(f"The table {sink.where} follows no log: it was made by another program.")
+    if into is not None:
+        _check_other(address, into, recorded)
     shape: dict[str, Any] = {"mode": recorded.mode, "value": value, "key": key, "name": name}
     if recorded.has_soft_deletes:
         shape["soft_deletes"] = True
-    if dead_letters is None and recorded.has_letters:
+    if dead_letters is None and recorded.has_letters and (into is None or is_in_database(into)):
         dead_letters = True
     if dead_letters is not None:
         shape["dead_letters"] = dead_letters
     return sink_at(into or address, options, **shape)
+
+
+def _check_other(address: str, into: str, recorded: RecordedTable) -> None:
+    """``InvalidInput`` if a table cannot be built at ``into`` as the one at ``address`` is."""
+    if _canonical(address) == _canonical(into):
+        raise InvalidInput(f"{into} is the table itself, which would be replaced: name another place for the new one.")
+    if recorded.is_transformed:
+        raise InvalidInput(
+            f"The rows of the table {address} come from a transform: build {into} in a program, by a sink with that "
+            "transform."
+        )
+
+
+def _canonical(address: str) -> str:
+    """The address without other spellings of its file or folder."""
+    if address.startswith((_ICEBERG, *_POSTGRES)):
+        return address
+    place, mark, table = address.partition("#") if address.startswith(_SQLITE) else (address, "", "")
+    path = place.removeprefix(_SQLITE).removeprefix("//") if mark else local_path(place)
+    return place.rstrip("/") if path is None else os.path.realpath(path) + mark + table.lower()

@@ -6,15 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import pyarrow as pa
-
-from strandline.errors import Conflict, InvalidInput, NotFound, Unsupported
+from strandline.errors import Conflict, InvalidInput, NotFound
 from strandline.log.contract import Log
-from strandline.log.read.reading import read_between
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Named, checked
 from strandline.model.cursor import Cursor, Start
-from strandline.model.records import READ_SCHEMA
 from strandline.storage.task_pool import TaskPool, ThreadPool
 from strandline.tables.maintain.comparison import RowDifferences, compared_shares
 from strandline.tables.maintain.contract import ComparedInDatabase, MaintainedTable
@@ -86,41 +82,27 @@ def verify(sink: MaintainedTable, log: Log, *, pool: TaskPool | None = None) -> 
 
     ``pool`` runs the comparison: threads of this process, or ``sl.spark.executors(spark)``. Its tasks divide keyed
     tables of files by their keys, and fetch everything each; those of all changes by offsets. The follower may run
-    meanwhile. Tables in a SQL database are compared there, with the log in the memory of this process: ``Conflict`` if
-    a follower commits meanwhile. ``CursorExpired`` if the log no longer has the records.
+    meanwhile. Tables in a SQL database are compared there: ``Conflict`` if a follower commits meanwhile. What a keyed
+    one should hold is computed here, in shares of its keys that fit into memory, each of which reads the whole log.
+    ``CursorExpired`` if the log no longer has the records.
     """
     sink.meet(log)
-    workers = pool or ThreadPool()
-    for _ in range(_TRIES):
-        cursor = _cursor(sink, log)
-        tasks = sink.comparison(cursor.next, workers.count)
-        found = _compared_here(sink, log, cursor) if tasks is None else None
-        if sink.cursor(log.log_id) == cursor:  # otherwise rows and cursor may be of different versions
-            break
-        if tasks is None:
-            raise _committed_meanwhile(sink)
+    if isinstance(sink, ComparedInDatabase):
+        cursor, found = sink.compared(log)
     else:
-        raise _committed_meanwhile(sink)
-    if found is None:
-        found = compared_shares(log, tasks or (), workers, f"verify {sink.where}")
+        cursor, found = _compared_files(sink, log, pool or ThreadPool())
     return TableCheck(cursor, found.rows, found.missing, found.extra, found.first)
 
 
-def _cursor(sink: MaintainedTable, log: Log) -> Cursor:
-    cursor = sink.cursor(log.log_id)
-    if cursor is None:
-        raise NotFound(f"There is no table {sink.where}.")
-    return cursor
-
-
-def _compared_here(sink: MaintainedTable, log: Log, cursor: Cursor) -> RowDifferences:
-    if not isinstance(sink, ComparedInDatabase):
-        raise Unsupported(f"The table {sink.where} cannot be compared with its log.")
-    return sink.compared(pa.Table.from_batches(read_between(log, sink.start(), cursor.next, None), READ_SCHEMA))
-
-
-def _committed_meanwhile(sink: MaintainedTable) -> Conflict:
-    return Conflict(f"The table {sink.where} was committed to while it was compared: stop its follower, or try again.")
+def _compared_files(sink: MaintainedTable, log: Log, pool: TaskPool) -> tuple[Cursor, RowDifferences]:
+    for _ in range(_TRIES):
+        cursor = sink.cursor(log.log_id)
+        if cursor is None:
+            raise NotFound(f"There is no table {sink.where}.")
+        tasks = sink.comparison(cursor.next, pool.count)
+        if sink.cursor(log.log_id) == cursor:  # otherwise rows and cursor may be of different versions
+            return cursor, compared_shares(log, tasks or (), pool, f"verify {sink.where}")
+    raise Conflict(f"The table {sink.where} was committed to while it was compared: stop its follower, or try again.")
 
 
 @checked
@@ -167,9 +149,8 @@ def rebuild(
     no table, it is created empty, and built; without ``start`` from the log's beginning.
 
     ``pool`` compares the new rows, as for :func:`verify`; ``CorruptData`` if they differ, and the table is as it was.
-    ``verify=False`` leaves that out: for a transform that gives other rows each time, and for a table in a SQL database
-    whose log does not fit into memory. ``CursorExpired`` if the log no longer has the start, ``Conflict`` if another
-    job committed meanwhile.
+    ``verify=False`` leaves that out: for a transform that gives other rows each time. ``CursorExpired`` if the log no
+    longer has the start, ``Conflict`` if another job committed meanwhile.
     """
     return rebuild_table(sink, log, start=start, upto=upto, pool=pool, is_verified=verify)
 
@@ -189,7 +170,7 @@ def replay_letters(sink: MaintainedTable, log: Log) -> Replayed:
     before anything is written, if a record since the first letter has a row whose key the corrected sink no longer
     gives it: such a table has to be rebuilt.
 
-    >>> import tempfile, strandline as sl
+    >>> import tempfile, pyarrow as pa, strandline as sl
     >>> folder = tempfile.mkdtemp()
     >>> log = sl.open(f"{folder}/log", create=True)
     >>> with log.producer() as producer:

@@ -41,8 +41,7 @@ def rebuild_table(
         raise Unsupported(f"The table {sink.where} is written in one transaction: build it again without Spark.")
     sink.meet(log)
     beginning = None if start is None else cursor_of(log, start)
-    end = log.end().next if upto is None else upto
-    job = Rebuild(log, end, beginning, workers, pool or ThreadPool(), is_verified)
+    job = Rebuild(log, upto, beginning, workers, pool or ThreadPool(), is_verified)
     try:
         sink.start()
     except NotFound:

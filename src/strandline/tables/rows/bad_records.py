@@ -12,6 +12,9 @@ from strandline.errors import BadRecord, InvalidInput
 from strandline.model.arguments import shown
 from strandline.model.sink import Written, without_key
 
+NO_KEY: Final = "It has no key, and the table keeps its rows by key."
+"""The reason of a record without a key in a keyed table."""
+
 
 @dataclass(frozen=True, slots=True)
 class BadShare:
@@ -53,7 +56,7 @@ def first_bad(letters: pa.Table) -> str:
 def refused(bad: pa.Table) -> BadRecord:
     """The error for bad records without a place to set them aside."""
     first = bad.column("offset")[0].as_py()
-    if not bad.column("key")[0].is_valid:
+    if bad.column("reason")[0].as_py() == NO_KEY and not bad.column("key")[0].is_valid:
         return without_key(first)
     return BadRecord(
         f"The record at offset {first} cannot become a row: {bad.column('reason')[0].as_py()} Nothing was applied; "

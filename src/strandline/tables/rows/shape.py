@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from strandline.errors import InvalidInput, SchemaRefused, StrandlineError, TransformFailed, printable
 from strandline.model.records import READ_SCHEMA, TIMESTAMP
+from strandline.tables.rows.bad_records import NO_KEY
 from strandline.tables.rows.hashing import HASH_VERSION
 from strandline.tables.rows.kinds import RAW, RAW_LATEST, TYPED, ColumnNames, Kind, table_schema
 from strandline.tables.rows.types import stored
@@ -54,7 +55,6 @@ LETTER_SCHEMA: Final = BAD_SCHEMA.append(pa.field("of_table", pa.string(), nulla
 """The columns of a dead-letter table that several tables may share: also the address of the letter's table."""
 
 _META: Final = {name: RECORD_FIELDS[name] for name in ("key", "offset", "timestamp", "op")}
-_NO_KEY: Final = "It has no key, and the table keeps its rows by key."
 
 
 def as_key(key: str | Sequence[str]) -> tuple[str, ...]:
@@ -248,7 +248,7 @@ class TableShape:
         is_bad = pc.is_null(keys)
         offsets = rows.column(self.names.offset).filter(is_bad)
         bad = records.filter(pc.is_in(records.column("offset"), value_set=offsets.combine_chunks()))
-        return ShapedRows(rows.filter(pc.invert(is_bad)), bad_records(bad, pa.repeat(_NO_KEY, bad.num_rows)))
+        return ShapedRows(rows.filter(pc.invert(is_bad)), bad_records(bad, pa.repeat(NO_KEY, bad.num_rows)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +274,15 @@ def refuse_another_shape(recorded: str | None, shape: TableShape | DeadLetters, 
         raise InvalidInput(
             f"The table {where} was made with {recorded}, and is opened with {shape.recorded()}: open it as it was "
             "made, or build a new one."
+        )
+
+
+def refuse_lost_transform(shape: TableShape, where: str, *, is_transformed: bool) -> None:
+    """``InvalidInput`` if a table whose rows come from a transform is written, or compared, without one."""
+    if is_transformed and shape.transform is None:
+        raise InvalidInput(
+            f"The rows of the table {where} come from a transform, and without it they would be others: open the table "
+            "in a program, with its transform, or follow into a new table."
         )
 
 

@@ -77,12 +77,14 @@ class ChangePlanner:
     def planned(self, records: pa.Table, before: pa.Schema | None, *, is_rebuilt: bool = False) -> TableChanges:
         """What records do to a table with the columns ``before``; None: there is no table yet.
 
-        ``BadRecord`` if too many of them have no row.
+        ``BadRecord`` if too many of them have no row. ``is_rebuilt``: the records are a part of the commit, so that the
+        caller counts those.
         """
         shaped = self.shaped(records)
         if shaped.bad.num_rows and not self.has_dead_letters:
             raise refused(shaped.bad)
-        self.bad_share.check(shaped.bad.num_rows, records.num_rows, first_bad(shaped.bad))
+        if not is_rebuilt:
+            self.bad_share.check(shaped.bad.num_rows, records.num_rows, first_bad(shaped.bad))
         self._check_letters(shaped.bad)
         return self.of_rows(shaped, before, is_rebuilt=is_rebuilt)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -55,8 +55,11 @@ class SqlTransaction(Protocol):
     def size(self) -> tuple[int, int]:
         """Rows of the table, and bytes that the database says it has."""
 
-    def compared(self, expected: pa.Table) -> RowDifferences:
-        """Compare the table with rows of the same columns, in the database's own types."""
+    def compared(self, expected: Iterable[pa.Table], schema: pa.Schema) -> RowDifferences:
+        """Compare the table with rows of its columns, which arrive in pieces, in the database's own types.
+
+        The table is not read before the last piece has arrived.
+        """
 
     def store(self, row: CursorRow, before: CursorRow | None) -> bool:
         """Replace the cursor row; False if it is not ``before`` any more. None: there was no table."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from strandline.errors import InvalidInput, MissingExtra
-from strandline.tables.maintain.comparison import RowDifferences
+from strandline.tables.maintain.comparison import FIRST_DIFFERENCES, RowDifferences
 from strandline.tables.maintain.replay import pairs_from
 from strandline.tables.rows.shape import BAD_SCHEMA
 from strandline.tables.sql.changes import SoftDeletes, TableChanges
@@ -177,16 +177,23 @@ class PostgresTransaction:
         (size,) = self.run("SELECT pg_total_relation_size(to_regclass($1))", self._named()).fetchone() or (0,)
         return rows, size
 
-    def compared(self, expected: pa.Table) -> RowDifferences:
+    def compared(self, expected: Iterable[pa.Table], schema: pa.Schema) -> RowDifferences:
         """Compare the table with rows in a temporary one."""
-        self._copied("strandline_expected", expected)
-        columns = ", ".join(quoted(name) for name in expected.column_names)
-        values = ", ".join(f"{quoted(field.name)}{server_cast(field, is_plain=False)}" for field in expected.schema)
+        self._copied("strandline_expected", schema.empty_table())
+        for rows in expected:
+            self._copy("strandline_expected", _staged(rows))
+        columns = ", ".join(quoted(name) for name in schema.names)
+        values = ", ".join(f"{quoted(field.name)}{server_cast(field, is_plain=False)}" for field in schema)
         ours = f"SELECT {values} FROM strandline_expected"  # noqa: S608
         theirs = f"SELECT {columns} FROM {self._named()}"  # noqa: S608
-        missing = [str(row) for row in self.run(f"{ours} EXCEPT ALL {theirs}")]
-        extra = [str(row) for row in self.run(f"{theirs} EXCEPT ALL {ours}")]
-        return RowDifferences.of(self.size()[0], missing, extra)
+        missing, extra = self._counted(f"{ours} EXCEPT ALL {theirs}"), self._counted(f"{theirs} EXCEPT ALL {ours}")
+        return RowDifferences.counted(self.size()[0], missing, extra)
+
+    def _counted(self, query: str) -> tuple[int, list[str]]:
+        """The number of rows of a query, and the first ones."""
+        (count,) = self.run(f"SELECT count(*) FROM ({query}) differing").fetchone() or (0,)  # noqa: S608
+        first = self.run(f"{query} LIMIT {FIRST_DIFFERENCES}") if count else ()
+        return count, [str(row) for row in first]
 
     def store(self, row: CursorRow, before: CursorRow | None) -> bool:
         """Replace the cursor row, unless another follower has replaced it."""
@@ -218,10 +225,13 @@ class PostgresTransaction:
         return done.rowcount == 1
 
     def _copied(self, name: str, rows: pa.Table) -> None:
-        staged = pa.table([staged_column(column) for column in rows.columns], rows.column_names)
+        staged = _staged(rows)
         columns = ", ".join(f"{quoted(field.name)} {postgres_type(field)}" for field in staged.schema)
         self.run(f"DROP TABLE IF EXISTS pg_temp.{name}")
         self.run(f"CREATE TEMPORARY TABLE {name} ({columns}) ON COMMIT DROP")
+        self._copy(name, staged)
+
+    def _copy(self, name: str, staged: pa.Table) -> None:
         cursor = psycopg_library().RawCursor(self.connection)
         with cursor.copy(f"COPY {name} FROM STDIN (FORMAT binary)") as copy:
             for piece in copy_data(staged):
@@ -232,6 +242,10 @@ class PostgresTransaction:
 
     def _cursors(self) -> str:
         return f"{quoted(self.schema)}.{CURSORS}"
+
+
+def _staged(rows: pa.Table) -> pa.Table:
+    return pa.table([staged_column(column) for column in rows.columns], rows.column_names)
 
 
 def psycopg_library() -> Any:

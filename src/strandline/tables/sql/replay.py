@@ -12,7 +12,7 @@ import pyarrow as pa
 from strandline.errors import Conflict, NotFound
 from strandline.storage.clock import CHANCE
 from strandline.tables.maintain.replay import LetterChanges, OwnLetters
-from strandline.tables.rows.shape import BAD_SCHEMA, ShapedRows
+from strandline.tables.rows.shape import BAD_SCHEMA, ShapedRows, refuse_lost_transform
 from strandline.tables.sql.changes import ChangePlanner
 from strandline.tables.sql.database import Database
 from strandline.tables.sql.state import CursorRow, Expected
@@ -81,4 +81,5 @@ def replayed_sql(
     row = expected.proved(database.look(), log_id, None)
     if row is None:
         raise NotFound(f"There is no table {expected.where}.")
+    refuse_lost_transform(planner.shape, expected.where, is_transformed=row.is_transformed)
     yield ReplayedSql(database, expected, planner, row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import (
-    CorruptData,
+    Conflict,
     Diverged,
     Fenced,
     InvalidInput,
@@ -22,23 +22,21 @@ from strandline.errors import (
     TransientStorageError,
 )
 from strandline.log.contract import Log
-from strandline.log.read.planning import joined
-from strandline.log.read.reading import fetch_in_order
 from strandline.model.arguments import Positive, anything, checked
-from strandline.model.cursor import Cursor, Span
-from strandline.model.records import READ_SCHEMA
+from strandline.model.cursor import Cursor
 from strandline.model.sink import remaining
 from strandline.storage.clock import CHANCE
-from strandline.tables.maintain.comparison import RowDifferences, folded
+from strandline.tables.maintain.comparison import RowDifferences
 from strandline.tables.maintain.contract import RecordedTable, TableSize
-from strandline.tables.maintain.rebuilding import check_rebuilt
 from strandline.tables.maintain.replay import LetterReplay, Replayed, log_of_letters
 from strandline.tables.rows.bad_records import BadShare
 from strandline.tables.rows.kinds import KINDS
 from strandline.tables.rows.logged import LoggedShape, Value
-from strandline.tables.rows.shape import TableShape
+from strandline.tables.rows.shape import TableShape, refuse_lost_transform
 from strandline.tables.sql.changes import ChangePlanner, TableChanges
 from strandline.tables.sql.database import Database
+from strandline.tables.sql.expected import ExpectedRows, record_ranges
+from strandline.tables.sql.rebuilding import SqlRebuild
 from strandline.tables.sql.replay import replayed_sql
 from strandline.tables.sql.state import CursorRow, Expected, LastCommit, SeenTable
 from strandline.tables.work import Rebuild
@@ -166,6 +164,8 @@ class SqlSink:
                 todo = remaining(records, since=since, upto=upto, at=None if found is None else found.cursor)
                 if todo is None:
                     return
+                if found is not None:
+                    refuse_lost_transform(self._shape, self.where, is_transformed=found.is_transformed)
                 try:
                     if found is not None and self._held is not None and found.epoch != self._held.row.epoch:
                         raise self._expected.fenced()
@@ -209,19 +209,29 @@ class SqlSink:
         if mode is None or row is None:
             return None
         with self._database.reading() as transaction:
-            return RecordedTable(mode, row.schema, transaction.has_letters())
+            return RecordedTable(mode, row.schema, row.is_transformed, transaction.has_letters())
 
     def comparison(self, upto: int, most: Positive) -> None:
         """None: the database compares the rows itself."""
 
-    def compared(self, records: pa.Table) -> RowDifferences:
+    def compared(self, log: Log) -> tuple[Cursor, RowDifferences]:
         """Compare the rows, in the database; see :func:`~strandline.tables.maintain.operations.verify`."""
-        row = self._existing().row
-        if row is None:
-            raise NotFound(f"The table {self.where} follows no log.")
-        changes = self._planner().shaped(records).rows
-        with self._database.reading() as transaction:
-            return transaction.compared(folded(self._shape, changes, row.schema))
+        with self._lock:
+            self._refresh()
+            row = self._expected.proved(self._database.look(), log.log_id, None)
+            if row is None:
+                raise NotFound(f"There is no table {self.where}.")
+            refuse_lost_transform(self._shape, self.where, is_transformed=row.is_transformed)
+            read = partial(record_ranges, log, log.cursor_at(row.start), row.cursor.next)
+            expected = ExpectedRows(self._planner(), row.schema, read, self.size().bytes)
+            with self._database.reading() as transaction:
+                found = transaction.compared(expected.pieces(), row.schema)
+                if transaction.look().row != row:
+                    raise Conflict(
+                        f"The table {self.where} was committed to while it was compared: stop its follower, or try "
+                        "again."
+                    )
+        return row.cursor, found
 
     def rebuilt(self, job: Rebuild) -> Cursor:
         """Replace all rows in one transaction; see :func:`~strandline.tables.maintain.operations.rebuild`.
@@ -229,40 +239,17 @@ class SqlSink:
         Rows are deleted and inserted, not the table: its indexes, rights and views stay. Other followers wait, and the
         one that followed the table so far is ``Fenced``.
         """
-        with self._lock:
-            self._refresh()
-            log, began = job.log, self.start()
-            beginning, spans, end = job.planned(began)
-            with self._database.writing(is_long=True) as transaction:
-                transaction.lock()
-                found = self._expected.proved(transaction.look(), log.log_id, None)
-                if found is None or found.start != began:
-                    raise NotFound(f"The table {self.where} was dropped or replaced while it was built again.")
-                transaction.clear()
-                planner = self._planner()
-                row, at = found, beginning.next
-                for records in _ranges(spans):
-                    if records.column("offset")[0].as_py() != at:
-                        raise CorruptData(f"Offset {at} is missing in log {log.log_id}. Nothing was committed.")
-                    at += records.num_rows
-                    changes = planner.planned(records, row.schema, is_rebuilt=True)
-                    transaction.stage(changes)
-                    transaction.alter(changes)
-                    transaction.merge(changes)
-                    if self._has_dead_letters:
-                        is_first = row is found
-                        transaction.put_dead_letters(changes.bad, removed_from=beginning.next if is_first else None)
-                    row = replace(row, schema=changes.schema, cursor=end)
-                if at != end.next:
-                    raise CorruptData(f"Offset {at} is missing in log {log.log_id}. Nothing was committed.")
-                if job.is_verified:
-                    rows = planner.shaped(pa.concat_tables([READ_SCHEMA.empty_table(), *_ranges(spans)])).rows
-                    check_rebuilt(transaction.compared(folded(self._shape, rows, row.schema)), self.where)
-                row = replace(
-                    row, cursor=end, start=beginning.next, epoch=found.epoch + 1, commit_id=str(CHANCE.uuid())
-                )
-                if not transaction.store(row, found):
-                    raise self._expected.fenced()
+        with self._lock, self._database.writing(is_long=True) as transaction:
+            transaction.lock()
+            found = self._expected.proved(transaction.look(), job.log.log_id, None)
+            if found is None:
+                raise NotFound(f"There is no table {self.where}.")
+            refuse_lost_transform(self._shape, self.where, is_transformed=found.is_transformed)
+            beginning, _, end = job.planned(found.start)
+            self._refresh()  # the codec of the last record, or a newer one
+            row = SqlRebuild(transaction, self._planner(), job, beginning, end, self.where).run(found)
+            if not transaction.store(row, found):
+                raise self._expected.fenced()
             self._held = None
         return end
 
@@ -319,7 +306,11 @@ class SqlSink:
                     transaction.put_dead_letters(changes.bad, removed_from=since.next if found is None else None)
                 mine = self._expected
                 start = since.next if found is None else found.start
-                row = CursorRow(mine.name, upto, epoch, identity, mine.mode, changes.schema, start, commit_id, mine.key)
+                is_transformed = self._shape.transform is not None if found is None else found.is_transformed
+                row = CursorRow(
+                    *(mine.name, upto, epoch, identity, mine.mode, changes.schema, start, commit_id, mine.key),
+                    is_transformed,
+                )
                 if not transaction.store(row, before):
                     raise self._expected.fenced()
                 self._unanswered.add(commit_id)
@@ -343,10 +334,3 @@ class SqlSink:
         except StorageError:
             return False
         return row is not None and row.commit_id == commit_id
-
-
-def _ranges(spans: Sequence[Span]) -> Iterator[pa.Table]:
-    """The records of the spans, span by span."""
-    for _, batches in fetch_in_order(joined(spans)):
-        if sum(batch.num_rows for batch in batches):
-            yield pa.Table.from_batches(batches, READ_SCHEMA)

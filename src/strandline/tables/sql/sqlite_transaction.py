@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ import pyarrow.types as pt
 
 from strandline.errors import InvalidInput
 from strandline.storage.clock import CHANCE
-from strandline.tables.maintain.comparison import RowDifferences
+from strandline.tables.maintain.comparison import FIRST_DIFFERENCES, RowDifferences
 from strandline.tables.maintain.replay import pairs_from
 from strandline.tables.rows.shape import BAD_SCHEMA
 from strandline.tables.sql.changes import SoftDeletes, TableChanges
@@ -187,19 +187,25 @@ class SqliteTransaction:
         (size,) = self.connection.execute("PRAGMA page_size").fetchone()
         return rows, pages * size
 
-    def compared(self, expected: pa.Table) -> RowDifferences:
+    def compared(self, expected: Iterable[pa.Table], schema: pa.Schema) -> RowDifferences:
         """Compare the table with rows in a temporary one. Rows that differ in their number count as different."""
-        columns = definitions(expected.schema, None, sqlite_type)
+        columns = definitions(schema, None, sqlite_type)
         self.connection.execute(f"CREATE TEMPORARY TABLE strandline_expected ({columns})")
-        self._inserted("strandline_expected", expected, None)
-        columns = ", ".join(quoted(name) for name in expected.column_names)
+        for rows in expected:
+            self._inserted("strandline_expected", rows, None)
+        columns = ", ".join(quoted(name) for name in schema.names)
         ours, theirs = (
             f"SELECT {columns}, count(*) FROM {table} GROUP BY {columns}"  # noqa: S608
             for table in ("temp.strandline_expected", f"main.{quoted(self.table)}")
         )
-        missing = [str(row[:-1]) for row in self.connection.execute(f"{ours} EXCEPT {theirs}")]
-        extra = [str(row[:-1]) for row in self.connection.execute(f"{theirs} EXCEPT {ours}")]
-        return RowDifferences.of(self.size()[0], missing, extra)
+        missing, extra = self._counted(f"{ours} EXCEPT {theirs}"), self._counted(f"{theirs} EXCEPT {ours}")
+        return RowDifferences.counted(self.size()[0], missing, extra)
+
+    def _counted(self, query: str) -> tuple[int, list[str]]:
+        """The number of rows of a query, and the first ones."""
+        (count,) = self.connection.execute(f"SELECT count(*) FROM ({query})").fetchone()  # noqa: S608
+        first = self.connection.execute(f"{query} LIMIT {FIRST_DIFFERENCES}") if count else ()
+        return count, [str(row[:-1]) for row in first]
 
     def store(self, row: CursorRow, before: CursorRow | None) -> bool:
         """Replace the cursor row, unless another follower has replaced it."""

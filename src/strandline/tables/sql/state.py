@@ -25,6 +25,7 @@ COLUMNS: Final = "name, cursor, next, epoch, identity, mode, columns, start, com
 
 
 _KEY: Final = "strandline.key"
+_TRANSFORM: Final = "strandline.transform"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class CursorRow:
     """A number that no other commit has: by it a follower recognises a commit whose answer was lost."""
     key: str | None = None
     """The columns that identify a row, as JSON; None if a former release made the table."""
+    is_transformed: bool = False
+    """Whether the rows come from a transform."""
 
     def has_same_position(self, other: CursorRow) -> bool:
         """Whether both have the same cursor of the same follower in the same table."""
@@ -170,8 +173,11 @@ class Expected:
 
 
 def encoded_columns(row: CursorRow) -> str:
-    """The columns of a table as text for its cursor row: an Arrow schema, which has the key as metadata."""
-    schema = row.schema if row.key is None else row.schema.with_metadata({_KEY: row.key})
+    """The columns of a table as text for its cursor row: an Arrow schema, with the rest of the shape as metadata."""
+    metadata = {} if row.key is None else {_KEY: row.key}
+    if row.is_transformed:
+        metadata[_TRANSFORM] = "true"
+    schema = row.schema.with_metadata(metadata) if metadata else row.schema
     return base64.b64encode(schema.serialize().to_pybytes()).decode()
 
 
@@ -188,9 +194,10 @@ def decoded_row(values: Sequence[Any]) -> CursorRow:
         raise _damaged(f"it cannot be read ({error})") from error
     if at.next != offset:
         raise _damaged(f"its offset {offset} is not that of its cursor {at}")
-    key = (columns.metadata or {}).get(_KEY.encode())
+    metadata = columns.metadata or {}
+    key, is_transformed = metadata.get(_KEY.encode()), _TRANSFORM.encode() in metadata
     key = None if key is None else key.decode(errors="replace")
-    return CursorRow(name, at, epoch, identity, mode, columns.remove_metadata(), start, commit_id, key)
+    return CursorRow(name, at, epoch, identity, mode, columns.remove_metadata(), start, commit_id, key, is_transformed)
 
 
 def _damaged(why: str) -> CorruptData:
