@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias, overload
 
@@ -35,11 +36,12 @@ AddressedLog: TypeAlias = ObjectLog | TieredLog | WalLog | WalReader | RemoteLog
 _STORES: Final = ("s3", "gs", "az", "file", "memory")
 _NODES: Final = ("grpc", "grpc+tls")
 _SCHEMES: Final = (*_STORES, "wal", *_NODES)
+_QUEUE_PARTS: Final = ("manifest", "data", "grace")
 
 
 @overload
 def open_url(
-    place: Address | ObjectStore,
+    address: Address | ObjectStore,
     *,
     format: Literal["queue-v1"],
     manifest: str = ...,
@@ -53,7 +55,7 @@ def open_url(
 
 @overload
 def open_url(
-    place: Address | ObjectStore,
+    address: Address | ObjectStore,
     *,
     format: None = None,
     create: bool = ...,
@@ -73,7 +75,7 @@ def open_url(
 
 @checked(name="open")
 def open_url(
-    place: Address | ObjectStore,
+    address: Address | ObjectStore,
     *,
     format: Literal["queue-v1"] | None = None,  # noqa: A002 - as in Spark
     create: bool = False,
@@ -101,7 +103,7 @@ def open_url(
     ===================================================  ============================================================
 
     Args:
-        place: The address, or for an object log its store.
+        address: The address; for an object log also its store.
         format: ``"queue-v1"`` for a queue of version 1, whose parts ``manifest``, ``data`` and ``grace`` describe.
         create: Create an object log or a write-ahead log if there is none. Otherwise, opening changes nothing.
         read_only: Read a write-ahead log beside the process that writes it.
@@ -122,15 +124,17 @@ def open_url(
     Raises ``NotALog`` if there is none, ``WrongKind`` if something else is there, ``UnsupportedVersion`` if it is newer
     than this program, ``Fenced`` if another process writes the write-ahead log.
 
-    >>> open_url("memory://doctest-open", create=True).bounds()
+    >>> import strandline as sl
+    >>> sl.open("memory://doctest-open", create=True).bounds()
     Bounds(first=0, next=0)
-    >>> open_url("grcp://db1:7001")
+    >>> sl.open("grcp://db1:7001")
     Traceback (most recent call last):
     strandline.errors.InvalidInput: There are no logs at grcp://: did you mean grpc://?
     """
-    scheme = _scheme_of(place)
+    scheme = _scheme_of(address)
+    _check_names(queue)
     if format is not None:
-        return open_queue(place, options=options, clock=clock, chance=chance, **queue)
+        return open_queue(address, options=options, clock=clock, chance=chance, **queue)
     node = {
         "timeout": None if timeout == TIMEOUT else timeout,
         "read_from": None if read_from == "leader" else read_from,
@@ -141,13 +145,13 @@ def open_url(
     _only(scheme, (), "a queue of version 1 (format='queue-v1')", **queue)
     if scheme in _NODES:
         if value is not None:
-            raise Unsupported(f"{place} is a node's log: {OPTIONAL_CALLS['value']}")
+            raise Unsupported(f"{address} is a node's log: {OPTIONAL_CALLS['value']}")
         _only(scheme, (*_STORES, "wal"), "a log that this process creates", create=create or None, options=options)
-        return RemoteLog(_text(place), security=security, timeout=timeout, read_from=read_from, clock=clock)
+        return RemoteLog(_text(address), security=security, timeout=timeout, read_from=read_from, clock=clock)
     tiers: dict[str, Any] = {"options": options, "events_options": events_options, "clock": clock}
     if scheme != "wal":
         found = open_log(
-            place,
+            address,
             create=create,
             retention=retention,
             limits=limits,
@@ -157,7 +161,7 @@ def open_url(
             chance=chance,
         )
         return tiered(found, **tiers)
-    folder = wal_path(_text(place))
+    folder = wal_path(_text(address))
     if read_only:
         _only(scheme, (), "the process that writes the log (without read_only=)", create=create or None)
         reader = WalReader(folder, clock=clock)
@@ -171,14 +175,14 @@ def open_url(
         raise
 
 
-def _text(place: Address | ObjectStore) -> str:
-    return place.url if isinstance(place, ObjectStore) else as_address(place)
+def _text(address: Address | ObjectStore) -> str:
+    return address.url if isinstance(address, ObjectStore) else as_address(address)
 
 
-def _scheme_of(place: Address | ObjectStore) -> str:
-    if isinstance(place, ObjectStore):
+def _scheme_of(address: Address | ObjectStore) -> str:
+    if isinstance(address, ObjectStore):
         return "file"
-    url = as_address(place)
+    url = as_address(address)
     scheme = split_address(url).scheme if "://" in url else "file"
     if scheme not in _SCHEMES:
         near = difflib.get_close_matches(scheme, _SCHEMES, 1)
@@ -191,10 +195,17 @@ def _scheme_of(place: Address | ObjectStore) -> str:
 
 def wal_path(url: str) -> str:
     """The folder that an address of a write-ahead log names."""
-    place = split_address(url)
-    if place.netloc or place.path.strip("/") == "":
+    parts = split_address(url)
+    if parts.netloc or parts.path.strip("/") == "":
         raise InvalidInput(f"{url!r} names no folder of this machine: write wal:///absolute/path.")
     return local_path(url)
+
+
+def _check_names(options: Mapping[str, object]) -> None:
+    for name in options:
+        if name not in _QUEUE_PARTS:
+            near = difflib.get_close_matches(name, inspect.signature(open_url).parameters, 1)
+            raise InvalidInput(f"open has no argument {name}=" + (f": did you mean {near[0]}=?" if near else "."))
 
 
 def _only(scheme: str, schemes: tuple[str, ...], what: str, **given: Any) -> None:
@@ -203,6 +214,9 @@ def _only(scheme: str, schemes: tuple[str, ...], what: str, **given: Any) -> Non
     if wrong and scheme not in schemes:
         raise InvalidInput(f"{', '.join(f'{name}=' for name in wrong)} is for {what}, not for {scheme}://.")
 
+
+# Its public name, in help() and in pickles. Here it must not hide the builtin.
+open_url.__module__, open_url.__name__, open_url.__qualname__ = "strandline", "open", "open"
 
 # The package of the consumer is below this one and opens object logs only. It opens other addresses through these.
 OPENERS.update(dict.fromkeys(("wal", *_NODES), open_url))

@@ -245,6 +245,7 @@ def examples(place: Place) -> dict[str, Callable[[], Any]]:
         "int": lambda: 0,
         "Positive": lambda: 1,
         "Signed": lambda: 0,
+        "BatchSequence": lambda: 0,
         "Timeout": lambda: 0.0,
         "Duration": lambda: 1.0,
         "HoldSeconds": lambda: 1.0,
@@ -315,7 +316,7 @@ def admits(annotation: str, value: Any) -> bool:  # noqa: PLR0911 - one answer f
         "Literal",
     }
     times = {"float", "Timeout", "Duration", "HoldSeconds"}
-    numbers = {*times, "int", "Start", "Positive", "Signed", "KeyVersion", "Port"}
+    numbers = {*times, "int", "Start", "Positive", "Signed", "BatchSequence", "KeyVersion", "Port"}
     if names & {"Any", "object"} and "Mapping" not in names and "Callable" not in names:
         return True
     match value:
@@ -328,7 +329,7 @@ def admits(annotation: str, value: Any) -> bool:  # noqa: PLR0911 - one answer f
             return is_text and (len(value) <= 4096 or bool(names & {"Prose", "Key"}))
         case int() | float():
             is_whole = isinstance(value, int) or bool(names & times)
-            least = -LONGEST if names & {"Signed", "Timeout", "KeyVersion"} else 0
+            least = -LONGEST if names & {"Signed", "BatchSequence", "Timeout", "KeyVersion"} else 0
             most = 2**64 - 1 if "LARGEST_FINGERPRINT" in names else 2**63 - 1 if isinstance(value, int) else LONGEST
             return bool(names & numbers) and is_whole and least <= value <= most
         case bytes():

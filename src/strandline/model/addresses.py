@@ -38,7 +38,7 @@ _CONTAINERS: Final = frozenset({"abfs", "abfss", "az", "azure", "adl", "wasb", "
 """Schemes in which the name before the @ is a container."""
 
 
-def as_address(place: Address) -> str:
+def as_address(address: Address) -> str:
     """The path or address as text; ``InvalidInput`` for anything that is neither text nor a path object, or empty.
 
     An address in a path object is refused, too: ``s3://bucket`` has become ``s3:/bucket`` there, which
@@ -48,16 +48,16 @@ def as_address(place: Address) -> str:
     >>> as_address("s3://bucket/orders"), as_address(PurePosixPath("/data/orders"))
     ('s3://bucket/orders', '/data/orders')
     """
-    text = os.fspath(place) if isinstance(place, os.PathLike) else place
+    text = os.fspath(address) if isinstance(address, os.PathLike) else address
     if not isinstance(text, str):
-        kind = None if place is None else type(place).__name__
+        kind = None if address is None else type(address).__name__
         raise InvalidInput(f"A path or an address is text or a path object (str or os.PathLike), not {kind}.")
     _TEXT.check(text, "A path or an address")
     if not text or "\0" in text:
         raise InvalidInput(f"{text!r} is no path or address: give a path, or an address such as s3://bucket/orders.")
     if not is_text(text, name_of_file="://" not in text):
         raise InvalidInput(f"{text!a} holds half a surrogate pair, which no path or address can: correct it.")
-    if text is not place and _COLLAPSED.match(text):
+    if text is not address and _COLLAPSED.match(text):
         raise InvalidInput(f"A path object cannot hold an address: this one became {text!r}. Give the address as text.")
     if found := _WITHOUT_SLASHES.match(text):
         # Only the scheme is shown: addresses may hold credentials.
@@ -92,12 +92,12 @@ def local_path(address: str) -> str:
     Traceback (most recent call last):
     strandline.errors.InvalidInput: 'file://data/orders' names the machine 'data': write file:///path/to/folder.
     """
-    place = split_address(address)
-    if place.netloc not in ("", "localhost"):
-        raise InvalidInput(f"{address!r} names the machine {place.netloc!r}: write {place.scheme}:///path/to/folder.")
+    parts = split_address(address)
+    if parts.netloc not in ("", "localhost"):
+        raise InvalidInput(f"{address!r} names the machine {parts.netloc!r}: write {parts.scheme}:///path/to/folder.")
     if found := re.search("[?#]", address):
         raise InvalidInput(f"{address!r} has a {found[0]!r}, and what follows it is no path: write {quote(found[0])}.")
-    return unquote(place.path)
+    return unquote(parts.path)
 
 
 def is_text(text: str, *, name_of_file: bool = False) -> bool:
@@ -115,7 +115,7 @@ def is_text(text: str, *, name_of_file: bool = False) -> bool:
     return True
 
 
-def as_folder(place: Address) -> str:
+def as_folder(path: Address) -> str:
     """The path of a local folder as text; ``InvalidInput`` for an address, and where :func:`as_address` raises it.
 
     Used as a path, an address would create a folder called ``s3:`` or ``file:``.
@@ -126,7 +126,7 @@ def as_folder(place: Address) -> str:
     Traceback (most recent call last):
     strandline.errors.InvalidInput: This needs a folder of this machine, and file://… is an address: give a path.
     """
-    text = as_address(place)
+    text = as_address(path)
     if found := _SCHEME.match(text):
         # Only the scheme is shown: addresses may hold credentials.
         raise InvalidInput(f"This needs a folder of this machine, and {found[0].strip()}… is an address: give a path.")

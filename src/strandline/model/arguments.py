@@ -24,7 +24,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, overload
 
 from strandline.errors import InvalidInput, printable
-from strandline.model.optional_calls import OptionalCalls
+from strandline.model.optional_calls import OptionalCalls, with_article
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -34,6 +34,18 @@ LONGEST: Final = 10**9
 """The longest time in seconds, about thirty years: longer waits overflow the system's clocks."""
 LONGEST_TEXT: Final = 4096
 _SHOWN: Final = 60
+
+_A_LOG: Final = "a Log (sl.open(address) opens one)"
+_DESCRIPTIONS: Final[Mapping[str, str]] = {
+    "Codec": "a Codec such as sl.Json(schema)",
+    "Log": _A_LOG,
+    "LogReading": _A_LOG,
+    "RecordBatch": "a pyarrow.RecordBatch (log.producer() appends single records)",
+    "Sink": "a Sink such as sl.DeltaSink(path)",
+    "Table": "a pyarrow.Table",
+    "Watcher": "a Watcher such as sl.kv.LogKeyValue(log)",
+}
+"""Classes whose name alone does not say how to get an instance."""
 
 
 class ArgumentKind(NamedTuple):
@@ -51,10 +63,6 @@ class ArgumentKind(NamedTuple):
         return value
 
 
-def _a(name: str) -> str:
-    return f"an {name}" if name[0] in "AEIOaeio" else f"a {name}"
-
-
 def _either(names: Iterable[str]) -> str:
     *some, last = dict.fromkeys(names)
     return f"{', '.join(some)} or {last}" if some else last
@@ -66,7 +74,11 @@ def whole(least: int = 0, most: int = LARGEST_NUMBER) -> ArgumentKind:
     def admits(value: Any) -> bool:
         return isinstance(value, int) and value is not True and value is not False and least <= value <= most
 
-    return ArgumentKind(admits, f"a whole number from {least} up to {most}")
+    return ArgumentKind(admits, f"a whole number from {_number(least)} up to {_number(most)}")
+
+
+def _number(value: int) -> str:
+    return {LARGEST_NUMBER: "2**63 - 1", -LARGEST_NUMBER - 1: "-2**63"}.get(value, str(value))
 
 
 def seconds(least: float = 0, most: float = LONGEST, *, above: float | None = None) -> ArgumentKind:
@@ -108,8 +120,9 @@ def instance(kind: type) -> ArgumentKind:
 
     An implementation may omit methods that are never called: a reader that only lists is enough for a resync.
     """
+    description = _DESCRIPTIONS.get(kind.__name__) or with_article(kind.__name__)
     if not getattr(kind, "_is_protocol", False):
-        return ArgumentKind(lambda value: isinstance(value, kind), _a(kind.__name__))
+        return ArgumentKind(lambda value: isinstance(value, kind), description)
     bases = [base for base in kind.__mro__ if getattr(base, "_is_protocol", False)]
     names = {name for base in bases for name in (*vars(base), *inspect.get_annotations(base)) if name[0] != "_"}
 
@@ -120,12 +133,13 @@ def instance(kind: type) -> ArgumentKind:
         is_proxy = hasattr(own, "__getattr__") and not issubclass(own, OptionalCalls)
         return own.__module__ != "builtins" and (is_proxy or any(hasattr(own, one) or one in held for one in names))
 
-    return ArgumentKind(admits, _a(kind.__name__))
+    return ArgumentKind(admits, description)
 
 
 Positive = Annotated[int, whole(1)]
 Port = Annotated[int, whole(0, 65535)]
-Signed = Annotated[int, whole(-LARGEST_NUMBER - 1)]
+SIGNED: Final = whole(-LARGEST_NUMBER - 1)
+Signed = Annotated[int, SIGNED]
 Duration = Annotated[float, seconds(above=0)]
 TIMEOUT: Final = seconds(-LONGEST)
 Timeout = Annotated[float, TIMEOUT]
@@ -150,7 +164,7 @@ def kind_of(hint: Any) -> ArgumentKind | None:  # noqa: PLR0911 - one answer for
     """The kind of an annotation; None for any value.
 
     >>> kind_of(Literal["now"] | int | None).description
-    "'now', a whole number from 0 up to 9223372036854775807 or None"
+    "'now', a whole number from 0 up to 2**63 - 1 or None"
     """
     if hasattr(hint, "__supertype__"):  # a NewType
         return kind_of(hint.__supertype__)
@@ -210,7 +224,7 @@ def _container(origin: type, parameters: tuple[Any, ...]) -> ArgumentKind:
         is_one = isinstance(value, origin) and not isinstance(value, str | bytes)
         return is_one and (names is None or all(map(names.admits, value)))
 
-    return ArgumentKind(admits, f"{_a(origin.__name__.lower())} of {_describe(names)}")
+    return ArgumentKind(admits, f"{with_article(origin.__name__.lower())} of {_describe(names)}")
 
 
 def _describe(kind: ArgumentKind | None) -> str:
@@ -257,12 +271,14 @@ def checked(call: Any = None, *, name: str | None = None, own: Iterable[str] = (
             continue  # a class in between defines it, and checks it
         function = found.__func__ if isinstance(found, classmethod | staticmethod) else found
         if inspect.isfunction(function):
-            checking = _checked(function, call.__name__ if method == "__init__" else f"{call.__name__}.{method}")
+            # Named by the class of the object, which may inherit the method: callers do not know its base classes.
+            bound = not isinstance(found, staticmethod)
+            checking = _checked(function, method if bound else f"{call.__name__}.{method}", is_bound=bound)
             setattr(call, method, type(found)(checking) if function is not found else checking)
     return call
 
 
-def _checked(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _checked(call: Callable[..., Any], name: str, *, is_bound: bool = False) -> Callable[..., Any]:
     kinds: dict[str, ArgumentKind] = {}
     positional: list[tuple[str, ArgumentKind | None]] = []
     is_known = False
@@ -275,13 +291,18 @@ def _checked(call: Callable[..., Any], name: str) -> Callable[..., Any]:
             is_known = True
         for (parameter, kind), value in zip(positional, args, strict=False):
             if kind is not None and not kind.admits(value):
-                kind.check(value, f"{name}: {parameter}")
+                kind.check(value, f"{_public_name(args[0], name) if is_bound else name}: {parameter}")
         for parameter, value in options.items():
             if (named := kinds.get(parameter)) is not None and not named.admits(value):
-                named.check(value, f"{name}: {parameter}")
+                named.check(value, f"{_public_name(args[0], name) if is_bound else name}: {parameter}")
         return call(*args, **options)
 
     return checked_call
+
+
+def _public_name(owner: Any, method: str) -> str:
+    name = owner.__name__ if isinstance(owner, type) else type(owner).__name__
+    return name if method == "__init__" else f"{name}.{method}"
 
 
 def _learn(

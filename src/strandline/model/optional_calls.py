@@ -59,9 +59,19 @@ OPTIONAL_CALLS: Final[Mapping[str, str]] = {
 """The public calls of all kinds of logs that the contract leaves out, and why a log may lack them."""
 
 
+def with_article(name: str) -> str:
+    """A noun with its article.
+
+    >>> with_article("ObjectLog"), with_article("UUID")
+    ('an ObjectLog', 'a UUID')
+    """
+    return f"an {name}" if name[0] in "AEIOaeio" else f"a {name}"
+
+
 def refusal(log: object, call: str) -> UnsupportedCall:
     """The error for a call that this log does not support."""
-    return UnsupportedCall(f"A {type(log).__name__} has no {call}: {OPTIONAL_CALLS[call]}")
+    owner = with_article(type(log).__name__)
+    return UnsupportedCall(f"{owner[0].upper()}{owner[1:]} has no {call}: {OPTIONAL_CALLS[call]}")
 
 
 class OptionalCalls:

@@ -35,7 +35,7 @@ Tierable = Annotated[ObjectLog | WalReading | WriteAheadLog | TieredLog, anythin
 
 @overload
 def open_tiered(
-    place: Address | ObjectStore,
+    address: Address | ObjectStore,
     *,
     format: None = None,
     create: bool = ...,
@@ -50,7 +50,7 @@ def open_tiered(
 
 @overload
 def open_tiered(
-    place: Address | ObjectStore,
+    address: Address | ObjectStore,
     *,
     format: Literal["queue-v1"],
     manifest: str = ...,
@@ -64,13 +64,13 @@ def open_tiered(
 
 @checked(name="open")
 def open_tiered(
-    place: Address | ObjectStore, *, events_options: Mapping[str, Any] | None = None, **settings: Any
+    address: Address | ObjectStore, *, events_options: Mapping[str, Any] | None = None, **settings: Any
 ) -> ObjectLog | TieredLog | QueueLog:
     """Open the log at an address, with its cold tier if it has one; see :func:`~strandline.compat.v1.log.open_any`.
 
     ``options`` are for stores, ``events_options`` for the client of a topic of events on Kafka.
     """
-    log = open_any(place, **settings)
+    log = open_any(address, **settings)
     if isinstance(log, QueueLog):
         return log
     known = {name: settings[name] for name in ("options", "clock") if name in settings}

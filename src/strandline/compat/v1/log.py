@@ -44,7 +44,7 @@ _NAMESPACE: Final = UUID("5b0d7a2e-6a55-5c43-9a53-1d2f6f0c7e11")
 
 @checked(name="open")
 def open_queue(
-    place: Address | ObjectStore,
+    address: Address | ObjectStore,
     *,
     manifest: str = "ingest/manifest",
     data: str = "ingest",
@@ -58,8 +58,8 @@ def open_queue(
     There is nothing to create: a queue without a manifest is empty. ``grace`` is how long collectors wait, and must
     be the same for all producers and collectors of the queue. ``WrongKind`` in a folder of another kind.
     """
-    store = store_at(place, options)
-    folder = None if isinstance(place, ObjectStore) else local_folder(as_address(place))
+    store = store_at(address, options)
+    folder = None if isinstance(address, ObjectStore) else local_folder(as_address(address))
     if folder is not None:
         # A log and a queue may share a folder: their names differ.
         check_missing(folder, FolderKind.QUEUE_V1, disk=DISK, beside=(FolderKind.OBJECT_LOG,))
@@ -255,7 +255,7 @@ def _reopened(store: ObjectStore, manifest: str, data: str, grace: float) -> Que
 
 @checked(name="open")
 def open_any(
-    place: Address | ObjectStore,
+    address: Address | ObjectStore,
     *,
     format: Literal["queue-v1"] | None = None,  # noqa: A002 - as in Spark
     **settings: Any,
@@ -269,4 +269,4 @@ def open_any(
     >>> open_any("memory://doctest-formats", format="queue-v1").bounds()
     Bounds(first=0, next=0)
     """
-    return open_log(place, **settings) if format is None else open_queue(place, **settings)
+    return open_log(address, **settings) if format is None else open_queue(address, **settings)

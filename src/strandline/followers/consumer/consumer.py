@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.followers.consumer.background import ConsumerThreads
@@ -21,7 +21,17 @@ from strandline.followers.consumer.reader import BatchReader
 from strandline.log.queue.contract import start_of
 from strandline.log.read.reading import AHEAD_BYTES, pauses
 from strandline.model.addresses import Address
-from strandline.model.arguments import TIMEOUT, Duration, Named, Positive, Prose, Signed, Timeout, checked
+from strandline.model.arguments import (
+    SIGNED,
+    TIMEOUT,
+    ArgumentKind,
+    Duration,
+    Named,
+    Positive,
+    Prose,
+    Timeout,
+    checked,
+)
 from strandline.model.cursor import Start
 from strandline.model.head import Descriptor
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
@@ -30,6 +40,8 @@ from strandline.storage.fork_check import Origin, bound_to_process
 _LOGGER: Final = logging.getLogger(__name__)
 
 OnPoison = Literal["raise", "dead-letter"]
+
+BatchSequence = Annotated[int, ArgumentKind(SIGNED.admits, "a batch's sequence number (batch.sequence)")]
 
 
 def _is_handed_to_asyncio(frame: FrameType | None) -> bool:
@@ -78,7 +90,7 @@ class Consumer:
 
     def __init__(
         self,
-        place: ConsumerSource,
+        source: ConsumerSource,
         *,
         slot: str = DEFAULT_SLOT,
         last_acked: int | None = None,
@@ -99,7 +111,7 @@ class Consumer:
         """Claim the slot; durable when it returns.
 
         Args:
-            place: An address, an opened log, or a queue. Of a write-ahead log, the one that its process writes: only
+            source: An address, an opened log, or a queue. Of a write-ahead log, the one that its process writes: only
                 that one changes slots. Of a node, its primary.
             slot: The slot's name; a queue of version 1 has only its own.
             last_acked: Acknowledge everything through this batch and start after it, which may move back. None starts
@@ -131,7 +143,7 @@ class Consumer:
         self.holder: str = f"consumer-{chance.uuid().hex}" if holder is None else holder
         """The holder of the slot."""
         self._queue, self._opened = queue_at(
-            place,
+            source,
             slot=slot,
             start=start,
             format=format,
@@ -163,7 +175,7 @@ class Consumer:
         self._origin = Origin(f"The consumer of {self._queue.url}", self)
 
     def __repr__(self) -> str:
-        return f"Consumer({self._queue.url!r}, holder={self.holder!r})"
+        return f"Consumer({self._queue.url!r}, slot={self._queue.slot!r}, holder={self.holder!r})"
 
     def next_batch(self, timeout: Timeout | None = 0.0) -> ConsumedBatch | None:
         """The next batch after the read cursor; None if none is listed within ``timeout`` seconds.
@@ -291,7 +303,7 @@ class Consumer:
         with self._reader.lock:
             return self._letters.set_aside(descriptor, reason)
 
-    def ack(self, sequence: Signed) -> None:
+    def ack(self, sequence: BatchSequence) -> None:
         """Acknowledge the next batch; every ``ack_every`` of them are made durable.
 
         ``OutOfOrderAck`` naming the next one if this is not it. If the durable step fails, nothing has changed and
@@ -303,7 +315,7 @@ class Consumer:
                 step = self._progress.ack(sequence)
             self._do(step)
 
-    def ack_through(self, sequence: Signed) -> None:
+    def ack_through(self, sequence: BatchSequence) -> None:
         """Acknowledge everything through a batch that was handed out; durable when it returns.
 
         ``OutOfOrderAck`` if it was acknowledged already or not handed out yet. ``Fenced`` and storage errors leave

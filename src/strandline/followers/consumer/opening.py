@@ -49,7 +49,7 @@ class OpenedQueue(NamedTuple):
 
 
 def queue_at(
-    place: ConsumerSource,
+    source: ConsumerSource,
     *,
     slot: str,
     start: Start,
@@ -68,9 +68,9 @@ def queue_at(
     that was opened with its cold tier is read across both.
     """
     opened: Closing | None = None
-    log: object = place
-    if isinstance(place, str | PathLike):
-        log = _open(place, format=format, manifest=manifest, data=data, options=options, clock=clock, chance=chance)
+    log: object = source
+    if isinstance(source, str | PathLike):
+        log = _open(source, format=format, manifest=manifest, data=data, options=options, clock=clock, chance=chance)
         opened = log if isinstance(log, Closing) and not isinstance(log, ObjectLog) else None
     if dead_letters is not None and isinstance(log, ObjectLog | QueueLog | Queue):
         raise InvalidInput("dead_letters= is for a log without an object store: this one keeps them in its own.")
@@ -114,11 +114,11 @@ def _slot_queue(
     return SlotQueue(cast("Log", log), slot, start=start, url=url, letters=letters, clock=clock)
 
 
-def _open(place: Address, *, format: Format | None, **settings: Any) -> object:  # noqa: A002
+def _open(address: Address, *, format: Format | None, **settings: Any) -> object:  # noqa: A002
     if format is not None:
-        return open_queue(place, **settings)
-    url = as_address(place)
+        return open_queue(address, **settings)
+    url = as_address(address)
     opener = OPENERS.get(split_address(url).scheme) if "://" in url else None
     if opener is not None:
         return opener(url)
-    return open_log(place, **{name: settings[name] for name in ("options", "clock", "chance")})
+    return open_log(address, **{name: settings[name] for name in ("options", "clock", "chance")})

@@ -127,7 +127,7 @@ _IDENTITY: Final = "log.json"
 
 @checked(name="open")
 def open_log(
-    place: Address | ObjectStore,
+    address: Address | ObjectStore,
     *,
     create: bool = False,
     retention: str | Retention | None = None,
@@ -150,11 +150,11 @@ def open_log(
     policy = None if retention is None else as_retention(retention)
     if limits is None and policy is not None:
         limits = default_limits(policy)
-    store = store_at(place, options)
+    store = store_at(address, options)
     try:
         found = store.get(_IDENTITY)
     except NotFound as error:
-        folder = None if isinstance(place, ObjectStore) else local_folder(as_address(place))
+        folder = None if isinstance(address, ObjectStore) else local_folder(as_address(address))
         if folder is not None:
             (check_new if create else check_missing)(folder, FolderKind.OBJECT_LOG, disk=DISK)
         elif create:

@@ -52,6 +52,13 @@ class _Placed(ABC):
     def _place(self) -> tuple[BatchOutcome, int, int]:
         """The outcome of their batch, the index of their first record in it, and their number."""
 
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}, {'done' if self.done() else 'not done'}>"
+
     def result(self, timeout: float | None = None) -> Receipt:
         """Block until the records are durable and listed, or raise why they are not."""
         outcome, index, count = self._place()

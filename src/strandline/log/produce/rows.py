@@ -280,7 +280,7 @@ def check_opaque(batches: list[pa.RecordBatch]) -> None:
 def check_rare(op: int, headers: Headers | None) -> Headers | None:
     """Refuse an invalid operation or headers; returns headers that the caller cannot change any more."""
     if op not in (Op.PUT, Op.DELETE, Op.PURGE):
-        raise InvalidInput(f"Operations are {Op.PUT:d}, {Op.DELETE:d} and {Op.PURGE:d}, not {shown(op)}.")
+        raise InvalidInput(f"Operations are Op.PUT, Op.DELETE and Op.PURGE, not {shown(op)}.")
     if not headers:
         return None
     try:
@@ -289,5 +289,5 @@ def check_rare(op: int, headers: Headers | None) -> Headers | None:
     except (TypeError, ValueError, AttributeError) as error:
         raise InvalidInput(f"Headers map text to bytes: {error}.") from error
     if not all(type(name) is str and type(value) is bytes for name, value in kept.items()):
-        raise InvalidInput("Headers map text to bytes.")
+        raise InvalidInput("Headers map text to bytes: encode their values first.")
     return kept

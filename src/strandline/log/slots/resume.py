@@ -50,7 +50,8 @@ def check_cursor(cursor: Cursor, log: Cursor, bounds: Bounds) -> None:
         )
     if cursor.next > bounds.next:
         raise Diverged(
-            f"The cursor is at {cursor.next}, past the log's end at {bounds.next}: the log was restored or replaced."
+            f"The cursor is at {cursor.next}, past the log's end at {bounds.next}: the log was restored or replaced, "
+            "or has never had that offset."
         )
     if cursor.next < bounds.first:
         raise CursorExpired(

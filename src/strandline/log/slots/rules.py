@@ -34,7 +34,7 @@ def check_position(position: int, bounds: Bounds, retained_from: int | None = No
             f"Offset {position} is no longer retained (the log begins at {first}): start there, or bootstrap."
         )
     if position > bounds.next:
-        raise Diverged(f"Offset {position} is past the end of the log ({bounds.next}).")
+        raise Diverged(f"Offset {position} is past the end of the log ({bounds.next}): name one up to that.")
     return position
 
 

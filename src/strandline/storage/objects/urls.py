@@ -29,19 +29,19 @@ def local_folder(url: str) -> str | None:
     return local_path(url) or None if split_address(url).scheme == "file" else None
 
 
-def store_at(place: Address | ObjectStore, options: Mapping[str, str] | None = None) -> ObjectStore:
+def store_at(address: Address | ObjectStore, options: Mapping[str, str] | None = None) -> ObjectStore:
     """The given store, or the one at an address; ``InvalidInput`` for anything else."""
-    return place if isinstance(place, ObjectStore) else open_store(place, options)
+    return address if isinstance(address, ObjectStore) else open_store(address, options)
 
 
-def open_store(place: Address, options: Mapping[str, str] | None = None) -> ObjectStore:
+def open_store(address: Address, options: Mapping[str, str] | None = None) -> ObjectStore:
     """The store at an address, with retries of transient failures. Sends no request yet.
 
     ``memory://name`` (shared within this process), ``file:///folder`` or a plain path, ``s3://``, ``gs://``,
     ``az://``. Credentials and endpoints come from the usual environment variables of each cloud; ``options`` are
     obstore's configuration names, and take precedence.
     """
-    url = as_address(place)
+    url = as_address(address)
     refuse_credentials(url, "set the environment variables of the cloud (such as AWS_ACCESS_KEY_ID), or give options")
     scheme = split_address(url).scheme if "://" in url else "file"
     if scheme == "file":

@@ -52,21 +52,21 @@ class _AvroSchemaReader:
 
     def type_of(self, path: str, schema: Any, space: str, depth: int) -> pa.DataType:  # noqa: PLR0911 - one per kind
         """The Arrow type of a part of the schema, inside the namespace ``space``."""
-        name = path or "the value itself"
+        name = f"field '{path[:100]}'" if path else "value"
         if depth > _MAX_DEPTH:
-            raise SchemaRefused(f"The field '{name[:100]}' of the Avro schema is too deep.")
+            raise SchemaRefused(f"The {name} of the Avro schema is too deep.")
         if isinstance(schema, str):
             return _PRIMITIVES[schema] if schema in _PRIMITIVES else self._reference(name, schema, space)
         if isinstance(schema, list):
             rest = [branch for branch in schema if branch not in ("null", {"type": "null"})]
             if len(rest) != 1:
-                raise SchemaRefused(f"The field '{name}' has several types in the Avro schema: a column has one.")
+                raise SchemaRefused(f"The {name} has several types in the Avro schema: a column has one.")
             return self.type_of(path, rest[0], space, depth + 1)
         if not isinstance(schema, Mapping):
-            raise SchemaRefused(f"The field '{name}' of the Avro schema is not a schema: {schema!r:.50}.")
+            raise SchemaRefused(f"The {name} of the Avro schema is not a schema: {schema!r:.50}.")
         match schema.get("type"):
             case "record" | "error":
-                return self._record(path, schema, space, depth)
+                return self._record(path, name, schema, space, depth)
             case "enum":
                 return self._name(schema, space, pa.string())
             case "array":
@@ -80,13 +80,13 @@ class _AvroSchemaReader:
             case kind:
                 return self.type_of(path, kind, space, depth + 1)
 
-    def _record(self, path: str, schema: Mapping[str, Any], space: str, depth: int) -> pa.DataType:
+    def _record(self, path: str, name: str, schema: Mapping[str, Any], space: str, depth: int) -> pa.DataType:
         full = _full_name(schema, space)
         self._named[full] = None
         inside, space = f"{path}." if path else "", full.rpartition(".")[0]
         fields = schema.get("fields")
         if not isinstance(fields, list) or not all(isinstance(field, Mapping) and "name" in field for field in fields):
-            raise SchemaRefused(f"The field '{path or 'the value itself'}' of the Avro schema has no fields.")
+            raise SchemaRefused(f"The {name} of the Avro schema has no fields.")
         named = [(str(field["name"]), field.get("type")) for field in fields]
         kind = pa.struct([pa.field(name, self.type_of(inside + name, part, space, depth + 1)) for name, part in named])
         self._named[full] = kind
@@ -100,10 +100,10 @@ class _AvroSchemaReader:
         full = referred if "." in referred or not space else f"{space}.{referred}"
         full = full if full in self._named else referred
         if full not in self._named:
-            raise SchemaRefused(f"The field '{name}' is of the type {referred!r:.100}, which the Avro schema lacks.")
+            raise SchemaRefused(f"The {name} is of the type {referred!r:.100}, which the Avro schema lacks.")
         kind = self._named[full]
         if kind is None:
-            raise SchemaRefused(f"The field '{name}' of the Avro schema is recursive: a column cannot be.")
+            raise SchemaRefused(f"The {name} of the Avro schema is recursive: a column cannot be.")
         return kind
 
 
@@ -118,7 +118,7 @@ def _fixed(name: str, schema: Mapping[str, Any]) -> pa.DataType:
         return _decimal(name, schema)
     size = schema.get("size")
     if not isinstance(size, int) or not 0 < size <= 1 << 20:
-        raise SchemaRefused(f"The field '{name}' of the Avro schema is fixed of the size {size!r:.50}.")
+        raise SchemaRefused(f"The {name} of the Avro schema is fixed of the size {size!r:.50}.")
     return pa.binary(size)
 
 
@@ -132,7 +132,7 @@ def _logical(name: str, kind: str, schema: Mapping[str, Any]) -> pa.DataType | N
 def _decimal(name: str, schema: Mapping[str, Any]) -> pa.DataType:
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     if not isinstance(precision, int) or not isinstance(scale, int) or not 0 <= scale <= precision <= _MAX_DIGITS:
-        raise SchemaRefused(f"The field '{name}' of the Avro schema is a decimal of {precision!r}, {scale!r} digits.")
+        raise SchemaRefused(f"The {name} of the Avro schema is a decimal of {precision!r}, {scale!r} digits.")
     return (pa.decimal128 if precision <= _MAX_DIGITS_128 else pa.decimal256)(precision, scale)
 
 

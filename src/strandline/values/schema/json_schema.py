@@ -37,11 +37,11 @@ class _JsonSchemaReader:
 
     def type_of(self, path: str, schema: Any, depth: int) -> pa.DataType:
         """The Arrow type of a part of the schema."""
-        name = path or "the value itself"
+        name = f"field '{path[:100]}'" if path else "value"
         if depth > _MAX_REFERENCES:
-            raise SchemaRefused(f"The field '{name[:100]}' of the JSON Schema is recursive: a column cannot be.")
+            raise SchemaRefused(f"The {name} of the JSON Schema is recursive: a column cannot be.")
         if not isinstance(schema, Mapping):
-            raise SchemaRefused(f"The field '{name}' of the JSON Schema is not an object: {schema!r:.50}.")
+            raise SchemaRefused(f"The {name} of the JSON Schema is not an object: {schema!r:.50}.")
         if "$ref" in schema:
             return self.type_of(path, self._referenced(name, schema["$ref"]), depth + 1)
         for word in ("anyOf", "oneOf"):
@@ -49,16 +49,16 @@ class _JsonSchemaReader:
             if isinstance(choices, list):
                 rest = [choice for choice in choices if choice != {"type": "null"}]
                 if len(rest) != 1:
-                    raise SchemaRefused(f"The field '{name}' has several types in the JSON Schema: a column has one.")
+                    raise SchemaRefused(f"The {name} has several types in the JSON Schema: a column has one.")
                 return self.type_of(path, rest[0], depth + 1)
         kind = _type_name(name, schema)
         if kind == "object":
-            return self._object(path, schema, depth)
+            return self._object(path, name, schema, depth)
         if kind == "array":
             return pa.list_(self.type_of(f"{path}[]", schema.get("items", {}), depth + 1))
         return _scalar(name, kind, schema)
 
-    def _object(self, path: str, schema: Mapping[str, Any], depth: int) -> pa.DataType:
+    def _object(self, path: str, name: str, schema: Mapping[str, Any], depth: int) -> pa.DataType:
         properties, rest = schema.get("properties"), schema.get("additionalProperties")
         if isinstance(properties, Mapping) and properties:
             inside = f"{path}." if path else ""
@@ -67,7 +67,7 @@ class _JsonSchemaReader:
             )
         if isinstance(rest, Mapping):
             return pa.map_(pa.string(), self.type_of(path + "{}", rest, depth + 1))
-        raise SchemaRefused(f"The field '{path or 'the value itself'}' of the JSON Schema has no properties.")
+        raise SchemaRefused(f"The {name} of the JSON Schema has no properties.")
 
     def _referenced(self, name: str, reference: Any) -> Any:
         place: Any = self._root
@@ -76,7 +76,7 @@ class _JsonSchemaReader:
                 place = place.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(place, Mapping) else None
             if place is not None:
                 return place
-        raise SchemaRefused(f"The field '{name}' refers to {reference!r:.100}, which is not in the JSON Schema.")
+        raise SchemaRefused(f"The {name} refers to {reference!r:.100}, which is not in the JSON Schema.")
 
 
 def _type_name(name: str, schema: Mapping[str, Any]) -> str:
@@ -94,9 +94,9 @@ def _type_name(name: str, schema: Mapping[str, Any]) -> str:
     if names == {"integer", "number"}:
         names = {"number"}
     if not names:
-        raise SchemaRefused(f"The field '{name}' has no type in the JSON Schema: give it one.")
+        raise SchemaRefused(f"The {name} has no type in the JSON Schema: give it one.")
     if len(names) > 1:
-        raise SchemaRefused(f"The field '{name}' has several types in the JSON Schema: a column has one.")
+        raise SchemaRefused(f"The {name} has several types in the JSON Schema: a column has one.")
     return names.pop()
 
 
@@ -113,4 +113,4 @@ def _scalar(name: str, kind: str, schema: Mapping[str, Any]) -> pa.DataType:
             return pa.binary()
         case "string":
             return _TEXTS.get(str(form), pa.string())
-    raise SchemaRefused(f"The field '{name}' is of the unknown type {kind!r:.50} in the JSON Schema.")
+    raise SchemaRefused(f"The {name} is of the unknown type {kind!r:.50} in the JSON Schema.")

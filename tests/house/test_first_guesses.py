@@ -1,0 +1,71 @@
+"""Wrong first guesses of a newcomer: each error names what the caller wrote, and says what to write instead."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.errors import InvalidInput, StrandlineError
+
+Guess = Callable[[Any, Path], object]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Any:
+    log = sl.open(tmp_path / "log", create=True)
+    with log.producer() as producer:
+        producer.produce([b"a", b"b"])
+    return log
+
+
+def acknowledge_the_batch_itself(log: Any, _: Path) -> None:
+    with sl.Consumer(log) as consumer:
+        consumer.ack(consumer.next_batch(timeout=60))
+
+
+@pytest.mark.parametrize(
+    ("guess", "advice"),
+    [
+        (lambda log, _: list(log.read("earliest")), "ObjectLog.read: since is 'beginning', 'retained', 'now', a whole"),
+        (lambda log, _: list(log.read(7)), "past the log's end at 2: the log .* or has never had that offset"),
+        (lambda log, _: sl.Consumer(log, slot="late", start=7), "past the end of the log .2.: name one up to that"),
+        (lambda log, _: log.append(b"x"), "batch is a pyarrow.Table or .* .log.producer.. appends single records"),
+        (lambda log, _: log.append_values([b"x"]), "An ObjectLog has no append_values: .* use append"),
+        (lambda log, _: log.producer().append(key=b"k", op="delete"), "Op.PUT, Op.DELETE and Op.PURGE, not 'delete'"),
+        (lambda log, _: log.producer().append(value=b"v", headers={"a": "b"}), "text to bytes: encode their values"),
+        (lambda _, path: sl.open(path / "new", creat=True), "open has no argument creat=: did you mean create="),
+        (lambda _, path: sl.open(path / "new", create=True, value={"id": "int"}), "a Codec such as sl.Json.schema."),
+        (lambda _, path: sl.follow(path / "log", sl.MemoryStore()), "log is a Log .sl.open.address. opens one., not"),
+        (lambda log, _: sl.follow(log, "./table"), "sink is a Sink such as sl.DeltaSink.path., not"),
+        (lambda log, _: sl.watch_applied(log, print), "watcher is a Watcher such as sl.kv.LogKeyValue.log., not"),
+        (lambda *_: sl.Json({"id": "int"}), "The value has no type in the JSON Schema: give it one"),
+        (acknowledge_the_batch_itself, "sequence is a batch's sequence number .batch.sequence., not"),
+    ],
+)
+def test_a_wrong_guess_is_one_sentence_with_the_advice(log: Any, tmp_path: Path, guess: Guess, advice: str) -> None:
+    with pytest.raises(StrandlineError, match=advice) as refused:
+        guess(log, tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_option_of_queues_of_version_1_is_still_refused_by_its_purpose(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="grace= is for a queue of version 1"):
+        sl.open(tmp_path / "new", create=True, grace=5.0)  # type: ignore[call-overload]
+
+
+def test_open_is_called_open_in_help_and_can_be_pickled() -> None:
+    assert (sl.open.__module__, sl.open.__name__) == ("strandline", "open")
+    assert pickle.loads(pickle.dumps(sl.open)) is sl.open
+
+
+def test_an_append_handle_shows_whether_its_outcome_is_known(log: Any) -> None:
+    with log.producer() as producer:
+        handle = producer.append(value=b"c")
+        assert repr(handle) in ("<RecordHandle, not done>", "<RecordHandle, done>")
+        handle.result(60)
+        assert repr(handle) == "<RecordHandle, done>"
