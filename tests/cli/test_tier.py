@@ -29,9 +29,10 @@ from strandline.model.records import READ_SCHEMA, Op, record_batch
 from strandline.model.retention import TIER_SLOT, SlotState
 from strandline.model.segments import ColdTier, SegmentId, SegmentMetadata, SegmentState, SegmentUpdate, TopicPartition
 from strandline.testing.plain import PlainStore
-from strandline.tier.copy.segment_files import examine_segment, segment_path
+from strandline.tier.copy.segment_files import segment_path
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import attach, cold_cell, cold_tier, follow_events, partition_of
+from strandline.tier.read.segment_check import examine_segment
 from strandline.tier.verify import TierView, check_known, examined
 from tests.cli.conftest import Run, Start
 

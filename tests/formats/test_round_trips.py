@@ -226,6 +226,13 @@ def test_the_golden_bytes_are_still_read():
     assert decode_identity(bytes.fromhex(VECTORS["identity"]), "it") == IDENTITY
 
 
+def test_slots_and_identities_of_older_releases_have_no_checksum_and_are_read():
+    old_slot, old_identity = (bytes.fromhex(VECTORS[f"{name}_without_checksum"]) for name in ("slot", "identity"))
+    assert b"checksum" not in old_slot + old_identity
+    assert SlotCodec(SLOT.value.name).decode(old_slot, "it") == SLOT
+    assert decode_identity(old_identity, "it") == IDENTITY
+
+
 @pytest.mark.parametrize("name", [name for name in OWN if not name.startswith("batch")])
 def test_the_bytes_written_today_are_the_golden_ones(name):
     # Batches are left out: Arrow may lay its messages out in another way some day, and readers will not mind.

@@ -24,7 +24,6 @@ from strandline.testing.plain import PlainStore
 from strandline.tier.copy import segment_files
 from strandline.tier.copy.segment_files import (
     ColdSpan,
-    examine_segment,
     forget_tails,
     list_segments,
     listed_since,
@@ -36,6 +35,7 @@ from strandline.tier.copy.segment_files import (
     segment_path,
     verify_segment,
 )
+from strandline.tier.read.segment_check import examine_segment
 from tests import cases
 
 PARTITION = TopicPartition("orders", UUID(int=77), 2)

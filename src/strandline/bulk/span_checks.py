@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -16,7 +16,8 @@ from strandline.log.read.span_tasks import AHEAD
 from strandline.model.cursor import Span
 from strandline.model.records import READ_SCHEMA, Op
 from strandline.tier.copy.erasure import same_unless_erased
-from strandline.tier.copy.segment_files import ColdSpan
+from strandline.tier.copy.segment_files import ColdSpan, forget_tails
+from strandline.tier.read.segment_check import check_between_columns, read_whole_group
 
 HOT: Final = "hot"
 COLD: Final = "cold"
@@ -58,6 +59,7 @@ class CheckTask:
 
     def __call__(self) -> CheckedRange:
         """Read every span; an error is reported, and reading continues with the next span."""
+        forget_tails()  # those that an earlier task of this process read prove nothing about the store
         copies = _CheckedSpans(self.copies)
         rest: list[pa.Table] = []
         own = _CheckedSpans(self.spans)
@@ -84,6 +86,8 @@ class _CheckedSpan:
     """A span whose ``fetch`` keeps an error instead of raising it, so that the next span is read, too."""
 
     span: Span
+    is_first: bool = False
+    """Whether it is the first of its object: then bytes of a segment that are in no row group are checked, too."""
     problem: Problem | None = None
 
     @property
@@ -95,7 +99,7 @@ class _CheckedSpan:
         tier = tier_of(self.span)
         kind = FindingKind.SEGMENT if tier == COLD else FindingKind.BATCH
         try:
-            batches = [batch for batch in self.span.fetch(columns) if batch.num_rows]
+            batches = [batch for batch in self._read(columns) if batch.num_rows]
             for batch in batches:
                 batch.validate(full=True)
         except CursorExpired as error:
@@ -109,6 +113,21 @@ class _CheckedSpan:
             what = f"The span of offsets {first} to {end - 1} has other records."
             self.problem = Problem(tier, FindingKind.CONTINUITY, first, end, what)
         return []
+
+    def _read(self, columns: Sequence[str] | None) -> list[pa.RecordBatch]:
+        if not isinstance(self.span, ColdSpan):
+            return self.span.fetch(columns)
+        if self.is_first:
+            check_between_columns(self.span)
+        return read_whole_group(self.span)
+
+
+def _marked(spans: Iterable[Span]) -> Iterator[_CheckedSpan]:
+    """The spans to check, the first of each segment marked."""
+    path = None
+    for span in spans:
+        before, path = path, span.path if isinstance(span, ColdSpan) else None
+        yield _CheckedSpan(span, is_first=path is not None and path != before)
 
 
 def _offsets(span: Span, records: int) -> pa.Array:
@@ -130,7 +149,7 @@ class _CheckedSpans:
 
     def tables(self) -> Iterator[pa.Table]:
         """The records of each readable span."""
-        for checked, batches in fetch_in_order(map(_CheckedSpan, self.spans), columns=READ_SCHEMA.names, ahead=AHEAD):
+        for checked, batches in fetch_in_order(_marked(self.spans), columns=READ_SCHEMA.names, ahead=AHEAD):
             self.reached = checked.span.next
             if checked.problem is not None:
                 self.problems.append(checked.problem)
@@ -216,3 +235,13 @@ def _adjacent(problems: Sequence[Problem]) -> list[Problem]:
         else:
             found.append(problem)
     return found
+
+
+def objects_within(spans: Sequence[Span], first: int, end: int) -> list[tuple[Any, ...]]:
+    """The objects that spans read within a range, without regard to where the spans are cut."""
+    return [_identity(span) for span in spans if span.first < end and first < span.next]
+
+
+def _identity(span: Any) -> tuple[Any, ...]:
+    """The object that a span reads, without the bounds of the span."""
+    return (tier_of(span), *(getattr(span, name, None) for name in ("entry", "frame", "path", "group", "urls")))

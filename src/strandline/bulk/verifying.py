@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from strandline.bulk.span_checks import COLD, HOT, CheckTask, Problem, tier_of
+from strandline.bulk.span_checks import COLD, HOT, CheckTask, Problem, objects_within
 from strandline.bulk.store_check import compared_store
-from strandline.errors import CorruptData, CursorExpired, Diverged, NotFound, NotReady
+from strandline.errors import CorruptData, CursorExpired, Diverged, NotALog, NotFound, NotReady
 from strandline.log.contract import READING, Log, LogReading, require
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.object.log import ObjectLog
@@ -24,7 +24,7 @@ from strandline.tables.maintain.contract import MaintainedTable
 from strandline.tables.maintain.operations import TableCheck
 from strandline.tables.maintain.operations import verify as verify_table
 from strandline.tier.read.tiered_log import TieredLog
-from strandline.tier.verify import HotLog, check_known, look_at
+from strandline.tier.verify import HotLog, check_events, check_known, look_at, unverified
 
 _PLANNED: Final = 4096
 """Most batches of one plan."""
@@ -89,6 +89,7 @@ def verify(
     job = _Job(log, pool or ThreadPool(), on_progress)
     if not job.check_listing():
         return LogAudit(0, 0, job.found, ())
+    job.check_events()
     bounds = job.verified_range(since, upto)
     job.check_slots(job.log.bounds())
     job.check_segments(quick=quick)
@@ -127,6 +128,19 @@ class _Job:
             self.found.take(one for one in listing.findings if one.kind is not FindingKind.BATCH)
             return all(finding.kind is not FindingKind.HEAD for finding in self.found.damage)
         return True
+
+    def check_events(self) -> None:
+        """Check the log of a cold tier's events; if it is damaged, the log is verified without its cold tier."""
+        if not isinstance(self.log, TieredLog):
+            return
+        before = self.found.count(Severity.DAMAGE)
+        try:
+            self.found.take(check_events(self.log.unchecked_events(), self.log.log_id))
+        except (CorruptData, NotFound, NotALog) as error:
+            self.found.take([Finding(Severity.DAMAGE, FindingKind.SEGMENT, self.found.subject, str(error))])
+        if self.found.count(Severity.DAMAGE) > before:
+            self.found.take([unverified(self.found.subject)])
+            self.log = self.hot
 
     def verified_range(self, since: Start, upto: int | None) -> Bounds:
         """The offsets to verify: those of the log itself, if its cold tier cannot be read, which is damage."""
@@ -221,9 +235,9 @@ class _Job:
             self._damaged(problem)
             return
         now = CheckTask(first, end, spans, tuple(self._copies(first, end)))
-        if is_last or (_within(task.spans, first, end), _within(task.copies, first, end)) == (
-            _within(now.spans, first, end),
-            _within(now.copies, first, end),
+        if is_last or (objects_within(task.spans, first, end), objects_within(task.copies, first, end)) == (
+            objects_within(now.spans, first, end),
+            objects_within(now.copies, first, end),
         ):
             self._damaged(problem)
         else:
@@ -356,16 +370,6 @@ def _contiguous(spans: Sequence[Span], cores: int) -> Iterator[list[Span]]:
                 piece = []
             piece.append(span)
         yield piece
-
-
-def _within(spans: Sequence[Span], first: int, end: int) -> list[tuple[Any, ...]]:
-    """The objects that spans read within a range, without regard to where the spans are cut."""
-    return [_identity(span) for span in spans if span.first < end and first < span.next]
-
-
-def _identity(span: Any) -> tuple[Any, ...]:
-    """The object that a span reads, without the bounds of the span."""
-    return (tier_of(span), *(getattr(span, name, None) for name in ("entry", "frame", "path", "group", "urls")))
 
 
 def _joined(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

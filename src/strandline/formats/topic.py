@@ -6,6 +6,7 @@ import json
 from typing import Final
 
 from strandline.errors import CorruptData, UnsupportedVersion
+from strandline.formats.json.checked import check_checksum, with_checksum
 from strandline.model.json_values import parse_object
 
 FORMAT_VERSION: Final = 1
@@ -21,7 +22,7 @@ def encode_topic(partition_count: int) -> bytes:
         "min_reader": FORMAT_VERSION,
         "partition_count": partition_count,
     }
-    return json.dumps(fields, indent=1, sort_keys=True).encode() + b"\n"
+    return json.dumps(with_checksum(fields), indent=1, sort_keys=True).encode() + b"\n"
 
 
 def decode_topic(data: bytes | memoryview, where: str) -> int:
@@ -40,6 +41,10 @@ def decode_topic(data: bytes | memoryview, where: str) -> int:
             f"{where} needs a reader of version {min_reader}, and this program is of version {FORMAT_VERSION}: "
             "upgrade strandline."
         )
+    try:
+        check_checksum(fields)
+    except ValueError as error:
+        raise CorruptData(f"{where} is damaged: {error}. Restore it.") from error
     if type(count) is not int or count < 1:
         raise CorruptData(f"{where} is damaged: {str(count)[:80]!r} is no number of partitions. Restore it.")
     return count

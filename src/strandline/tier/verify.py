@@ -6,25 +6,34 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
+from uuid import UUID
 
 import pyarrow as pa
 
 from strandline.errors import CorruptData, Diverged, Gap, NotFound, NotReady, UnsupportedVersion
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.object.log import ObjectLog
+from strandline.log.object.maintain.verify import ObjectLogVerifier
+from strandline.log.topic.logs import LogTopic
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Bounds
 from strandline.model.retention import TIER_SLOT, SlotState
-from strandline.model.segments import ColdTier, PartitionDelete, SegmentId, SegmentMetadata, SegmentState
+from strandline.model.segments import (
+    ColdTier,
+    PartitionDelete,
+    SegmentId,
+    SegmentMetadata,
+    SegmentState,
+    TopicPartition,
+)
 from strandline.storage.objects.store import ObjectStore
 from strandline.storage.objects.urls import open_store
 from strandline.tier.copy.history import SegmentCut, is_same_record, plan_cuts, read_history
 from strandline.tier.copy.segment_files import (
     SegmentObject,
-    examine_segment,
     forget_tails,
     list_segments,
     load_tail,
@@ -33,6 +42,7 @@ from strandline.tier.copy.segment_files import (
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import log_address, partition_of
+from strandline.tier.read.segment_check import examine_segment
 
 HotLog = ObjectLog | WalReader | WalLog
 
@@ -96,6 +106,15 @@ def look_at(log: HotLog, cold: ColdTier, manager: MetadataManager) -> TierView:
     )
 
 
+def check_events(manager: MetadataManager, log_id: UUID) -> Iterator[Finding]:
+    """Damage of the log of events, which ``look_at`` would wait for. A topic on Kafka is not checked."""
+    topic, number = manager.events, manager.metadata_partition(TopicPartition("", log_id, 0))
+    log = topic.logs[number] if isinstance(topic, LogTopic) else None
+    if isinstance(log, ObjectLog):
+        for found in ObjectLogVerifier(log).run().damage:
+            yield replace(found, where=f"{log.url}/{found.where}")
+
+
 def verify_tier(
     log: HotLog,
     cold: ColdTier,
@@ -110,11 +129,15 @@ def verify_tier(
     ``fast`` reads no records. ``meter`` gets the number of segments (``fast``) or bytes, and then the number done.
     """
     store, partition = open_store(cold.store), partition_of(cold)
+    found = Verification(cold.store, Counter(segments=0, records=0, bytes=0))
+    found.take(check_events(manager, cold.log_id))
+    if not found.is_clean:
+        found.take([unverified(cold.store)])
+        return log_address(log), found
     # The objects before the events: a copy is published before its object is stored, so that an object without an
     # event was deleted, or stored late by a slow tierer.
     listed = {found.info.path: found for found in list_segments(store, partition.topic_id, partition.partition)}
     seen = look_at(log, cold, manager)
-    found = Verification(cold.store, Counter(segments=0, records=0, bytes=0))
     found.take(check_known(seen))
     finished = [segment for segment in seen.segments if segment.state is SegmentState.COPY_FINISHED]
     forget_tails()  # cached tails prove nothing about the store
@@ -153,6 +176,14 @@ def examined(store: ObjectStore, segment: SegmentMetadata, found: SegmentObject 
     except pa.ArrowException as error:
         return f"{store.url}/{_path(segment)} cannot be decoded ({error}): restore the object."
     return None
+
+
+def unverified(where: str) -> Finding:
+    """A note that damaged events hide the segments."""
+    message = (
+        f"The segments of {where} were not verified: their events are damaged. Verify again when they are restored."
+    )
+    return Finding(Severity.NOTE, FindingKind.SEGMENT, where, message)
 
 
 def _path(segment: SegmentMetadata) -> str:

@@ -13,7 +13,7 @@ from strandline.model.json_values import parse_object
 def encode_checked(kind: str, version: int, fields: Mapping[str, Any]) -> bytes:
     """The bytes of a file."""
     content = {"kind": kind, "version": version, **fields}
-    return json.dumps({**content, "checksum": _checksum(content)}, indent=1, sort_keys=True).encode() + b"\n"
+    return json.dumps(with_checksum(content), indent=1, sort_keys=True).encode() + b"\n"
 
 
 def decode_checked(data: bytes, kind: str, version: int) -> dict[str, Any]:
@@ -29,5 +29,20 @@ def decode_checked(data: bytes, kind: str, version: int) -> dict[str, Any]:
     return fields
 
 
+def with_checksum(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields and their checksum."""
+    return {**fields, "checksum": _checksum(fields)}
+
+
+def check_checksum(fields: Mapping[str, Any]) -> None:
+    """``ValueError`` if the fields have another checksum than theirs. Older releases wrote some files without one."""
+    content = dict(fields)
+    if "checksum" in content and content.pop("checksum") != _checksum(content):
+        raise ValueError("its checksum is wrong")
+
+
 def _checksum(fields: Mapping[str, Any]) -> str:
-    return f"{crc32c(json.dumps(fields, sort_keys=True).encode()):08x}"
+    try:
+        return f"{crc32c(json.dumps(fields, sort_keys=True).encode()):08x}"
+    except RecursionError as error:
+        raise ValueError("it nests too deep") from error

@@ -8,6 +8,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion, WrongKind
+from strandline.formats.json.checked import check_checksum, with_checksum
 from strandline.formats.json.value_versions import ValueVersion, read_versions, version_fields
 from strandline.formats.wal.slots import slot_fields
 from strandline.model.json_values import (
@@ -94,6 +95,7 @@ def decode_identity(data: bytes | memoryview, where: str) -> LogIdentity:
             f"{where} needs a reader of version {identity.min_reader}, and this program is of version "
             f"{FORMAT_VERSION}: upgrade strandline."
         )
+    _check(fields, where)
     return identity
 
 
@@ -127,6 +129,7 @@ class SlotCodec:
             state = read_record(Stamped, fields, value=slot)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise CorruptData(f"{where} is damaged: {error!r}. Restore the object.") from error
+        _check(fields, where)
         if slot.name != self._name:
             raise CorruptData(f"{where} is damaged: it describes slot {slot.name!r}. Restore the object.")
         return state
@@ -137,7 +140,7 @@ def _maybe_whole(value: object) -> int | None:
 
 
 def _json(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields, indent=1, sort_keys=True).encode() + b"\n"
+    return json.dumps(with_checksum(fields), indent=1, sort_keys=True).encode() + b"\n"
 
 
 def _parsed(data: bytes | memoryview, where: str) -> dict[str, Any]:
@@ -145,3 +148,10 @@ def _parsed(data: bytes | memoryview, where: str) -> dict[str, Any]:
         return parse_object(data)
     except ValueError as error:
         raise CorruptData(f"{where} is damaged: it is not JSON ({str(error)[:80]}). Restore the object.") from error
+
+
+def _check(fields: dict[str, Any], where: str) -> None:
+    try:
+        check_checksum(fields)
+    except ValueError as error:
+        raise CorruptData(f"{where} is damaged: {error}. Restore the object.") from error

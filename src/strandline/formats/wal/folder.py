@@ -12,7 +12,7 @@ from typing import Final
 from uuid import UUID
 
 from strandline.errors import CorruptData, UnsupportedVersion, WrongKind
-from strandline.formats.json.checked import decode_checked, encode_checked
+from strandline.formats.json.checked import check_checksum, decode_checked, encode_checked, with_checksum
 from strandline.formats.json.value_versions import ValueVersion, read_versions, version_fields
 from strandline.formats.object.identity import OPEN_OBJECT_LOG
 from strandline.formats.wal.slots import slot_fields, slots_of
@@ -36,7 +36,7 @@ _NUMBER: Final = "number"
 def encode_wal_identity(log_id: UUID, values: Sequence[ValueVersion] = ()) -> bytes:
     """``log.json``, with the versions of the value format if there are any."""
     fields = {"kind": KIND, "log_id": str(log_id), "version": FORMAT_VERSION, "min_reader": FORMAT_VERSION}
-    return json.dumps({**fields, **version_fields(values)}, indent=1).encode() + b"\n"
+    return json.dumps(with_checksum({**fields, **version_fields(values)}), indent=1).encode() + b"\n"
 
 
 def decode_wal_values(data: bytes, where: str) -> tuple[UUID, tuple[ValueVersion, ...]]:
@@ -56,6 +56,7 @@ def decode_wal_values(data: bytes, where: str) -> tuple[UUID, tuple[ValueVersion
             "strandline."
         )
     try:
+        check_checksum(fields)
         return log_id, read_versions(fields)
     except (KeyError, ValueError, TypeError) as error:
         raise CorruptData(f"{where} is damaged: {str(error)[:200]!r}. Restore the file.") from error

@@ -122,7 +122,7 @@ class ObjectSpan:
         return batches
 
 
-_IDENTITY: Final = "log.json"
+IDENTITY: Final = "log.json"
 
 
 @checked(name="open")
@@ -152,7 +152,7 @@ def open_log(
         limits = default_limits(policy)
     store = store_at(address, options)
     try:
-        found = store.get(_IDENTITY)
+        found = store.get(IDENTITY)
     except NotFound as error:
         folder = None if isinstance(address, ObjectStore) else local_folder(as_address(address))
         if folder is not None:
@@ -161,7 +161,7 @@ def open_log(
             check_new_in_store(store, FolderKind.OBJECT_LOG)
         if not create and _has_head(store):
             raise NotALog(
-                f"{store.url}/{_IDENTITY} is missing although the head of a log is there: restore the object; or, if "
+                f"{store.url}/{IDENTITY} is missing although the head of a log is there: restore the object; or, if "
                 "it is lost, let open(..., create=True, retention=...) write it again for the same log."
             ) from error
         if not create:
@@ -171,7 +171,7 @@ def open_log(
         values = () if value is None else with_version((), value, store.url)
         identity = _create(store, policy or FOREVER, limits or NO_LIMITS, values, clock, chance)
     else:
-        identity = decode_identity(found.data, f"{store.url}/{_IDENTITY}")
+        identity = decode_identity(found.data, f"{store.url}/{IDENTITY}")
     if policy not in (None, identity.retention) or limits not in (None, identity.limits):
         raise InvalidInput(
             f"The log at {store.url} keeps {identity.retention} with {identity.limits}; opening does not change that: "
@@ -205,13 +205,13 @@ def _create(
         head = cell.read().value
     identity = _with_values(LogIdentity(head.log_id, retention=retention, limits=limits), values)
     try:
-        store.put_if(_IDENTITY, encode_identity(identity), ABSENT)
+        store.put_if(IDENTITY, encode_identity(identity), ABSENT)
     except (AlreadyExists, TransientStorageError) as error:
         try:
-            found = store.get(_IDENTITY)
+            found = store.get(IDENTITY)
         except NotFound:
             raise error from None
-        return decode_identity(found.data, f"{store.url}/{_IDENTITY}")
+        return decode_identity(found.data, f"{store.url}/{IDENTITY}")
     return identity
 
 
@@ -358,8 +358,8 @@ class ObjectLog(HeadLog[ObjectSpan], Closing):
     def _edit_identity(self, edit: Callable[[LogIdentity], LogIdentity]) -> None:
         """Change ``log.json`` by compare-and-set; ``edit`` is pure, and gives the same again once it was applied."""
         for attempt in range(self._retries.attempts):
-            found = self.store.get(_IDENTITY)
-            stored = decode_identity(found.data, f"{self.url}/{_IDENTITY}")
+            found = self.store.get(IDENTITY)
+            stored = decode_identity(found.data, f"{self.url}/{IDENTITY}")
             if stored.log_id != self.log_id:
                 raise Diverged(f"{self.url} is log {stored.log_id} now, and was log {self.log_id}: open it again.")
             wanted = edit(stored)
@@ -367,9 +367,9 @@ class ObjectLog(HeadLog[ObjectSpan], Closing):
                 self.identity = stored
                 return
             with contextlib.suppress(Conflict, TransientStorageError):
-                self.store.put_if(_IDENTITY, encode_identity(wanted), Match(found.version))
+                self.store.put_if(IDENTITY, encode_identity(wanted), Match(found.version))
             self.clock.sleep(self._retries.pause(attempt, self._chance.jitter()))
-        raise Contended(f"{self.url}/{_IDENTITY} could not be changed: others change it, or the store fails. Retry.")
+        raise Contended(f"{self.url}/{IDENTITY} could not be changed: others change it, or the store fails. Retry.")
 
     def trim(
         self,
@@ -391,5 +391,5 @@ class ObjectLog(HeadLog[ObjectSpan], Closing):
         return collector.run(pause=pause, dry_run=dry_run, everything=everything, on_progress=on_progress)
 
     def _read_identity(self) -> LogIdentity:
-        self.identity = decode_identity(self.store.get(_IDENTITY).data, f"{self.url}/{_IDENTITY}")
+        self.identity = decode_identity(self.store.get(IDENTITY).data, f"{self.url}/{IDENTITY}")
         return self.identity

@@ -17,12 +17,10 @@ from strandline.formats.checksum import crc32c
 from strandline.formats.segment.file import (
     LISTED,
     ByteRange,
-    RowGroup,
     Seal,
     SegmentFacts,
     SegmentTail,
     decode_tail,
-    tail_size,
 )
 from strandline.formats.segment.records import decode_group
 from strandline.formats.segment.writer import EncodedSegment
@@ -37,7 +35,6 @@ _CHUNK_BYTES: Final = 8 << 20
 """Bytes per read during verification."""
 _HOLE: Final = 16 << 10
 """Ranges no further apart are read in one request: unneeded bytes cost less than another request."""
-_GUESSED_TAIL: Final = 64 << 10
 _KEPT_TAILS: Final = 16 << 20
 _NAME: Final = re.compile(r"([0-9a-f-]{36})/(0|[1-9][0-9]{0,9})/([0-9]{20})-([0-9a-f-]{36})\.parquet")
 
@@ -106,12 +103,12 @@ def verify_stored(store: ObjectStore, path: str, seal: Seal) -> SegmentFacts:
     while at < seal.size:
         # The last range is the tail, so that it is not read twice.
         end = min(at + _CHUNK_BYTES, seal.size - seal.tail) if at < seal.size - seal.tail else seal.size
-        data = _whole(store, path, at, end - at, f"it should have {seal.size} bytes")
+        data = read_range(store, path, at, end - at, f"it should have {seal.size} bytes")
         checksum = crc32c(data, checksum)
         if end == seal.size:
             kept.append(data)
         at = end
-    if checksum != seal.checksum or _is_longer(store, path, seal.size):
+    if checksum != seal.checksum or is_longer(store, path, seal.size):
         raise CorruptData(
             f"{where} is damaged: its {seal.size} bytes do not match their checksum. Restore the object, or "
             "remove the segment."
@@ -125,40 +122,6 @@ def check_stored(store: ObjectStore, segment: SegmentMetadata) -> None:
     path = segment_path(segment.segment, segment.start)
     tail = _read_tail(store, path, seal_of(segment), (segment.start, segment.end))
     _agreeing(tail.facts, segment, tail.where)
-
-
-def examine_segment(store: ObjectStore, path: str, size: int) -> SegmentFacts:
-    """Read and decode a whole segment without its events, and return its facts.
-
-    ``CorruptData`` names the damage. Another valid segment in its place is not detected.
-    """
-    where = f"{store.url}/{path}"
-    end: bytes | memoryview = b""
-    length = min(size, _GUESSED_TAIL)
-    while len(end) < length:  # with many groups the tail is longer than guessed
-        if length > size:
-            raise CorruptData(f"{where} is damaged: its footer is longer than the object. Restore the object.")
-        end = _whole(store, path, size - length, length, "it was listed with more")
-        length = tail_size(end, where)
-    tail, before = decode_tail(memoryview(end)[len(end) - length :], where, before=size - length)
-    checksum = 0
-    for at in range(0, size - length, _CHUNK_BYTES):
-        checksum = crc32c(_whole(store, path, at, min(_CHUNK_BYTES, size - length - at), "it ends there"), checksum)
-    if checksum != before:
-        raise CorruptData(f"{where} is damaged: its checksum is wrong. Restore the object; retrying does not help.")
-    for number in range(len(tail)):
-        _check_group(store, path, tail, tail.group(number))
-    return tail.facts
-
-
-def _check_group(store: ObjectStore, path: str, tail: SegmentTail, group: RowGroup) -> None:
-    names = [*READ_SCHEMA.names, LISTED]
-    first = group.first
-    for batch in decode_group(tail, group.number, names, _fetch(store, path, tail.ranges(group.number, names))):
-        batch.validate(full=True)
-        if not batch.column(0).equals(pa.arange(first, first + batch.num_rows)):
-            raise CorruptData(f"{tail.where} is damaged: its offsets from {first} on do not follow each other.")
-        first += batch.num_rows
 
 
 def seal_of(segment: SegmentMetadata) -> Seal:
@@ -187,7 +150,8 @@ def _agreeing(facts: SegmentFacts, segment: SegmentMetadata, where: str) -> Segm
     return facts
 
 
-def _is_longer(store: ObjectStore, path: str, size: int) -> bool:
+def is_longer(store: ObjectStore, path: str, size: int) -> bool:
+    """Whether an object has more bytes than ``size``."""
     try:
         store.get_range(path, size, 1)
     except InvalidInput:
@@ -195,7 +159,8 @@ def _is_longer(store: ObjectStore, path: str, size: int) -> bool:
     return True
 
 
-def _whole(store: ObjectStore, path: str, start: int, size: int, why: str) -> bytes | memoryview:
+def read_range(store: ObjectStore, path: str, start: int, size: int, why: str) -> bytes | memoryview:
+    """Bytes of an object, all or ``CorruptData``, which says ``why`` they should be there."""
     try:
         return store.get_range(path, start, size)
     except InvalidInput as error:
@@ -243,7 +208,7 @@ class ColdSpan:
             tail = self.tail()
             group = tail.group(self.group)
             ranges = tail.ranges(self.group, stored)
-            batches = decode_group(tail, self.group, stored, self._pieces(ranges))
+            batches = decode_group(tail, self.group, stored, self.pieces(ranges))
             count(group.next - group.first, sum(piece.size for piece in ranges))
         numbered = clipped(_numbered(batches, group.first), self.first, self.next)
         return [batch.select(names) for batch in numbered]
@@ -262,9 +227,10 @@ class ColdSpan:
         """The segment's tail."""
         return _tail(self.store, self.path, self.seal, (self.first, self.next - 1))
 
-    def _pieces(self, ranges: Iterable[ByteRange]) -> list[tuple[ByteRange, bytes | memoryview]]:
+    def pieces(self, ranges: Iterable[ByteRange]) -> list[tuple[ByteRange, bytes | memoryview]]:
+        """Each range of the segment with its bytes."""
         with _naming(self.store, self.path, self.first, self.next - 1):
-            return _fetch(self.store, self.path, ranges)
+            return fetch_ranges(self.store, self.path, ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +276,7 @@ def listed_batches(span: ColdSpan) -> Iterator[tuple[pa.RecordBatch, int]]:
     """The records of a span with offsets, in runs with the same listing time (microseconds), in order."""
     stored = [*(name for name in READ_SCHEMA.names if name != "offset"), LISTED]
     tail = span.tail()
-    found = decode_group(tail, span.group, stored, span._pieces(tail.ranges(span.group, stored)))  # noqa: SLF001
+    found = decode_group(tail, span.group, stored, span.pieces(tail.ranges(span.group, stored)))
     for batch in clipped(_numbered(found, tail.group(span.group).first), span.first, span.next):
         runs = pc.run_end_encode(batch.column(LISTED).cast(pa.int64()))
         at = 0
@@ -349,7 +315,7 @@ def listed_since(store: ObjectStore, segment: SegmentMetadata, time: int) -> int
         return None
     offset = tail.group(number).first
     path = segment_path(segment.segment, segment.start)
-    for batch in decode_group(tail, number, [LISTED], _fetch(store, path, tail.ranges(number, [LISTED]))):
+    for batch in decode_group(tail, number, [LISTED], fetch_ranges(store, path, tail.ranges(number, [LISTED]))):
         before = pc.sum(pc.less(batch.column(0).cast(pa.int64()), time)).as_py()
         offset += before
         if before < batch.num_rows:
@@ -357,7 +323,9 @@ def listed_since(store: ObjectStore, segment: SegmentMetadata, time: int) -> int
     return offset
 
 
-def _fetch(store: ObjectStore, path: str, ranges: Iterable[ByteRange]) -> list[tuple[ByteRange, bytes | memoryview]]:
+def fetch_ranges(
+    store: ObjectStore, path: str, ranges: Iterable[ByteRange]
+) -> list[tuple[ByteRange, bytes | memoryview]]:
     """Each range with its bytes; adjacent ranges are read in one request."""
     runs: list[list[ByteRange]] = []
     for piece in sorted(ranges, key=lambda piece: piece.start):
@@ -368,7 +336,7 @@ def _fetch(store: ObjectStore, path: str, ranges: Iterable[ByteRange]) -> list[t
     found: list[tuple[ByteRange, bytes | memoryview]] = []
     for run in runs:
         start = run[0].start
-        data = memoryview(_whole(store, path, start, run[-1].next - start, "a row group is there"))
+        data = memoryview(read_range(store, path, start, run[-1].next - start, "a row group is there"))
         found += [(piece, data[piece.start - start : piece.next - start]) for piece in run]
     return found
 
@@ -414,7 +382,7 @@ def _tail(store: ObjectStore, path: str, seal: Seal, offsets: tuple[int, int]) -
 def _read_tail(store: ObjectStore, path: str, seal: Seal, offsets: tuple[int, int]) -> SegmentTail:
     where = f"{store.url}/{path}"
     with _naming(store, path, *offsets):
-        data = _whole(store, path, seal.size - seal.tail, seal.tail, f"it should have {seal.size} bytes")
+        data = read_range(store, path, seal.size - seal.tail, seal.tail, f"it should have {seal.size} bytes")
     if crc32c(data, 0) != seal.tail_checksum:
         raise CorruptData(f"{where} is damaged: the checksum of its tail is wrong. Restore the object.")
     return decode_tail(data, where, before=seal.size - seal.tail)[0]

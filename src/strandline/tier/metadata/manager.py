@@ -75,7 +75,8 @@ class MetadataManager(Closing):
         clock: Clock = CLOCK,
     ) -> None:
         """Use :meth:`start`."""
-        self._events = events
+        self.events = events
+        """The topic of the events."""
         self._count = events.partition_count
         self._routes: dict[tuple[int, int], int] = {}
         """Metadata partition by log partition: hashing costs half a lookup."""
@@ -88,6 +89,8 @@ class MetadataManager(Closing):
         self._assigner = Assigner(events, assignment, self._state)
         self._publisher = EventPublisher(events, self._state, self._assigner, self._wait, clock.monotonic, patience)
         self._follower = EventFollower(self._subscription, self._assigner, self._state, self._publisher.sent)
+        self._failure = ""
+        """Why the last events could not be taken; empty if they could."""
         self._due = clock.monotonic() + snapshot_interval
         self._saving = threading.Lock()
         self._closing = threading.Lock()
@@ -194,7 +197,7 @@ class MetadataManager(Closing):
         waiter = self._state.expect(number)
         try:
             try:
-                end = self._events.bounds(number).next
+                end = self.events.bounds(number).next
             except StrandlineError as error:
                 raise NotReady(
                     f"The high-water mark of metadata partition {number} cannot be fetched; try again: {error}"
@@ -209,7 +212,8 @@ class MetadataManager(Closing):
             if waiter.error is not None:
                 raise waiter.error
             if not waiter.woken.is_set():
-                raise not_ready(CatchingUp(number, f"it was not applied up to {end} in {timeout} s; ask again"))
+                why = f": {self._failure.rstrip('.')}" if self._failure else ""
+                raise not_ready(CatchingUp(number, f"it was not applied up to {end} in {timeout} s{why}; ask again"))
         finally:
             self._state.release(waiter)
         match self._state.ask(number, question):
@@ -314,12 +318,15 @@ class MetadataManager(Closing):
 
     def _taken(self, timeout: float) -> bool:
         try:
-            return self._follower.step(timeout)
+            came = self._follower.step(timeout)
         except StrandlineError as error:
+            self._failure = str(error)
             _LOGGER.warning("Segment events cannot be taken now, and are tried again: %s", error)
             if self._background:
                 self._clock.wait(self._closed, _ROUND)
             return False
+        self._failure = ""
+        return came
 
     def _tick(self) -> None:
         self._assigner.retry()

@@ -109,12 +109,16 @@ class TieredLog(Closing):
         """The log without its cold tier."""
         return self._hot
 
+    def _opened_reader(self) -> ColdReader:
+        if self._reader is None:
+            with ExitStack() as opened, _opening():
+                self._reader, self._checked = self._open_reader(opened), None
+                self._opened = opened.pop_all()
+        return self._reader
+
     def _cold_reader(self) -> ColdReader:
         with self._lock:
-            if self._reader is None:
-                with ExitStack() as opened, _opening():
-                    self._reader, self._checked = self._open_reader(opened), None
-                    self._opened = opened.pop_all()
+            reader = self._opened_reader()
             # Trimmed records are read from segments, and only the tierer's slot proves that these are the log's. A log
             # that was never trimmed needs no segment: diverged ones do not keep it from being read.
             role = self._role()
@@ -122,9 +126,9 @@ class TieredLog(Closing):
                 with _opening():
                     slot = self._find_tier_slot()
                     if slot is not None and slot.pins:
-                        self._reader.check_slot(slot, self._hot)
+                        reader.check_slot(slot, self._hot)
                 self._checked = (role,)
-            return self._reader
+            return reader
 
     def _listed_tier_slot(self) -> SlotState | None:
         return next((slot for slot in self._hot.slots.list() if slot.name == TIER_SLOT), None)
@@ -237,6 +241,11 @@ class TieredLog(Closing):
         if cold is None:
             raise NotFound(f"{self!r} has no cold tier any more.")
         return cold, self._cold_reader().registry
+
+    def unchecked_events(self) -> MetadataManager:
+        """The events of the segments, which may be damaged or of another history, for a verification."""
+        with self._lock:
+            return self._opened_reader().registry
 
     def copies(self, first: int, end: int) -> list[ColdSpan]:
         """Spans of segments over offsets that the hot tier has, too, for a comparison of both: in order, may be fewer.

@@ -16,9 +16,9 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import CorruptData, NotFound
+from strandline.errors import CorruptData, NotFound, UnsupportedVersion, WrongKind
 from strandline.formats.object.head import decode_cut
-from strandline.formats.object.identity import SlotCodec
+from strandline.formats.object.identity import SlotCodec, decode_identity
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.object.head.index import (
     MissingChunk,
@@ -28,7 +28,7 @@ from strandline.log.object.head.index import (
     objects_of,
     references_of,
 )
-from strandline.log.object.log import ObjectLog, ObjectSpan
+from strandline.log.object.log import IDENTITY, ObjectLog, ObjectSpan
 from strandline.log.object.maintain.checks import (
     GenerationDifference,
     Inventory,
@@ -91,6 +91,7 @@ class ObjectLogVerifier:
         except CorruptData as error:
             yield Finding(Severity.DAMAGE, FindingKind.HEAD, "head", str(error))
             return
+        yield from self._identity(head)
         for problem in check_head(head):
             yield self._finding(Severity.DAMAGE, FindingKind.HEAD, "head", f"is wrong: {problem}")
         inventory = Inventory(self._store)
@@ -110,6 +111,20 @@ class ObjectLogVerifier:
         yield from map(self._stranger, inventory.strangers)
         yield from self._others(head)
         yield from self._slots(head)
+
+    def _identity(self, head: Head) -> Iterator[Finding]:
+        """Damage of ``log.json``, which the log may have read long ago."""
+        try:
+            found = decode_identity(self._store.get(IDENTITY).data, f"{self._store.url}/{IDENTITY}")
+        except NotFound:
+            what = "is missing: restore the object, or let open(..., create=True, retention=...) write it again"
+            yield self._finding(Severity.DAMAGE, FindingKind.IDENTITY, IDENTITY, what)
+        except (CorruptData, WrongKind, UnsupportedVersion) as error:
+            yield Finding(Severity.DAMAGE, FindingKind.IDENTITY, IDENTITY, str(error))
+        else:
+            if found.log_id != head.log_id:
+                what = f"is of log {found.log_id}, but the head is of log {head.log_id}: restore the object"
+                yield self._finding(Severity.DAMAGE, FindingKind.IDENTITY, IDENTITY, what)
 
     @property
     def _head(self) -> Head:
