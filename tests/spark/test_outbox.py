@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -14,11 +17,13 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 import strandline as sl
 from strandline.errors import InvalidInput, Unsupported
+from strandline.log.object.head.edits import pin_slot
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
 from strandline.spark.datasource import writing
-from strandline.spark.datasource.outbox import slot_name
+from strandline.spark.datasource.outbox import _bind, slot_name
 from strandline.spark.datasource.source import StrandlineDataSource
 from strandline.spark.datasource.writing import batch_writer
+from strandline.spark.write_options import parse_write_options
 from strandline.testing.faulty import Crash
 from tests.spark.test_write import numbers, refused, text
 
@@ -111,6 +116,40 @@ def test_an_outbox_has_one_target_and_gives_it_no_rows_for_another(tmp_path: Pat
     assert written(other) == []
     with sl.open(outbox) as box:
         assert [state.position for state in box.slots.list()] == [6]
+
+
+def test_jobs_that_begin_at_once_on_a_new_outbox_agree_on_one_target(tmp_path: Path) -> None:
+    """Whichever comes first: it stays bound, and every job of the other target is refused."""
+    targets = [slot_name(UUID(int=number)) for number in (1, 2)]
+    for turn in range(15):
+        url = f"file://{tmp_path}/outbox-{turn}"
+        sl.open(url, create=True, retention="consumed")
+        together = Barrier(6)
+
+        def begin(target: str, url: str = url, together: Barrier = together) -> str | None:
+            log, options = sl.open(url), parse_write_options({"path": "wal:///log", "outbox": url}, "job")
+            together.wait()
+            try:
+                _bind(log, target, options)
+            except InvalidInput:
+                return None
+            return target
+
+        with ThreadPoolExecutor(6) as pool:
+            bound = list(pool.map(begin, targets * 3))
+        assert len(set(bound) - {None}) == 1, bound
+        (state,) = sl.open(url).slots.list()
+        assert (state.name, bound.count(state.name)) == (next(filter(None, bound)), 3)
+
+
+def test_a_target_whose_job_died_while_it_was_bound_keeps_the_outbox(tmp_path: Path, outbox: str) -> None:
+    first, second = slot_name(UUID(int=1)), slot_name(UUID(int=2))
+    log, options = sl.open(outbox, create=True), parse_write_options({"path": "wal:///log", "outbox": outbox}, "job")
+    log._lister.cell.update(log.slots.op(), lambda head: pin_slot(head, first, 0))  # and not its cell
+    with pytest.raises(InvalidInput, match="belongs to another log"):
+        _bind(log, second, options)
+    _bind(log, first, options)
+    assert [state.name for state in log.slots.list()] == [first]
 
 
 def test_a_typed_target_takes_the_fields_of_its_values(tmp_path: Path, outbox: str) -> None:

@@ -138,17 +138,24 @@ class SlotKeeper:
         """Do nothing: positions are written at once."""
 
     def create(
-        self, name: str, position: int, *, lifetime: float | None = None, retained_from: int | None = None
+        self,
+        name: str,
+        position: int,
+        *,
+        lifetime: float | None = None,
+        retained_from: int | None = None,
+        sole: str | None = None,
     ) -> SlotState:
         """Create a slot that pins everything from ``position`` on; for ``lifetime`` seconds, unless it is claimed.
 
-        ``retained_from`` is where the log's cold tier begins, if it has one: a slot may be there, too.
+        ``retained_from`` is where the log's cold tier begins, if it has one: a slot may be there, too. ``sole``: only
+        if there is no slot whose name begins so; ``AlreadyExists`` otherwise, decided in one conditional write.
         """
         cell, op = self.cell(name), self.op()
         expires = None if lifetime is None else self._until(lifetime)
         try:
             slots = self.head.update(
-                op, lambda head: pin_slot(head, name, position, retained_from), role="consumer"
+                op, lambda head: pin_slot(head, name, position, retained_from, sole), role="consumer"
             ).slots
         except AlreadyExists as error:
             pin, known = self.read_head().slots.get(name), _known(cell)

@@ -18,7 +18,6 @@ from strandline.errors import (
     Contended,
     Fenced,
     InvalidInput,
-    NotFound,
     OutOfOrder,
     StrandlineError,
     Unsupported,
@@ -87,25 +86,17 @@ def slot_name(target: UUID) -> str:
 
 def _bind(outbox: ObjectLog, mine: str, options: WriteOptions) -> None:
     """Note the target in the outbox; ``InvalidInput`` if it has another one, to which all of its rows go."""
-    is_new = mine not in _targets(outbox)
-    if is_new:
-        with contextlib.suppress(AlreadyExists):
-            retried(lambda: outbox.slots.create(mine, outbox.bounds().first))
-    # After that: of two jobs that begin at once, at least one sees the other.
-    other = next((name for name in _targets(outbox) if name != mine), None)
+    with contextlib.suppress(AlreadyExists):
+        # Of jobs that begin at once, the first one decides. The slot stays: others of the same target rely on it.
+        retried(lambda: outbox.slots.create(mine, outbox.bounds().first, sole=SLOT))
+    # By the head, which also names a slot whose creator died before it was written.
+    other = next((name for name in retried(outbox.head).slots if name.startswith(SLOT) and name != mine), None)
     if other is not None:
-        if is_new:
-            with contextlib.suppress(NotFound):
-                outbox.slots.drop(mine)
         raise InvalidInput(
             f"The outbox {options.outbox} belongs to another log than {options.url} "
             f"(to {other.removeprefix(SLOT)[1:]}): name another outbox, since all of its rows go to one log. "
             "Nothing was written."
         )
-
-
-def _targets(outbox: ObjectLog) -> list[str]:
-    return [state.name for state in retried(outbox.slots.list) if state.name.startswith(SLOT)]
 
 
 def _target(options: WriteOptions) -> tuple[UUID, Codec | None]:

@@ -233,13 +233,14 @@ def apply_spills(head: Head, spills: Sequence[Spill]) -> Head:
     return head
 
 
-def pin_slot(head: Head, name: str, position: int, retained_from: int | None = None) -> Head:
+def pin_slot(head: Head, name: str, position: int, retained_from: int | None = None, sole: str | None = None) -> Head:
     """The head in which a slot being created pins its position until its own cell is written.
 
-    ``retained_from`` is where the cold tier begins.
+    ``retained_from`` is where the cold tier begins. ``sole``: no other slot may have a name that begins so.
     """
-    if name in head.slots:
-        raise AlreadyExists(f"There is a slot {name!r} already.")
+    other = None if sole is None else next((known for known in head.slots if known.startswith(sole)), None)
+    if name in head.slots or other is not None:
+        raise AlreadyExists(f"There is a slot {name if name in head.slots else other!r} already.")
     return _pinned(head, name, position, retained_from)
 
 
