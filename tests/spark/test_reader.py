@@ -17,7 +17,7 @@ from strandline.errors import CursorExpired, Diverged, InvalidInput, TransientSt
 from strandline.log.object import ObjectLog, open_log
 from strandline.model.cursor import Cursor
 from strandline.spark import failures
-from strandline.spark.datasource.opened import _SKIPPED
+from strandline.spark.datasource.opened import _SKIPPED, OpenedLog
 from strandline.spark.datasource.planning import decode_offset, encode_offset
 from strandline.spark.datasource.shaping import SPARK_SCHEMA
 from strandline.spark.datasource.source import StrandlineDataSource
@@ -53,6 +53,43 @@ def offsets(reader, partitions: list[InputPartition]) -> list[int]:
     copy = pickle.loads(pickle.dumps(reader))
     batches = [batch for part in partitions for batch in copy.read(pickle.loads(pickle.dumps(part)))]
     return [number for batch in batches for number in batch.column("offset").to_pylist()]
+
+
+@pytest.mark.parametrize("slot", [{}, {"slot": "query"}], ids=["no slot", "slot"])
+def test_a_stream_at_the_earliest_record_follows_a_trim_before_its_first_batch(log, monkeypatch, slot):
+    """Nothing was read yet: the query begins with what is retained."""
+    trims = iter((10, 20))
+    located = OpenedLog.located
+
+    def trimmed(self, position):
+        found = located(self, position)
+        if position == "earliest":
+            for floor in trims:
+                move_floor(log, floor)
+                break
+        return found
+
+    monkeypatch.setattr(OpenedLog, "located", trimmed)
+    query = stream(log, **slot)
+    start = query.initialOffset()
+    assert query.initialOffset() == start
+    if not slot:
+        move_floor(log, 30)
+    end = query.latestOffset(start, ReadAllAvailable())
+    first = 30 if not slot else 20
+    assert offsets(query, query.partitions(start, end)) == list(range(first, 50))
+    assert not slot or log.slots.get("query").position == first
+
+
+def test_a_stream_at_a_given_offset_does_not_move(log):
+    move_floor(log, 20)
+    with pytest.raises(CursorExpired):
+        stream(log, startingOffset="10").initialOffset()
+    query = stream(log, startingOffset="20")
+    start = query.initialOffset()
+    move_floor(log, 30)
+    with pytest.raises(CursorExpired):
+        query.latestOffset(start, ReadAllAvailable())
 
 
 # --- batch -------------------------------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -17,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from strandline.errors import Diverged, InvalidInput
+from strandline.errors import CursorExpired, Diverged, InvalidInput
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit
 from strandline.spark.datasource.decoding import Decoding
 from strandline.spark.datasource.opened import OpenedLog, check_reaches, report_skipped
@@ -27,6 +28,10 @@ from strandline.spark.failures import retried
 from strandline.spark.options import ReadOptions
 from strandline.spark.task_payload import SameVersion
 
+T = TypeVar("T")
+
+_TRIES: Final = 20
+"""How often the start of a query is located while the log is trimmed."""
 _FIRST: Final = "since"
 """The key, in the end of a query's first batch, of the offset at which that batch starts."""
 
@@ -49,6 +54,22 @@ class LogStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvaila
         return encode_offset(self._initial)
 
     def _find_initial(self) -> Cursor:
+        return self._repeated(self._locate_start)
+
+    def _repeated(self, locate: Callable[[], T]) -> T:
+        """Do it again if the log was trimmed meanwhile: nothing was read, and only an offset or cursor is fixed."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(CursorExpired):
+                return locate()
+            if self._is_start_fixed:
+                break
+        return locate()
+
+    @property
+    def _is_start_fixed(self) -> bool:
+        return isinstance(self._at.options.start, int | Cursor)
+
+    def _locate_start(self) -> Cursor:
         bounds = self._at.bounds(self._at.options.start)
         cursor = resolve(self._at.located(self._at.options.start), self._at.log.log_id, bounds)
         self._at.admit(cursor, bounds)  # refuses an unavailable offset before anything is read
@@ -77,10 +98,25 @@ class LogStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvaila
         and asks again after a restart. So the end of the first batch says it.
         """
         since = decode_offset(start)
-        end = retried(lambda: self._reachable(since, limit))
         if since == self._initial:
-            return {**encode_offset(end), _FIRST: encode_offset(since)}
+            first, end = retried(lambda: self._first_batch(since, limit))
+            return {**encode_offset(end), _FIRST: encode_offset(first)}
+        end = retried(lambda: self._reachable(since, limit))
         return dict(start) if end == since else encode_offset(end)
+
+    def _first_batch(self, since: Cursor, limit: ReadLimit) -> tuple[Cursor, Cursor]:
+        """Start and end of the first batch. Without a slot the log may have been trimmed since the start was found."""
+        try:
+            return since, self._reachable(since, limit)
+        except CursorExpired:
+            if self._slot is not None or self._is_start_fixed:
+                raise
+
+        def locate() -> tuple[Cursor, Cursor]:
+            moved = self._locate_start()
+            return moved, self._reachable(moved, limit)
+
+        return self._repeated(locate)
 
     def _reachable(self, since: Cursor, limit: ReadLimit) -> Cursor:
         at = self._at
