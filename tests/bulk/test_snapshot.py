@@ -178,7 +178,13 @@ def test_a_record_without_key_ends_it(tmp_path: Path) -> None:
     log = new_log([[(Op.PUT, b"a", b"1")], [(Op.PUT, b"b", b"2"), (Op.PUT, None, b"3")]])
     with pytest.raises(NullKey, match="offset 2 "):
         sl.bulk.build_snapshot(log, tmp_path / "snapshot")
-    assert not (tmp_path / "snapshot").exists()
+    assert not list(tmp_path.iterdir()), "no scratch, which no other call could use"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "note").write_text("of another program")
+    with pytest.raises(NullKey):
+        sl.bulk.build_snapshot(log, tmp_path / "snapshot", scratch=tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["note"]
+    assert sl.bulk.build_snapshot(log, tmp_path / "snapshot", upto=2).cursor.next == 2
 
 
 def test_a_log_without_its_first_records_is_refused(log: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from strandline.bulk.snapshot_tasks import MergeTask, ReduceTask, counts_in, states
-from strandline.errors import AlreadyExists, CorruptData, Diverged, InvalidInput, NotFound
+from strandline.errors import AlreadyExists, CorruptData, Diverged, InvalidInput, NotFound, NullKey
 from strandline.followers.stores.append_log import seal_frames
 from strandline.followers.stores.append_log_file import encode_columns
 from strandline.log.contract import READING, LogReading, require
@@ -91,13 +91,24 @@ def build_snapshot(
     if snapshot is None:
         check_free(folder, disk=DISK)
         job = _Build(log, store, pool or ThreadPool(), on_progress)
-        snapshot = job.run(folder, kind, upto, group_bytes)
+        try:
+            snapshot = job.run(folder, kind, upto, group_bytes)
+        except NullKey:
+            if scratch is None:
+                _remove_empty(f"{folder}.scratch")
+            raise
     _clean(store, snapshot.cursor)
-    if scratch is None and not DISK.scan(f"{folder}.scratch"):
-        DISK.remove_folder(f"{folder}.scratch")
+    if scratch is None:
+        _remove_empty(f"{folder}.scratch")
     if publish is not None:
         publish.publish(folder)
     return snapshot
+
+
+def _remove_empty(folder: str) -> None:
+    with contextlib.suppress(NotFound):
+        if not DISK.scan(folder):
+            DISK.remove_folder(folder)
 
 
 def _sealed(folder: str, log: LogReading, kind: str, upto: int | None) -> Snapshot | None:
@@ -136,8 +147,12 @@ class _Build:
     def run(self, folder: str, kind: SnapshotKind, upto: int | None, group_bytes: int) -> Snapshot:
         """Reduce, merge and seal."""
         plan = self._planned(upto, group_bytes)
-        merged = self._merged(plan, self._reduced(plan))
         cursor = Cursor.parse(plan.cursor)
+        try:
+            merged = self._merged(plan, self._reduced(plan))
+        except NullKey:
+            _clean(self._store, cursor)  # another call would find the same record
+            raise
         _check_history(self._log, cursor, self._store.url)  # the log may have been restored meanwhile
         pieces = sum(counts_in(name)[1] for name in merged)
         found = states(self._store, merged)
