@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
 
 import strandline as sl
 from strandline.bulk import ingesting
-from strandline.errors import CursorExpired, InvalidInput, TransientStorageError, Unsupported
+from strandline.errors import CursorExpired, InvalidInput, OutcomeUnknown, TransientStorageError, Unsupported
+from strandline.ingestion.run import IngestProgress
 from strandline.log.object.log import open_log
+from strandline.log.object.upload import Lister
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
 from tests.cases import sampled
@@ -159,3 +161,67 @@ def test_another_kind_of_log_is_refused_before_it_is_created(tmp_path: Path) -> 
     with pytest.raises(Unsupported, match="ingest with one worker"):
         sl.bulk.ingest(source, f"wal://{tmp_path}/target")
     assert not (tmp_path / "target").exists()
+
+
+def test_of_two_runs_at_once_each_counts_what_it_listed_itself(tmp_path: Path) -> None:
+    source = filled(f"file://{tmp_path}/source")
+    target = sl.open(f"file://{tmp_path}/target", create=True)
+    inner: list[int] = []
+
+    def other() -> None:
+        if not inner:
+            inner.append(0)
+            inner[0] = sl.bulk.ingest(source, sl.open(target.url), pool=Backwards()).records  # type: ignore[attr-defined]
+
+    outer = sl.bulk.ingest(source, target, pool=Backwards(other)).records
+    assert (outer, inner) == (0, [20])
+    assert content(target) == content(source)
+
+
+def test_a_wave_that_another_run_has_listed_in_part_counts_the_rest(tmp_path: Path) -> None:
+    """The other one dies after a smaller wave."""
+    source = filled(f"file://{tmp_path}/source")
+    target = sl.open(f"file://{tmp_path}/target", create=True)
+    begun: list[int] = []
+
+    class Dies(Backwards):
+        count = 1
+
+        def run(self, tasks: Sequence[Callable[[], R]], title: str) -> Iterator[tuple[int, R]]:
+            if self.jobs:
+                raise Crash
+            return super().run(tasks, title)
+
+    def other() -> None:
+        if not begun:
+            begun.append(1)
+            with pytest.raises(Crash):
+                sl.bulk.ingest(source, sl.open(target.url), pool=Dies(), on_progress=seen.append)  # type: ignore[attr-defined]
+
+    seen: list[IngestProgress] = []
+    outer = sl.bulk.ingest(source, target, pool=Backwards(other)).records
+    assert 0 < seen[-1].records < 20
+    assert outer == 20 - seen[-1].records
+    assert content(target) == content(source)
+
+
+@pytest.mark.parametrize("is_landed", [False, True])
+def test_records_whose_listing_is_in_doubt_are_counted_if_they_are_listed(is_landed: bool, tmp_path: Path) -> None:
+    source = filled(f"file://{tmp_path}/source")
+    store = PlainStore()
+    target = open_log(store, create=True)
+    lost: list[str] = []
+    enlist = Lister.enlist_all
+
+    def uncertain(self: Lister, listings: Sequence[Any]) -> int:
+        if not lost:
+            lost.append("once")
+            if is_landed:
+                enlist(self, listings)
+            raise OutcomeUnknown("the answer was lost")
+        return enlist(self, listings)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Lister, "enlist_all", uncertain)
+        assert sl.bulk.ingest(source, target, pool=Backwards()).records == 20
+    assert content(target) == content(source)

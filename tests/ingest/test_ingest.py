@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
+from strandline.bulk import ingesting
 from strandline.errors import (
     CursorExpired,
     Diverged,
@@ -21,6 +22,7 @@ from strandline.errors import (
     SchemaRefused,
     TransientStorageError,
 )
+from strandline.followers.run import Batching
 from strandline.ingestion.log_sink import LogSink, pieces_of
 from strandline.ingestion.run import IngestProgress, WriteBehind
 from strandline.log.contract import Receipt
@@ -35,6 +37,7 @@ from strandline.log.writers.source import advancing, source_writer
 from strandline.model.cursor import Bounds
 from strandline.model.head import Head, WriterId
 from strandline.model.records import record_batch
+from strandline.storage.task_pool import ThreadPool
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.plain import PlainStore
 from tests.ingest.parts import a_log, append, changes, content, fill, position
@@ -540,6 +543,51 @@ def test_a_new_copy_of_a_typed_log_has_its_format_in_all_versions(tmp_path, kind
     assert target.value == source.value
     assert len(target.value_versions) == 3
     target.close()
+
+
+@pytest.mark.parametrize("is_parallel", [False, True], ids=["one", "parallel"])
+def test_a_format_that_evolves_during_an_ingest_is_recorded_before_its_values(tmp_path, monkeypatch, is_parallel):
+    monkeypatch.setattr(ingesting, "TASK_BYTES", 1)
+    monkeypatch.setattr(ingesting, "WAVE", 1)
+    source = sl.open(f"{tmp_path}/source", create=True, value=sl.Json(pa.schema({"id": pa.int32()})))
+    target = sl.open(f"{tmp_path}/copy", create=True)
+    newer = sl.Json(pa.schema({"id": pa.int32(), "city": pa.string()}))
+    for number in range(6):
+        with source.producer() as producer:
+            producer.append(value={"id": number})
+    evolved = []
+
+    def evolve(progress):
+        if progress.next < 6 and not evolved:
+            evolved.append(source.evolve_value(newer))
+        assert len(target.value_versions) == 1 or evolved
+
+    if is_parallel:
+        sl.bulk.ingest(source, target, pool=ThreadPool(1), on_progress=evolve)
+    else:
+        sl.ingest(source, target, batching=Batching(records=1), on_progress=evolve)
+    assert evolved
+    assert [one.schema for one in target.value_versions] == [one.schema for one in source.value_versions]
+
+
+def test_a_format_that_evolves_while_an_ingest_follows_is_recorded_then(tmp_path):
+    source = sl.open(f"{tmp_path}/source", create=True, value=sl.Json(pa.schema({"id": pa.int32()})))
+    target = sl.open(f"{tmp_path}/copy", create=True)
+    stop = threading.Event()
+    with source.producer() as producer:
+        producer.append(value={"id": 0})
+    running = threading.Thread(target=sl.ingest, args=(source, target), kwargs={"follow": True, "stop": stop})
+    running.start()
+    try:
+        assert target.wait(target.cursor_at(0), 30)
+        source.evolve_value(sl.Json(pa.schema({"id": pa.int32(), "city": pa.string()})))
+        with source.producer() as producer:
+            producer.append(value={"id": 1, "city": "Oslo"})
+        assert target.wait(target.cursor_at(1), 30)
+        assert target.value == source.value, "before its first value is there"
+    finally:
+        stop.set()
+        running.join()
 
 
 def test_a_log_of_plain_bytes_that_has_records_stays_one(tmp_path):

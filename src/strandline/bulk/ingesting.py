@@ -21,7 +21,7 @@ from strandline.ingestion.api import open_source, open_target
 from strandline.ingestion.log_sink import TARGET, LogSink, pieces_of
 from strandline.ingestion.run import Ingested, IngestProgress, pinned, resume_ingest
 from strandline.ingestion.streams import MessageStream
-from strandline.ingestion.value_formats import match_formats
+from strandline.ingestion.value_formats import FormatFollower
 from strandline.log.contract import READING, Log, require
 from strandline.log.object import ObjectLog
 from strandline.log.object.head.edits import BatchListing
@@ -137,7 +137,8 @@ def ingest(
     Up to the source's end as of now. Its records are staged by the tasks of a ``pool`` (threads of this process, or
     ``sl.spark.executors(spark)``) and listed in waves, each in one conditional write that also moves the position.
     Killed at any moment and called again, it continues there; so does :func:`strandline.ingest`, which then follows the
-    source. Arguments and errors are those of that function; the source is pinned meanwhile. A stream of Kafka or NATS
+    source. Arguments and errors are those of that function; the source is pinned meanwhile. Of several runs at once,
+    each counts only the records that it listed itself. A stream of Kafka or NATS
     has to be given by its address, because each task opens it.
 
     ``Unsupported`` for a target that is no object log: ingest into one, or without a pool.
@@ -151,13 +152,14 @@ def ingest(
         require(hot, "the target of an ingest", *TARGET)
         if copied.log_id == hot.log_id:
             raise InvalidInput("A log cannot be ingested into itself: choose another target.")
-        match_formats(copied, hot)
+        formats = FormatFollower(copied, hot)
+        formats.match()
         sink = LogSink(hot)
         resume_ingest(copied, hot, sink, skip_trimmed=skip_trimmed)
         stored, known = sink.last_append(copied.log_id), sink.cursor(copied.log_id)
         first = copied.cursor_at(copied.position_of(start)) if known is None else known
         held.enter_context(pinned(copied, first.next, clock=CLOCK, chance=CHANCE))
-        job = _IngestJob(copied, hot, pool or ThreadPool(), reopen, on_progress)
+        job = _IngestJob(copied, hot, pool or ThreadPool(), reopen, formats, on_progress)
         reached, records = job.run(first, None if stored is None else stored.number, copied.end().next)
     last = sink.last_append(copied.log_id)
     return Ingested(reached, None if last is None else hot.cursor_at(last.first + last.count), records)
@@ -203,10 +205,11 @@ class _IngestJob:
     target: ObjectLog
     pool: TaskPool
     reopen: Callable[[], MessageStream] | None
+    formats: FormatFollower
     report: Callable[[IngestProgress], None]
 
     def run(self, at: Cursor, known: int | None, end: int) -> tuple[Cursor, int]:
-        """Ingest wave after wave; returns the cursor that was reached, and the number of records appended."""
+        """Ingest wave after wave; returns the cursor that was reached, and how many records this run appended."""
         append = StagedAppend(
             self.target.store, self.target.log_id, source_writer(str(self.source.log_id)), CHANCE.uuid().hex
         )
@@ -223,10 +226,10 @@ class _IngestJob:
                 upto = ranges[len(staged) - 1].next
                 # Positions without records behind the last batch are passed over by the next one.
                 known = max((one.next for one, part in zip(ranges, staged, strict=False) if part), default=known)
+                self.formats.match()
                 if known is not None:
-                    append.commit_numbered(batches, upto=known)
+                    records += append.commit_numbered(batches, upto=known)
                 append.discard()
-                records += sum(batch.count for batch in batches)
                 at = self.source.cursor_at(upto) if self.reopen is None else at.at(upto)
                 self.report(IngestProgress(at.next, end, records))
         except BaseException:

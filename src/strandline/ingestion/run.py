@@ -34,7 +34,7 @@ from strandline.errors import (
 )
 from strandline.followers.run import Batching, follow
 from strandline.ingestion.log_sink import TARGET, LogSink, TargetLog, may_be_repeated
-from strandline.ingestion.value_formats import match_formats
+from strandline.ingestion.value_formats import FormatFollower
 from strandline.log.contract import READING, Log, LogReading, Slots, require
 from strandline.log.object.log import ObjectLog
 from strandline.log.slots.heartbeat import SlotHeartbeat
@@ -77,7 +77,8 @@ class Ingested:
     target: Cursor | None
     """None if nothing was ever ingested."""
     records: int
-    """Number of records appended by this run."""
+    """Number of records appended by this run. An append that two runs of ``sl.ingest`` make at once, and the target
+    stores once, is counted by both."""
 
 
 @final
@@ -131,8 +132,11 @@ class WriteBehind:
         end: int,
         report: Callable[[IngestProgress], None],
         learn: Callable[[int, int], None] = lambda _, __: None,
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
+        """``prepare`` is called before each append, after its records were read."""
         self._learn = learn
+        self._prepare = prepare
         self._sink = sink
         self._end = end
         self._report = report
@@ -147,10 +151,14 @@ class WriteBehind:
         """Append a range, or begin to; raises what kept the range before it from being appended."""
         self._learn(records.nbytes, upto.next - since.next)
         self.flush()
-        work = self._pool.submit(self._sink.apply, records, since=since, upto=upto)
+        work = self._pool.submit(self._append, records, since, upto)
         self._under_way = work, upto
         if upto.next >= self._end or not self._sink.has_stored:
             self.flush()
+
+    def _append(self, records: pa.Table, since: Cursor, upto: Cursor) -> None:
+        self._prepare()
+        self._sink.apply(records, since=since, upto=upto)
 
     def flush(self) -> None:
         """Wait until everything is durable, or raise why it is not."""
@@ -199,7 +207,8 @@ def ingest_log(
     require(target, "the target of an ingest", *TARGET)
     if source.log_id == target.log_id:
         raise InvalidInput("A log cannot be ingested into itself: choose another target.")
-    match_formats(source, target)
+    formats = FormatFollower(source, target)
+    formats.match()
     sink = LogSink(target, whole=isinstance(source, QueueLog), clock=clock, chance=chance)
     resume_ingest(source, target, sink, skip_trimmed=skip_trimmed)
     end = source.end().next
@@ -211,7 +220,7 @@ def ingest_log(
             held.enter_context(pinned(source, first.next, clock=clock, chance=chance))
         limits = batching or _BATCHING
         reads = BoundedReads(source, limits.bytes)
-        behind = held.enter_context(WriteBehind(sink, end, on_progress, reads.learn))
+        behind = held.enter_context(WriteBehind(sink, end, on_progress, reads.learn, formats.match))
         reached = _follow(
             reads,
             behind,

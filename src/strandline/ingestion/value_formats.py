@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any, Final
 
 from strandline.errors import CorruptData, MissingExtra, UnsupportedVersion
+from strandline.formats.json.value_versions import ValueVersion
 from strandline.log.read.value_format import named_versions
 from strandline.values.recorded import check_copied, codec_of
 
 _LOGGER: Final = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class FormatFollower:
+    """Keeps the value format of a copy at that of its source."""
+
+    source: Any
+    target: Any
+    _known: tuple[ValueVersion, ...] | None = None
+    """The versions of the source that the target has; None before the first look, which all sources get."""
+
+    def match(self) -> None:
+        """Record new versions of the source in the target; raises as :func:`match_formats`.
+
+        Called after records were read and before they are appended: then the target names the version of each of its
+        records. A log of plain bytes is not asked again.
+        """
+        if self._known == ():
+            return
+        given = named_versions(self.source)
+        if given != self._known:
+            match_formats(self.source, self.target)
+            self._known = given
 
 
 def match_formats(source: Any, target: Any) -> None:

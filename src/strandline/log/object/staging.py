@@ -109,33 +109,44 @@ class StagedAppend:
         draft.add(records.combine_chunks().to_batches())
         return self._put(draft, advancing(self.writer, upto - number), number)
 
-    def commit_numbered(self, batches: Sequence[BatchListing], *, upto: int) -> None:
-        """List such batches, which follow each other up to position ``upto``, all or nothing.
+    def commit_numbered(self, batches: Sequence[BatchListing], *, upto: int) -> int:
+        """List such batches, which follow each other up to position ``upto``; returns how many records it has listed.
 
-        Nothing happens if the log has them already; ``OutOfOrder`` if it has the source up to another position than
-        that of the first one.
+        Those that the log has already are left out; ``OutOfOrder`` if it has the source up to a position at which none
+        of them begins.
         """
         if not batches:
-            return
+            return 0
         if len(batches) > MOST_BATCHES:
             raise InvalidInput(f"One commit lists at most {MOST_BATCHES:,} batches, and this has {len(batches):,}.")
         lister = Lister(self.store, self.log_id, clock=self.clock, chance=self.chance)
+        since = lister.cell.read().value.next_offset
+        tried: list[BatchListing] = []
         for attempt in range(1, RESOLVES + 1):
             head = lister.cell.read().value
             last = head.writers.get(self.writer)
             if last is not None and last.number >= upto:
-                return
+                return self._count_listed(head, since, tried)
             copies = self._copied(batches, head.generation)
+            tried += copies
             try:
-                lister.enlist_all(copies)
+                return lister.enlist_all(copies)
             except StaleUpload:
                 continue
             except OutcomeUnknown:
                 if attempt == RESOLVES:
                     raise
-            else:
-                return
         raise Contended(f"{self.store.url} was collected at each of {RESOLVES} tries; nothing was listed. Try again.")
+
+    def _count_listed(self, head: Head, since: int, tried: Sequence[BatchListing]) -> int:
+        """The records of those batches that are listed at ``since`` or behind it; none if they are trimmed already."""
+        ours = {batch.location for batch in tried}
+        if not ours:
+            return 0
+        with suppress(MissingChunk):
+            entries = entries_from(head, max(since, head.floor), StoredChunks(self.store))
+            return sum(entry.count for entry in entries if entry.location in ours)
+        return 0
 
     def commit(
         self, batches: Sequence[BatchListing], *, since: int | None = None, upto: int = 1, expect: int | None = None

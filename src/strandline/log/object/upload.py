@@ -205,9 +205,21 @@ class Lister:
         """List the batches of a group with one conditional write; returns a head in which they are listed."""
         return self._many_listed(lambda head: list_group(head, group, self._clock.now()))
 
-    def enlist_all(self, listings: Sequence[BatchListing]) -> Head:
-        """List many numbered batches with one conditional write; returns a head in which they are listed."""
-        return self._many_listed(lambda head: list_batches(head, listings, self._clock.now()))
+    def enlist_all(self, listings: Sequence[BatchListing]) -> int:
+        """List many numbered batches with one conditional write; returns how many records this call has listed.
+
+        Another process may have listed some of the numbers, or all of them.
+        """
+        added = 0
+
+        def edit(head: Head) -> Head:
+            nonlocal added
+            listed = list_batches(head, listings, self._clock.now())
+            added = listed.next_offset - head.next_offset  # the last edit is the one that was stored
+            return listed
+
+        self._many_listed(edit)
+        return added
 
     def _many_listed(self, edit: Callable[[Head], Head]) -> Head:
         head = self._listed(edit)
