@@ -66,7 +66,7 @@ class SegmentCache:
     def end_of_reading(self, segment: SegmentMetadata, offset: int, upto_term: int | None = None) -> int:
         """The offset at which to stop reading a segment that holds ``offset``: there a later term takes over.
 
-        After a change of leader the log continues in the later term; the older records beyond that point were never
+        After a failover the log continues in the later term; the older records beyond that point were never
         committed. Terms above ``upto_term`` are ignored.
         """
         known = self._rows.known(segment.segment.partition)

@@ -14,7 +14,7 @@ from strandline.errors import CorruptData, InvalidInput
 from strandline.formats.json.fields import write_fields
 from strandline.model.addresses import as_address, refuse_credentials, split_address
 from strandline.node.flight.security import ClientSecurity, check_calling
-from strandline.node.flight.wire.errors import asking
+from strandline.node.flight.wire.errors import node_errors
 from strandline.storage.fork_check import Origin, bound_to_process
 
 TIMEOUT: Final = 5.0
@@ -97,7 +97,7 @@ class Channel:
     def call(self, action: str, fields: dict[str, Any], *, timeout: float | None = None) -> list[bytes]:
         """Call an action; returns its answer in pieces."""
         options = self.options(timeout or self.timeout)
-        with asking(self.url, f"{action!r}"):
+        with node_errors(self.url, f"{action!r}"):
             answers = self.client.do_action(fl.Action(action, write_fields(fields)), options)
             return [answer.body.to_pybytes() for answer in answers]
 

@@ -1,4 +1,4 @@
-"""Connections to the nodes of one log: finds the leader, follows its changes, and chooses the nodes to read from."""
+"""Connections to the nodes of one log: finds the primary, follows its changes, and chooses the nodes to read from."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _is_here(host: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Leader:
+class _KnownPrimary:
     """A node that said that it leads."""
 
     channel: Channel
@@ -111,7 +111,7 @@ class NodeChannels:
         self._read_from = read_from
         self._clock = clock
         self._lock = threading.Lock()
-        self._leader: _Leader | None = None
+        self._primary: _KnownPrimary | None = None
         self._readers: tuple[Channel, ...] = ()
         """The nodes to read from, in this order."""
         self._next_check = 0.0
@@ -140,7 +140,7 @@ class NodeChannels:
 
     # --- changes -----------------------------------------------------------------------------------------------
 
-    def on_leader(self, call: Callable[[Channel], T], *, may_repeat: bool) -> T:
+    def on_primary(self, call: Callable[[Channel], T], *, may_repeat: bool) -> T:
         """Call the node that leads. If it does not lead any more, find the next one and call that.
 
         ``may_repeat``: the call is harmless if it is executed twice. Otherwise one without an answer is not repeated,
@@ -150,24 +150,24 @@ class NodeChannels:
             return call(self.all[0])
         waiting: Iterator[float] | None = None
         while True:
-            leader = self._leader
+            primary = self._primary
             try:
-                if leader is None:
-                    leader = self._find_leader()
-                return call(leader.channel)
+                if primary is None:
+                    primary = self._find_primary()
+                return call(primary.channel)
             except NotReady as error:  # nothing was done
                 failure: StrandlineError = error
             except TransientStorageError as error:
-                if leader is not None and not may_repeat:
-                    self._forget(leader)
+                if primary is not None and not may_repeat:
+                    self._forget(primary)
                     raise
                 failure = error
             except Fenced as error:
                 # It was the primary when the call began; or the caller may not do this at all.
-                if leader is None or not may_repeat or self._leads(leader):
+                if primary is None or not may_repeat or self._leads(primary):
                     raise
                 failure = error
-            self._forget(leader)
+            self._forget(primary)
             waiting = waiting or pauses(self.failover_timeout, self._clock)
             self._pause(waiting, failure)
 
@@ -177,26 +177,26 @@ class NodeChannels:
             raise failure
         self._clock.sleep(pause)
 
-    def _forget(self, leader: _Leader | None) -> None:
+    def _forget(self, primary: _KnownPrimary | None) -> None:
         with self._lock:
-            if self._leader is leader:
-                self._leader = None
+            if self._primary is primary:
+                self._primary = None
             self._next_check = 0.0
 
-    def _leads(self, leader: _Leader) -> bool:
+    def _leads(self, primary: _KnownPrimary) -> bool:
         """Whether a node still leads in the same term; asks it."""
         try:
-            status = _status(leader.channel)
+            status = _status(primary.channel)
         except StrandlineError:
             return False
-        return status.condition == _LEADING and status.term == leader.term
+        return status.condition == _LEADING and status.term == primary.term
 
-    def _find_leader(self) -> _Leader:
+    def _find_primary(self) -> _KnownPrimary:
         self._look()
-        leader = self._leader
-        if leader is None:
+        primary = self._primary
+        if primary is None:
             raise NotReady(f"None of {self.url} leads now: ask again, or promote one of them.")
-        return leader
+        return primary
 
     # --- reads -------------------------------------------------------------------------------------------------
 
@@ -215,15 +215,15 @@ class NodeChannels:
                 try:
                     return call(channel)
                 except (CursorExpired, Diverged) as error:
-                    leader = self._leader
-                    if leader is not None and leader.channel is channel and self._leads(leader):
+                    primary = self._primary
+                    if primary is not None and primary.channel is channel and self._leads(primary):
                         raise
                     failure = failure or NotReady(
                         f"{channel.url} does not lead, and no primary could confirm its answer: {error}"
                     )
                 except (NotReady, TransientStorageError, Overloaded) as error:
                     failure = error if failure is None or isinstance(error, NotReady) else failure
-            self._forget(self._leader)
+            self._forget(self._primary)
             self._pause(waiting, failure or NotReady(f"None of {self.url} can be read from now: ask again."))
 
     def is_led_by(self, channel: Channel) -> bool:
@@ -231,8 +231,8 @@ class NodeChannels:
         if self.is_one:
             return True
         self._look()
-        leader = self._leader
-        return leader is not None and leader.channel is channel
+        primary = self._primary
+        return primary is not None and primary.channel is channel
 
     def reading_urls(self) -> tuple[str, ...]:
         """The addresses of all nodes, best to read from first."""
@@ -246,12 +246,12 @@ class NodeChannels:
     # --- looking -----------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Ask all nodes for their status, and choose the leader and the order of those to read from."""
+        """Ask all nodes for their status, and choose the primary and the order of those to read from."""
         found = self._statuses()
         _check_one_log(found)
-        leading = [_Leader(channel, each.term) for channel, each in found.items() if each.condition == _LEADING]
-        leader = max(leading, key=lambda each: each.term, default=None)
-        best = [] if leader is None else [leader.channel]
+        leading = [_KnownPrimary(channel, each.term) for channel, each in found.items() if each.condition == _LEADING]
+        primary = max(leading, key=lambda each: each.term, default=None)
+        best = [] if primary is None else [primary.channel]
         shift = os.getpid() % len(self.all)  # clients of different processes spread over the replicas
         turned = (*self.all[shift:], *self.all[:shift])
         following = [each for each in turned if each in found and found[each].condition == _FOLLOWING]
@@ -262,7 +262,7 @@ class NodeChannels:
             is_preferred = bool(following)
         others = sorted((each for each in self.all if each not in best), key=lambda each: -_committed(found.get(each)))
         with self._lock:
-            self._leader = leader
+            self._primary = primary
             self._readers = (*best, *others)
             pause = _REPLICA_SECONDS if is_preferred else _FALLBACK_SECONDS
             self._next_check = self._clock.monotonic() + pause

@@ -17,7 +17,7 @@ from strandline.model.cursor import Cursor
 from strandline.node.flight.client.channel import TIMEOUT, Channel, end_exchange
 from strandline.node.flight.client.stream_receiver import QUEUE_BYTES, RemoteFeed
 from strandline.node.flight.security import ClientSecurity
-from strandline.node.flight.wire.errors import arrived, asking
+from strandline.node.flight.wire.errors import node_error, node_errors
 from strandline.node.flight.wire.streams import CHUNK_SCHEMA
 from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.message_json import answer, read_handover, read_resume
@@ -169,14 +169,14 @@ class FlightUpstream(Closing):
 
     def _chunks(self, ticket: bytes, timeout: float) -> Iterator[SnapshotChunk]:
         url = self._channel.url
-        with asking(url, "a file of a snapshot"):
+        with node_errors(url, "a file of a snapshot"):
             reader = self._channel.get(ticket, timeout=timeout)
         try:
             if not reader.schema.equals(CHUNK_SCHEMA):
                 raise CorruptData(f"{url} streams {str(reader.schema.names)[:200]}, which is no file of a snapshot.")
             while True:
                 try:
-                    with asking(url, "a file of a snapshot"):
+                    with node_errors(url, "a file of a snapshot"):
                         chunk = reader.read_chunk()
                 except StopIteration:
                     return
@@ -222,7 +222,7 @@ class _AckStream:
         self.name = name
         self.fresh_until = now + channel.timeout / 2
         self._url = channel.url
-        with asking(self._url, _WHAT):
+        with node_errors(self._url, _WHAT):
             self._writer, self._reader = channel.exchange(encode_ticket(ReportTicket(name)), channel.timeout)
 
     def send(self, caller: Caller, progress: ReplicaProgress) -> None:
@@ -244,7 +244,7 @@ class _AckStream:
             self._writer.write_metadata(pa.py_buffer(encode_advance(report)))
         except pa.ArrowException as error:
             self._next()  # raises the error with which the node ended the stream
-            raise arrived(error, self._url, _WHAT) from error
+            raise node_error(error, self._url, _WHAT) from error
 
     def _next(self) -> Any:
         try:
@@ -252,7 +252,7 @@ class _AckStream:
         except StopIteration as error:
             raise TransientStorageError(f"{self._url} answered no acknowledgement: send it again.") from error
         except pa.ArrowException as error:
-            raise arrived(error, self._url, _WHAT) from error
+            raise node_error(error, self._url, _WHAT) from error
 
     def cancel(self) -> None:
         self._reader.cancel()

@@ -43,8 +43,8 @@ from strandline.node.flight.client.remote_span import RemoteSpan, planned_span, 
 from strandline.node.flight.client.resumed_stream import resumed_stream
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.wire.append_stream import AppendCommand, as_messages, write_command
-from strandline.node.flight.wire.errors import asking
-from strandline.node.flight.wire.streams import read_schema
+from strandline.node.flight.wire.errors import node_errors
+from strandline.node.flight.wire.streams import schema_of_columns
 from strandline.node.lead.policies import CommitPolicy, as_policy
 from strandline.node.message_json import answer, read_commit
 from strandline.node.messages import WAIT, Commit, NodeStatus, Plan, TimedOut, Topology
@@ -73,7 +73,7 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
     """A replicated log: append to it on its primary, and read it anywhere up to what is committed. Safe in threads.
 
     Satisfies :class:`~strandline.log.contract.Log`. With the addresses of several nodes it finds the one that leads,
-    and follows a change of leader; no answer is older than an earlier one.
+    and follows a failover; no answer is older than an earlier one.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
             url: The address of a node, or of several nodes of the same log; ``grpc+tls://`` for TLS.
             security: The token, and the certificates.
             timeout: Seconds that a node may take to answer.
-            read_from: With several addresses: the ``"leader"``, or ``"replicas"``, which takes load off the leader.
+            read_from: With several addresses: the ``"leader"``, or ``"replicas"``, which takes load off the primary.
                 Either way another node is read while these cannot be.
             failover_timeout: With several addresses: seconds that a call waits while no node can serve it.
             clock: The clock, for tests.
@@ -153,7 +153,7 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
             return replace(commit, repeated=commit.repeated and tries == 1)
 
         def send(channel: Channel) -> Commit:
-            with asking(channel.url, "an append"):
+            with node_errors(channel.url, "an append"):
                 data = channel.put(command, as_messages(table), table.schema, timeout + channel.timeout)
             if data is None:
                 raise TransientStorageError(
@@ -161,7 +161,7 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
                 )
             return read_commit(answer(data, channel.url))
 
-        commit = self._nodes.on_leader(put, may_repeat=append is not None)
+        commit = self._nodes.on_primary(put, may_repeat=append is not None)
         if not isinstance(commit.outcome, TimedOut):
             self._reads.show(0, commit.bookmark.next)  # reads then skip a replica that does not have it yet
         return commit
@@ -196,12 +196,16 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
 
     def last_number(self, writer: WriterId) -> int | None:
         """The number of the writer's last append, as the primary knows; None if it does not know the writer."""
-        found = self._nodes.on_leader(lambda channel: self._ask(channel, "last-number", writer=writer), may_repeat=True)
+        found = self._nodes.on_primary(
+            lambda channel: self._ask(channel, "last-number", writer=writer), may_repeat=True
+        )
         return found.maybe_natural("number")
 
     def last_append(self, writer: WriterId) -> WriterState | None:
         """The last append of a writer, or of a source of ingested records; None if the primary does not know it."""
-        found = self._nodes.on_leader(lambda channel: self._ask(channel, "last-append", writer=writer), may_repeat=True)
+        found = self._nodes.on_primary(
+            lambda channel: self._ask(channel, "last-append", writer=writer), may_repeat=True
+        )
         return found.record(WriterState) if "number" in found else None
 
     def append_at(self, offset: int) -> StoredAppend:
@@ -228,7 +232,7 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
         ``follow`` the stream has no end. Raises as the node does, ``TransientStorageError`` if the connection broke:
         continue behind the last offset. With several addresses the stream continues by itself.
         """
-        schema = read_schema(columns)
+        schema = schema_of_columns(columns)
         cursor = None if since is None else cursor_of(self, since)
         ticket = ReadTicket(cursor, upto, follow, None if columns is None else tuple(columns))
         if self._nodes.is_one:
@@ -360,11 +364,11 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
 
     def topology(self) -> Topology:
         """The replicas of the log with their offsets."""
-        return self._nodes.on_leader(lambda channel: self._ask(channel, "topology").record(Topology), may_repeat=True)
+        return self._nodes.on_primary(lambda channel: self._ask(channel, "topology").record(Topology), may_repeat=True)
 
     def status(self) -> NodeStatus:
         """Role, position and health of this node; with several addresses, of the one that leads."""
-        return self._nodes.on_leader(lambda channel: self._ask(channel, "status").record(NodeStatus), may_repeat=True)
+        return self._nodes.on_primary(lambda channel: self._ask(channel, "status").record(NodeStatus), may_repeat=True)
 
     def promote(self, *, force: bool = False, timeout: float = 60.0) -> Topology:
         """Make this node the primary, if nothing committed can be lost by that. Takes the address of one node."""
@@ -378,7 +382,7 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
     def unregister(self, replica: str, *, keep_slot: bool = False) -> None:
         """Tell the primary to unregister a replica; an unknown one is fine."""
         fields = {"name": replica, "term": 0, "keep_slot": keep_slot}
-        self._nodes.on_leader(lambda channel: channel.call("unregister", fields), may_repeat=True)
+        self._nodes.on_primary(lambda channel: channel.call("unregister", fields), may_repeat=True)
 
     def close(self) -> None:
         """Close the connections. Idempotent."""

@@ -33,12 +33,12 @@ class RemoteSlots:
     nodes: NodeChannels
 
     def _ask(self, action: str, *, may_repeat: bool = False, **fields: Any) -> Fields:
-        return self.nodes.on_leader(
+        return self.nodes.on_primary(
             lambda channel: answer(channel.ask(action, fields), channel.url), may_repeat=may_repeat
         )
 
     def _tell(self, action: str, *, may_repeat: bool = False, **fields: Any) -> None:
-        self.nodes.on_leader(lambda channel: channel.call(action, fields), may_repeat=may_repeat)
+        self.nodes.on_primary(lambda channel: channel.call(action, fields), may_repeat=may_repeat)
 
     def create(self, name: str, position: int, *, lifetime: float | None = None) -> SlotState:
         """Durably create a slot that pins everything from ``position`` on."""

@@ -22,7 +22,7 @@ from strandline.node.flight.client.channel import TIMEOUT, Channel
 from strandline.node.flight.client.node_channels import FAILOVER_TIMEOUT, NodeChannels, near_first
 from strandline.node.flight.client.stream_receiver import Receiver, read_part, size_of
 from strandline.node.flight.security import ClientSecurity
-from strandline.node.flight.wire.streams import read_schema
+from strandline.node.flight.wire.streams import schema_of_columns
 from strandline.node.messages import PlannedSpan
 from strandline.storage.clock import CLOCK, Clock
 
@@ -69,7 +69,7 @@ class RemoteSpan:
         With several addresses, a node that cannot serve it is left for the next one, and while none can, all are asked
         again for up to ``failover_timeout`` seconds.
         """
-        schema = read_schema(columns)  # an unknown column is refused here
+        schema = schema_of_columns(columns)  # an unknown column is refused here
         ticket = ReadTicket(
             Cursor(self.log_id, self.first), self.next, columns=None if columns is None else tuple(columns)
         )

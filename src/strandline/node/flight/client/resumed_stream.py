@@ -15,7 +15,7 @@ from strandline.model.cursor import Cursor
 from strandline.node.flight.client.channel import Channel
 from strandline.node.flight.client.node_channels import NodeChannels
 from strandline.node.flight.client.remote_span import streamed_with_terms
-from strandline.node.flight.wire.streams import read_schema
+from strandline.node.flight.wire.streams import schema_of_columns
 from strandline.storage.clock import Clock
 
 TermBatch: TypeAlias = tuple[pa.RecordBatch, int]
@@ -33,7 +33,7 @@ def resumed_stream(
     """
     end = ticket.upto
     columns = None if ticket.columns is None else tuple(dict.fromkeys((*ticket.columns, _OFFSET)))
-    schema = read_schema(columns)
+    schema = schema_of_columns(columns)
 
     def begin(channel: Channel) -> tuple[TermBatch | None, Iterator[TermBatch]]:
         batches = streamed_with_terms(channel, ReadTicket(cursor, end, ticket.follow, columns), schema, clock)

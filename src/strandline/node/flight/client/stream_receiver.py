@@ -18,7 +18,7 @@ from strandline.formats.node.wire import Flag, Note, content_checksum, decode_no
 from strandline.model.head import LogBatch
 from strandline.model.node import Heartbeat
 from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, are_operations
-from strandline.node.flight.wire.errors import arrived
+from strandline.node.flight.wire.errors import node_error
 from strandline.storage.clock import CLOCK, Clock
 
 QUEUE_BYTES: Final = 64 << 20
@@ -173,7 +173,7 @@ class Receiver(Generic[T]):
         except StrandlineError as error:
             self._end(error)
         except pa.ArrowException as error:
-            self._end(arrived(error, self._url, self._what))
+            self._end(node_error(error, self._url, self._what))
         except BaseException as error:  # noqa: BLE001 - raised by the next take
             self._end(error)
 
