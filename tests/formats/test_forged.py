@@ -11,7 +11,7 @@ import pytest
 
 from strandline.errors import CorruptData
 from strandline.formats.arrow.block import Compression
-from strandline.formats.arrow.header import find_field, follow, read_number
+from strandline.formats.arrow.header import find_field, read_number, target_of
 from strandline.formats.object.batch import decode_batch
 from strandline.formats.object.head import decode_head
 from strandline.formats.object.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
@@ -30,8 +30,8 @@ def test_a_buffer_of_negative_length_does_not_pay_for_a_bomb() -> None:
     metadata_length = read_number(memoryview(data), block + 4, "I")
     start = block + 8
     table = memoryview(bytes(data[start : start + metadata_length]))
-    batch = follow(table, find_field(table, read_number(table, 0, "I"), 2))
-    vector = start + follow(table, find_field(table, batch, 2)) + 4
+    batch = target_of(table, find_field(table, read_number(table, 0, "I"), 2))
+    vector = start + target_of(table, find_field(table, batch, 2)) + 4
     body = start + metadata_length
     count = read_number(table, vector - start - 4, "I")
     buffers = [struct.unpack_from("<qq", data, vector + 16 * index) for index in range(count)]

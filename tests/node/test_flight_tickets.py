@@ -24,7 +24,7 @@ from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
 from strandline.node.flight.server.limits import ServerLimits
 from strandline.node.flight.server.server import FlightNode
-from strandline.node.flight.wire.errors import asking
+from strandline.node.flight.wire.errors import node_errors
 from strandline.node.tickets import Tickets
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import DISK
@@ -59,7 +59,7 @@ def planned(server: FlightNode, **limits: Any) -> list[Any]:
 def get(url: str, ticket: ReadTicket, signed: str | None) -> Any:
     channel = Channel(url)
     try:
-        with asking(url, "a read"):
+        with node_errors(url, "a read"):
             return channel.get(encode_ticket(ticket), timeout=10, signed=signed).read_all()
     finally:
         channel.close()
@@ -99,10 +99,10 @@ def test_a_ticket_allows_reading_that_range_and_nothing_else(node: Node, guarded
         lambda: list(channel.client.list_flights(b"", channel.options(10, span.ticket))),
     ]
     for call in calls:
-        with pytest.raises(Fenced, match="reading and nothing else"), asking(guarded.url, "a call"):
+        with pytest.raises(Fenced, match="reading and nothing else"), node_errors(guarded.url, "a call"):
             call()
     piece = b'{"snapshot": "s", "path": "p", "offset": 0, "limit": 1, "replica": "b", "term": 0}'
-    with pytest.raises(Fenced, match="role replica"), asking(guarded.url, "a file"):
+    with pytest.raises(Fenced, match="role replica"), node_errors(guarded.url, "a file"):
         channel.client.do_get(fl.Ticket(piece), channel.options(10, span.ticket)).read_all()
     channel.close()
 

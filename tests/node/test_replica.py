@@ -18,7 +18,7 @@ from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.replicas import bootstrapping
 from strandline.node.messages import Caller, SnapshotChunk
 from strandline.node.replicate import bootstrap
-from strandline.node.replicate.incoming import Verdict, judge
+from strandline.node.replicate.incoming import BatchDecision, decide
 from tests.cases import some
 from tests.node.parts import Cluster, Link, records
 
@@ -32,36 +32,36 @@ def arriving(first, count=3, term=5):
 
 class TestJudging:
     @pytest.mark.parametrize(
-        ("first", "verdict"),
+        ("first", "decision"),
         [
-            (10, Verdict.APPLY),
-            (7, Verdict.COMPARE),
-            (6, Verdict.SKIP),
-            (0, Verdict.SKIP),
-            (8, Verdict.COMPARE_AND_APPLY),
-            (9, Verdict.COMPARE_AND_APPLY),
+            (10, BatchDecision.APPLY),
+            (7, BatchDecision.COMPARE),
+            (6, BatchDecision.SKIP),
+            (0, BatchDecision.SKIP),
+            (8, BatchDecision.COMPARE_AND_APPLY),
+            (9, BatchDecision.COMPARE_AND_APPLY),
         ],
     )
-    def test_next_is_applied_the_one_before_compared_older_skipped(self, first, verdict):
-        assert judge(arriving(first), Cursor(LOG, 10, 5), HEARTBEAT, seen=5) is verdict
+    def test_next_is_applied_the_one_before_compared_older_skipped(self, first, decision):
+        assert decide(arriving(first), Cursor(LOG, 10, 5), HEARTBEAT, seen=5) is decision
 
     def test_a_batch_past_the_next_offset_is_a_gap(self):
         with pytest.raises(Gap, match="from offset 11 on arrived, and this replica needs 10: 1 are missing"):
-            judge(arriving(11), Cursor(LOG, 10, 5), HEARTBEAT, seen=5)
+            decide(arriving(11), Cursor(LOG, 10, 5), HEARTBEAT, seen=5)
 
     def test_a_primary_of_a_lower_term_is_fenced_whatever_it_sends(self):
         for first in (0, 7, 10, 20):
             with pytest.raises(Fenced, match="term 5 sends records, but this replica has seen term 6"):
-                judge(arriving(first), Cursor(LOG, 10, 5), HEARTBEAT, seen=6)
+                decide(arriving(first), Cursor(LOG, 10, 5), HEARTBEAT, seen=6)
 
     def test_records_of_a_lower_term_behind_those_of_a_higher_one_are_fenced(self):
         with pytest.raises(Fenced, match="Records of term 4"):
-            judge(arriving(10, term=4), Cursor(LOG, 10, 5), HEARTBEAT, seen=5)
-        assert judge(arriving(10, term=4), Cursor(LOG, 10, 4), HEARTBEAT, seen=5) is Verdict.APPLY
+            decide(arriving(10, term=4), Cursor(LOG, 10, 5), HEARTBEAT, seen=5)
+        assert decide(arriving(10, term=4), Cursor(LOG, 10, 4), HEARTBEAT, seen=5) is BatchDecision.APPLY
 
     def test_records_of_a_term_that_the_primary_has_not_reached_are_damage(self):
         with pytest.raises(CorruptData):
-            judge(arriving(10, term=6), Cursor(LOG, 10, 5), HEARTBEAT, seen=5)
+            decide(arriving(10, term=6), Cursor(LOG, 10, 5), HEARTBEAT, seen=5)
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from strandline.errors import CursorExpired, Diverged, InvalidInput
 from strandline.log.read.planning import FULL_PARTITION, SMALL_PARTITION, pack
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.spark.datasource.planning import (
-    admit,
     decode_offset,
     encode_offset,
     narrower,
     resolve,
+    resume_point,
 )
 from strandline.spark.options import parse_options
 
@@ -167,17 +167,17 @@ def test_a_cursor_of_another_log_is_refused():
 
 def test_an_expired_cursor_is_refused_with_what_to_do():
     with pytest.raises(CursorExpired, match=r"Offsets 1 to 4 .*failOnDataLoss=false"):
-        admit(Cursor(LOG, 1), LOG, Bounds(5, 9), fail_on_data_loss=True)
+        resume_point(Cursor(LOG, 1), LOG, Bounds(5, 9), fail_on_data_loss=True)
 
 
 def test_an_accepted_loss_goes_on_at_the_first_retained_offset_and_is_counted():
-    admitted = admit(Cursor(LOG, 1), LOG, Bounds(5, 9), fail_on_data_loss=False)
+    admitted = resume_point(Cursor(LOG, 1), LOG, Bounds(5, 9), fail_on_data_loss=False)
     assert (admitted.cursor.next, admitted.skipped) == (5, 4)
 
 
 def test_a_cursor_past_the_end_is_refused_even_if_losses_are_accepted():
     with pytest.raises(Diverged):
-        admit(Cursor(LOG, 10), LOG, Bounds(5, 9), fail_on_data_loss=False)
+        resume_point(Cursor(LOG, 10), LOG, Bounds(5, 9), fail_on_data_loss=False)
 
 
 def test_the_narrower_limit_is_within_both():

@@ -22,7 +22,7 @@ from strandline.values.codecs.raw import Raw
 from strandline.values.contract import Codec
 from strandline.values.decoding import value_fields
 from strandline.values.schema.evolution import evolve
-from strandline.values.schema.schema_json import read_schema, schema_fields
+from strandline.values.schema.recorded_fields import decode_schema, encode_schema
 
 _MOST_BYTES: Final = 1 << 20
 """Limit on a recorded schema: each process that opens the log reads all of its versions."""
@@ -159,7 +159,7 @@ def _check_bytes(old: Codec, new: Codec, where: str) -> None:
 def _description(codec: Codec) -> tuple[str, dict[str, Any]]:
     match codec:
         case Json() | MessagePack() | Arrow():
-            return codec.name, {"fields": schema_fields(codec.schema)}
+            return codec.name, {"fields": encode_schema(codec.schema)}
         case Raw():
             return codec.name, {}
         case Protobuf():
@@ -217,13 +217,13 @@ def _protobuf(found: dict[str, Any]) -> Protobuf:
 
 
 def _arrow(found: dict[str, Any]) -> Arrow:
-    schema = read_schema(found["fields"])
+    schema = decode_schema(found["fields"])
     return Arrow(schema if len(schema) else None)
 
 
 _BUILD: Final[dict[str, Callable[[dict[str, Any]], Codec]]] = {
-    "json": lambda found: Json(read_schema(found["fields"])),
-    "messagepack": lambda found: MessagePack(read_schema(found["fields"])),
+    "json": lambda found: Json(decode_schema(found["fields"])),
+    "messagepack": lambda found: MessagePack(decode_schema(found["fields"])),
     "arrow": _arrow,
     "raw": lambda _: Raw(),
     "protobuf": _protobuf,

@@ -14,10 +14,10 @@ from strandline.followers.stores.append_log_file import (
     ROW_OVERHEAD,
     Content,
     FileBlock,
+    cursor_of_snapshot,
     encode_base,
     encode_write,
     read_content,
-    whole,
 )
 from strandline.followers.stores.state import KeyedStore
 from strandline.formats.arrow.block import Parts
@@ -129,7 +129,7 @@ class AppendLogStore(KeyedStore):
             as_folder(dest),
             kind=KIND,
             kind_version=KIND_VERSION,
-            verify=lambda data: whole(f"{data}/{FILE}", disk=disk),
+            verify=lambda data: cursor_of_snapshot(f"{data}/{FILE}", disk=disk),
             disk=disk,
             chance=chance,
         )
@@ -310,7 +310,7 @@ def seal_frames(
         _write_file(f"{data}/{FILE}", frames(term, clock.now() // 1000), term, disk=disk)
 
     def verify(data: str) -> Cursor:
-        return whole(f"{data}/{FILE}", disk=disk)
+        return cursor_of_snapshot(f"{data}/{FILE}", disk=disk)
 
     return seal(
         folder,

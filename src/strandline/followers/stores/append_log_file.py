@@ -287,7 +287,7 @@ def _position(metadata: dict[bytes, bytes], where: str) -> StorePosition:
         raise CorruptData(f"{where} is damaged: its cursor cannot be read ({str(error)[:200]}).") from error
 
 
-def whole(path: str, *, disk: Disk) -> Cursor:
+def cursor_of_snapshot(path: str, *, disk: Disk) -> Cursor:
     """The cursor of a file that must hold a state and nothing else, such as that of a snapshot."""
     content = read_content(path, disk=disk, keeps=False)
     if content.torn or content.position.cursor is None or content.position.resync is not None:

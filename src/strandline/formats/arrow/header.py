@@ -73,7 +73,7 @@ class _Sizes:
         kind = find_field(self._header, message, _MESSAGE_KIND)
         if kind is None or read_number(self._header, kind, "B") != _SCHEMA_KIND:
             return
-        schema = follow(self._header, find_field(self._header, message, MESSAGE_HEADER))
+        schema = target_of(self._header, find_field(self._header, message, MESSAGE_HEADER))
         self._add_pairs(find_field(self._header, schema, _SCHEMA_PAIRS))
         waiting = [find_field(self._header, schema, _SCHEMA_COLUMNS)]
         while waiting:
@@ -91,14 +91,14 @@ class _Sizes:
         """The tables that a vector refers to, if there is one."""
         if at is None:
             return []
-        vector = follow(self._header, at)
+        vector = target_of(self._header, at)
         count = read_number(self._header, vector, "I")
         self._add(count * _TABLE_BYTES)
-        return [follow(self._header, vector + 4 * (index + 1)) for index in range(count)]
+        return [target_of(self._header, vector + 4 * (index + 1)) for index in range(count)]
 
     def _add_text(self, at: int | None) -> None:
         if at is not None:
-            self._add(read_number(self._header, follow(self._header, at), "I"))
+            self._add(read_number(self._header, target_of(self._header, at), "I"))
 
     def _add(self, size: int) -> None:
         self._left -= size
@@ -122,7 +122,7 @@ def find_field(data: memoryview, table: int, index: int) -> int | None:
     return table + offset if offset else None
 
 
-def follow(data: memoryview, at: int | None) -> int:
+def target_of(data: memoryview, at: int | None) -> int:
     """Target of an offset in a flatbuffer."""
     if at is None:
         raise ValueError("a message lacks a field")

@@ -17,8 +17,8 @@ from strandline.formats.arrow.header import (
     MESSAGE_HEADER,
     check_message,
     find_field,
-    follow,
     read_number,
+    target_of,
     unpacked_limit,
 )
 
@@ -130,7 +130,7 @@ def batch_header(message: pa.Message, where: str) -> BatchHeader:
 
 def _batch_header(message: pa.Message) -> tuple[memoryview, int]:
     table = memoryview(message.metadata).cast("B")
-    return table, follow(table, find_field(table, read_number(table, 0, "I"), MESSAGE_HEADER))
+    return table, target_of(table, find_field(table, read_number(table, 0, "I"), MESSAGE_HEADER))
 
 
 def _batch_header_of(table: memoryview, batch: int, where: str) -> BatchHeader:
@@ -174,6 +174,6 @@ def _value_bits(kind: pa.DataType) -> int:
 
 
 def _buffers(table: memoryview, batch: int) -> Iterator[tuple[int, int]]:
-    start = follow(table, find_field(table, batch, _BATCH_BUFFERS))
+    start = target_of(table, find_field(table, batch, _BATCH_BUFFERS))
     for index in range(read_number(table, start, "I")):
         yield struct.unpack_from("<qq", table, start + 4 + 16 * index)

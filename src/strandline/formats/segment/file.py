@@ -382,7 +382,7 @@ def _check_pair(reader: ThriftReader) -> None:
         check_message(memoryview(base64.b64decode(texts.get(_PAIR_VALUE, b""))))
 
 
-def check_term(terms: Sequence[tuple[int, int]], term: int, first: int) -> bool:
+def begins_term(terms: Sequence[tuple[int, int]], term: int, first: int) -> bool:
     """Whether a term begins at an offset; ``InvalidInput`` if it is older than the one before."""
     if terms and term < terms[-1][0]:
         raise InvalidInput(f"Offset {first} has term {term} after term {terms[-1][0]}: terms never decrease.")

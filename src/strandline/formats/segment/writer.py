@@ -20,7 +20,7 @@ from strandline.formats.segment.file import (
     SEGMENT_SCHEMA,
     Seal,
     SegmentFacts,
-    check_term,
+    begins_term,
     chunks_of,
     decode_tail,
     encode_block,
@@ -86,7 +86,7 @@ class SegmentWriter:
         if not batches:
             return
         end = self._check_order(batches)
-        begins = check_term(self._terms, term, self.next)
+        begins = begins_term(self._terms, term, self.next)
         listed = max(
             listed, self._listed[-1] if self._listed else listed, self._times[-1][0] if self._times else listed
         )

@@ -194,7 +194,7 @@ def has_expired(state: SlotState, now: int) -> bool:
     return now - state.suspected >= max(0, state.expires - state.last_seen)
 
 
-def judge(
+def reason_to_invalidate(
     state: SlotState, *, first: int, behind: int, limits: SlotLimits, is_idle: bool = False
 ) -> InvalidReason | None:
     """Why a slot must be invalidated, or None: its position is trimmed, it is too far behind, or idle for too long.

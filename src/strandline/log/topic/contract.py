@@ -117,7 +117,7 @@ def check_start(start: int) -> int:
     return start
 
 
-def expired(partition: int, position: int, first: int) -> CursorExpired:
+def offset_expired(partition: int, position: int, first: int) -> CursorExpired:
     """The error for an offset that is no longer retained."""
     return CursorExpired(
         f"Partition {partition} begins at offset {first}, and {position} is no longer retained: bootstrap again, and "

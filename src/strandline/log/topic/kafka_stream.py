@@ -17,7 +17,7 @@ from strandline.errors import (
     StrandlineError,
     TransientStorageError,
 )
-from strandline.log.topic.contract import Message, check_partition, check_start, expired
+from strandline.log.topic.contract import Message, check_partition, check_start, offset_expired
 from strandline.log.topic.kafka_client import client, refusal
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Bounds
@@ -65,7 +65,7 @@ def resume(partition: int, track: Track, bounds: Bounds) -> int | CursorExpired 
     CursorExpired('Partition 0 begins at offset 8, and 7 is no longer retained: bootstrap again, ...
     """
     if track.next < bounds.first:
-        return expired(partition, track.next, bounds.first)
+        return offset_expired(partition, track.next, bounds.first)
     if bounds.next < track.end:
         return Diverged(
             f"Partition {partition} ends at offset {bounds.next} and had reached {track.end}: Kafka lost messages, or "

@@ -9,7 +9,7 @@ from itertools import repeat
 from typing import Final, final
 
 from strandline.errors import ConsumerClosed, InvalidInput, LogClosed
-from strandline.log.topic.contract import Message, begun, check_count, check_partition, check_start, expired
+from strandline.log.topic.contract import Message, begun, check_count, check_partition, check_start, offset_expired
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Bounds
 from strandline.storage.clock import CHANCE, Chance
@@ -148,7 +148,7 @@ class MemoryTopicSubscription:
             for partition, position in self._positions.items():
                 if position < (first := self._partitions[partition].first):
                     del self._positions[partition]
-                    raise expired(partition, position, first)
+                    raise offset_expired(partition, position, first)
             pieces = self._advance()
         messages: list[Message] = []
         for partition, position, values in pieces:
@@ -203,7 +203,7 @@ class MemoryTopicSubscription:
             if partition in self._positions:
                 return
             if start < log.first:
-                raise expired(partition, start, log.first)
+                raise offset_expired(partition, start, log.first)
             self._positions[partition] = start
             self._ready.notify_all()
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from strandline.errors import ConsumerClosed, CursorExpired, NotFound
 from strandline.log.contract import Log
 from strandline.log.read.reading import fetch_in_order
-from strandline.log.topic.contract import Message, check_partition, check_start, expired
+from strandline.log.topic.contract import Message, check_partition, check_start, offset_expired
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.storage.clock import Clock
@@ -215,7 +215,7 @@ class LogTopicSubscription:
                 followed.ahead.clear()
                 raise
         except CursorExpired as error:
-            raise expired(followed.partition, followed.position, log.bounds().first) from error
+            raise offset_expired(followed.partition, followed.position, log.bounds().first) from error
 
     def published(self, partition: int) -> None:
         """Messages may have been published to a partition: wake the taking thread if it is assigned."""
@@ -242,7 +242,7 @@ class LogTopicSubscription:
             return
         log = self._logs[partition]
         if start < (first := log.bounds().first):
-            raise expired(partition, start, first)
+            raise offset_expired(partition, start, first)
         with self._lock:
             self._check_open()
             if partition in self._followed:

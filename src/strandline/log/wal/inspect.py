@@ -18,7 +18,7 @@ from strandline.formats.wal.index import decode_index, new_chain
 from strandline.formats.wal.mark import Mark
 from strandline.log.wal.names import TORN, data_name, firsts_in, index_name, read_holder, salt_of
 from strandline.log.wal.read.watermark import MARK_READS, read_mark
-from strandline.log.wal.recover.scan_tail import Hole, examine_files, read_slots_file, read_values, walk
+from strandline.log.wal.recover.scan_tail import Hole, examine_files, read_log_json, read_slots_file, walk
 from strandline.storage.clock import CLOCK, Clock, boot_id
 from strandline.storage.disk import DISK, Disk, FolderRow
 
@@ -109,7 +109,7 @@ def inspect_wal(folder: str, *, disk: Disk = DISK, clock: Clock = CLOCK) -> WalF
     firsts = firsts_in(rows)
     problems: list[str] = []
     try:
-        identity = _readable(problems, lambda: read_values(folder, disk=disk))
+        identity = _readable(problems, lambda: read_log_json(folder, disk=disk))
         log_id, versions = (None, ()) if identity is None else identity
     except NotALog as error:
         if not firsts:

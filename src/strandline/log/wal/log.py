@@ -24,7 +24,7 @@ from strandline.log.wal.read.span import CachedFrame, Tail, some_batches
 from strandline.log.wal.read.watermark import Published, View
 from strandline.log.wal.recover.repair import create_if_absent, repair, write_identity
 from strandline.log.wal.recover.rewind import finish_rewind
-from strandline.log.wal.recover.scan_tail import Examined, examine, read_values
+from strandline.log.wal.recover.scan_tail import Examined, examine, read_log_json
 from strandline.log.wal.recover.verify import OnProgress, WalVerification, verify
 from strandline.log.wal.slots import WalSlots
 from strandline.log.wal.write.commit_steps import CommitSteps
@@ -157,7 +157,7 @@ class WalLog(WalReading, Closing):
                 values = () if value is None else with_version((), value, folder)
                 create_if_absent(folder, values, disk=disk, clock=clock, chance=chance)
             if value is not None:  # before anything is repaired
-                check_recorded(read_values(folder, disk=disk)[1], value, folder)
+                check_recorded(read_log_json(folder, disk=disk)[1], value, folder)
             finish_rewind(folder, disk=disk, clock=clock)
             found = examine(folder, disk=disk, clock=clock)
             if not create:
@@ -367,7 +367,7 @@ class WalLog(WalReading, Closing):
         with self._start.lock:
             self.slots.check_open()
             self._journal.check_in_place()  # must not change another log at this path
-            log_id, versions = read_values(self.folder, disk=self.disk)
+            log_id, versions = read_log_json(self.folder, disk=self.disk)
             changed = with_version(versions, value, self.folder)
             if changed != versions:
                 write_identity(self.folder, log_id, changed, disk=self.disk)

@@ -11,7 +11,7 @@ from typing import Final, final
 
 from strandline.formats.wal.folder import SlotsFile, encode_slots_file
 from strandline.log.slots import rules, trimming
-from strandline.log.slots.rules import invalidate, judge
+from strandline.log.slots.rules import invalidate, reason_to_invalidate
 from strandline.log.slots.table import SlotTable, TableSlot
 from strandline.log.wal.names import NEW, SLOTS_FILE
 from strandline.model.addresses import CONSUMER_SUFFIX, COPIED_SUFFIX
@@ -127,7 +127,7 @@ class WalSlots(SlotTable):
         for state in self.list():
             behind[state.name] = bytes_behind(state.position) if limits.lag_bytes and state.pins else 0
             is_idle = self._idle_seconds(state.name) > limits.idle_seconds
-            reason = judge(state, first=first, behind=behind[state.name], limits=limits, is_idle=is_idle)
+            reason = reason_to_invalidate(state, first=first, behind=behind[state.name], limits=limits, is_idle=is_idle)
             if reason is not None:
                 judged.append((state, reason))
         invalidated = self._invalidate_judged(judged) if judged else []

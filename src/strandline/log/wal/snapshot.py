@@ -20,7 +20,7 @@ from strandline.log.wal.read.catalog import Catalog, damaged_file
 from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.read.watermark import View, read_mark
 from strandline.log.wal.recover.repair import describe_copy
-from strandline.log.wal.recover.scan_tail import read_values
+from strandline.log.wal.recover.scan_tail import read_log_json
 from strandline.log.wal.recover.verify import verify as verify_log
 from strandline.model.cursor import Bounds, Cursor
 from strandline.storage.clock import CLOCK, Clock
@@ -193,7 +193,7 @@ class _WalCopy:
 
     def _finish(self, start: int, end: _End) -> None:
         mark = Mark(self._log.log_id, start, end.next, end.first, end.term, _NO_BOOT, clean=True)
-        values = read_values(self._log.folder, disk=self._disk)[1]
+        values = read_log_json(self._log.folder, disk=self._disk)[1]
         describe_copy(self._folder, mark, values, disk=self._disk)
 
 

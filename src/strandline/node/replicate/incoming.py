@@ -17,7 +17,7 @@ AHEAD_BYTES: Final = 64 << 20
 """Limit on buffered batches that are not durable on the primary yet; one batch may be larger."""
 
 
-class Verdict(Enum):
+class BatchDecision(Enum):
     """Decision about an incoming batch."""
 
     SKIP = "older than the record to compare"
@@ -26,7 +26,7 @@ class Verdict(Enum):
     COMPARE_AND_APPLY = "holds the last local record, and the next one"
 
 
-def judge(batch: LogBatch, at: Cursor, heartbeat: Heartbeat, *, seen: int) -> Verdict:
+def decide(batch: LogBatch, at: Cursor, heartbeat: Heartbeat, *, seen: int) -> BatchDecision:
     """Whether a replica at ``at``, which has seen the term ``seen``, may apply a batch.
 
     ``Fenced`` from a primary of a lower term, and for records of one: terms never decrease along a log. ``Gap`` if
@@ -47,15 +47,15 @@ def judge(batch: LogBatch, at: Cursor, heartbeat: Heartbeat, *, seen: int) -> Ve
             "are missing. Nothing was applied; it has to bootstrap again."
         )
     if batch.next < at.next:
-        return Verdict.SKIP
+        return BatchDecision.SKIP
     if batch.next > at.next and batch.term < at.term:
         raise Fenced(
             f"Records of term {batch.term} arrived after records of term {at.term}: a replaced primary has written "
             "them, and nothing was applied."
         )
     if batch.first == at.next:
-        return Verdict.APPLY
-    return Verdict.COMPARE if batch.next == at.next else Verdict.COMPARE_AND_APPLY
+        return BatchDecision.APPLY
+    return BatchDecision.COMPARE if batch.next == at.next else BatchDecision.COMPARE_AND_APPLY
 
 
 def diverged(at: Cursor) -> Diverged:
@@ -101,13 +101,13 @@ class IncomingBatches:
         for batch in self._durable(heartbeat):
             if found:
                 at = Cursor(at.log_id, found[-1].next, found[-1].term)
-            verdict = judge(batch, at, heartbeat, seen=seen)
-            if verdict is Verdict.SKIP:
+            decision = decide(batch, at, heartbeat, seen=seen)
+            if decision is BatchDecision.SKIP:
                 continue
             # Only the last local record can differ: batches received together come from one log.
-            if verdict is not Verdict.APPLY and at == since and not self._compare(batch, at):
+            if decision is not BatchDecision.APPLY and at == since and not self._compare(batch, at):
                 raise diverged(at)
-            if verdict is not Verdict.COMPARE:
+            if decision is not BatchDecision.COMPARE:
                 found.append(batch)
         return found
 

@@ -20,7 +20,7 @@ from strandline.log.read.planning import joined, pack
 from strandline.log.read.reading import divided_spans, fetch_in_order
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.spark.datasource.decoding import Decoding
-from strandline.spark.datasource.planning import admit, trimmed_meanwhile
+from strandline.spark.datasource.planning import resume_point, trimmed_meanwhile
 from strandline.spark.datasource.shaping import shaped
 from strandline.spark.failures import retried
 from strandline.spark.options import NodeAccess, Position, ReadOptions
@@ -181,7 +181,7 @@ class OpenedLog:
 
     def admit(self, cursor: Cursor, bounds: Bounds) -> tuple[Cursor, int]:
         """Where to begin, and how many records that skips."""
-        admitted = admit(cursor, self.log.log_id, bounds, fail_on_data_loss=self.options.fail_on_data_loss)
+        admitted = resume_point(cursor, self.log.log_id, bounds, fail_on_data_loss=self.options.fail_on_data_loss)
         return admitted.cursor, admitted.skipped
 
 

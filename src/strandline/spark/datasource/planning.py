@@ -35,14 +35,14 @@ def resolve(position: Position, log_id: UUID, bounds: Bounds) -> Cursor:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class ResumePoint:
     """Where reading resumes, and how many records it had to skip because they are no longer retained."""
 
     cursor: Cursor
     skipped: int = 0
 
 
-def admit(cursor: Cursor, log_id: UUID, bounds: Bounds, *, fail_on_data_loss: bool) -> Admitted:
+def resume_point(cursor: Cursor, log_id: UUID, bounds: Bounds, *, fail_on_data_loss: bool) -> ResumePoint:
     """Where a reader at this cursor may resume. ``Diverged``; ``CursorExpired`` unless losses are accepted."""
     try:
         check_cursor(cursor, Cursor(log_id, 0), bounds)
@@ -53,8 +53,8 @@ def admit(cursor: Cursor, log_id: UUID, bounds: Bounds, *, fail_on_data_loss: bo
                 f"{bounds.first}): rebuild what follows it from a new checkpoint with startingOffset=earliest, or "
                 "accept the loss with failOnDataLoss=false. A slot would have pinned them."
             ) from error
-        return Admitted(cursor.at(bounds.first), bounds.first - cursor.next)
-    return Admitted(cursor)
+        return ResumePoint(cursor.at(bounds.first), bounds.first - cursor.next)
+    return ResumePoint(cursor)
 
 
 def trimmed_meanwhile(first: int, bounds: Bounds, url: str) -> CursorExpired | None:

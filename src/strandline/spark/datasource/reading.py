@@ -22,7 +22,7 @@ from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.spark.datasource.opened import report_skipped
-from strandline.spark.datasource.planning import TierBoundary, admit, resolve, scans, spark_path
+from strandline.spark.datasource.planning import TierBoundary, resolve, resume_point, scans, spark_path
 from strandline.spark.datasource.shaping import SPARK_SCHEMA
 from strandline.spark.failures import GatewayError, retried
 from strandline.spark.opening import SharedLog, access_options, opened
@@ -154,7 +154,7 @@ def _planned(log: SharedLog, since: Start | None, upto: int | None, options: Rea
     end = bounds.next if upto is None else upto
     if end > bounds.next:
         raise InvalidInput(f"upto is {end}, but {options.url} ends at {bounds.next} now: ask for less.")
-    admitted = admit(asked, log.log_id, bounds, fail_on_data_loss=options.fail_on_data_loss)
+    admitted = resume_point(asked, log.log_id, bounds, fail_on_data_loss=options.fail_on_data_loss)
     begin = admitted.cursor
     if not isinstance(log, TieredLog) or begin.next >= end:
         return _Plan(asked, admitted.skipped, TierBoundary(begin, (), max(begin.next, end)))

@@ -171,7 +171,7 @@ class ShuffleJob:
         return together.mapInArrow(merge, _ANSWERS)
 
 
-def divided_spans(spans: Sequence[Span], tasks: int) -> list[list[Span]]:
+def spans_per_reader(spans: Sequence[Span], tasks: int) -> list[list[Span]]:
     """The spans of each reader; none has nothing to do."""
     return [group for group in divided(spans, max(1, tasks)) if group]
 

@@ -25,7 +25,7 @@ from strandline.log.read.planning import pack
 from strandline.model.cursor import Span
 from strandline.model.sink import Part, Written
 from strandline.spark.failures import GatewayError, UserFailures, rerun_if_lost, unpicklable, unwrapped
-from strandline.spark.pipelines.shuffle import ShuffleJob, divided_spans, observed_reports
+from strandline.spark.pipelines.shuffle import ShuffleJob, observed_reports, spans_per_reader
 from strandline.spark.pipelines.transform import FrameTransform
 from strandline.spark.task_payload import check_version, packed, unpacked
 from strandline.tables.files.part import TablePart
@@ -109,7 +109,7 @@ class SparkWorkers:
         return [_result(answers[number]) for number in range(len(items))]
 
     def _shuffled(self, parts: Sequence[Part], spans: Sequence[Span]) -> Sequence[Written]:
-        groups = divided_spans(spans, self.tasks(spans))
+        groups = spans_per_reader(spans, self.tasks(spans))
         job = ShuffleJob(
             self._spark, cast("Sequence[TablePart]", parts), groups, partial(check_version, version("strandline"))
         )

@@ -25,10 +25,10 @@ from strandline.tier.metadata.cache_tables import (
     CacheContent,
     ascending_pairs,
     big_endian,
+    combined,
     holds_for_all,
     neighbours,
     sort_key,
-    whole,
 )
 from strandline.tier.metadata.columns import GONE, LOW, WIDTH, SegmentColumns
 from strandline.tier.metadata.lifecycle import Removed
@@ -49,7 +49,7 @@ def load(tables: Mapping[str, pa.Table]) -> CacheContent:
         removed = _removed(found["removed"], partitions)
         highest_keys, highest = _highest(found["highest"], there)
         return _segments(
-            {name: whole(found["segments"][name]) for name in SEGMENTS.names},
+            {name: combined(found["segments"][name]) for name in SEGMENTS.names},
             there,
             (highest_keys, highest),
             {
@@ -124,7 +124,7 @@ def _removed(table: pa.Table, partitions: Sequence[TopicPartition]) -> dict[Segm
 
 
 def _highest(table: pa.Table, there: pa.Array) -> tuple[pa.Array, pa.Array]:
-    partition, term, offset = (whole(table[name]) for name in HIGHEST.names)
+    partition, term, offset = (combined(table[name]) for name in HIGHEST.names)
     _check_partition(partition, there)
     _require(pc.greater_equal(term, 0), "a term with a highest offset is below 0")
     _require(pc.greater_equal(offset, 0), "a highest offset is below 0")
@@ -199,7 +199,7 @@ def _stretches(
     for other in lists[1:]:
         _require(pc.equal(counts, pc.list_value_length(other)), "a segment has more terms than starts of terms")
     _require(pc.greater(counts, 0), "a segment has no terms")
-    term, recorded, answers = (whole(other.flatten()) for other in lists)
+    term, recorded, answers = (combined(other.flatten()) for other in lists)
     _require(term.null_count + recorded.null_count + answers.null_count == 0, "a segment has a term that is null")
     row = pc.list_parent_indices(lists[0])
     same_row = pc.equal(*neighbours(row))

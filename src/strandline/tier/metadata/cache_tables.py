@@ -200,15 +200,15 @@ def _segment_table(content: CacheContent, place: pa.Array) -> pa.Table:
         ],
         schema=SEGMENTS,
     )
-    there = pc.not_equal(whole(table["state"]), GONE)
-    partition, start = whole(table["partition"]), whole(table["start"])
+    there = pc.not_equal(combined(table["state"]), GONE)
+    partition, start = combined(table["partition"]), combined(table["start"])
     if holds_for_all(there) and ascending_pairs(partition, start):
         return table
     # Twice by one column is faster than once by two, and both sorts are stable: the older one stays first.
     rows = pc.indices_nonzero(there).cast(pa.int32())
     rows = rows.take(pc.sort_indices(start.take(rows)))
     rows = rows.take(pc.sort_indices(partition.take(rows)))
-    by_id = whole(table["by_id"])
+    by_id = combined(table["by_id"])
     by_id = pc.inverse_permutation(rows, max_index=len(columns) - 1).take(by_id.filter(there.take(by_id)))
     return table.take(rows).set_column(0, SEGMENTS.field("by_id"), by_id)
 
@@ -255,7 +255,7 @@ def holds_for_all(truths: pa.Array) -> bool:
     return pc.all(truths, min_count=0).as_py() is True
 
 
-def whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+def combined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """A column as one array."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 

@@ -99,12 +99,12 @@ class PartitionProgress:
         return self.assigned and not self.trouble
 
 
-def plan_resume(position: int, bounds: Bounds) -> tuple[int, str]:
+def plan_replay(position: int, bounds: Bounds) -> tuple[int, str]:
     """Where to resume: at the applied position if the topic still has it.
 
     Otherwise the whole topic is replayed into an empty cache: the second value says why.
 
-    >>> plan_resume(7, Bounds(3, 9)), plan_resume(0, Bounds(3, 9))
+    >>> plan_replay(7, Bounds(3, 9)), plan_replay(0, Bounds(3, 9))
     ((7, ''), (3, ''))
     """
     if position > bounds.next:
@@ -210,9 +210,9 @@ class MetadataState:
             )
 
     def resume(self, partition: int, bounds: Bounds) -> tuple[int, str]:
-        """As :func:`plan_resume`; discards the cache first if its position is not in the topic any more."""
+        """As :func:`plan_replay`; discards the cache first if its position is not in the topic any more."""
         with self._lock:
-            start, replay = plan_resume(self._progress[partition].next, bounds)
+            start, replay = plan_replay(self._progress[partition].next, bounds)
             if replay:
                 self.forget(partition)
             self._change(partition, next=start, target=None)

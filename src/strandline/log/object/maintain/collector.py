@@ -48,7 +48,7 @@ from strandline.log.object.maintain.slot_lag import policy_start
 from strandline.log.object.slots import Members, SlotKeeper
 from strandline.log.object.staging import FOLDER as STAGED
 from strandline.log.object.staging import KEPT_SECONDS
-from strandline.log.slots.rules import has_expired, invalidate, is_idle, is_suspect, judge, suspect
+from strandline.log.slots.rules import has_expired, invalidate, is_idle, is_suspect, reason_to_invalidate, suspect
 from strandline.log.slots.trimming import ColdTierProof, proven, retained_first, trim_to
 from strandline.model.cursor import SECOND
 from strandline.model.head import Cut, Entry, Head
@@ -207,7 +207,9 @@ class GarbageCollector:
         first = retained_first(members.states, head.floor)
         for state in members.states:
             behind = bytes_from(head, max(state.position, head.floor), self.slots.chunks) if limits.lag_bytes else 0
-            reason = judge(state, first=first, behind=behind, limits=limits, is_idle=is_idle(state, limits, now))
+            reason = reason_to_invalidate(
+                state, first=first, behind=behind, limits=limits, is_idle=is_idle(state, limits, now)
+            )
             if reason is not None:
                 edit = partial(invalidate, judged=state, reason=reason, now=now)
                 judged = edit(state) if done.dry_run else self.slots.cell(state.name).update(self.slots.op(), edit)

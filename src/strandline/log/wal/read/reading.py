@@ -22,7 +22,7 @@ from strandline.log.wal.names import firsts_in
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.span import CachedFrame, WalSpan
 from strandline.log.wal.read.watermark import MARK_READS, View, read_mark
-from strandline.log.wal.recover.scan_tail import read_identity, read_slots_file, read_values
+from strandline.log.wal.recover.scan_tail import read_identity, read_log_json, read_slots_file
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Signed, Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
@@ -82,7 +82,7 @@ class WalReading(OptionalCalls, LogReading, ABC):
     @property
     def value_versions(self) -> tuple[ValueVersion, ...]:
         """All versions of the value format, as stored now; none if values are plain bytes."""
-        return read_values(self.folder, disk=self.disk)[1]
+        return read_log_json(self.folder, disk=self.disk)[1]
 
     def check_value(self, value: Codec | None) -> None:
         """``InvalidInput`` unless the log has recorded the codec, in any version; None is always right."""

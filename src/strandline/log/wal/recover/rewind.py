@@ -45,8 +45,8 @@ from strandline.log.wal.recover.scan_tail import (
     examine,
     read_identity,
     read_lead,
+    read_log_json,
     read_slots_file,
-    read_values,
     walk,
 )
 from strandline.log.wal.slots import write_slots_file
@@ -229,7 +229,7 @@ def _copy_tail(folder: str, found: Examined, cut: _RewindCut, to: int, target: s
             disk.copy(f"{folder}/{row.name}", f"{target}/{row.name}")
     place = found.place
     mark = Mark(log_id, to, place.next, max([first, *later]), place.term, _NO_BOOT, clean=True)
-    describe_copy(target, mark, read_values(folder, disk=disk)[1], disk=disk)
+    describe_copy(target, mark, read_log_json(folder, disk=disk)[1], disk=disk)
 
 
 def _pieces(path: str, at: int, end: int, *, disk: Disk) -> Iterator[bytes]:

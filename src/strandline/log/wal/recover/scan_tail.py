@@ -187,10 +187,10 @@ class _ScannedFile:
 
 def read_identity(folder: str, *, disk: Disk) -> UUID:
     """The identity of the log in this folder, or ``NotALog``."""
-    return read_values(folder, disk=disk)[0]
+    return read_log_json(folder, disk=disk)[0]
 
 
-def read_values(folder: str, *, disk: Disk) -> tuple[UUID, tuple[ValueVersion, ...]]:
+def read_log_json(folder: str, *, disk: Disk) -> tuple[UUID, tuple[ValueVersion, ...]]:
     """The identity of the log in this folder, and the versions of its value format; or ``NotALog``."""
     path = f"{folder}/{IDENTITY}"
     try:

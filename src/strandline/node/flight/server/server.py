@@ -47,8 +47,8 @@ from strandline.node.flight.wire.streams import (
     HeartbeatTimer,
     feeding,
     pieces,
-    read_schema,
     reading,
+    schema_of_columns,
 )
 from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.message_json import write_commit
@@ -261,7 +261,7 @@ class _Service:
         yield self._info(descriptor, _asked_for(descriptor))
 
     def _get_schema(self, admitted: AdmittedCall) -> Iterator[bytes]:
-        yield fl.SchemaResult(read_schema(_asked_for(self._descriptor(admitted)).columns)).serialize()
+        yield fl.SchemaResult(schema_of_columns(_asked_for(self._descriptor(admitted)).columns)).serialize()
 
     def _descriptor(self, admitted: AdmittedCall) -> Any:
         message = admitted.first()
@@ -279,7 +279,7 @@ class _Service:
         records = -1 if ticket.follow else max(0, end - first)
         # No location means: at this server.
         endpoint = fl.FlightEndpoint(encode_ticket(ticket), [])
-        info = fl.FlightInfo(read_schema(ticket.columns), descriptor, [endpoint], records, -1)
+        info = fl.FlightInfo(schema_of_columns(ticket.columns), descriptor, [endpoint], records, -1)
         data: bytes = info.serialize()
         return data
 
@@ -295,7 +295,7 @@ class _Service:
                 def hold(size: int) -> AbstractContextManager[None]:
                     return self._read.waited_for(admitted.who, size, _MEMORY_SECONDS)
 
-                yield write_flight_data(read_schema(asked.columns).serialize())
+                yield write_flight_data(schema_of_columns(asked.columns).serialize())
                 with contextlib.closing(reading(self._served.reading(), asked, live, timer, hold)) as parts:
                     for message, note in parts:
                         yield write_flight_data(message, metadata=note)

@@ -31,7 +31,7 @@ _UNREACHED: Final = (fl.FlightUnavailableError, fl.FlightTimedOutError, fl.Fligh
 
 
 @contextlib.contextmanager
-def asking(url: str, what: str) -> Iterator[None]:
+def node_errors(url: str, what: str) -> Iterator[None]:
     """Raise errors of Flight as the node's own errors.
 
     ``TransientStorageError`` if no answer came: the call may have been executed. ``CorruptData`` for an answer that
@@ -40,10 +40,10 @@ def asking(url: str, what: str) -> Iterator[None]:
     try:
         yield
     except pa.ArrowException as error:
-        raise arrived(error, url, what) from error
+        raise node_error(error, url, what) from error
 
 
-def arrived(error: Exception, url: str, what: str) -> StrandlineError:
+def node_error(error: Exception, url: str, what: str) -> StrandlineError:
     """The error of this package for an error of Flight."""
     known = decode_error(getattr(error, "extra_info", None))
     if known is not None:

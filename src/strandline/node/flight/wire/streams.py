@@ -69,7 +69,7 @@ class HeartbeatTimer:
         return self._clock.monotonic() >= self._due
 
 
-def read_schema(columns: Sequence[str] | None) -> pa.Schema:
+def schema_of_columns(columns: Sequence[str] | None) -> pa.Schema:
     """The schema for a reader; ``InvalidInput`` for unknown columns."""
     if columns is None:
         return READ_SCHEMA
@@ -87,7 +87,7 @@ def reading(
 
     An idle stream sends an empty batch per heartbeat interval. Memory for a batch is held until it was sent.
     """
-    nothing = _message(_empty(read_schema(ticket.columns)))
+    nothing = _message(_empty(schema_of_columns(ticket.columns)))
     cursor = log.start() if ticket.since is None else ticket.since
     end = ticket.upto if ticket.follow or ticket.upto is not None else log.end().next
     if end is not None and cursor.next >= end:

@@ -35,19 +35,19 @@ _DECIMAL: Final = re.compile(r"(decimal128|decimal256)\(([0-9]{1,2}), (-?[0-9]{1
 _FIXED: Final = re.compile(r"binary\[([0-9]{1,7})\]")
 
 
-def schema_fields(fields: Iterable[pa.Field]) -> list[dict[str, Any]]:
+def encode_schema(fields: Iterable[pa.Field]) -> list[dict[str, Any]]:
     """The fields as JSON.
 
-    >>> schema_fields(pa.schema({"id": pa.int64(), "tags": pa.list_(pa.string())}))
+    >>> encode_schema(pa.schema({"id": pa.int64(), "tags": pa.list_(pa.string())}))
     [{'name': 'id', 'type': 'int64'}, {'name': 'tags', 'type': {'list': 'string'}}]
     """
     return [{"name": field.name, "type": _type_json(field.type)} for field in fields]
 
 
-def read_schema(fields: Any) -> pa.Schema:
+def decode_schema(fields: Any) -> pa.Schema:
     """The schema of recorded fields; ``ValueError`` if they are damaged, ``LookupError`` for a type that is unknown.
 
-    >>> read_schema([{"name": "at", "type": "timestamp[us, UTC]"}])
+    >>> decode_schema([{"name": "at", "type": "timestamp[us, UTC]"}])
     at: timestamp[us, tz=UTC]
     """
     found = _fields(fields, 0)
@@ -58,7 +58,7 @@ def _type_json(kind: pa.DataType) -> Any:  # noqa: PLR0911 - one for each kind o
     if kind in _NAMES:
         return _NAMES[kind]
     if pt.is_struct(kind):
-        return {"struct": schema_fields(kind)}
+        return {"struct": encode_schema(kind)}
     if pt.is_map(kind):
         return {"map": _type_json(kind.item_type)}
     if pt.is_list(kind):
