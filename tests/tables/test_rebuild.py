@@ -388,6 +388,22 @@ def test_a_delta_table_that_another_restores_has_the_start_of_its_rows(
     assert place.sink(mode="append", value=VALUE).start() == 10
 
 
+def test_an_iceberg_table_whose_snapshots_expired_keeps_its_start(tmp_path: Path, log: MemoryLog) -> None:
+    place = Iceberg(tmp_path)
+    sink = followed(place, log, "append")
+    rebuild(sink, log, start=20)
+    place.lose()
+    table = place.catalog.load_table("shop.orders")
+    current = table.metadata.current_snapshot_id
+    old = [one.snapshot_id for one in table.metadata.snapshots if one.snapshot_id != current]
+    table.maintenance.expire_snapshots().by_ids(old).commit()
+    place.sink(mode="append", value=VALUE).adopt(log.log_id)
+    assert place.sink(mode="append", value=VALUE).start() == 20
+    rebuild(place.sink(mode="append", value=VALUE), log)
+    assert len(content(place.sink(mode="append", value=VALUE))) == 10
+    place.close()
+
+
 def test_a_restore_that_names_itself_is_no_endless_search(tmp_path: Path, log: MemoryLog) -> None:
     place = Delta(tmp_path)
     followed(place, log, "append")

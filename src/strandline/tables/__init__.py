@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from strandline.tables.maintain.operations import TableDescription as TableDescription
     from strandline.tables.maintain.operations import describe as describe
     from strandline.tables.maintain.operations import existing as existing
+    from strandline.tables.maintain.operations import letters as letters
     from strandline.tables.maintain.operations import optimize as optimize
     from strandline.tables.maintain.operations import rebuild as rebuild
     from strandline.tables.maintain.operations import replay_letters as replay_letters
@@ -27,6 +28,7 @@ _NAMES = (
     "TableDescription",
     "describe",
     "existing",
+    "letters",
     "optimize",
     "rebuild",
     "replay_letters",

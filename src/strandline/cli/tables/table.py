@@ -14,7 +14,7 @@ from strandline.cli.shared.common import Json, confirm, guarded
 from strandline.cli.shared.common import start as known_start
 from strandline.cli.shared.pools import Workers, is_on_spark, spark_session, task_pool
 from strandline.cli.shared.tables import TableUrl, followed_table
-from strandline.cli.shared.text import escaped
+from strandline.cli.shared.text import escaped, readable, to_fields
 from strandline.errors import InvalidInput
 from strandline.log.contract import Log
 from strandline.tables.maintain.opening import is_in_database
@@ -231,13 +231,9 @@ def replay(
     Example: strandline table replay ./tables/orders ./orders --dead-letters ./tables/bad-orders
     """
     opened = _log(log)
-    letters = True if is_in_database(url) else dead_letters
-    if letters is None:
-        raise InvalidInput(
-            f"Where the dead letters of {url} are is not recorded: name their table with --dead-letters."
-        )
+    place = _place_of(url, dead_letters)
     done = sl.tables.replay_letters(
-        followed_table(url, opened, schema=schema, key=key, name=name, dead_letters=letters), opened
+        followed_table(url, opened, schema=schema, key=key, name=name, dead_letters=place), opened
     )
     lines = [f"{show.counted(done.applied, 'dead letter')} applied."]
     if done.unreadable:
@@ -249,6 +245,50 @@ def replay(
     if done.of_others:
         lines.append(f"{done.of_others:,} stay, since they name other tables.")
     show.answer(asdict(done), *lines, as_json=json)
+
+
+@table.command()
+@guarded
+def letters(
+    url: TableUrl,
+    log: LogUrl,
+    *,
+    dead_letters: Letters = None,
+    schema: Schema = None,
+    key: Key = None,
+    name: Name = "default",
+    limit: Annotated[int, typer.Option("--limit", help="How many are shown, from the first on.", min=1)] = 100,
+    json: Json = False,
+) -> None:
+    """Show the dead letters of a table: the records that could not become rows, each with the reason.
+
+    Only letters of records that the table has applied: one of a commit that was interrupted is shown when that is
+    repeated.
+
+    Example: strandline table letters ./tables/orders ./orders --dead-letters ./tables/bad-orders
+    """
+    opened = _log(log)
+    sink = followed_table(url, opened, schema=schema, key=key, name=name, dead_letters=_place_of(url, dead_letters))
+    found = sl.tables.letters(sink, opened)
+    times = found.schema.get_field_index("timestamp")  # as numbers: records may have times that Python has not
+    rows = found.set_column(times, "timestamp", found.column(times).cast("int64")).slice(0, limit).to_pylist()
+    fields = {"letters": found.num_rows, "first": [{**to_fields(row), "reason": row["reason"]} for row in rows]}
+    lines = [
+        f"{row['offset']:>10}  {readable(row['key'])}  {readable(row['value'])}  {escaped(row['reason'])}"
+        for row in rows
+    ]
+    more = [] if found.num_rows <= limit else [f"{found.num_rows - limit:,} more: see --limit."]
+    show.answer(fields, f"{show.counted(found.num_rows, 'dead letter')}.", *lines, *more, as_json=json)
+
+
+def _place_of(url: str, dead_letters: str | None) -> str | bool:
+    if is_in_database(url):
+        return True
+    if dead_letters is None:
+        raise InvalidInput(
+            f"Where the dead letters of {url} are is not recorded: name their table with --dead-letters."
+        )
+    return dead_letters
 
 
 @table.command()

@@ -191,7 +191,9 @@ class DeltaSink(FileTableSink):
     def rebuilt(self, job: Rebuild) -> Cursor:
         """Build all rows again; see :func:`~strandline.tables.maintain.operations.rebuild`."""
         table = self._existing()  # before the range is planned
-        return rebuilt_files(job, self._followed.start(table), partial(self._rebuild, table), self.where)
+        end = rebuilt_files(job, self._followed.start(table), partial(self._rebuild, table), self.where)
+        self._discard_letters(job.log)
+        return end
 
     def compacted(self) -> int:
         """Join small files; see :func:`~strandline.tables.maintain.operations.optimize`."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Any, Final, Protocol, Self
 from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import InvalidInput
+from strandline.errors import InvalidInput, StrandlineError
 from strandline.log.contract import Log
 from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor
@@ -20,6 +21,8 @@ from strandline.tables.apply import apply_records
 from strandline.tables.maintain.replay import LetterReplay, Replayed, ReplayedTable, log_of_letters
 from strandline.tables.rows.logged import LoggedShape
 from strandline.tables.rows.shape import DeadLetters, TableShape
+
+_LOGGER: Final = logging.getLogger(__name__)
 
 
 class FollowedTable(Protocol):
@@ -107,12 +110,28 @@ class FileTableSink(ABC):
 
     def replay_letters(self, log: Log) -> Replayed:
         """Apply dead letters that can become rows by now: see :func:`strandline.tables.replay_letters`."""
+        return self._letter_replay(log).run()
+
+    def stored_letters(self, log: Log) -> pa.Table:
+        """The dead letters of what the table holds: see :func:`strandline.tables.letters`."""
+        return self._letter_replay(log).stored()
+
+    def _letter_replay(self, log: Log) -> LetterReplay:
         self.meet(log)
         opened = self._replayed(log.log_id)
         if opened is None:
             raise InvalidInput(f"The sink of {self.where} has no dead letters: name their table with dead_letters=.")
         source = log_of_letters(log, self._shape)
-        return LetterReplay(self.where, opened, self._shape, self._shape.rows, *source).run()
+        return LetterReplay(self.where, opened, self._shape, self._shape.rows, *source)
+
+    def _discard_letters(self, log: Log) -> None:
+        """Remove letters of records that have rows since a rebuild. If that fails, a replay removes them."""
+        if self._replayed(log.log_id) is None:
+            return
+        try:
+            self._letter_replay(log).discard()
+        except StrandlineError as error:
+            _LOGGER.warning("Dead letters of %s stay, though their records may have rows: %s", self.where, error)
 
     @abstractmethod
     def _replayed(self, log_id: UUID) -> Callable[[], AbstractContextManager[ReplayedTable | None]] | None:

@@ -188,7 +188,9 @@ class IcebergSink(FileTableSink):
     def rebuilt(self, job: Rebuild) -> Cursor:
         """Build all rows again, as one snapshot; see :func:`~strandline.tables.maintain.operations.rebuild`."""
         table = self._existing()  # before the range is planned
-        return rebuilt_files(job, start_in(table.metadata), partial(self._rebuild, table), self.where)
+        end = rebuilt_files(job, start_in(table.metadata), partial(self._rebuild, table), self.where)
+        self._discard_letters(job.log)
+        return end
 
     def _rebuild(self, table: Table, beginning: Cursor, upto: Cursor, work: Work, tasks: int) -> None:
         log_id, start = upto.log_id, beginning.next

@@ -305,7 +305,8 @@ class FollowedIceberg:
                     producer.append_data_file(data_file(file, schema))
                 for path in removed:
                     producer.delete_data_file(listed[path])
-            transaction.set_properties({COMMIT_KEY: commit_mark(upto, producer.snapshot_id)})
+            moved = {} if start is None else {START_KEY: str(start)}  # for when this snapshot has expired
+            transaction.set_properties({COMMIT_KEY: commit_mark(upto, producer.snapshot_id), **moved})
         table = self._committed(transaction, producer)
         self._make_durable(table, producer.snapshot_id)
         self.known[upto.log_id] = KnownSnapshot(table.metadata.table_uuid, producer.snapshot_id, upto)
@@ -417,7 +418,7 @@ class FollowedIceberg:
 
 
 def start_in(metadata: TableMetadata) -> int:
-    """The offset at which a table's rows begin: by the newest snapshot that has it, else that of its creation.
+    """The offset at which a table's rows begin: by the newest snapshot that has it, else by the table's properties.
 
     So a table that goes back to a snapshot before a rebuild has its former start again.
     """

@@ -93,6 +93,9 @@ class MaintainedTable(Sink, Protocol):
     def replay_letters(self, log: Log) -> Replayed:
         """Apply dead letters that can become rows by now, and remove them."""
 
+    def stored_letters(self, log: Log) -> pa.Table:
+        """The dead letters of the offsets that the table holds."""
+
     def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
         """Go back to the last state that is known to be right, if needed."""
 

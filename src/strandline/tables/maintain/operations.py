@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import pyarrow as pa
+
 from strandline.errors import Conflict, InvalidInput, NotFound
 from strandline.log.contract import Log
 from strandline.model.addresses import Address, as_address
@@ -186,6 +188,29 @@ def replay_letters(sink: MaintainedTable, log: Log) -> Replayed:
     [3000000000]
     """
     return sink.replay_letters(log)
+
+
+@checked
+def letters(sink: MaintainedTable, log: Log) -> pa.Table:
+    """The dead letters of a table, in the order of their offsets: the records, and the ``reason`` of each.
+
+    Only those of the offsets that the table holds, from its start up to its cursor. So a letter is seen here together
+    with the rows of its range, also where the two are commits of their own, and a crash was between them: Delta and
+    Iceberg have no transaction over two tables. ``NotFound`` if there is no table; else as :func:`replay_letters`.
+
+    >>> import tempfile, pyarrow as pa, strandline as sl
+    >>> folder = tempfile.mkdtemp()
+    >>> log = sl.open(f"{folder}/log", create=True)
+    >>> with log.producer() as producer:
+    ...     _ = producer.append(key=b"a", value=b"no JSON").result()
+    >>> codec = sl.Json(pa.schema({"id": pa.int64()}))
+    >>> sink = sl.DeltaSink(f"{folder}/table", value=codec, dead_letters=f"{folder}/letters")
+    >>> sl.follow(log, sink, until="end").next
+    1
+    >>> sl.tables.letters(sink, log).select(["offset", "value"]).to_pylist()
+    [{'offset': 0, 'value': b'no JSON'}]
+    """
+    return sink.stored_letters(log)
 
 
 @checked

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,11 +22,12 @@ from strandline.log.read.reading import read_between
 from strandline.model.records import READ_SCHEMA
 from strandline.tables.rows.bad_records import first_bad
 from strandline.tables.rows.kinds import distinct
-from strandline.tables.rows.shape import ShapedRows, TableShape
+from strandline.tables.rows.shape import BAD_SCHEMA, ShapedRows, TableShape
 
 ReadLog: TypeAlias = Callable[[int, int], Iterable[pa.RecordBatch]]
 """The records of the log between two offsets."""
 
+R = TypeVar("R")
 _ATTEMPTS: Final = 8
 PAIRS: Final = pa.schema({"offset": pa.int64(), "key": pa.binary()})
 """Offset and key of a row."""
@@ -129,16 +130,32 @@ class LetterReplay:
 
         ``InvalidInput`` if the table does not keep offsets, or a record since has another key than in the table.
         """
+        return self._repeated(self._replayed, Replayed(0, 0, 0))
+
+    def discard(self) -> None:
+        """Remove the letters that can become rows by now: the table was built again so, and has their rows."""
+        self._repeated(self._discarded, None)
+
+    def stored(self) -> pa.Table:
+        """The letters of the offsets that the table holds, each once, in the order of their offsets."""
+        return self._repeated(lambda table: self._held(table.letters().rows, table.held), BAD_SCHEMA.empty_table())
+
+    def _repeated(self, job: Callable[[ReplayedTable], R], nothing: R) -> R:
         for _ in range(_ATTEMPTS):
             try:
                 with self.opened() as table:
-                    return Replayed(0, 0, 0) if table is None else self._replayed(table)
+                    return nothing if table is None else job(table)
             except Conflict:
                 continue
         raise Contended(
             f"Other jobs committed to the table {self.where}, or to its dead letters, at each of {_ATTEMPTS} tries: "
             "try again."
         )
+
+    def _discarded(self, table: ReplayedTable) -> None:
+        done = self._chosen(table).done
+        if len(done):
+            table.apply(None, done)
 
     def _replayed(self, table: ReplayedTable) -> Replayed:
         chosen = self._chosen(table)
@@ -150,16 +167,8 @@ class LetterReplay:
         return chosen.result()
 
     def _chosen(self, table: ReplayedTable) -> _Chosen:
-        """The table's letters, of the offsets that it holds: an earlier table at its place may have had others.
-
-        Letters from the cursor on are of a range that was not committed yet.
-        """
-        own, held = table.letters(), table.held
-        found, offsets = own.rows, own.rows.column("offset")
-        is_held = pc.and_(pc.greater_equal(offsets, held.start), pc.less(offsets, held.stop))
-        found = found.filter(is_held).sort_by("offset")
-        found = found.take(_firsts(found.column("offset")))
-        expired = 0
+        own = table.letters()
+        found, expired = self._held(own.rows, table.held), 0
         if self.shape.is_keyed:
             is_kept = pc.greater_equal(found.column("offset"), self.first)
             expired = found.num_rows - (pc.sum(is_kept).as_py() or 0)
@@ -168,6 +177,17 @@ class LetterReplay:
         offsets = distinct(found.column("offset"))
         is_done = pc.invert(pc.is_in(offsets, value_set=distinct(shaped.bad.column("offset"))))
         return _Chosen(shaped.rows, offsets.filter(is_done), shaped.bad.sort_by("offset"), expired, own.of_others)
+
+    @staticmethod
+    def _held(letters: pa.Table, held: range) -> pa.Table:
+        """The letters of the offsets that the table holds: an earlier table at its place may have had others.
+
+        Letters from the cursor on are of a range that was not committed yet.
+        """
+        offsets = letters.column("offset")
+        is_held = pc.and_(pc.greater_equal(offsets, held.start), pc.less(offsets, held.stop))
+        found = letters.filter(is_held).sort_by("offset")
+        return found.take(_firsts(found.column("offset"))).select(BAD_SCHEMA.names)
 
     def _missing(self, table: ReplayedTable, changes: pa.Table) -> LetterChanges:
         """The changes that a table of all changes does not have yet."""

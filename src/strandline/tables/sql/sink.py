@@ -258,14 +258,24 @@ class SqlSink:
 
         Rows and letters change in one transaction. The follower may run beside it.
         """
+        replay = self._letter_replay(log)
+        with self._lock:
+            return replay.run()
+
+    def stored_letters(self, log: Log) -> pa.Table:
+        """The dead letters of what the table holds: see :func:`strandline.tables.letters`."""
+        replay = self._letter_replay(log)
+        with self._lock:
+            return replay.stored()
+
+    def _letter_replay(self, log: Log) -> LetterReplay:
         if not self._has_dead_letters:
             raise InvalidInput(f"The sink of {self.where} has no dead letters: open it with dead_letters=True.")
         self.meet(log)
-        with self._lock:
-            planner = self._planner()
-            opened = partial(replayed_sql, self._database, self._expected, planner, log.log_id)
-            source = log_of_letters(log, self._shape)
-            return LetterReplay(self.where, opened, self._shape, planner.shaped, *source).run()
+        planner = self._planner()
+        opened = partial(replayed_sql, self._database, self._expected, planner, log.log_id)
+        source = log_of_letters(log, self._shape)
+        return LetterReplay(self.where, opened, self._shape, planner.shaped, *source)
 
     def compacted(self) -> int:
         """``InvalidInput``: a database keeps its tables compact by itself."""
