@@ -5,20 +5,38 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import strandline as sl
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "strandline"
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 
-def test_every_package_is_in_the_picture() -> None:
+def drawn_packages() -> set[str]:
+    """The folders in the picture, as paths below the package: a line is indented by two spaces for each level."""
     picture = PAGE.split("## The packages")[1].split("```")[1]
-    drawn = set(re.findall(r"^ *((?:\w+ ?)+?)(?:  |$)", picture, re.MULTILINE))
-    names = {name for line in drawn for name in line.split()}
-    inner = {"demo", "doctor", "wal", "tier", "node"}  # the parts of the command line are its subcommands
-    for folder in sorted(path.parent for path in PACKAGE.rglob("__init__.py")):
-        parts = folder.relative_to(PACKAGE).parts
-        if parts and parts[0] != "testing" and not (parts[0] == "cli" and parts[-1] in inner):
-            assert parts[-1] in names, folder
+    found: set[str] = set()
+    above: list[str] = []
+    for line in filter(None, picture.splitlines()):
+        depth = (len(line) - len(line.lstrip())) // 2
+        names = re.split("  +", line.strip())[0].split()
+        found |= {"/".join([*above[:depth], name]) for name in names}
+        above = [*above[:depth], names[0]]
+    return found
+
+
+def test_the_picture_has_every_package_in_its_place_and_no_other() -> None:
+    folders = {str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.rglob("__init__.py")} - {"."}
+    modules = {path.stem for path in PACKAGE.glob("*.py")}
+    drawn = drawn_packages()
+    assert folders - drawn == {folder for folder in folders if folder.startswith("testing/")}
+    assert drawn - folders <= modules
+
+
+def test_the_page_names_every_namespace_of_the_front() -> None:
+    namespaces = {name for name in sl.__all__ if (PACKAGE / name).is_dir()} | {"errors"}
+    sentence = PAGE.split("the rest is in")[1].split(". ")[0]
+    assert set(re.findall(r"`sl\.(\w+)`", sentence)) == namespaces
 
 
 def test_every_module_and_test_that_is_named_exists() -> None:
