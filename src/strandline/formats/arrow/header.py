@@ -35,7 +35,7 @@ _PAIR: Final = (0, 1)
 
 
 _PREFIX: Final = struct.Struct("<II")
-_CONTINUATION: Final = 0xFFFFFFFF
+CONTINUATION: Final = 0xFFFFFFFF
 
 
 def check_message(data: memoryview) -> None:
@@ -43,7 +43,7 @@ def check_message(data: memoryview) -> None:
     if len(data) < _PREFIX.size:
         raise ValueError("a message ends before its header")
     mark, size = _PREFIX.unpack_from(data)
-    if mark != _CONTINUATION:
+    if mark != CONTINUATION:
         raise ValueError("a message does not begin as one")
     check_header(data[_PREFIX.size : _PREFIX.size + size])
 

@@ -143,10 +143,6 @@ class Fields:
         """A list of objects."""
         return [Fields(value, self._what, wrong=self._wrong) for value in self._read(name, values.items)]
 
-    def object(self, name: str) -> Fields:
-        """An object within it."""
-        return Fields(self._fields.get(name), self._what, wrong=self._wrong)
-
     def uuid(self, name: str) -> UUID:
         """A UUID."""
         return self._read(name, values.uuid)

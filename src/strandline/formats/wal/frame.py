@@ -33,7 +33,7 @@ HEADER_SIZE: Final = _HEADER.size + _CHECKSUM.size
 TRAILER_SIZE: Final = _TRAILER.size
 _LEAD: Final = MAGIC + bytes([VERSION])
 _BEGINNING: Final = re.compile(re.escape(_LEAD))
-_READS_PER_BYTE: Final = 4
+READS_PER_BYTE: Final = 4
 """Average number of reads of a byte while searching frames past damage; bounds the work on hostile bytes."""
 _SMALL: Final = 32 << 10
 """A frame with a payload up to this size is one piece: a copy costs less than handling its parts."""
@@ -182,7 +182,7 @@ def frames_beyond(data: memoryview, *, origin: int = 0) -> Iterator[Frame]:
 
     A value may contain bytes that look like a frame: the caller must recognise its own.
     """
-    at, budget = 0, _READS_PER_BYTE * len(data)
+    at, budget = 0, READS_PER_BYTE * len(data)
     while (match := _BEGINNING.search(data, at)) is not None:
         at = match.start()
         found = _frame_at(data, at, origin)

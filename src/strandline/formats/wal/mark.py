@@ -16,6 +16,10 @@ _CHECKSUM = struct.Struct("<I")
 MARK_SIZE: Final = _MARK.size + _CHECKSUM.size
 
 
+NO_BOOT: Final = UUID(int=0)
+"""The boot in the mark of a copy, which no running machine has written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """The published state for readers in other processes: everything below ``next`` is durable."""

@@ -27,7 +27,8 @@ from strandline.storage.objects.store import ObjectStore
 T = TypeVar("T")
 
 _FOLDER: Final = "slots/"
-_HOLD: Final = "hold-"
+HOLDS: Final = "hold-"
+"""Slots with such names are holds, and their cells are removed with them."""
 _RESETS: Final = 8
 """How often a reset is repeated because the slot moved meanwhile."""
 
@@ -268,7 +269,7 @@ class SlotKeeper:
 
     def hold(self, position: int, seconds: HoldSeconds, *, retained_from: int | None = None) -> Hold:
         """Pin everything from ``position`` on for some time, for a reader that stores nothing."""
-        name = f"{_HOLD}{self.chance.uuid().hex}"
+        name = f"{HOLDS}{self.chance.uuid().hex}"
         self.create(name, position, lifetime=seconds, retained_from=retained_from)
         return Hold(self, name, seconds)
 
@@ -296,7 +297,7 @@ class SlotKeeper:
             if not self.cell(name).update(self.op(), end).dropped:
                 return False
         self.head.update(self.op(), lambda head: unlist_slot(head, name), role="consumer")
-        if name.startswith(_HOLD):  # other names keep their cell for its epoch
+        if name.startswith(HOLDS):  # other names keep their cell for its epoch
             self.store.delete(f"{_FOLDER}{name}.json")
         return True
 

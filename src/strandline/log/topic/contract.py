@@ -10,6 +10,9 @@ from strandline.errors import CursorExpired, InvalidInput
 from strandline.model.arguments import shown
 from strandline.model.cursor import Bounds
 
+MAX_TAKEN: Final = 4096
+"""Largest number of messages of one take."""
+
 NO_TOPIC: Final = UUID(int=0)
 """The id of a topic whose server reports none."""
 

@@ -17,15 +17,12 @@ from strandline.errors import (
     StrandlineError,
     TransientStorageError,
 )
-from strandline.log.topic.contract import Message, check_partition, check_start, offset_expired
+from strandline.log.topic.contract import MAX_TAKEN, Message, check_partition, check_start, offset_expired
 from strandline.log.topic.kafka_client import client, refusal
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Bounds
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin, bound_to_process
-
-TAKEN: Final = 4096
-"""Largest number of messages of one take."""
 
 _POLL_SECONDS: Final = 0.1
 """Seconds of one poll of the library: closing waits no longer for the taking thread."""
@@ -131,7 +128,7 @@ class KafkaSubscription:
     def _fetched(self, timeout: float) -> list[Any]:
         """The fetched messages, waiting for the first only: the library would wait for all."""
         first = self._consumer.poll(timeout)
-        return [] if first is None else [first, *self._consumer.consume(TAKEN - 1, 0)]
+        return [] if first is None else [first, *self._consumer.consume(MAX_TAKEN - 1, 0)]
 
     def _deliverable(self, fetched: Iterable[Any]) -> list[Message]:
         """The messages to deliver of those that were fetched; advances the positions."""

@@ -9,14 +9,19 @@ from itertools import repeat
 from typing import Final, final
 
 from strandline.errors import ConsumerClosed, InvalidInput, LogClosed
-from strandline.log.topic.contract import Message, begun, check_count, check_partition, check_start, offset_expired
+from strandline.log.topic.contract import (
+    MAX_TAKEN,
+    Message,
+    begun,
+    check_count,
+    check_partition,
+    check_start,
+    offset_expired,
+)
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Bounds
 from strandline.storage.clock import CHANCE, Chance
 from strandline.storage.fork_check import Origin, bound_to_process
-
-_TAKEN: Final = 4096
-"""Largest number of messages of one take."""
 
 
 @dataclass(slots=True)
@@ -157,7 +162,7 @@ class MemoryTopicSubscription:
 
     def _advance(self) -> list[tuple[int, int, list[bytes]]]:
         """The next messages by partition and offset; advances the positions. Under the lock."""
-        pieces, room = [], _TAKEN
+        pieces, room = [], MAX_TAKEN
         for partition, position in list(self._positions.items()):
             if not room:
                 break

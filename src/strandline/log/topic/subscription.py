@@ -14,14 +14,11 @@ import pyarrow as pa
 from strandline.errors import ConsumerClosed, CursorExpired, NotFound
 from strandline.log.contract import Log
 from strandline.log.read.reading import fetch_in_order
-from strandline.log.topic.contract import Message, check_partition, check_start, offset_expired
+from strandline.log.topic.contract import MAX_TAKEN, Message, check_partition, check_start, offset_expired
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin, bound_to_process
-
-_TAKEN: Final = 4096
-"""Largest number of messages of one take."""
 
 _TAKEN_BYTES: Final = 8 << 20
 """Approximate limit of their bytes; a single message may be larger."""
@@ -40,7 +37,7 @@ class ReadSize:
     @property
     def limit(self) -> Limit:
         """The size of one read, as the limit of a plan."""
-        return Limit(records=_TAKEN, batches=self.batches, bytes=self.bytes)
+        return Limit(records=MAX_TAKEN, batches=self.batches, bytes=self.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +138,7 @@ class LogTopicSubscription:
         with self._lock:
             turns = list(self._due)
         for partition in turns:
-            if len(messages) >= _TAKEN or size >= _TAKEN_BYTES:
+            if len(messages) >= MAX_TAKEN or size >= _TAKEN_BYTES:
                 break
             with self._lock:
                 followed = self._followed.get(partition)
@@ -149,7 +146,7 @@ class LogTopicSubscription:
             if followed is None:
                 continue
             try:
-                piece = self._read(followed, _TAKEN - len(messages))
+                piece = self._read(followed, MAX_TAKEN - len(messages))
             except Exception as error:
                 if not messages and isinstance(error, CursorExpired):
                     self._unassign(followed)

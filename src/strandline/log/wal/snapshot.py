@@ -11,7 +11,7 @@ from uuid import UUID
 from strandline.errors import AlreadyExists, CorruptData, CursorExpired, Diverged, NotALog, NotFound
 from strandline.formats.wal.folder import FORMAT_VERSION, KIND
 from strandline.formats.wal.frame import HEADER_SIZE, Stop, frame_head
-from strandline.formats.wal.mark import Mark
+from strandline.formats.wal.mark import NO_BOOT, Mark
 from strandline.log.findings import FindingKind, Severity
 from strandline.log.folders import FolderKind, contents
 from strandline.log.wal.log import WalLog
@@ -27,10 +27,8 @@ from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.disk import DISK, Disk
 
 KIND_VERSION: Final = FORMAT_VERSION
-
 _READ_BYTES: Final = 8 << 20
 """Bytes copied at a time."""
-_NO_BOOT: Final = UUID(int=0)
 
 __all__ = ["KIND", "KIND_VERSION", "fill", "verify"]
 
@@ -192,7 +190,7 @@ class _WalCopy:
         self._copied = []
 
     def _finish(self, start: int, end: _End) -> None:
-        mark = Mark(self._log.log_id, start, end.next, end.first, end.term, _NO_BOOT, clean=True)
+        mark = Mark(self._log.log_id, start, end.next, end.first, end.term, NO_BOOT, clean=True)
         values = read_log_json(self._log.folder, disk=self._disk)[1]
         describe_copy(self._folder, mark, values, disk=self._disk)
 

@@ -20,6 +20,7 @@ from typing import Final
 from uuid import UUID
 
 from strandline.errors import InvalidInput
+from strandline.model.arguments import LARGEST_NUMBER
 from strandline.model.head import WriterId
 
 _MARK: Final = b"src"
@@ -33,7 +34,6 @@ _PROCESS: Final = (1 << 24) - 1
 _VERSION: Final = 0x80
 _VERSION_AT: Final = 76
 _VARIANT: Final = 0x80
-_LARGEST: Final = (1 << 63) - 1
 
 
 def source_writer(identity: str) -> WriterId:
@@ -131,7 +131,7 @@ def remembered(writer: WriterId, number: int) -> tuple[WriterId, int]:
 
 def check_source_number(writer: WriterId, number: int) -> None:
     """``InvalidInput`` for an append from a source that advances nothing, or past the largest position."""
-    if is_source(writer) and (not advance_of(writer) or number + advance_of(writer) > _LARGEST):
+    if is_source(writer) and (not advance_of(writer) or number + advance_of(writer) > LARGEST_NUMBER):
         raise InvalidInput(
             f"The append from a source at position {number} advances it by {advance_of(writer)}: the id of its writer "
             "holds the advance, at least 1, and positions have 63 bits."

@@ -31,7 +31,7 @@ from strandline.storage.worker_thread import WorkerThread
 from strandline.tier.attachment import ColdAccess, ColdCell, open_events
 from strandline.tier.claim import CLAIM_FILE, ClaimCell, TierClaim
 from strandline.tier.copy.steps import Round
-from strandline.tier.copy.tierer import Tierer
+from strandline.tier.copy.tierer import FIRST_PAUSE, SWEEP_EVERY, Tierer
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import partition_of
 from strandline.tier.read.cold_reader import ColdReader
@@ -40,8 +40,6 @@ from strandline.tier.read.tiered_slots import ColdPins, TierableSlots, TieredSlo
 
 _LOGGER = logging.getLogger(__name__)
 _NOT_TIERED: Final = "nothing was tiered"
-_SWEEP_EVERY: Final = 3600.0
-_FIRST_PAUSE: Final = 0.1
 _CLOSE_SECONDS: Final = 2.0
 """Seconds that closing waits for the store."""
 
@@ -379,7 +377,7 @@ class TieringLoop:
         failures = 0
         while not stop.is_set():
             now = self._clock.monotonic()
-            sweep = swept is None or now - swept >= _SWEEP_EVERY
+            sweep = swept is None or now - swept >= SWEEP_EVERY
             try:
                 done = self._tier(sweep, stop)
             except StrandlineError as error:
@@ -389,7 +387,7 @@ class TieringLoop:
                     level = logging.INFO if isinstance(error, NotReady) else logging.WARNING
                     _LOGGER.log(level, "A round of tiering failed, and is repeated: %s", error)
                 self.trouble = str(error)
-                self._clock.wait(stop, min(self._pause, _FIRST_PAUSE * 2.0 ** min(failures, 20)))
+                self._clock.wait(stop, min(self._pause, FIRST_PAUSE * 2.0 ** min(failures, 20)))
                 continue
             failures, self.trouble = 0, None
             swept = now if sweep and done is not None else swept

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, NewType, Protocol, runtime_checkable
 
 from strandline.errors import CorruptData
+from strandline.model.cursor import SECOND
 from strandline.storage.clock import Clock
 
 Version = NewType("Version", str)
@@ -126,7 +127,6 @@ def check_whole(size: int, url: str, path: str) -> None:
 
 
 _LOGGER: Final = logging.getLogger(__name__)
-_SECOND: Final = 1_000_000
 _SERVERS: Final = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https")
 
 
@@ -148,7 +148,7 @@ def measure_skew(store: ObjectStore, path: str, data: Payload, *, clock: Clock) 
     written = next((item.modified for item in store.list(path) if item.path == path), None)
     if written is None:
         return None
-    latest = written + (_SECOND - 1 if written % _SECOND == 0 else 0)  # many stores know only whole seconds
+    latest = written + (SECOND - 1 if written % SECOND == 0 else 0)  # many stores know only whole seconds
     if written > after:
         return after - written
     return max(0, before - latest)
@@ -163,10 +163,10 @@ def cautious_now(store: ObjectStore, path: str, *, clock: Clock) -> int:
         return clock.now()
     skew = measure_skew(store, path, b"", clock=clock)
     store.delete(path)
-    if skew is not None and skew > _SECOND:
+    if skew is not None and skew > SECOND:
         _LOGGER.warning(
             "This machine's clock is %d s ahead of that of %s: correct the wrong one. Records expire by age "
             "when they are old by both clocks.",
-            skew // _SECOND, store.url,
+            skew // SECOND, store.url,
         )  # fmt: skip
     return clock.now() - max(0, skew or 0)

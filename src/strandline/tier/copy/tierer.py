@@ -49,8 +49,10 @@ GRACE: Final = 24 * 3600.0
 _LOGGER = logging.getLogger(__name__)
 _PLANNED: Final = 4096
 _MOST_SPANS: Final = 1 << 16
-_SWEEP_EVERY: Final = 3600.0
-_FIRST_PAUSE: Final = 0.1
+SWEEP_EVERY: Final = 3600.0
+"""Seconds between two searches for objects that crashes left behind."""
+FIRST_PAUSE: Final = 0.1
+"""Seconds before the first retry of a failed round; doubled for each further one."""
 
 
 @bound_to_process(close=("close", "release"))
@@ -153,7 +155,7 @@ class Tierer:
         failures = 0
         while not stop.is_set():
             now = self._clock.monotonic()
-            sweep = swept is None or now - swept >= _SWEEP_EVERY
+            sweep = swept is None or now - swept >= SWEEP_EVERY
             try:
                 done = self.run_once(sweep=sweep, stop=stop)
                 if compact and sweep:
@@ -163,7 +165,7 @@ class Tierer:
                     raise
                 _LOGGER.warning("A round of the tierer of %s failed and is repeated: %s", self.partition, error)
                 failures += 1
-                self._clock.wait(stop, min(pause, _FIRST_PAUSE * 2.0 ** min(failures, 20)))
+                self._clock.wait(stop, min(pause, FIRST_PAUSE * 2.0 ** min(failures, 20)))
                 continue
             failures = 0
             swept = now if sweep else swept

@@ -38,6 +38,7 @@ from strandline.log.object.maintain.checks import (
     check_head,
     check_slot,
 )
+from strandline.log.object.slots import HOLDS
 from strandline.log.read.reading import fetch_in_order
 from strandline.model.head import ChunkRef, Cut, Entry, Head
 from strandline.model.retention import TIER_SLOT
@@ -46,7 +47,6 @@ from strandline.model.segments import COLD_FILE
 _CHUNK: Final = re.compile(r"chunks/([0-9]{16})/([0-9]{2})-([0-9]{20})-[0-9]{20}\.chunk")
 _CUT: Final = re.compile(r"trimmed/([0-9]{16})/[0-9a-f]{32}\.cut")
 _SLOT: Final = re.compile(r"slots/([A-Za-z0-9][A-Za-z0-9_.-]{0,127})\.json")
-_HOLD: Final = "hold-"
 
 
 class ObjectLogVerifier:
@@ -338,7 +338,7 @@ class ObjectLogVerifier:
             known = _SLOT.fullmatch(item.path)
             if known is None:
                 yield self._stranger(item.path)
-            elif known[1].startswith(_HOLD) and known[1] not in head.slots and known[1] not in self._log.head().slots:
+            elif known[1].startswith(HOLDS) and known[1] not in head.slots and known[1] not in self._log.head().slots:
                 what = "is left of a hold that was released; it pins nothing and may be deleted"
                 yield self._finding(Severity.WASTE, FindingKind.SLOT, item.path, what)
 

@@ -21,7 +21,7 @@ from strandline.formats.arrow.block import Compression, Parts, encode_page
 from strandline.formats.wal.folder import Rewinding, decode_rewinding, encode_rewinding
 from strandline.formats.wal.frame import Frame, FrameInfo, Stop, decode_frame, encode_frame
 from strandline.formats.wal.index import INDEX_LEAD, decode_index, encode_entry, new_chain
-from strandline.formats.wal.mark import Mark, encode_mark
+from strandline.formats.wal.mark import NO_BOOT, Mark, encode_mark
 from strandline.log.slots.rules import put_at
 from strandline.log.wal.names import (
     DATA,
@@ -58,7 +58,6 @@ from strandline.storage.disk import DISK, Disk, make_own_folder, replace_file, s
 
 _READ_BYTES: Final = 8 << 20
 """Bytes copied at a time."""
-_NO_BOOT: Final = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +227,7 @@ def _copy_tail(folder: str, found: Examined, cut: _RewindCut, to: int, target: s
         if row.name.endswith(TORN) and row.name.partition(".")[0] in gone:
             disk.copy(f"{folder}/{row.name}", f"{target}/{row.name}")
     place = found.place
-    mark = Mark(log_id, to, place.next, max([first, *later]), place.term, _NO_BOOT, clean=True)
+    mark = Mark(log_id, to, place.next, max([first, *later]), place.term, NO_BOOT, clean=True)
     describe_copy(target, mark, read_log_json(folder, disk=disk)[1], disk=disk)
 
 
@@ -312,7 +311,7 @@ def finish_rewind(folder: str, *, disk: Disk, clock: Clock) -> Rewinding | None:
     slots = tuple(put_at(slot, min(slot.position, decided.to)) for slot in kept.slots)
     if slots != kept.slots:
         write_slots_file(folder, replace(kept, slots=slots), disk=disk)
-    mark = Mark(decided.log_id, kept.start, decided.to, decided.begins, decided.term, _NO_BOOT, clean=True)
+    mark = Mark(decided.log_id, kept.start, decided.to, decided.begins, decided.term, NO_BOOT, clean=True)
     _rewrite(f"{folder}/{MARK}", encode_mark(mark), disk=disk)
     if decided.begins == decided.file:
         disk.remove(f"{folder}/{index_name(decided.file)}")

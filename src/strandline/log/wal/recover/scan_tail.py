@@ -18,6 +18,7 @@ from strandline.formats.wal.folder import SlotsFile, append_of, decode_slots_fil
 from strandline.formats.wal.frame import (
     HEADER_SIZE,
     MAGIC,
+    READS_PER_BYTE,
     VERSION,
     Ending,
     Frame,
@@ -46,8 +47,6 @@ WINDOW: Final = 8 << 20
 """Bytes read at a time; a larger frame is read as a whole."""
 
 _BEGINNING: Final = re.compile(re.escape(MAGIC + bytes([VERSION])))
-_READS_PER_BYTE: Final = 4
-"""Average number of reads of a byte while searching a frame past damage; bounds the work on hostile bytes."""
 
 
 class Hole(NamedTuple):
@@ -80,7 +79,7 @@ def walk(
     Checksums of frames are checked, their continuity is not. After damage it continues with the
     next frame of this log (``salt``). Holds about ``window`` bytes, or one frame. ``NotFound`` if the file is removed.
     """
-    position, wanted, budget = start, window, _READS_PER_BYTE * size
+    position, wanted, budget = start, window, READS_PER_BYTE * size
     while position < size:
         length = min(wanted, size - position)
         data = disk.read(path, position, length)

@@ -17,13 +17,10 @@ from strandline.errors import InvalidInput
 from strandline.formats.arrow.block import Compression, Parts, encode_page, page_checksum
 from strandline.formats.wal.frame import MAX_PAYLOAD
 from strandline.log.contract import Receipt
-from strandline.model.arguments import TIMEOUT
+from strandline.model.arguments import LARGEST_NUMBER, TIMEOUT
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource, conform
 from strandline.storage.fork_check import call_in_child
-
-LARGEST: Final = (1 << 63) - 1
-"""Limit of offsets, terms, numbers and times."""
 
 _METADATA: Final = 4 << 10
 """More than the schema and the metadata of a frame take."""
@@ -73,8 +70,8 @@ def _check_size(size: int, what: str) -> None:
 def check_numbers(**numbers: int | None) -> None:
     """Refuse numbers that a frame cannot hold: each is a whole number from 0 up to 63 bits, or None."""
     for name, number in numbers.items():
-        if number is not None and (type(number) is not int or not 0 <= number <= LARGEST):
-            raise InvalidInput(f"{name} is a whole number from 0 up to {LARGEST}, not {number!r}.")
+        if number is not None and (type(number) is not int or not 0 <= number <= LARGEST_NUMBER):
+            raise InvalidInput(f"{name} is a whole number from 0 up to 2**63 - 1, not {number!r}.")
 
 
 R = TypeVar("R")

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from strandline.errors import CorruptData, InvalidInput
-from strandline.formats.arrow.header import RECORD_BYTES, check_message
+from strandline.formats.arrow.header import CONTINUATION, RECORD_BYTES, check_message
 from strandline.formats.arrow.stream import batch_header
 from strandline.formats.json.fields import LARGEST_REQUEST as LARGEST_JSON
 from strandline.node.flight.wire.errors import first_line
@@ -24,7 +24,6 @@ _LONGEST_VARINT: Final = 10
 _SEVEN_BITS, _MORE_BITS = 0x7F, 0x80
 _ALIGNMENT: Final = 8
 _PREFIX: Final = struct.Struct("<Ii")
-_CONTINUATION: Final = 0xFFFFFFFF
 
 LARGEST_REQUEST: Final = 2 * LARGEST_JSON
 """Larger requests are refused unread: their fields may take a hundred times as much memory."""
@@ -106,7 +105,7 @@ def write_action_type(name: str, what: str) -> bytes:
 def arrow_message(header: Piece, body: Piece) -> pa.Buffer:
     """Header and body as Arrow reads them from a stream, aligned."""
     padding = bytes(-len(header) % _ALIGNMENT)
-    prefix = _PREFIX.pack(_CONTINUATION, len(header) + len(padding))
+    prefix = _PREFIX.pack(CONTINUATION, len(header) + len(padding))
     return pa.py_buffer(b"".join((prefix, header, padding, body)))
 
 
