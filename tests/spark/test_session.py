@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import strandline as sl
 from strandline.errors import MissingExtra
 from strandline.spark import session
 
@@ -121,3 +122,45 @@ print([name for name in "{names}".split(", ") if getattr(sl.spark, name) is None
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--master", "nonsense"], "No session on nonsense: Master must either be yarn or start with"),
+        (["--master", "local[x]"], "Could not parse Master URL: 'local[x]'"),
+        (["--conf", "spark.driver.memory=much"], "Invalid maximum heap size: -Xmxmuch"),
+        (["--remote", "sc://127.0.0.1:1/;token=secret"], "127.0.0.1:1 cannot be reached (Connection refused)"),
+        (["--master", "spark://127.0.0.1:1"], "127.0.0.1:1 cannot be reached (Connection refused)"),
+        (["--remote", "nonsense;token=secret"], "The URL must start with 'sc://'"),
+    ],
+)
+def test_a_cluster_that_cannot_be_used_is_one_sentence_without_a_trace_of_java(tmp_path, options, says):
+    words = ["spark", *options, "verify", str(tmp_path)]
+    sl.open(tmp_path, create=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "strandline.cli", *words], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "secret" not in done.stderr
+
+
+def test_what_the_jvm_prints_after_its_start_reaches_standard_error(tmp_path):
+    program = """if True:
+        import os, subprocess
+        from strandline.cli.shared.spark_session import _held_back
+        with _held_back() as printed:
+            child = subprocess.Popen(["sh", "-c", "echo first >&2; read line; echo second >&2"], stdin=subprocess.PIPE)
+            while "first" not in printed():
+                pass
+        child.communicate(b"go on\\n")
+        os.write(2, b"third\\n")
+        while True:
+            pass
+    """
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
+        seen = {process.stderr.readline() for _ in range(3)}
+        process.kill()
+    assert seen == {"first\n", "second\n", "third\n"}

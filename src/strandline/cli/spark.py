@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import Annotated, Any
 
 import typer
@@ -15,8 +14,8 @@ from strandline.cli.bulk.snapshot import snapshot
 from strandline.cli.cold.tier import compact, run
 from strandline.cli.logs.verify import verify
 from strandline.cli.shared.pools import SESSION
+from strandline.cli.shared.spark_session import started
 from strandline.cli.tables.table import rebuild
-from strandline.errors import InvalidInput, JobFailed
 
 spark = typer.Typer(
     no_args_is_help=True,
@@ -50,7 +49,7 @@ def session_options(
 
     @functools.cache
     def start() -> Any:
-        session, is_new = _started(master, remote, settings)
+        session, is_new = started(master, remote, settings)
         if is_new:
             context.call_on_close(session.stop)
         return session
@@ -64,33 +63,6 @@ def _setting(text: str) -> tuple[str, str]:
     if not name or not is_set:
         raise typer.BadParameter(f"{text!r} is no setting: write --conf spark.executor.memory=4g.")
     return name, value
-
-
-def _started(master: str | None, remote: str | None, settings: dict[str, str]) -> tuple[Any, bool]:
-    """The session, and whether it was started here; ``InvalidInput`` for both a master and a remote server."""
-    from strandline.spark.session import local_session
-
-    if master is not None and remote is not None:
-        raise InvalidInput("--master and --remote exclude each other: one starts a session, the other uses a server's.")
-    from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
-
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        return active, False
-    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
-    if remote is None and (master is None or master.startswith("local")) and not is_submitted:
-        conf: dict[str, Any] = {**settings, **({} if master is None else {"spark.master": master})}
-        return local_session(cores=len(os.sched_getaffinity(0)), **conf), True
-    builder: Any = SparkSession.builder.appName("strandline")
-    for name, value in {**settings, "spark.sql.session.timeZone": "UTC"}.items():
-        builder = builder.config(name, value)
-    builder = builder.remote(remote) if remote is not None else builder.master(master) if master else builder
-    try:
-        return builder.getOrCreate(), True
-    except (PySparkException, OSError, RuntimeError) as error:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise JobFailed(f"No session on {remote or master or 'the cluster'}: {first[:200]}") from error
 
 
 spark.command("export")(export)
