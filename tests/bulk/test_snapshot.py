@@ -257,3 +257,59 @@ def test_many_keys_and_large_values_are_cut_into_pieces(tmp_path: Path) -> None:
     log = new_log([rows[:100_000], rows[100_000:], large], f"file://{tmp_path}/log")
     done = sl.bulk.build_snapshot(log, tmp_path / "snapshot")
     assert content(done.folder) == followed(log)
+
+
+@pytest.mark.parametrize("kind", ["reduced-", "merged-"])
+def test_damaged_scratch_is_refused_and_never_becomes_a_snapshot(
+    log: Any, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(*_: object) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("strandline.bulk.snapshot_building.seal_frames", end)
+    with pytest.raises(KeyboardInterrupt):
+        sl.bulk.build_snapshot(log, tmp_path / "snapshot", group_bytes=3000)
+    monkeypatch.undo()
+    scratch = tmp_path / "snapshot.scratch"
+    if kind == "reduced-":
+        for path in scratch.glob("merged-*"):
+            path.unlink()
+    path = max(scratch.glob(f"{kind}*"), key=lambda path: path.stat().st_size)
+    whole = path.read_bytes()
+    for at in range(0, len(whole), max(1, len(whole) // 40)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        for merged in scratch.glob("merged-*") if kind == "reduced-" else ():
+            merged.unlink()
+        with pytest.raises((CorruptData, InvalidInput)):
+            sl.bulk.build_snapshot(log, tmp_path / "snapshot")
+    assert not (tmp_path / "snapshot").exists()
+
+
+def test_a_build_that_another_process_finishes_meanwhile_answers_as_that_one(log: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "snapshot"
+    for after in (1, 3):
+
+        def build() -> None:
+            sl.bulk.build_snapshot(log, folder, group_bytes=3000)
+
+        done = sl.bulk.build_snapshot(log, folder, group_bytes=3000, pool=Interrupted(after, build))
+        assert content(done.folder) == followed(log)
+        assert not (tmp_path / "snapshot.scratch").exists()
+        shutil.rmtree(folder)
+
+
+def test_what_a_task_of_an_earlier_build_writes_late_is_not_taken(log: Any, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    kept: dict[str, bytes] = {}
+
+    def keep() -> None:
+        kept.update((path.name, path.read_bytes()) for path in scratch.iterdir() if "plan" not in path.name)
+
+    def late() -> None:
+        for name, data in kept.items():
+            (scratch / name).write_bytes(data)
+
+    sl.bulk.build_snapshot(log, tmp_path / "first", upto=50, scratch=scratch, group_bytes=1, pool=Interrupted(7, keep))
+    assert any(name.startswith("merged-") for name in kept)
+    done = sl.bulk.build_snapshot(log, tmp_path / "second", scratch=scratch, group_bytes=1, pool=Interrupted(1, late))
+    assert content(done.folder) == followed(log)

@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 import pyarrow as pa
 
-from strandline.bulk.snapshot_tasks import MergeTask, ReduceTask, counts_in, states
+from strandline.bulk.snapshot_tasks import MergeTask, ReduceTask, counts_in, merged_prefix, states
 from strandline.errors import AlreadyExists, CorruptData, Diverged, InvalidInput, NotFound, NullKey
 from strandline.followers.stores.append_log import seal_frames
 from strandline.followers.stores.append_log_file import encode_columns
@@ -97,6 +97,12 @@ def build_snapshot(
             if scratch is None:
                 _remove_empty(f"{folder}.scratch")
             raise
+        except (AlreadyExists, NotFound):
+            # Another process that builds the same may have sealed it meanwhile, and removed the scratch.
+            snapshot = _sealed(folder, log, kind, upto)
+            if snapshot is None:
+                raise
+            _remove_orphans(store)
     _clean(store, snapshot.cursor)
     if scratch is None:
         _remove_empty(f"{folder}.scratch")
@@ -168,7 +174,7 @@ class _Build:
         try:
             plan = _stored_plan(self._store)
         except NotFound:
-            if any(True for _ in self._scratch()):
+            if _scratch_in(self._store):
                 raise InvalidInput(
                     f"{self._store.url} has scratch of a build without its {PLAN}: delete it, or name another address."
                 ) from None
@@ -196,16 +202,13 @@ class _Build:
         cuts = tuple(group[0].first for group in divided(spans, wanted) if group)
         return SnapshotPlan(self._log.log_id, end, cuts, len(shares(min(len(cuts), _MOST_SHARES))), str(cursor))
 
-    def _scratch(self) -> Iterator[str]:
-        return (item.path for prefix in ("reduced-", "merged-") for item in self._store.list(prefix))
-
     def _reduced(self, plan: SnapshotPlan) -> list[str]:
         """The newest records of all ranges; those that are missing are written."""
         ends = [*plan.cuts, plan.upto][1:]
         there = {item.path for item in self._store.list("reduced-")}
         tasks, names, done = [], [], 0
         for first, end in zip(plan.cuts, ends, strict=True):
-            name = f"reduced-{first:020d}-{end:020d}.arrow"
+            name = f"reduced-{plan.shares:04d}-{first:020d}-{end:020d}.arrow"
             names.append(name)
             if name in there:
                 done += end - first
@@ -220,9 +223,9 @@ class _Build:
 
     def _merged(self, plan: SnapshotPlan, sources: Sequence[str]) -> list[str]:
         """The states of all shares, in order; those that are missing are written."""
-        there = {counts_in(item.path)[0]: item.path for item in self._store.list("merged-")}
+        there = {counts_in(item.path)[0]: item.path for item in self._store.list(merged_prefix(plan.upto))}
         tasks = [
-            MergeTask(self._store, tuple(sources), plan.shares, number)
+            MergeTask(self._store, tuple(sources), plan.upto, plan.shares, number)
             for number in range(plan.shares)
             if number not in there
         ]
@@ -253,10 +256,21 @@ def _clean(store: ObjectStore, cursor: Cursor) -> None:
         return
     if (plan.log_id, plan.upto) != (cursor.log_id, cursor.next):
         return
-    for prefix in ("reduced-", "merged-"):
-        for item in list(store.list(prefix)):
-            store.delete(item.path)
+    for path in _scratch_in(store):
+        store.delete(path)
     store.delete(PLAN)
+
+
+def _scratch_in(store: ObjectStore) -> list[str]:
+    return [item.path for prefix in ("reduced-", "merged-") for item in store.list(prefix)]
+
+
+def _remove_orphans(store: ObjectStore) -> None:
+    """Remove what this build has written after another one had removed the plan; nothing if there is a new plan."""
+    paths = _scratch_in(store)  # before the look at the plan: whatever belongs to a new one is not among them
+    if not any(item.path == PLAN for item in store.list(PLAN)):
+        for path in paths:
+            store.delete(path)
 
 
 def _sealed_rocks(folder: str, found: Iterator[tuple[pa.Array, pa.Array]], cursor: Cursor) -> Snapshot:

@@ -1,7 +1,7 @@
 """Tasks that build a snapshot: the newest record per key in a range, then the state of a share of the keys.
 
 The first stage writes one scratch object per range: an index of lengths, then an Arrow stream for each share. The
-second reads its share of all of them, in the order of offsets.
+second reads its share of all of them, in the order of offsets. A checksum is before each stream.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from strandline.errors import CorruptData
 from strandline.followers.stores.append_log_file import PIECE_BYTES, PIECE_ROWS
+from strandline.formats.checksum import crc32c
 from strandline.log.read.span_tasks import records_between
 from strandline.model.cursor import Span
 from strandline.model.records import READ_SCHEMA, Op
@@ -33,6 +34,8 @@ _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 _MANY_ROWS: Final = 1 << 19
 _LENGTH: Final = 8
 """Bytes of a length in the index."""
+_CHECKSUM: Final = 4
+"""Bytes of a checksum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +112,19 @@ def _by_share(rows: pa.Table, shares: int) -> Iterator[pa.Table]:
 def _stream(rows: pa.Table) -> memoryview:
     if not rows.num_rows:
         return memoryview(b"")
+    return _checked(rows.schema, rows.to_batches(max_chunksize=PIECE_ROWS))
+
+
+def _checked(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> memoryview:
+    """Batches as an Arrow stream, with a checksum before it."""
     out = pa.BufferOutputStream()
-    with pa.ipc.new_stream(out, rows.schema, options=_COMPRESSED) as writer:
-        writer.write_table(rows, max_chunksize=PIECE_ROWS)
-    return memoryview(out.getvalue()).cast("B")
+    out.write(bytes(_CHECKSUM))
+    with pa.ipc.new_stream(out, schema, options=_COMPRESSED) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    data = memoryview(bytearray(out.getvalue()))
+    data[:_CHECKSUM] = crc32c(data[_CHECKSUM:]).to_bytes(_CHECKSUM, "little")
+    return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +133,8 @@ class MergeTask:
 
     store: ObjectStore
     sources: tuple[str, ...]
+    upto: int
+    """Where the snapshot ends."""
     shares: int
     number: int
 
@@ -128,14 +142,9 @@ class MergeTask:
         """Merge the share; returns the name of its object, which says how many pieces and keys it has."""
         found = [CHANGES.empty_table(), *(self._read(name) for name in self.sources)]
         state = state_of(newest_per_key(pa.concat_tables(found)))
-        out = pa.BufferOutputStream()
-        pieces = 0
-        with pa.ipc.new_stream(out, _STATE, options=_COMPRESSED) as writer:
-            for piece in _pieces(state):
-                writer.write_batch(piece)
-                pieces += 1
-        name = merged_name(self.number, pieces, state.num_rows)
-        self.store.put(name, memoryview(out.getvalue()).cast("B"))
+        pieces = list(_pieces(state))
+        name = merged_name(self.upto, self.number, len(pieces), state.num_rows)
+        self.store.put(name, _checked(_STATE, pieces))
         return name
 
     def _read(self, name: str) -> pa.Table:
@@ -162,18 +171,23 @@ def _halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield from _halves(batch.slice(middle))
 
 
-def merged_name(number: int, pieces: int, keys: int) -> str:
+def merged_prefix(upto: int) -> str:
+    """How the names of the states at an offset begin: a task of an earlier build may still write its own."""
+    return f"merged-{upto:020d}-"
+
+
+def merged_name(upto: int, number: int, pieces: int, keys: int) -> str:
     """The name of a share's state.
 
-    >>> counts_in(merged_name(3, 2, 70_000))
+    >>> counts_in(merged_name(100, 3, 2, 70_000))
     (3, 2, 70000)
     """
-    return f"merged-{number:05d}-{pieces:08d}-{keys:012d}.arrow"
+    return f"{merged_prefix(upto)}{number:05d}-{pieces:08d}-{keys:012d}.arrow"
 
 
 def counts_in(name: str) -> tuple[int, int, int]:
     """Number, pieces and keys of a share, by the name of its state."""
-    number, pieces, keys = name.removeprefix("merged-").removesuffix(".arrow").split("-")
+    number, pieces, keys = name.removesuffix(".arrow").split("-")[2:]
     return int(number), int(pieces), int(keys)
 
 
@@ -185,9 +199,8 @@ def states(store: ObjectStore, names: Iterable[str]) -> Iterator[tuple[pa.Array,
 
 
 def _opened(data: bytes | memoryview, name: str) -> pa.RecordBatchStreamReader:
-    try:
-        return pa.ipc.open_stream(pa.py_buffer(data))
-    except pa.ArrowException as error:
-        raise CorruptData(
-            f"The scratch object {name} is damaged ({error}): delete the scratch, and begin again."
-        ) from error
+    """Reads a stream; ``CorruptData`` if it is not the one that was written."""
+    stream = memoryview(data)[_CHECKSUM:]
+    if crc32c(stream) != int.from_bytes(data[:_CHECKSUM], "little"):
+        raise CorruptData(f"The scratch object {name} is damaged: delete the scratch, and begin again.")
+    return pa.ipc.open_stream(pa.py_buffer(stream))
