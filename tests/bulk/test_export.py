@@ -231,6 +231,19 @@ def test_records_that_are_trimmed_during_an_export_end_it(log: ObjectLog, tmp_pa
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
+def test_parts_that_tasks_have_stored_elsewhere_are_not_listed_as_whole(log: ObjectLog, tmp_path: Path) -> None:
+    """As on a cluster whose machines have disks of their own."""
+    place = tmp_path / "out"
+
+    def move() -> None:
+        for part in place.glob("part-*"):
+            part.unlink()
+
+    with pytest.raises(NotFound, match="executors write to their own disks"):
+        sl.bulk.export(log, place, pool=Interrupted(2, move), part_bytes=1)
+    assert not (place / "manifest.json").exists()
+
+
 def test_a_batch_that_is_lost_ends_an_export(log: ObjectLog, tmp_path: Path) -> None:
     def lose() -> None:
         log.store.delete(log.head().tail[3].location)

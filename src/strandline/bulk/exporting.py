@@ -137,6 +137,7 @@ def export(
         ExportedPart(name, first, end, sizes[name]) for name, first, end in zip(names, plan.cuts, ends, strict=True)
     ]
     _check_history(plan, log, store)  # the log may have been restored meanwhile
+    _check_stored(parts, store)
     manifest = ExportManifest(plan.log_id, plan.since, plan.upto, format, total, tuple(parts), plan.cursor)
     store.put(MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
     return manifest
@@ -226,6 +227,16 @@ def _check_history(stored: ExportPlan | ExportManifest, log: LogReading, store: 
         raise Diverged(
             f"{store.url} has an export of records that {log!r} does not have now: the log was restored from a copy, "
             "and has grown differently since. Export into another folder."
+        )
+
+
+def _check_stored(parts: Sequence[ExportedPart], store: ObjectStore) -> None:
+    """``NotFound`` if a part is not where its task has stored it: executors may have another disk."""
+    there = {item.path: item.size for item in store.list("part-")}
+    if missing := next((part for part in parts if there.get(part.path) != part.bytes), None):
+        raise NotFound(
+            f"A task has stored {missing.path}, and it is not at {store.url}: executors write to their own disks, or "
+            "the part was deleted. Export to an address that all machines reach."
         )
 
 

@@ -38,6 +38,9 @@ JOB_BYTES: Final = 16 << 20
 """Stored bytes from which a range is worth a Spark job, which costs about 0.1 seconds; smaller ones take less than that
 in the driver."""
 
+FRAME_BYTES: Final = 32 << 20
+"""Bytes of all items in one job over Spark Connect: each of its tasks gets them, and a request has at most 128 MiB."""
+
 
 class SparkWorkers:
     """Writes the parts of large ranges on executors, those of small ones in the driver; transforms run in Spark."""
@@ -227,9 +230,14 @@ class FrameJobs:
         return self._cores
 
     def run(self, items: Sequence[bytes], task: Callable[[bytes], bytes]) -> Iterator[tuple[int, bytes]]:
-        """The answer of each item, with its number."""
-        held = list(items)
+        """The answer of each item, with its number; in several jobs if one request cannot hold all items."""
+        first = 0
+        for group in _by_bytes(items, FRAME_BYTES):
+            for number, answer in self._answers(group, task):
+                yield first + number, answer
+            first += len(group)
 
+    def _answers(self, held: list[bytes], task: Callable[[bytes], bytes]) -> Iterator[tuple[int, bytes]]:
         def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 for number in batch.column("id").to_pylist():
@@ -238,9 +246,27 @@ class FrameJobs:
                         [pa.array([number], pa.int64()), pa.array([answer], pa.binary())], ["number", "answer"]
                     )
 
-        frame = self.spark.range(0, len(items), 1, len(items)).mapInArrow(work, "number long, answer binary")
+        frame = self.spark.range(0, len(held), 1, len(held)).mapInArrow(work, "number long, answer binary")
         for row in frame.collect():
             yield int(row.number), bytes(row.answer)
+
+
+def _by_bytes(items: Sequence[bytes], most: int) -> Iterator[list[bytes]]:
+    """Groups of items in order, each up to a size; a larger item is alone.
+
+    >>> [*_by_bytes([b"ab", b"c", b"defg", b"h"], 3)]
+    [[b'ab', b'c'], [b'defg'], [b'h']]
+    """
+    held: list[bytes] = []
+    size = 0
+    for item in items:
+        if held and size + len(item) > most:
+            yield held
+            held, size = [], 0
+        held.append(item)
+        size += len(item)
+    if held:
+        yield held
 
 
 def _failed(title: str, error: BaseException) -> JobFailed:
