@@ -26,12 +26,11 @@ def joined_crc32c(first: int, second: int, size: int) -> int:
     True
     """
     # Each byte that follows multiplies the checksum, as a polynomial, by x to the power of 8.
-    power, bit = _ONE, 3
+    place = 0
     while size:
-        if size & 1:
-            power = _product(_x_to_two_to_the(bit), power)
-        size, bit = size >> 1, bit + 1
-    return _product(power, first) ^ second
+        first = _product(_power(size & 0xFF, place), first)
+        size, place = size >> 8, place + 8
+    return first ^ second
 
 
 def _product(a: int, b: int) -> int:
@@ -46,8 +45,12 @@ def _product(a: int, b: int) -> int:
 
 
 @cache
-def _x_to_two_to_the(exponent: int) -> int:
-    if exponent == 0:
-        return _ONE >> 1
-    half = _x_to_two_to_the(exponent - 1)
-    return _product(half, half)
+def _power(digit: int, place: int) -> int:
+    """Eight times ``digit``, shifted by ``place``, as an exponent of x."""
+    found, square = _ONE, _ONE >> 1
+    for _ in range(place + 3):
+        square = _product(square, square)
+    while digit:
+        found = _product(found, square) if digit & 1 else found
+        square, digit = _product(square, square), digit >> 1
+    return found

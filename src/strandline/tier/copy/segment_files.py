@@ -210,7 +210,7 @@ class ColdSpan:
             ranges = tail.ranges(self.group, stored)
             batches = decode_group(tail, self.group, stored, self.pieces(ranges))
             count(group.next - group.first, sum(piece.size for piece in ranges))
-        numbered = clipped(_numbered(batches, group.first), self.first, self.next)
+        numbered = clipped(numbered_batches(batches, group.first), self.first, self.next)
         return [batch.select(names) for batch in numbered]
 
     def record_range(self) -> RecordRange:
@@ -277,7 +277,7 @@ def listed_batches(span: ColdSpan) -> Iterator[tuple[pa.RecordBatch, int]]:
     stored = [*(name for name in READ_SCHEMA.names if name != "offset"), LISTED]
     tail = span.tail()
     found = decode_group(tail, span.group, stored, span.pieces(tail.ranges(span.group, stored)))
-    for batch in clipped(_numbered(found, tail.group(span.group).first), span.first, span.next):
+    for batch in clipped(numbered_batches(found, tail.group(span.group).first), span.first, span.next):
         runs = pc.run_end_encode(batch.column(LISTED).cast(pa.int64()))
         at = 0
         for end, listed in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
@@ -341,7 +341,8 @@ def fetch_ranges(
     return found
 
 
-def _numbered(batches: Iterable[pa.RecordBatch], first: int) -> list[pa.RecordBatch]:
+def numbered_batches(batches: Iterable[pa.RecordBatch], first: int) -> list[pa.RecordBatch]:
+    """Batches with a column of offsets from ``first`` on."""
     numbered = []
     offset = READ_SCHEMA.field("offset")
     for batch in batches:

@@ -24,9 +24,10 @@ from strandline.formats.segment.records import decode_group
 from strandline.log.read.planning import clipped
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.objects.store import ObjectStore
-from strandline.tier.copy.segment_files import ColdSpan, fetch_ranges, is_longer, read_range
+from strandline.tier.copy.segment_files import ColdSpan, fetch_ranges, is_longer, numbered_batches, read_range
 
 _COLUMNS: Final = (*READ_SCHEMA.names, LISTED)
+_NEEDED: Final = tuple(name for name in READ_SCHEMA.names if name != "offset")
 _READ: Final = 8 << 20
 """Bytes per read."""
 _GUESSED_TAIL: Final = 64 << 10
@@ -57,13 +58,14 @@ def examine_segment(store: ObjectStore, path: str, size: int) -> SegmentFacts:
 
 
 def read_whole_group(span: ColdSpan) -> list[pa.RecordBatch]:
-    """The records of a span, as :meth:`ColdSpan.fetch` returns them, with every column of the row group verified.
+    """The records of a span, as :meth:`ColdSpan.fetch` returns them, with the bytes of every column verified.
 
     A reader does not read the stored offsets, and listing times only to find a time.
     """
     tail = span.tail()
-    batches = _decoded(tail, tail.group(span.group), span.pieces(tail.chunks(span.group)))
-    return [batch.select(READ_SCHEMA.names) for batch in clipped(batches, span.first, span.next)]
+    batches = decode_group(tail, span.group, _NEEDED, span.pieces(tail.chunks(span.group)))
+    whole = numbered_batches(batches, tail.group(span.group).first)
+    return [batch.select(READ_SCHEMA.names) for batch in clipped(whole, span.first, span.next)]
 
 
 def check_between_columns(span: ColdSpan) -> None:
