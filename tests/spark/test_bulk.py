@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import strandline as sl
 from strandline.cli.app import app
-from strandline.errors import CorruptData, CursorExpired, Unsupported, UnsupportedVersion
+from strandline.errors import CorruptData, CursorExpired, InvalidInput, Unsupported, UnsupportedVersion
 from strandline.spark.executor_pool import ExecutorPool
 from strandline.spark.pipelines.workers import FrameJobs
 from tests.bulk.test_export import exported
@@ -151,6 +151,42 @@ def test_rows_that_executors_lost_are_never_committed(
     assert DeltaTable(tmp_path / "table").version() == version
     assert not mark.exists()
     assert sl.spark.rebuild(spark, log, sink, place="executors").next == 100
+
+
+@pytest.mark.parametrize("mode", ["append", "latest"])
+def test_a_table_of_a_transform_that_spark_runs_is_rebuilt_by_it(
+    spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path, mode: Any
+) -> None:
+    query = "SELECT *, length(value) AS size FROM changes WHERE _offset % 3 = 0"
+
+    def sink(name: str = "table") -> sl.DeltaSink:
+        return sl.DeltaSink(tmp_path / name, mode=mode)
+
+    def sizes(name: str = "table") -> list[Any]:
+        return sorted(
+            sink(name).rows().select(["_offset", "size", "value"]).to_pylist(), key=lambda row: row["_offset"]
+        )
+
+    sl.spark.follow(spark, log, sink(), transform=query, trigger={"availableNow": True}).await_termination(600)
+    before = sizes()
+    for job in (
+        lambda: sl.spark.rebuild(spark, log, sink(), verify=False),
+        lambda: sl.tables.rebuild(sink(), log),
+    ):
+        with pytest.raises(InvalidInput, match="come from a transform"):
+            job()
+    with pytest.raises(Unsupported, match="verify=False"):
+        sl.spark.rebuild(spark, log, sink(), transform=query)
+    DeltaTable(tmp_path / "table").delete("_offset > 50")  # damaged by another writer
+    assert sl.spark.rebuild(spark, log, sink(), transform=query, verify=False).next == 100
+    assert sizes() == before
+    append(log, numbered(100, 10))
+    sl.spark.rebuild(spark, log, sink("other"), transform=query, start=40, verify=False)  # there is none yet
+    sl.spark.rebuild(spark, log, sink(), transform=query, start=40, upto=100, verify=False)
+    assert (sink().start(), min(row["_offset"] for row in sizes()) >= 40) == (40, True)
+    sl.spark.follow(spark, log, sink(), transform=query, trigger={"availableNow": True}).await_termination(600)
+    assert (sink().start(), sizes()) == (40, sizes("other"))
+    assert {row["_offset"] % 3 for row in sizes()} == {0}
 
 
 def test_a_table_in_a_database_is_not_rebuilt_by_executors(

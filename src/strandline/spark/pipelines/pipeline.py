@@ -99,7 +99,7 @@ def follow(
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(opened(log, given))
         if transform is not None:
-            sink, workers = _transforming(spark, source, sink, transform, place)
+            sink, workers = transforming(spark, source, sink, transform, place)
         read = parse_options({**given, "path": source.url})
         committer = begin(source, sink, slot, start=start, holder=holder or str(chance.uuid()), repair=repair)
         with committer.abandoned_on_error():
@@ -122,7 +122,10 @@ def follow(
         return following
 
 
-def _transforming(spark: Any, log: object, sink: Sink, transform: Any, place: Place) -> tuple[TableSink, SparkWorkers]:
+def transforming(
+    spark: Any, log: object, sink: Sink, transform: Any, place: Place, *, reruns: bool = False
+) -> tuple[TableSink, SparkWorkers]:
+    """The sink of rows that Spark transforms, and the workers that do; ``InvalidInput`` if it cannot be so."""
     if isinstance(log, QueueLog):
         raise InvalidInput("Offsets of a queue of version 1 count batches: Spark's transforms need a log.")
     if not isinstance(transform, str) and not callable(transform):
@@ -135,7 +138,7 @@ def _transforming(spark: Any, log: object, sink: Sink, transform: Any, place: Pl
         sink.meet(log)
     frames = FrameTransform(spark, transform)
     columns = frames.columns(sink.decoded_schema())
-    return sink.with_rows(columns), SparkWorkers(spark, "executors", transform=frames, columns=columns)
+    return sink.with_rows(columns), SparkWorkers(spark, "executors", transform=frames, columns=columns, reruns=reruns)
 
 
 def _check_session(spark: Any) -> None:

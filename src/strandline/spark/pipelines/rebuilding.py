@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
+from strandline.errors import Unsupported
 from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor, Start
 from strandline.spark.executor_pool import executors
 from strandline.spark.opening import SharedLog, access_options, opened
+from strandline.spark.pipelines.pipeline import transforming
 from strandline.spark.pipelines.workers import Place, SparkWorkers
 from strandline.tables.maintain.contract import MaintainedTable
 from strandline.tables.maintain.rebuilding import rebuild_table
@@ -20,6 +22,7 @@ def rebuild(
     log: SharedLog | str,
     sink: Annotated[MaintainedTable, anything("a Delta or Iceberg sink")],
     *,
+    transform: Annotated[Any, anything("a function from DataFrame to DataFrame, or a query as text")] = None,
     start: Start | None = None,
     upto: int | None = None,
     verify: bool = True,
@@ -31,10 +34,34 @@ def rebuild(
     As :func:`strandline.tables.rebuild`: executors write the new rows, and compare them with the log (``verify``), then
     one commit replaces the old rows, from where the table began, or from ``start`` on, up to ``upto``, or the end of
     the log now. Afterwards :func:`~strandline.spark.follow` continues there. Interrupted at any moment it has
-    changed nothing, and can be repeated. Delta and Iceberg; a table in a database is ``Unsupported``:
+    changed nothing, and can be repeated. ``transform`` is that of :func:`~strandline.spark.follow`, of a table that is
+    followed with one: its rows are not compared, since nothing but Spark can give them, so that it needs
+    ``verify=False``. Delta and Iceberg; a table in a database is ``Unsupported``:
     ``sl.tables.rebuild`` builds it in one transaction.
     """
     given = access_options(log, {name.lower(): value for name, value in (options or {}).items()})
     with opened(log, given) as source:
+        if transform is not None:
+            return _transformed(spark, source, sink, transform, place, start=start, upto=upto, is_verified=verify)
         workers, pool = SparkWorkers(spark, place, reruns=True), None if place == "driver" else executors(spark)
         return rebuild_table(sink, source, start=start, upto=upto, workers=workers, pool=pool, is_verified=verify)
+
+
+def _transformed(
+    spark: Any,
+    log: Any,
+    sink: MaintainedTable,
+    transform: Any,
+    place: Place,
+    *,
+    start: Start | None,
+    upto: int | None,
+    is_verified: bool,
+) -> Cursor:
+    if is_verified:
+        raise Unsupported(
+            "Rows of a transform that Spark runs cannot be compared with the log: rebuild the table without the "
+            "comparison (verify=False)."
+        )
+    twin, workers = transforming(spark, log, sink, transform, place, reruns=True)
+    return rebuild_table(cast("MaintainedTable", twin), log, start=start, upto=upto, workers=workers, is_verified=False)
