@@ -23,6 +23,10 @@ def log(tmp_path: Path) -> Any:
     return log
 
 
+class OnlyApplies:
+    def apply(self, *_: object) -> None: ...
+
+
 def acknowledge_the_batch_itself(log: Any, _: Path) -> None:
     with sl.Consumer(log) as consumer:
         consumer.ack(consumer.next_batch(timeout=60))
@@ -42,6 +46,18 @@ def acknowledge_the_batch_itself(log: Any, _: Path) -> None:
         (lambda _, path: sl.open(path / "new", create=True, value={"id": "int"}), "a Codec such as sl.Json.schema."),
         (lambda _, path: sl.follow(path / "log", sl.MemoryStore()), "log is a Log .sl.open.address. opens one., not"),
         (lambda log, _: sl.follow(log, "./table"), "sink is a Sink such as sl.DeltaSink.path., not"),
+        (
+            lambda log, _: sl.follow(log, OnlyApplies(), until="end"),
+            "OnlyApplies cannot .* no cursor... Implement",
+        ),
+        (
+            lambda *_: sl.tables.describe("./table"),
+            "a table's sink .sl.tables.existing.address. gives it., not",
+        ),
+        (
+            lambda log, _: sl.watch_applied(sl.kv.LogKeyValue(log), print, scope="k"),
+            "a Prefix such as sl.Prefix",
+        ),
         (lambda log, _: sl.watch_applied(log, print), "watcher is a Watcher such as sl.kv.LogKeyValue.log., not"),
         (lambda *_: sl.Json({"id": "int"}), "The value has no type in the JSON Schema: give it one"),
         (acknowledge_the_batch_itself, "sequence is a batch's sequence number .batch.sequence., not"),

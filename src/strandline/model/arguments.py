@@ -40,6 +40,8 @@ _DESCRIPTIONS: Final[Mapping[str, str]] = {
     "Codec": "a Codec such as sl.Json(schema)",
     "Log": _A_LOG,
     "LogReading": _A_LOG,
+    "MaintainedTable": "a table's sink (sl.tables.existing(address) gives it)",
+    "Prefix": "a Prefix such as sl.Prefix(b'orders.')",
     "RecordBatch": "a pyarrow.RecordBatch (log.producer() appends single records)",
     "Sink": "a Sink such as sl.DeltaSink(path)",
     "Table": "a pyarrow.Table",

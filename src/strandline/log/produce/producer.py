@@ -113,6 +113,9 @@ class Producer(Closing):
         self._origin = Origin(f"The producer with the writer id {writer}", self)
         call_in_child(self, Producer._after_fork)
 
+    def __repr__(self) -> str:
+        return f"<Producer, writer {self.writer}>"
+
     def _after_fork(self) -> None:
         self._dropped.detach()
 

@@ -240,7 +240,7 @@ def pin_slot(head: Head, name: str, position: int, retained_from: int | None = N
     """
     other = None if sole is None else next((known for known in head.slots if known.startswith(sole)), None)
     if name in head.slots or other is not None:
-        raise AlreadyExists(f"There is a slot {name if name in head.slots else other!r} already.")
+        raise AlreadyExists(f"There is a slot {name if name in head.slots else other!r} already: claim or reset it.")
     return _pinned(head, name, position, retained_from)
 
 
