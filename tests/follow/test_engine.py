@@ -65,7 +65,7 @@ def test_a_small_batch_is_applied_when_its_window_since_the_first_record_has_pas
     assert engine.step(Signal.NOTHING, 11.0) == Apply(["0+1", "1+1"])
 
 
-def test_it_never_asks_for_more_than_the_batch_still_has_room_for():
+def test_the_engine_never_asks_for_more_than_the_batch_has_room_for():
     engine = begun(records=10, window=5.0)
     take = engine.step(received(0, 4), 0.0)
     assert isinstance(take, Receive)
@@ -82,7 +82,7 @@ def test_a_request_to_stop_applies_what_was_received_and_then_finishes():
     assert engine.step(Signal.NOTHING, 0.0) == Finish(AT.at(1))
 
 
-def test_it_finishes_at_the_offset_it_was_given_and_asks_no_further():
+def test_the_engine_ends_at_its_last_offset_and_asks_for_nothing_beyond():
     engine = Engine(Batching(), until=2)
     assert engine.step(Began(AT), 0.0) == Open(AT)
     assert isinstance(engine.step(Signal.OPENED, 0.0), Receive)
@@ -92,7 +92,7 @@ def test_it_finishes_at_the_offset_it_was_given_and_asks_no_further():
     assert engine.step(Signal.NOTHING, 0.0) == Finish(AT.at(2))
 
 
-def test_it_finishes_at_once_when_it_is_there_already():
+def test_the_engine_ends_at_once_at_its_last_offset():
     assert Engine(Batching(), until=0).step(Began(AT), 0.0) == Finish(AT)
 
 

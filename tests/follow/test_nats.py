@@ -189,7 +189,7 @@ def test_a_gap_is_reported_although_no_change_follows(kv):
             taken.until(lambda: False)
 
 
-def test_that_the_newest_change_of_all_was_dropped_is_a_gap(kv):
+def test_a_dropped_newest_change_is_a_gap(kv):
     fill(kv, keys=[b"k.%d" % number for number in range(8)])
     with kv.watch() as subscription:
         taken = Collected(subscription).until_listed()
@@ -369,7 +369,7 @@ def test_a_change_that_was_lost_on_the_way_ends_the_watch_before_the_next(kv, fa
         assert Collected(subscription).until_key(made[-1].key, made[-1].value).rows == made[len(taken.rows) :]
 
 
-def test_that_the_last_change_was_lost_on_the_way_is_found_out(kv, far, line, impatient):
+def test_the_loss_of_the_last_change_on_the_wire_is_detected(kv, far, line, impatient):
     with far.watch() as subscription:
         taken = Collected(subscription).until_listed()
         line.robs = lambda reply: numbered(reply) == 2

@@ -119,7 +119,7 @@ def test_a_slot_that_an_operator_created_never_expires(log: ObjectLog, clock: Ma
 
 
 @pytest.mark.parametrize("reopened", [False, True])
-def test_so_it_is_in_a_write_ahead_log(clock: ManualClock, reopened: bool) -> None:
+def test_the_slot_of_a_killed_newcomer_is_dropped_in_a_write_ahead_log_too(clock: ManualClock, reopened: bool) -> None:
     disk = SimulatedDisk()
     log = WalLog.open("/log", disk=disk, clock=clock, background=False, roll_bytes=0)
     log.append_value(b"one").result(10)

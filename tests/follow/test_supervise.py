@@ -80,7 +80,7 @@ def test_a_stream_that_fails_within_each_window_still_gets_further_without_a_sto
     assert supervisor.state().restarts == 3
 
 
-def test_it_resumes_from_the_stores_cursor_not_from_its_first_argument(kv):
+def test_a_supervisor_resumes_from_the_stores_cursor_not_from_its_first_argument(kv):
     store = MemoryStore()
     first = Supervisor(kv, ignore, store=store, reader=kv)
     run(first, 10)
@@ -201,7 +201,7 @@ def test_too_many_failures_without_progress_end_it_with_the_last_error(kv):
     assert supervisor.state().restarts == 4
 
 
-def test_it_reports_each_state(kv):
+def test_a_supervisor_reports_each_state(kv):
     states = []
     supervisor = Supervisor(kv, Failing(1), restarts=QUICK, on_state=lambda state: states.append(state.phase))
     run(supervisor, 10)

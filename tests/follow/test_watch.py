@@ -340,7 +340,7 @@ def test_on_applied_raising_ends_the_watch_with_the_cursor_where_the_store_has_i
 # --- where it resumes ------------------------------------------------------------------------------------------
 
 
-def test_it_resumes_at_the_stores_cursor_by_default():
+def test_a_watch_resumes_at_the_stores_cursor_by_default():
     store = MemoryStore()
     store.apply(numbered(0, 5).table(), since=at(0), upto=at(5))
     stage = Stage(store=store)

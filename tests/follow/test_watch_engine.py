@@ -81,7 +81,7 @@ def failing(engine: Engine, chunk: Updates, now: float = 0.0) -> Action:
 # --- order -----------------------------------------------------------------------------------------------------
 
 
-def test_it_applies_then_stores_then_moves_the_cursor_then_reports():
+def test_a_watch_applies_then_stores_then_moves_the_cursor_then_reports():
     engine = watching(records=1)
     assert engine.step(received(FIVE), 0.0) == Apply([FIVE])
     assert engine.applied == at(5)
@@ -146,7 +146,7 @@ def test_the_window_counts_from_the_first_update_of_the_batch_and_is_no_longer_f
     assert engine.step(Signal.NOTHING, 21.0) == Apply([SEVEN])
 
 
-def test_it_never_waits_beyond_the_window():
+def test_a_watch_never_waits_beyond_the_window():
     engine = watching(window=0.5)
     take = engine.step(received(FIVE), 10.0)
     assert isinstance(take, Receive)

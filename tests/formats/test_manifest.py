@@ -103,7 +103,7 @@ def test_a_document_that_is_too_large_is_refused_unread():
         decode_snapshot(b" " * (LARGEST + 1), "it", "/s")
 
 
-def test_fields_that_are_not_known_are_passed_over():
+def test_unknown_fields_are_ignored():
     assert decode_snapshot(forged(comment="by hand"), "it", "/snap") == SNAPSHOT
 
 

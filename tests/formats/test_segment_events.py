@@ -288,7 +288,7 @@ def test_an_event_without_terms_is_corrupt():
 
 
 @pytest.mark.parametrize("at", [3 + 7 + 16 + 4, ID_SIZE - 1, ID_SIZE + 36 + 1 + 12, -1], ids=str)
-def test_unknown_tagged_fields_are_passed_over_wherever_they_are(at):
+def test_unknown_tagged_fields_are_ignored_wherever_they_are(at):
     data = bytearray(encode_event(ADD))
     at %= len(data)
     assert data[at] == 0

@@ -130,7 +130,9 @@ def test_wherever_a_consumer_dies_a_new_one_continues_where_it_was(kind: PlaceKi
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_so_it_does_if_it_died_while_acknowledging_at_opening(kind: PlaceKind, *, after: bool) -> None:
+def test_wherever_a_consumer_dies_that_acknowledges_at_opening_a_new_one_continues(
+    kind: PlaceKind, *, after: bool
+) -> None:
     assert lives(kind, after=after, last_acked=1) >= 15
 
 

@@ -12,7 +12,7 @@ PLAIN = (MetadataRange(0, 5, b"a"), MetadataRange(2, 2**70, b""), MetadataRange(
 RANGES = MetadataRanges.of(PLAIN)
 
 
-def test_they_are_equal_to_the_tuple_from_both_sides_and_hash_alike():
+def test_metadata_ranges_equal_a_tuple_from_both_sides_and_hash_alike():
     assert RANGES == PLAIN
     assert PLAIN == RANGES
     assert QueueEntry(0, "x", PLAIN) == QueueEntry(0, "x", RANGES)
@@ -22,7 +22,7 @@ def test_they_are_equal_to_the_tuple_from_both_sides_and_hash_alike():
     assert MetadataRanges() == ()
 
 
-def test_they_are_indexed_cut_searched_and_shown_as_the_tuple_is():
+def test_metadata_ranges_are_indexed_sliced_searched_and_shown_as_a_tuple():
     assert (RANGES[-1], len(RANGES), RANGES[1:], bool(MetadataRanges())) == (PLAIN[-1], 3, PLAIN[1:], False)
     assert list(reversed(RANGES)) == list(reversed(PLAIN))
     assert PLAIN[1] in RANGES

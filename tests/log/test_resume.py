@@ -22,7 +22,7 @@ def slot(position: int, reason: InvalidReason | None = None) -> SlotState:
 
 @pytest.mark.parametrize("position", [0, 10, 15, 20])
 @pytest.mark.parametrize("since", [10, 14, 20])
-def test_it_resumes_at_its_own_position_wherever_its_slot_is(position: int, since: int) -> None:
+def test_a_consumer_resumes_at_its_own_position_wherever_its_slot_is(position: int, since: int) -> None:
     assert plan_resume(slot(position), LOG.at(since), LOG, BOUNDS) == PartialResync(LOG.at(since))
     assert plan_resume(None, LOG.at(since), LOG, BOUNDS) == PartialResync(LOG.at(since))
 

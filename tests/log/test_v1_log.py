@@ -83,7 +83,7 @@ def test_an_absent_manifest_is_an_empty_queue_and_a_damaged_one_is_not(store, lo
         log.plan(Cursor(log.log_id, 0))
 
 
-def test_it_satisfies_the_protocols(filled):
+def test_a_v1_log_satisfies_the_protocols(filled):
     assert isinstance(filled, Log)
     assert all(isinstance(span, Span) for span in filled.plan(filled.start()))
     assert isinstance(filled.append(values(b"x"), writer=writer(1), number=0), Handle)

@@ -48,7 +48,7 @@ def looked(queue: V1Queue, since: int, limit: int | None = None) -> list[int]:
     return [descriptor.sequence for descriptor in queue.peek(since, limit).descriptors]
 
 
-def test_it_satisfies_the_protocols(queue):
+def test_a_v1_queue_satisfies_the_protocols(queue):
     assert isinstance(queue, Queue)
     assert isinstance(queue.fetcher(), Fetcher)
     queue.claim("me", None)

@@ -259,7 +259,7 @@ def test_two_that_have_seen_different_holes_do_not_copy_a_batch_twice(scene):
     assert scene.batches() == [b"7", b"8"]
 
 
-def test_how_far_it_came_is_found_though_the_log_has_forgotten_the_writer(scene, monkeypatch):
+def test_an_upgrade_resumes_although_the_log_has_forgotten_its_writer(scene, monkeypatch):
     monkeypatch.setattr(writers, "MAX_WRITERS", 3)
     scene.run()
     for number in range(6):

@@ -81,7 +81,7 @@ def test_a_spool_that_is_migrated_again_is_the_same_log(disk):
     assert found.size == len(disk.read(SPOOL))
 
 
-def test_it_is_a_spool_of_version_3_frames_and_nothing_else(disk):
+def test_an_export_is_a_spool_of_version_3_frames_and_nothing_else(disk):
     with filled(disk) as wal:
         export_spool(wal.log, OUT, disk=disk)
         scanner = LegacyScanner(memoryview(disk.read(SPOOL)))
@@ -155,7 +155,7 @@ def test_records_that_are_appended_meanwhile_stay_out_and_no_slot_is_past_the_en
         assert [slot.name for slot in back.log.slots.list() if slot.pins] == ["held", "plain"]
 
 
-def test_it_is_written_in_pieces_and_progress_is_reported(disk, monkeypatch):
+def test_an_export_is_written_in_pieces_and_reports_its_progress(disk, monkeypatch):
     monkeypatch.setattr(export, "_PIECE", 1000)
     with open_on(disk) as wal:
         wal.append_many([b"x" * 100] * 95)

@@ -354,7 +354,7 @@ def test_an_index_that_is_missing_short_or_wrong_is_a_note_for_it_can_be_made_ag
         assert look(folder).findings == []
 
 
-def test_of_a_damaged_file_no_index_is_made(folder: Path) -> None:
+def test_no_index_is_rebuilt_from_a_damaged_file(folder: Path) -> None:
     first = firsts_in(DISK.scan(str(folder)))[1]
     flip(files(folder)[1], 5000)
     before = contents(folder)

@@ -17,7 +17,7 @@ def up_to_ten(number: int):
         yield Move("two more", min(10, number + 2))
 
 
-def test_it_sees_each_state_once():
+def test_the_explorer_visits_each_state_once():
     assert explore(counting(up_to_ten), most=11) == Explored(states=11, moves=20, depth=5, settled=1)
 
 

@@ -173,7 +173,7 @@ def receiver(chunks, **options):
     return Receiver(lambda: nullcontext(chunks), accept, **(defaults | options))
 
 
-def test_it_receives_ahead_up_to_its_bytes_and_at_least_one():
+def test_a_receiver_buffers_up_to_its_byte_limit_and_at_least_one_message():
     chunks = Chunks(500, 60, 40, 10)
     found = receiver(chunks)
     for _ in range(2):

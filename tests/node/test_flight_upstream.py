@@ -203,7 +203,7 @@ def test_unanswered_acknowledgements_arrive_in_order(node, upstream):
     ]
 
 
-def test_that_it_did_not_count_is_the_first_thing_that_the_next_answer_says(node, upstream):
+def test_the_next_answer_says_that_an_unanswered_acknowledgement_did_not_count(node, upstream):
     node.refused = "The slot is invalid: wal-removed."
     upstream.acknowledge_nowait(ME, ReplicaProgress(1, 1))
     assert node.heard.acquire(timeout=120)

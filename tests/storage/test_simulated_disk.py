@@ -41,7 +41,7 @@ def test_the_simulated_disk_is_a_disk():
     assert isinstance(disk.open_append("/a"), AppendFile)
 
 
-def test_it_does_what_the_local_disk_does(place):
+def test_a_simulated_disk_does_what_the_local_disk_does(place):
     disk, at = place
     disk.write_new(f"{at}/a", [b"one", memoryview(b"two")])
     assert outcome(lambda: disk.write_new(f"{at}/a", [])) is AlreadyExists

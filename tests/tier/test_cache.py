@@ -463,7 +463,7 @@ def test_a_retry_of_a_removal_is_known_by_its_custom_metadata_too():
         refuses(cache, update(1, DELETED, custom_metadata=other), "cannot go from delete finished to delete finished")
 
 
-def test_a_segment_that_is_forgotten_may_be_added_again_and_lives_anew(monkeypatch):
+def test_a_forgotten_segment_may_be_added_again(monkeypatch):
     monkeypatch.setattr(cache_module, "_REMEMBERED", 0)
     cache = SegmentCache.from_tables(led_to(FINISHED).to_tables())
     for state in (DELETING, DELETED):

@@ -879,7 +879,7 @@ def test_a_position_past_the_end_is_not_waited_for_while_the_high_water_mark_is_
 
 
 @pytest.mark.parametrize("way", ["write", "current"])
-def test_a_topic_made_anew_under_a_follower_is_noticed(events, way, caplog):
+def test_a_topic_that_was_created_again_under_a_follower_is_detected(events, way, caplog):
     events.tell(*copied(HERE, 0), *copied(HERE, 1))
     manager = managed(events)
     manager.reconcile_assignment([1])

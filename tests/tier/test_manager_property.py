@@ -231,7 +231,7 @@ def test_every_ready_answer_is_a_full_replay_s(caplog):
 
 
 @pytest.mark.matrix
-def test_so_it_is_in_more_lives(caplog):
+def test_every_ready_answer_is_a_full_replay_s_in_the_whole_matrix(caplog):
     caplog.set_level("CRITICAL")
     shown(lives(range(FEW, SEEDS)), range(FEW, SEEDS))
 
