@@ -16,7 +16,8 @@ def _openssl(folder: Path, *arguments: str) -> None:
     subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
 
-def _sign(folder: Path, name: str, names: str | None, authority: str = "ca") -> None:
+def sign(folder: Path, name: str, names: str | None, authority: str = "ca") -> None:
+    """Make a key and a certificate for ``names``, signed by an authority of the folder."""
     request = ("-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
     _openssl(folder, "req", *_CURVE, *request)
     (folder / f"{name}.ext").write_text(f"subjectAltName={names}" if names else "basicConstraints=CA:FALSE")
@@ -32,7 +33,7 @@ def make_certificates(folder: Path) -> None:
     for authority in ("ca", "other-ca"):
         out = ("-keyout", f"{authority}.key", "-out", f"{authority}.pem")
         _openssl(folder, "req", "-x509", *_CURVE, *out, *_DAYS, "-subj", f"/CN={authority}")
-    _sign(folder, "node", "DNS:localhost,IP:127.0.0.1")
-    _sign(folder, "replica-1", None)
-    _sign(folder, "by-other-name", "DNS:replica-2,DNS:more")
-    _sign(folder, "stranger", None, "other-ca")
+    sign(folder, "node", "DNS:localhost,IP:127.0.0.1")
+    sign(folder, "replica-1", None)
+    sign(folder, "by-other-name", "DNS:replica-2,DNS:more")
+    sign(folder, "stranger", None, "other-ca")

@@ -1,12 +1,15 @@
 """Runs the examples of a page as a reader would: writes its files, types its commands, compares what they print.
 
-A fenced block is run if its language is ``console``, and written to a file if its title is the name of one:
+A fenced block is one of these, or has examples of Python's prompt, which pytest runs:
 
     ```json title="order.json"      a file, in the folder of the page
+    ```python                       a program, in this process; all blocks of a page share their names
     ```console                      commands after "$ ", continued after "> ", and what they print
     ```console title="node a"       another terminal; its last command may go on while others are typed elsewhere
 
-A line ``<!-- $ COMMAND -->`` is typed, too, and shows nothing: it prepares what the next commands need. ``^C`` and
+``<!-- $ COMMAND -->`` and ``<!-- >>> STATEMENT -->`` prepare what the next block needs, and show nothing;
+``<!-- [node a] $ COMMAND -->`` goes on in another terminal. ``<!-- not run: REASON -->`` above a block says why nothing
+runs it. ``^C`` and
 ``^\\`` on a line of their own are the keys that interrupt and kill what runs in that terminal. In expected output ``…``
 stands for anything, in a line or for whole lines; times, rates, sizes, ids and dates count as equal.
 ``python -m tests.docs.record PAGE`` writes what the commands print into the page.
@@ -14,6 +17,8 @@ stands for anything, in a line or for whole lines; times, rates, sizes, ids and 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import shlex
@@ -25,6 +30,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 
 HOME = Path(__file__).resolve().parents[2]
@@ -38,9 +44,14 @@ os.execvp("bash", ["bash", "-c", sys.argv[1]])
 """
 """Runs a script that the keys interrupt, although programs that a shell starts in the background ignore them."""
 
-HIDDEN = re.compile(r"^<!-- \$ (?P<command>.*) -->$", re.MULTILINE)
-FENCE = re.compile(r"^```(?P<language>[\w+-]*)(?P<rest>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+HIDDEN = re.compile(r"^<!-- (\[(?P<title>[^\]]+)\] )?(?P<prompt>\$|>>>|\^C|\^\\)( (?P<line>.*))? -->$", re.MULTILINE)
+FENCE = re.compile(
+    r"(^<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<language>[\w+-]*)(?P<rest>[^\n`]*)\n(?P<body>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
 KEYS = {"^C": signal.SIGINT, "^\\": signal.SIGQUIT}
+IS_INSTALLED = any(found.name == "strandline" for found in entry_points(group="pytest11"))
+"""Whether pytest finds the fixtures by itself: not in an environment that is older than they are."""
 EXTRAS = tomllib.loads((HOME / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 EQUAL = (
@@ -55,6 +66,11 @@ EQUAL = (
     (r"[ \t]+$", ""),
 )
 """What differs from run to run, and what it counts as."""
+NOISE = re.compile(
+    r'^Traceback .*\n(  File ".*pyspark/daemon\.py".*\n(    .*\n)*)+BrokenPipeError: .*\n|^\w+: [\d,]+, [\d,]+/s\n',
+    re.MULTILINE,
+)
+"""Printed or not: by a Spark worker whose session stops before its last bytes; progress of what takes long."""
 
 
 class PageFailed(AssertionError):
@@ -70,10 +86,32 @@ class Block:
     body: str
     start: int
     """Where the body begins in the page's text."""
+    not_run: str = ""
+    """Why nothing runs it; empty if something does."""
 
     @property
-    def is_file(self) -> bool:
-        return self.language != "console" and bool(re.fullmatch(r"[\w./-]+\.\w+", self.title))
+    def kind(self) -> str:
+        """How it is run: ``terminal``, ``file``, ``program`` or ``doctest``; empty if it is not."""
+        if self.not_run:
+            return ""
+        if self.language == "console":
+            return "terminal"
+        if re.fullmatch(r"[\w./-]+\.\w+", self.title):
+            return "file"
+        if re.search(r"^>>> ", self.body, re.MULTILINE):
+            return "doctest"
+        return "program" if self.language == "python" else ""
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """A line that prepares something."""
+
+    prompt: str
+    """Of a shell or of Python; or a key."""
+    line: str
+    title: str
+    """Of the terminal in which it goes on; empty if the next step waits for its end."""
 
 
 @dataclass
@@ -88,7 +126,7 @@ def blocks(text: str) -> list[Block]:
     """The fenced blocks of a page, in order.
 
     >>> blocks('```json title="a.json"\\n{}\\n```\\n')
-    [Block(language='json', title='a.json', body='{}\\n', start=23)]
+    [Block(language='json', title='a.json', body='{}\\n', start=23, not_run='')]
     """
     return [
         Block(
@@ -96,6 +134,7 @@ def blocks(text: str) -> list[Block]:
             next(iter(re.findall(r'title="([^"]*)"', found["rest"])), ""),
             found["body"],
             found.start("body"),
+            found["reason"] or "",
         )
         for found in FENCE.finditer(text)
     ]
@@ -126,7 +165,7 @@ def plain(text: str) -> list[str]:
     >>> plain("3 records in 0.1 s, 26 records/s  \\n")
     ['3 records in TIME, RATE']
     """
-    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
+    text = NOISE.sub("", re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text))
     for pattern, replacement in EQUAL:
         text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
     return text.strip("\n").splitlines()
@@ -192,7 +231,7 @@ class Terminal:
         while self._process.poll() is None:
             if may_go_on and expected:
                 lines = self._printed.copy()
-                texts = ("".join(lines[: count + 1]) for count in range(len(lines)))
+                texts = ("".join(lines[:count]) for count in range(len(lines) + 1))
                 if (found := next((text for text in texts if agrees(text, expected)), None)) is not None:
                     return found
             if time.monotonic() > end:
@@ -232,8 +271,12 @@ class Page:
         *,
         instead: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
+        names: Mapping[str, object] | None = None,
     ) -> None:
-        """``instead`` has what to use in place of addresses that a test cannot have, such as that of a bucket."""
+        """``instead`` has what to use in place of addresses that a test cannot have, such as that of a bucket.
+
+        ``names`` has what programs find, such as a Spark session.
+        """
         self.path, self.text = path, path.read_text()
         self.home = folder / "me"
         self.home.mkdir()
@@ -245,9 +288,12 @@ class Page:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "COLUMNS": "100",
             "LC_ALL": "C.UTF-8",
+            "STRANDLINE_CHECKOUT": str(HOME),
+            "PYTEST_PLUGINS": "" if IS_INSTALLED else "strandline.testing.plugin",
             **(environment or {}),
         }
         self._folder = folder
+        self._scope: dict[str, object] = {"__name__": "page", **(names or {})}
 
     def run(self) -> None:
         """Run everything; ``PageFailed`` if something else is printed than the page shows."""
@@ -259,15 +305,17 @@ class Page:
     def outcomes(self, *, recording: bool = False) -> Iterator[tuple[Step, str]]:
         """Each step with what it printed."""
         try:
-            for block in self._parts():
-                if isinstance(block, str):
-                    self._prepare(block)
-                elif block.is_file:
-                    target = self.home / block.title
+            for part in self._parts():
+                if isinstance(part, Hidden):
+                    self._prepare(part)
+                elif part.kind == "file":
+                    target = self.home / part.title
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    target.write_text(self.as_run(block.body))
-                elif block.language == "console":
-                    yield from self._block(block, recording=recording)
+                    target.write_text(self.as_run(part.body))
+                elif part.kind == "program":
+                    self._execute(part.body)
+                elif part.kind == "terminal":
+                    yield from self._block(part, recording=recording)
         finally:
             for terminal in self.terminals.values():
                 terminal.close()
@@ -284,18 +332,36 @@ class Page:
             text = text.replace(real, shown)
         return text
 
-    def _parts(self) -> list[Block | str]:
-        """Blocks and hidden commands, in the order of the page."""
-        parts: list[tuple[int, Block | str]] = [(block.start, block) for block in blocks(self.text)]
-        parts += [(found.start(), found["command"]) for found in HIDDEN.finditer(self.text)]
+    def _parts(self) -> list[Block | Hidden]:
+        """Blocks and hidden lines, in the order of the page."""
+        parts: list[tuple[int, Block | Hidden]] = [(block.start, block) for block in blocks(self.text)]
+        for found in HIDDEN.finditer(self.text):
+            parts += [(found.start(), Hidden(found["prompt"], found["line"] or "", found["title"] or ""))]
         return [part for _, part in sorted(parts, key=lambda pair: pair[0])]
 
-    def _prepare(self, command: str) -> None:
-        terminal = self._terminal("")
-        terminal.type(self.as_run(f"set -e; {command}"))
+    def _prepare(self, hidden: Hidden) -> None:
+        if hidden.prompt == ">>>":
+            self._execute(hidden.line)
+            return
+        terminal = self._terminal(hidden.title)
+        if hidden.prompt in KEYS:
+            terminal.press(hidden.prompt)
+            terminal.wait(None, may_go_on=False)
+            return
+        terminal.type(self.as_run(f"set -e; {hidden.line}"))
+        if hidden.title:
+            return
         printed = terminal.wait(None, may_go_on=False)
         if terminal.status != 0:
-            raise PageFailed(f"{self.path.name}: {command}\nfailed: {printed}")
+            raise PageFailed(f"{self.path.name}: {hidden.line}\nfailed: {printed}")
+
+    def _execute(self, code: str) -> None:
+        """Run a program of the page in its folder; what it prints is not compared."""
+        try:
+            with contextlib.chdir(self.home), contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(self.as_run(code), str(self.path), "exec"), self._scope)
+        except Exception as error:
+            raise PageFailed(f"{self.path.name}:\n{code}\nraised {error!r}") from error
 
     def _block(self, block: Block, *, recording: bool) -> Iterator[tuple[Step, str]]:
         typed = steps(block.body)

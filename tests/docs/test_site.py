@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import strandline as sl
 from scripts.api_pages import NAMESPACES, public_names
 from scripts.draw_pictures import FOLDER, BadPicture, draw
 from strandline.log import ObjectLog
+from tests.docs.pages import FENCE
 
 HOME = Path(__file__).parents[2]
 
@@ -47,6 +49,23 @@ def test_every_page_is_in_the_site_and_every_link_leads_somewhere(tmp_path: Path
     assert "sl.follow" in reference
     assert "&gt;&gt;&gt;" in reference
     assert "<blockquote>" not in reference  # examples are code, not quotations
+
+
+def test_every_list_and_table_is_shown_as_one() -> None:
+    """Without an empty line above it, the site shows a list or a table as running text; a heading may be above it."""
+    for path in (HOME / "docs").rglob("*.md"):
+        lines = FENCE.sub("```", path.read_text()).splitlines()
+        for above, line in itertools.pairwise(lines):
+            row = line.startswith("| ") and not above.startswith(("|", "#", "<!--"))
+            item = re.match(r"- |\d+\. ", line) and not re.match(r"- |\d+\. |  |#", above)
+            assert not above.strip() or not (row or item), f"{path.name}: {line}"
+
+
+def test_the_site_swallows_no_words() -> None:
+    """What looks like a tag of HTML is not shown: write it as code."""
+    for path in (HOME / "docs").rglob("*.md"):
+        text = re.sub(r"`[^`\n]*`|<!--.*?-->", "", FENCE.sub("", path.read_text()), flags=re.DOTALL)
+        assert not re.findall(r"<[/A-Za-z].*", text), path.name
 
 
 @pytest.mark.matrix
