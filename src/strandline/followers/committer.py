@@ -53,7 +53,7 @@ def _check_sink(sink: object) -> None:
     if missing:
         raise InvalidInput(
             f"The sink {type(sink).__name__} cannot follow a log: it has no {' and no '.join(missing)}. Implement "
-            "every method of sl.Sink."
+            "every method of the protocol Sink."
         )
 
 
