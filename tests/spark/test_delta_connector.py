@@ -15,7 +15,7 @@ from tests.servers import HOME
 JARS = HOME / "delta" / "jars"
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(not pyspark.__version__.startswith("4.2"), reason="the connector is for Spark 4.2"),
 ]
 
@@ -98,7 +98,7 @@ def test_the_connector_reads_what_we_commit_before_and_after_its_own_compaction(
     if not jars:
         pytest.skip("no server: Spark's Delta connector is not installed; run 'make services'")
     command = [sys.executable, "-c", DRIVER, str(tmp_path), ",".join(map(str, jars)), *MODES]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     latest, appended, history = json.loads(done.stdout.splitlines()[-1])
     assert all(one["verified"] and one["rows"] for one in (latest, appended, history))
