@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import random
@@ -11,7 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -21,26 +20,24 @@ import pytest
 
 import strandline as sl
 from strandline.cli.demo import command, picture
-from strandline.cli.demo.changes import (
-    ORDER,
-    Change,
+from strandline.cli.demo.changes import ORDER, Change, DemoWorkload, changes
+from strandline.cli.demo.command import Demo
+from strandline.cli.demo.comparison import (
     ChangesDifference,
     Comparison,
-    DemoWorkload,
     StateDifference,
     Truth,
     VersionsDifference,
-    changes,
+    as_table,
     compare_changes,
     compare_state,
     compare_versions,
     folded,
-    producer_of,
+    producers_of,
     truth,
     values_of,
     versions,
 )
-from strandline.cli.demo.command import Demo
 from strandline.cli.demo.processes import DemoFolder, Process, ProcessGroup, failure_in
 from strandline.cli.demo.report import DemoEvent, DemoResult, Sample, page, sparkline
 from strandline.cli.demo.workers import table_of
@@ -63,6 +60,17 @@ def interleaved(workload: DemoWorkload, seed: int) -> list[Change]:
     turns = [index for index in range(workload.producers) for _ in range(workload.share(index))]
     chance.shuffle(turns)
     return [next(waiting[turn]) for turn in turns]
+
+
+def stored(rows: Sequence[tuple[int, Change]]) -> pa.Table:
+    """Changes and their offsets, as a table of all changes holds them."""
+    return as_table([change for _, change in rows]).append_column(
+        "offset", pa.array([at for at, _ in rows], pa.int64())
+    )
+
+
+def all_stored(workload: DemoWorkload, seed: int) -> pa.Table:
+    return stored(list(enumerate(interleaved(workload, seed))))
 
 
 # --- the generator ---------------------------------------------------------------------------------------------
@@ -93,7 +101,8 @@ def test_each_key_belongs_to_one_producer_and_the_shares_add_up(producers: int) 
     made = streams(workload)
     assert sum(map(len, made)) == workload.records
     for producer, stream in enumerate(made):
-        assert {producer_of(key, producers) for key, _ in stream} == {producer}
+        keys = pa.chunked_array([[key for key, _ in stream]])
+        assert set(producers_of(keys, producers).to_pylist()) == {producer}
     assert len({key for stream in made for key, _ in stream}) == workload.keys
 
 
@@ -138,9 +147,8 @@ def test_the_truth_is_what_a_fold_of_a_real_log_gives_and_the_log_s_history_pass
         if row["op"] == sl.Op.PUT:
             latest[row["key"]] = row["value"]
     expected = truth(SMALL)
-    assert compare_state(list(latest), list(latest.values()), expected).exact
-    history = [(row["key"], row["value"]) for row in rows]
-    assert compare_changes([row["offset"] for row in rows], history, expected).exact
+    assert compare_state(list(latest), list(latest.values()), expected.latest).exact
+    assert compare_changes(stored([(row["offset"], (row["key"], row["value"])) for row in rows]), expected).exact
 
 
 def test_deletes_matter_in_the_truth() -> None:
@@ -162,7 +170,7 @@ def test_a_table_with_one_fault_is_found_out(fault: str) -> None:
     expected = truth(SMALL)
     rows = list(expected.latest.items())
     BROKEN_STATES[fault](rows)
-    found = compare_state([key for key, _ in rows], [value for _, value in rows], expected)
+    found = compare_state([key for key, _ in rows], [value for _, value in rows], expected.latest)
     assert not found.exact
     assert {name for name in BROKEN_STATES if getattr(found, name)} == {fault}
 
@@ -183,46 +191,75 @@ BROKEN_HISTORIES = {
 @pytest.mark.parametrize("fault", BROKEN_HISTORIES)
 def test_a_history_with_one_fault_is_found_out(fault: str) -> None:
     rows = list(enumerate(interleaved(SMALL, 1)))
-    assert compare_changes([at for at, _ in rows], [change for _, change in rows], truth(SMALL)).exact
+    assert compare_changes(stored(rows), truth(SMALL)).exact
     BROKEN_HISTORIES[fault](rows)
-    found = compare_changes([at for at, _ in rows], [change for _, change in rows], truth(SMALL))
+    found = compare_changes(stored(rows), truth(SMALL))
     assert not found.exact
     assert getattr(found, fault) == 1
 
 
-BROKEN_VERSIONS = {
-    "missing": lambda rows: rows.pop(10),
-    "extra": lambda rows: rows.append(rows[10]),
+def without(rows: pa.Table, at: int) -> pa.Table:
+    return pa.concat_tables([rows.slice(0, at), rows.slice(at + 1)])
+
+
+def with_other(rows: pa.Table, at: int, name: str, value: object) -> pa.Table:
+    values = rows[name].to_pylist()
+    values[at] = value
+    return rows.set_column(rows.column_names.index(name), name, pa.array(values, rows.schema.field(name).type))
+
+
+BROKEN_VERSIONS: dict[str, tuple[Callable[[pa.Table], pa.Table], tuple[int, int]]] = {
+    "one is missing": (lambda rows: without(rows, 10), (1, 0)),
+    "one is there twice": (lambda rows: pa.concat_tables([rows, rows.slice(10, 1)]), (0, 1)),
+    "one is there instead of another": (lambda rows: pa.concat_tables([without(rows, 10), rows.slice(11, 1)]), (1, 1)),
+    "the value is another": (lambda rows: with_other(rows, 10, "value", b"{}"), (1, 1)),
+    "the value is null": (lambda rows: with_other(rows, 10, "value", None), (1, 1)),
+    "it began earlier": (lambda rows: with_other(rows, 10, "began", -1), (1, 1)),
+    "it ended later": (lambda rows: with_other(rows, 10, "ended", 2**40), (1, 1)),
 }
 
 
 @pytest.mark.parametrize("fault", BROKEN_VERSIONS)
 def test_a_table_of_versions_with_one_fault_is_found_out(fault: str) -> None:
-    expected = list(versions(range(SMALL.records), interleaved(SMALL, 1)))
-    rows = list(reversed(expected))
-    assert compare_versions(rows, expected).exact
-    BROKEN_VERSIONS[fault](rows)
-    found = compare_versions(rows, expected)
-    assert {name for name in BROKEN_VERSIONS if getattr(found, name)} == {fault}
+    breaking, wrong = BROKEN_VERSIONS[fault]
+    expected = versions(all_stored(SMALL, 1))
+    rows = expected.sort_by([("began", "descending")])
+    assert compare_versions(rows, expected) == VersionsDifference(expected.num_rows, 0, 0)
+    found = compare_versions(breaking(rows), expected)
+    assert (found.missing, found.extra) == wrong
 
 
-def test_versions_follow_one_another_without_overlap_and_the_open_ones_are_the_latest() -> None:
-    rows = sorted(versions(range(SMALL.records), interleaved(SMALL, 1)), key=lambda row: (row[0], row[2]))
-    for (key, _, _, ended), (after, _, began, _) in itertools.pairwise(rows):
-        assert key != after or (ended is not None and ended <= began)
-    assert {key: value for key, value, _, ended in rows if ended is None} == truth(SMALL).latest
+def test_versions_are_those_that_reading_the_changes_one_by_one_gives() -> None:
+    rows = list(enumerate(interleaved(SMALL, 1)))
+    current: dict[bytes, tuple[bytes, int]] = {}
+    read = []
+    for offset, (key, value) in rows:
+        if key in current:
+            read.append((key, *current.pop(key), offset))
+        if value is not None:
+            current[key] = value, offset
+    read += [(key, *began, None) for key, began in current.items()]
+    found = [tuple(row.values()) for row in versions(stored(rows)).to_pylist()]
+    assert sorted(found, key=lambda row: row[2]) == sorted(read, key=lambda row: row[2])
+    assert {key: value for key, value, _, ended in found if ended is None} == truth(SMALL).latest
+
+
+def test_no_changes_have_no_versions_and_lack_all_of_the_truth() -> None:
+    assert versions(stored([])).num_rows == 0
+    assert compare_changes(stored([]), truth(SMALL)) == ChangesDifference(0, SMALL.records, 0, SMALL.producers)
 
 
 def test_typed_rows_become_the_very_values_that_were_produced() -> None:
     produced = [value for stream in streams(SMALL) for _, value in stream if value is not None]
     columns = sl.Json(ORDER).decode(pa.array(produced, pa.binary())).columns
-    assert values_of(pa.table(columns).to_pydict()) == produced
+    assert values_of(pa.table(columns)).to_pylist() == produced
 
 
-def test_a_value_that_moved_between_key_and_value_is_found_out() -> None:
-    expected = Truth(1, {}, (hashlib.sha256(b"13:order-00000001:x").hexdigest(),))
-    assert compare_changes([0], [(b"order-0000000", b"x")], expected).exact
-    assert not compare_changes([0], [(b"order-0000000", None)], expected).exact
+def test_a_value_that_is_deleted_instead_is_found_out() -> None:
+    change = (b"order-0000000", b"x")
+    expected = Truth({}, (as_table([change]),))
+    assert compare_changes(stored([(0, change)]), expected).exact
+    assert not compare_changes(stored([(0, (change[0], None))]), expected).exact
 
 
 # --- the page --------------------------------------------------------------------------------------------------

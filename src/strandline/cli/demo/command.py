@@ -16,7 +16,8 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import RenderableType
 
-from strandline.cli.demo.changes import DemoWorkload, compare, truth
+from strandline.cli.demo.changes import DemoWorkload
+from strandline.cli.demo.comparison import compare, truth
 from strandline.cli.demo.processes import (
     HISTORY_SLOT,
     LATE_SLOT,
@@ -68,11 +69,13 @@ moment, and the checkpoint is deleted.
 @guarded
 def demo(
     *,
-    records: Annotated[int, typer.Option(min=1000, help="How many changes.")] = 1_000_000,
-    keys: Annotated[int, typer.Option(min=1, help="Over how many keys.")] = 100_000,
-    producers: Annotated[int, typer.Option(min=1, max=16, help="From how many processes.")] = 3,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same changes.")] = 7,
-    dir: Annotated[Path | None, typer.Option(help="Keep log, tables and report in this new folder.")] = None,  # noqa: A002
+    records: Annotated[int, typer.Option(metavar="N", min=1000, help="How many changes.")] = 1_000_000,
+    keys: Annotated[int, typer.Option(metavar="N", min=1, help="Over how many keys.")] = 100_000,
+    producers: Annotated[int, typer.Option(metavar="N", min=1, max=16, help="From how many processes.")] = 3,
+    seed: Annotated[int, typer.Option(metavar="N", help="The same seed makes the same changes.")] = 7,
+    dir: Annotated[  # noqa: A002
+        Path | None, typer.Option(metavar="FOLDER", help="Keep log, tables and report in this new folder.")
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary folder.")] = False,
     json: Json = False,
 ) -> None:
@@ -190,10 +193,9 @@ class Demo:
         spark = self._kill_and_delete_checkpoints(spark)
         self._finish(spark, late)
         self._show("Computing the truth from the generator, and comparing …")
-        expected = truth(self._shape)  # while Spark stops
+        self.result.compared = compare(self._folder, truth(self._shape))  # while Spark stops
         self._until(lambda _: not spark.running, "Spark to stop")
         self.result.exposed = read_marker(self._folder.exposed)
-        self.result.compared = compare(self._folder, expected)
         self.result.seconds = self._now()
         return self.result
 

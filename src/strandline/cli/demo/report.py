@@ -12,7 +12,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from strandline.cli.demo.changes import Comparison, DemoWorkload
+from strandline.cli.demo.changes import DemoWorkload
+from strandline.cli.demo.comparison import Comparison
 from strandline.cli.demo.picture import drawn
 from strandline.cli.logs.lag import Lag
 from strandline.cli.shared import output as show
