@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pytest
 
 import strandline as sl
-from strandline.cli.app import COMMANDS
+from strandline.cli.app import COMMANDS, imported_command
 from strandline.cli.shared import output as show
 from tests.cli.conftest import Run
 
@@ -103,10 +104,34 @@ def test_colours_are_for_terminals_and_not_with_no_color(
 
 @pytest.mark.parametrize("columns", [80, 140])
 def test_the_help_of_every_command_fits(run: Run, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", columns)
-    for name in COMMANDS:
-        shown = run(name, "--help").stdout
-        assert max(map(len, shown.splitlines())) <= columns, name
-        assert "…" not in shown.replace("doctor-…", ""), f"something is cut in the help of {name}"
+    for words in [[], *called(imported_command, COMMANDS)]:
+        shown = run(*words, "--help").stdout
+        assert max(map(len, shown.splitlines())) <= columns, words
+        assert "…" not in shown.replace("doctor-…", "").replace("ROLE,…", ""), (
+            f"something is cut in the help of {words}"
+        )
+        assert not re.search(r"<(bool|str|int|float|path|list)|<\w[^>]*$|[{}]", shown, re.MULTILINE), words
+
+
+def called(command: Callable[[str], Any], names: Iterable[str]) -> Iterator[list[str]]:
+    """The words that call each command and each of its subcommands."""
+    for name in names:
+        below = getattr(command(name), "commands", {})
+        yield [name]
+        yield from ([name, *words] for words in called(below.__getitem__, below))
+
+
+def test_an_address_where_a_command_belongs_is_listed_or_an_error_that_says_what_to_type(run: Run, log: str) -> None:
+    run("produce", log, "--create", given="a\n")
+    for group in ("slots", "sources"):
+        assert run(group, log).stdout == run(group, "list", log).stdout
+        assert run(group, "--json", log).stdout == run(group, "list", log, "--json").stdout
+        assert "Did you mean 'list'" in run(group, "lsit", log).stderr
+    for words in (("tier",), ("wal",), ("node",), ("table",), ("spark", "--master", "local[1]"), ()):
+        done = run(*words, log, "--json")
+        assert (done.exit_code, done.stdout) == (2, "")
+        message = json.loads(done.stderr)["message"]
+        name = " ".join(["strandline", *words[:1]])
+        assert message.startswith(f"'{log}' is no command: write {name} COMMAND {log}. ")

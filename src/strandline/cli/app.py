@@ -9,9 +9,10 @@ from importlib.abc import MetaPathFinder
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
-_MARKUP: Final = "markdown"
+from strandline.cli.shared.groups import MARKUP, Command, CommandGroup, Commands
+
 USAGE_ERROR: Final[Any] = typer.BadParameter.__base__
 """A command was called wrongly: an unknown option, a missing argument and others."""
 
@@ -122,7 +123,7 @@ COMMANDS: Final = {
 """Module and name of each command, and its help in the list of commands, which is shown without importing it."""
 
 
-class _Watching(TyperCommand):
+class _Watching(Command):
     """``--watch`` takes an optional value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -131,14 +132,14 @@ class _Watching(TyperCommand):
         return super().parse_args(ctx, with_default_interval(args))
 
 
-class CommandsOnDemand(TyperGroup):
+class CommandsOnDemand(CommandGroup):
     """Lists commands by name and help, and imports one when it is called, or when its arguments are completed."""
 
     def __init__(self, **options: Any) -> None:
         """Add each command with its name and help only."""
         super().__init__(**options)
         for name, (_, text) in COMMANDS.items():
-            self.add_command(TyperCommand(name, help=text, rich_markup_mode=_MARKUP))
+            self.add_command(TyperCommand(name, help=text, rich_markup_mode=MARKUP))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the arguments name, imported now."""
@@ -167,7 +168,7 @@ def imported_command(name: str) -> Any:
     module, _, attribute = COMMANDS[name][0].partition(":")
     found = getattr(import_module(module), attribute)
     if not isinstance(found, typer.Typer):
-        alone = typer.Typer(add_completion=False, rich_markup_mode=_MARKUP)
+        alone = Commands(add_completion=False, rich_markup_mode=MARKUP)
         alone.command(name, cls=_Watching if name == "lag" else None)(found)
         found = alone
     found._add_completion = False  # noqa: SLF001 - only the front command has these options
@@ -183,7 +184,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=_MARKUP,
+    rich_markup_mode=MARKUP,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

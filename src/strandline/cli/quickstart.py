@@ -85,7 +85,9 @@ def compare(table: str, truth: dict[bytes, bytes]) -> dict[str, int]:
 
 @guarded
 def quickstart(
-    *, changes: Annotated[int, typer.Option(min=10, help="How many changes to append.")] = 40_000, json: Json = False
+    *,
+    changes: Annotated[int, typer.Option(metavar="N", min=10, help="How many changes to append.")] = 40_000,
+    json: Json = False,
 ) -> None:
     """Append, follow into a Delta table, kill the follower half-way, resume, compare. Needs neither Spark nor Java.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Any
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -13,16 +15,26 @@ from strandline.cli.bulk.load import load
 from strandline.cli.bulk.snapshot import snapshot
 from strandline.cli.cold.tier import compact, run
 from strandline.cli.logs.verify import verify
+from strandline.cli.shared.groups import group
 from strandline.cli.shared.pools import SESSION
 from strandline.cli.shared.spark_session import started
 from strandline.cli.tables.table import rebuild
 
-spark = typer.Typer(
-    no_args_is_help=True,
-    help="Run a bulk command on Spark: the same command, with its tasks on executors instead of threads.",
-    short_help="Run a bulk command on Spark's executors.",
-    rich_markup_mode="markdown",
+spark = group(
+    "Run a bulk command on Spark: the same command, with its tasks on executors instead of threads.",
+    short="Run a bulk command on Spark's executors.",
 )
+_COMMANDS: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
+    "export": ("export", export),
+    "verify": ("verify", verify),
+    "snapshot": ("snapshot", snapshot),
+    "load": ("load", load),
+    "ingest": ("ingest", ingest),
+    "rebuild": ("table rebuild", rebuild),
+    "tier": ("tier run", run),
+    "compact": ("tier compact", compact),
+}
+"""The commands, and how each is called without Spark."""
 
 
 @spark.callback()
@@ -65,11 +77,7 @@ def _setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-spark.command("export")(export)
-spark.command("verify")(verify)
-spark.command("snapshot")(snapshot)
-spark.command("load")(load)
-spark.command("ingest")(ingest)
-spark.command("rebuild")(rebuild)
-spark.command("tier")(run)
-spark.command("compact")(compact)
+for _name, (_without_spark, _command) in _COMMANDS.items():
+    _help = inspect.getdoc(_command) or ""
+    _example = f"Example: strandline spark {_name} "
+    spark.command(_name, help=_help.replace(f"Example: strandline {_without_spark} ", _example))(_command)

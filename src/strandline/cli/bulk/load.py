@@ -36,7 +36,11 @@ def load(
     *,
     job: Annotated[str, typer.Option(metavar="NAME", help="Names what is loaded: a job that is in the log is done.")],
     format: Annotated[  # noqa: A002 - the field's own word
-        LoadFormat | None, typer.Option(help="The format of the files; by default their names say it.")
+        LoadFormat | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="The format of the files: jsonl, csv, parquet or arrow; by default their names say it.",
+        ),
     ] = None,
     key: Annotated[str | None, _field("The field or column that is the key.")] = None,
     op: Annotated[str | None, _field("The one that says put, delete or purge; by default all are puts.")] = None,

@@ -18,17 +18,17 @@ from rich.text import Text
 from strandline.cli.logs.verify import finish
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, Place, guarded, open_to_look
+from strandline.cli.shared.groups import ListingGroup, group
 from strandline.cli.shared.text import moment
 from strandline.model.cursor import Bounds
 from strandline.model.segments import SegmentMetadata, SegmentState
 from strandline.tier.opening import cold_tier, follow_events
 from strandline.tier.verify import TierView, look_at, verify_tier
 
-segments = typer.Typer(
-    no_args_is_help=True,
-    help="List, draw and verify the segments of a log's cold tier.",
-    short_help="List, draw and verify the segments of a cold tier.",
-    rich_markup_mode="markdown",
+segments = group(
+    "List, draw and verify the segments of a log's cold tier. **strandline segments LOG** lists them.",
+    short="List, draw and verify the segments of a cold tier.",
+    cls=ListingGroup,
 )
 
 _NARROW: Final = 80
@@ -84,8 +84,15 @@ def row_of(segment: SegmentMetadata, seen: TierView) -> dict[str, Any]:
 def list_(
     log: Place,
     *,
-    term: Annotated[int | None, typer.Option(min=0, help="Only segments with records of this term.")] = None,
-    state: Annotated[State | None, typer.Option(help="Only segments in this state.")] = None,
+    term: Annotated[
+        int | None, typer.Option(metavar="TERM", min=0, help="Only segments with records of this term.")
+    ] = None,
+    state: Annotated[
+        State | None,
+        typer.Option(
+            metavar="STATE", help="Only segments in this state: copy-started, copy-finished or delete-started."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the segments by first offset, from their events: offsets, size, state, terms, newest record, id.
@@ -183,7 +190,8 @@ def map_(
     log: Place,
     *,
     width: Annotated[
-        int | None, typer.Option(min=20, help="How many columns the picture has; by default those of the terminal.")
+        int | None,
+        typer.Option(metavar="N", min=20, help="How many columns the picture has; by default those of the terminal."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -319,7 +327,7 @@ def verify(
     fast: Annotated[
         bool, typer.Option("--fast", help="Read no records: only sizes, and the ends of segments with their checksums.")
     ] = False,
-    workers: Annotated[int, typer.Option(min=1, help="How many segments are read at once.")] = 4,
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="How many segments are read at once.")] = 4,
     json: Json = False,
 ) -> None:
     """Verify the cold tier: each segment there, of its size, with its checksums, and each record in it readable.

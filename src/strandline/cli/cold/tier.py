@@ -28,6 +28,7 @@ from strandline.cli.shared.common import (
     size_in_bytes,
     stop_on_signal,
 )
+from strandline.cli.shared.groups import group
 from strandline.cli.shared.pools import Workers, is_on_spark, task_pool
 from strandline.model.retention import parse_retention
 from strandline.model.segments import SegmentMetadata
@@ -38,11 +39,9 @@ from strandline.tier.opening import cold_cell, cold_tier, log_address, tiering
 from strandline.tier.status import Untiered, untiered
 from strandline.tier.verify import HotLog
 
-tier = typer.Typer(
-    no_args_is_help=True,
-    help="Give a log a cold tier, and copy what is old into it: once, or as a service.",
-    short_help="Give a log a cold tier, and copy what is old into it.",
-    rich_markup_mode="markdown",
+tier = group(
+    "Give a log a cold tier, and copy what is old into it: once, or as a service.",
+    short="Give a log a cold tier, and copy what is old into it.",
 )
 
 FENCED: Final = 3
@@ -99,7 +98,7 @@ def attach(
         ),
     ] = None,
     partitions: Annotated[
-        int, typer.Option(min=1, help="How many partitions the events have; logs may share them.")
+        int, typer.Option(metavar="N", min=1, help="How many partitions the events have; logs may share them.")
     ] = PARTITIONS,
     json: Json = False,
 ) -> None:
@@ -287,7 +286,9 @@ def _compacted(done: Compacted, seconds: float, *, stopped: bool) -> str:
 def truncate(
     log: Place,
     *,
-    to: Annotated[int, typer.Option(min=0, help="The first offset that is removed from the cold tier.")],
+    to: Annotated[
+        int, typer.Option(metavar="OFFSET", min=0, help="The first offset that is removed from the cold tier.")
+    ],
     yes: Yes = False,
     json: Json = False,
 ) -> None:

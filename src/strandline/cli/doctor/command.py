@@ -28,7 +28,7 @@ _WORST_FIRST: Final = (CheckStatus.PROBLEM, CheckStatus.WARNING, CheckStatus.OK)
 def doctor(
     url: Annotated[
         str | None,
-        typer.Argument(metavar="[URL]", help="A log, or a place for one: a folder, file://, s3://, gs:// or az://."),
+        typer.Argument(metavar="URL", help="A log, or a place for one: a folder, file://, s3://, gs:// or az://."),
     ] = None,
     *,
     json: Json = False,

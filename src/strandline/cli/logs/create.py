@@ -32,7 +32,12 @@ def create(
     *,
     retention: Annotated[str | None, retention_option("What the log")] = None,
     value: Annotated[
-        ValueFormat | None, typer.Option("--value", help="The format of its values, with --schema; by default json.")
+        ValueFormat | None,
+        typer.Option(
+            "--value",
+            metavar="FORMAT",
+            help="The format of its values, with --schema: json (the default), avro, messagepack or arrow.",
+        ),
     ] = None,
     schema: Annotated[
         Path | None,

@@ -74,8 +74,9 @@ def produce(
         InputFormat | None,
         typer.Option(
             "--format",
-            help="Of standard input: lines (by default) or json, as 'tail --json' prints it. Of files: by default "
-            "their names say it.",
+            metavar="FORMAT",
+            help="Of standard input: lines (the default) or json, as 'tail --json' prints it. Of files: jsonl, csv, "
+            "parquet or arrow; by default their names say it.",
         ),
     ] = None,
     key: Annotated[str | None, _field("--key", help_="The field or column that is the key.")] = None,
@@ -102,19 +103,26 @@ def produce(
         ),
     ] = None,
     key_separator: Annotated[
-        str | None, typer.Option(help="Splits a line into key and value; without it a line is a value.")
+        str | None, typer.Option(metavar="TEXT", help="Splits a line into key and value; without it a line is a value.")
     ] = None,
     count: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Number of records to generate instead of reading standard input.", rich_help_panel=_MADE_UP
+            metavar="N",
+            min=1,
+            help="Number of records to generate instead of reading standard input.",
+            rich_help_panel=_MADE_UP,
         ),
     ] = None,
     keys: Annotated[
-        int, typer.Option(min=1, help="Number of keys of generated records.", rich_help_panel=_MADE_UP)
+        int, typer.Option(metavar="N", min=1, help="Number of keys of generated records.", rich_help_panel=_MADE_UP)
     ] = 1000,
-    size: Annotated[int, typer.Option(min=0, help="Bytes in each generated value.", rich_help_panel=_MADE_UP)] = 100,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same records.", rich_help_panel=_MADE_UP)] = 0,
+    size: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Bytes in each generated value.", rich_help_panel=_MADE_UP)
+    ] = 100,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="The same seed gives the same records.", rich_help_panel=_MADE_UP)
+    ] = 0,
     create: Annotated[bool, typer.Option("--create", help="Make the log if there is none.")] = False,
     retention: Annotated[str | None, retention_option("With --create: what the log")] = None,
     json: Json = False,

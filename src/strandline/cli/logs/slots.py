@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
-from typer.core import TyperGroup
 
 import strandline as sl
 from strandline.cli.logs.lag import Lag, SlotRow, look
@@ -27,26 +26,15 @@ from strandline.cli.shared.common import (
     size_in_bytes,
     start,
 )
+from strandline.cli.shared.groups import ListingGroup, group
 from strandline.errors import NotFound
 from strandline.model.cursor import Start
 from strandline.model.retention import SlotLimits, SlotState, default_limits, parse_retention
 
-
-class _ListByDefault(TyperGroup):
-    """``strandline slots URL`` is ``strandline slots list URL``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
-
-slots = typer.Typer(
-    cls=_ListByDefault,
-    no_args_is_help=True,
-    help="List, create, reset and drop slots. **strandline slots URL** lists them.",
-    short_help="List slots and what they retain; create, reset and drop them.",
-    rich_markup_mode="markdown",
+slots = group(
+    "List, create, reset and drop slots. **strandline slots URL** lists them.",
+    short="List slots and what they retain; create, reset and drop them.",
+    cls=ListingGroup,
 )
 
 _OFF = "; 0 switches it off"
@@ -55,8 +43,9 @@ At = Annotated[
     str,
     typer.Option(
         "--at",
-        metavar="OFFSET|TIME|beginning|retained|now",
-        help="The next record that its consumer needs; a time means what was listed then or later.",
+        metavar="WHERE",
+        help="The next record that its consumer needs: beginning, retained, now, an offset, or a time, which means "
+        "what was listed then or later.",
     ),
 ]
 

@@ -11,14 +11,14 @@ import typer
 import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, Url, Yes, confirm, guarded, open_log
+from strandline.cli.shared.groups import ListingGroup, group
 from strandline.log.writers.numbered import MAX_SOURCES
 
-sources = typer.Typer(
-    no_args_is_help=True,
-    help="List the sources whose positions an object log remembers (ingested logs and topics, Spark streams, series of "
-    f"jobs; {MAX_SOURCES} at most), and forget those that have ended.",
-    short_help="List what a log has ingested; forget a source that has ended.",
-    rich_markup_mode="markdown",
+sources = group(
+    "List the sources whose positions an object log remembers (ingested logs and topics, Spark streams, series of "
+    f"jobs; {MAX_SOURCES} at most), and forget those that have ended. **strandline sources URL** lists them.",
+    short="List what a log has ingested; forget a source that has ended.",
+    cls=ListingGroup,
 )
 
 

@@ -38,12 +38,13 @@ def tail(
     since: Annotated[
         str | None,
         typer.Option(
-            metavar="OFFSET|TIME|beginning|now",
-            help="Where to begin; by default with the last 10 records. The beginning is all that is retained.",
+            metavar="WHERE",
+            help="Where to begin: an offset, a time, now, or beginning, which is all that is retained; by default with "
+            "the last 10 records.",
         ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until Ctrl-C.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Number of records after which to end.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of records after which to end.")] = None,
     hold: Annotated[
         int | None,
         typer.Option(
@@ -57,7 +58,9 @@ def tail(
     ] = False,
     schema: Annotated[
         Path | None,
-        typer.Option("--schema", help="Decode JSON values by the JSON Schema or Avro schema in this file."),
+        typer.Option(
+            "--schema", metavar="FILE", help="Decode JSON values by the JSON Schema or Avro schema in this file."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

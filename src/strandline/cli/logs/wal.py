@@ -12,6 +12,7 @@ from strandline.cli.logs.verify import data_bytes, verify_folder
 from strandline.cli.logs.wal_inspection import print_folder, print_frames, show_spool
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, guarded
+from strandline.cli.shared.groups import group
 from strandline.cli.shared.targets import look, need, spool_at
 from strandline.compat.spool.export import export_spool
 from strandline.compat.spool.format import SPOOL
@@ -27,11 +28,9 @@ from strandline.log.wal.recover.manual_repair import RepairPlan, plan_repair, re
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import DISK
 
-wal = typer.Typer(
-    no_args_is_help=True,
-    help="Inspect, verify, repair, export and migrate a write-ahead log, which is a folder on this machine.",
-    short_help="Inspect, verify, repair, export and migrate a write-ahead log.",
-    rich_markup_mode="markdown",
+wal = group(
+    "Inspect, verify, repair, export and migrate a write-ahead log, which is a folder on this machine.",
+    short="Inspect, verify, repair, export and migrate a write-ahead log.",
 )
 
 Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="The log's folder.")]

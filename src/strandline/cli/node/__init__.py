@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import typer
-
 from strandline.cli.node.admin import rebootstrap, reset_term, status, topology, unregister
 from strandline.cli.node.run import run
+from strandline.cli.shared.groups import group
 
-node = typer.Typer(
-    no_args_is_help=True,
-    help="Run a node of a replicated log, and inspect and administer running ones.",
-    short_help="Run a node of a replicated log; show its replicas and their lag.",
-    rich_markup_mode="markdown",
+node = group(
+    "Run a node of a replicated log, and inspect and administer running ones.",
+    short="Run a node of a replicated log; show its replicas and their lag.",
 )
 for command in (run, topology, status, unregister, rebootstrap, reset_term):
     node.command()(command)

@@ -45,7 +45,9 @@ def follow(
         TableMode | None,
         typer.Option(
             "--mode",
-            help="What a new table keeps: the latest row of each key (by default), every change, or every version.",
+            metavar="MODE",
+            help="What a new table keeps: latest, the latest row of each key (the default); append, every change; or "
+            "history, every version.",
         ),
     ] = None,
     slot: Annotated[
@@ -89,7 +91,7 @@ def follow(
             "database it is named after the table: --dead-letters yes.",
         ),
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="The sink's name.")] = "default",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="The sink's name.")] = "default",
     json: Json = False,
 ) -> None:
     """Keep a table in step with a log, exactly: rows and position are one commit.

@@ -12,6 +12,7 @@ import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, confirm, guarded
 from strandline.cli.shared.common import start as known_start
+from strandline.cli.shared.groups import group
 from strandline.cli.shared.pools import Workers, is_on_spark, spark_session, task_pool
 from strandline.cli.shared.tables import TableUrl, followed_table
 from strandline.cli.shared.text import escaped, readable, to_fields
@@ -19,18 +20,24 @@ from strandline.errors import InvalidInput
 from strandline.log.contract import Log
 from strandline.tables.maintain.opening import is_in_database
 
-table = typer.Typer(help="Look after a table that follows a log.", no_args_is_help=True)
+table = group("Look after a table that follows a log.")
 
 LogUrl = Annotated[str, typer.Argument(metavar="LOG", help="The address of the log that it follows.")]
 Schema = Annotated[
     Path | None,
-    typer.Option("--schema", help="The schema of its JSON values: a file with a JSON Schema or an Avro schema."),
+    typer.Option(
+        "--schema", metavar="FILE", help="The schema of its JSON values: a file with a JSON Schema or an Avro schema."
+    ),
 ]
-Key = Annotated[list[str] | None, typer.Option("--key", help="A column that identifies a row; may be repeated.")]
-Name = Annotated[str, typer.Option("--name", help="The sink's name.")]
+Key = Annotated[
+    list[str] | None, typer.Option("--key", metavar="COLUMN", help="A column that identifies a row; may be repeated.")
+]
+Name = Annotated[str, typer.Option("--name", metavar="NAME", help="The sink's name.")]
 Letters = Annotated[
     str | None,
-    typer.Option("--dead-letters", help="The address of its dead-letter table; a SQL database knows it."),
+    typer.Option(
+        "--dead-letters", metavar="TABLE", help="The address of its dead-letter table; a SQL database knows it."
+    ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -43,7 +50,7 @@ def _log(url: str) -> Log:
 @guarded
 def describe(
     url: TableUrl,
-    log: Annotated[str | None, typer.Argument(metavar="[LOG]", help="Its log: shows the cursor, too.")] = None,
+    log: Annotated[str | None, typer.Argument(metavar="LOG", help="Its log: shows the cursor, too.")] = None,
     *,
     schema: Schema = None,
     key: Key = None,
@@ -307,7 +314,9 @@ def optimize(url: TableUrl, *, name: Name = "default", json: Json = False) -> No
 def vacuum(
     url: TableUrl,
     *,
-    hours: Annotated[int, typer.Option("--hours", help="Keep the files of versions younger than this.", min=1)] = 168,
+    hours: Annotated[
+        int, typer.Option("--hours", metavar="N", min=1, help="Keep the files of versions younger than this.")
+    ] = 168,
     name: Name = "default",
     json: Json = False,
 ) -> None:
