@@ -298,11 +298,20 @@ def test_wrong_operations_and_times_are_refused(log: ObjectLog, tmp_path: Path) 
     path.write_text('{"op": "upsert", "at": "2026-11-01T12:00:00"}\n')
     with pytest.raises(InvalidInput, match="has the operation 'upsert'"):
         sl.bulk.load(path, log, job="a", op="op")
-    with pytest.raises(InvalidInput, match="zone"):
+    with pytest.raises(
+        InvalidInput, match="has the time '2026-11-01T12:00:00': use one with its zone, such as 2026-11-"
+    ):
         sl.bulk.load(path, log, job="b", timestamp="at")
     pq.write_table(pa.table({"at": pa.array([1], pa.timestamp("us"))}), tmp_path / "a.parquet")
     with pytest.raises(InvalidInput, match="has no time zone"):
         sl.bulk.load(tmp_path / "a.parquet", log, job="c", timestamp="at")
+
+
+def test_an_object_may_lack_its_key_and_an_absent_value_is_a_null(log: ObjectLog, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"id": null}\n{"value": 2}\n{"id": ""}\n')
+    sl.bulk.load(path, log, job="a", key="id", value="value")
+    assert pairs(log) == [(None, None), (None, b"2"), (b"", None)]
 
 
 def test_a_place_without_files_and_another_log_are_refused(log: ObjectLog, tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ import pytest
 
 import strandline as sl
 from strandline.errors import InvalidInput, NotFound, Unsupported
+from strandline.log.findings import Severity
 from strandline.log.object.log import open_log
+from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.log.writers import numbered
 from strandline.log.writers.source import advancing, source_writer
 from strandline.model.records import record_batch
@@ -37,6 +39,26 @@ def test_a_forgotten_source_makes_room_and_begins_again(monkeypatch: pytest.Monk
         sl.log.forget_source(log, names[1])
     log.append(ROW, writer=advancing(names[0], 5), number=15).result()  # the others go on
     assert log.bounds().next == 5
+
+
+def test_a_log_that_forgot_a_source_is_sound_also_when_the_source_begins_again() -> None:
+    log = open_log(PlainStore(), create=True)
+    name = source_writer("a")
+    for position in (0, 10):
+        log.append(ROW, writer=advancing(name, 10), number=position).result()
+    sl.log.forget_source(log, name)
+    [forgotten] = noted(log)
+    assert f"has forgotten source {name}: ingested again, its records are appended again" in forgotten
+    log.append(ROW, writer=advancing(name, 10), number=0).result()
+    log.append(ROW, writer=advancing(name, 10), number=10).result()
+    [again] = noted(log)
+    assert "the batch at offset 2 begins writer" in again
+
+
+def noted(log: sl.log.ObjectLog) -> list[str]:
+    found = list(ObjectLogVerifier(log).findings())
+    assert {finding.severity for finding in found} == {Severity.NOTE}
+    return [finding.message for finding in found]
 
 
 def test_producers_are_no_sources_and_other_logs_say_so() -> None:

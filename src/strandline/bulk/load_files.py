@@ -31,6 +31,7 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 """Some programs write it at the beginning of text in UTF-8."""
 _ABSENT: Final = msgspec.Raw(b"")
 _FIRST_PRINTABLE: Final = 0x20
+_A_TIME: Final = "2026-11-01T12:00:00Z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,9 +249,21 @@ def _as_time(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
     if not has_zone and not pa.types.is_string(kind) and not pa.types.is_large_string(kind):
         raise InvalidInput(
             f"{where} has times of type {kind}, which has no time zone: give timestamps with a zone, or text "
-            "such as 2026-11-01T12:00:00Z."
+            f"such as {_A_TIME}."
         )
-    return column.cast(TIMESTAMP)
+    try:
+        return column.cast(TIMESTAMP)
+    except pa.ArrowInvalid as error:  # its message names calls of Arrow
+        refused = next((text for text in column.to_pylist() if not _is_time(text)), None)
+        raise InvalidInput(f"{where} has the time {refused!r:.40}: use one with its zone, such as {_A_TIME}.") from error
+
+
+def _is_time(text: Any) -> bool:
+    try:
+        pa.scalar(text).cast(TIMESTAMP)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 # --- lines --------------------------------------------------------------------------------------------------------

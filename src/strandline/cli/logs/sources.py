@@ -22,6 +22,13 @@ sources = group(
 )
 
 
+def _id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no id of a source: 'strandline sources URL' shows them.") from None
+
+
 @sources.command("list")
 @guarded
 def list_(url: Url, *, json: Json = False) -> None:
@@ -39,7 +46,9 @@ def list_(url: Url, *, json: Json = False) -> None:
 @guarded
 def forget(
     url: Url,
-    source: Annotated[UUID, typer.Argument(metavar="ID", help="The id of the source, as 'sources list' shows it.")],
+    source: Annotated[
+        UUID, typer.Argument(metavar="ID", parser=_id, help="The id of the source, as 'sources list' shows it.")
+    ],
     *,
     yes: Yes = False,
     json: Json = False,

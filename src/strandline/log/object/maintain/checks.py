@@ -149,7 +149,9 @@ class Writers:
         last = known or forgotten
         if last is not None and last.number != _IN_A_GROUP and entry.number != last.number + (not is_source(writer)):
             where = f"the batch at offset {entry.first}"
-            if known is None and entry.number == 0:
+            # A log forgets silent producers by itself, and a source when it is told to.
+            begins_again = entry.number < last.number if is_source(writer) else known is None and entry.number == 0
+            if begins_again:
                 yield Severity.NOTE, f"{where} begins writer {entry.writer} again, which the log had forgotten"
             else:
                 what = f"{where} has number {entry.number} of writer {entry.writer}, whose last was {last.number}"
@@ -167,25 +169,29 @@ class Writers:
                 if next_one is not None:
                     next_one[silent] = state
 
-    def compare(self, head: Head) -> Iterator[str]:
+    def compare(self, head: Head) -> Iterator[tuple[Severity, str]]:
         """Differences between the writers in the head and those of the listed batches."""
+        for writer, problem in self._differences(head):
+            if writer not in head.writers and is_source(writer):
+                yield Severity.NOTE, f"has forgotten source {writer}: ingested again, its records are appended again"
+            else:
+                yield Severity.DAMAGE, f"is wrong: {problem}"
+
+    def _differences(self, head: Head) -> Iterator[tuple[WriterId, str]]:
         for writer, last in self.recent.items():
             known = head.writers.get(writer)
             if known is None and last.number == _IN_A_GROUP:
                 continue  # a job that the log remembers under another id, or not at all
             if known is None and last.sequence >= head.writers_floor:
-                yield f"it does not know writer {writer}, which listed batch {last.number} at offset {last.first}"
+                what = f"it does not know writer {writer}, which listed batch {last.number} at offset {last.first}"
+                yield writer, what
             elif known is not None and last.number == _IN_A_GROUP:
                 if known.sequence != last.sequence:
-                    yield (
-                        f"it remembers sequence {known.sequence} as the last of writer {writer}, but that is "
-                        f"{last.sequence}"
-                    )
+                    what = f"it remembers sequence {known.sequence} as the last of writer {writer}"
+                    yield writer, f"{what}, but that is {last.sequence}"
             elif known is not None and known != last:
-                yield (
-                    f"it remembers number {known.number} as the last of writer {writer}, but that is {last.number} at "
-                    f"offset {last.first}"
-                )
+                what = f"it remembers number {known.number} as the last of writer {writer}"
+                yield writer, f"{what}, but that is {last.number} at offset {last.first}"
 
 
 def check_slot(state: SlotState, *, floor: int, end: int, pinned: bool) -> Iterator[tuple[Severity, str]]:

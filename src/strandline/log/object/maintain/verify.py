@@ -193,8 +193,8 @@ class ObjectLogVerifier:
             what = f"ends at offset {head.next_offset}, sequence {head.next_sequence}, but lists up to offset"
             self._add(Severity.DAMAGE, FindingKind.LISTING, "head", f"{what} {place.offset}, sequence {place.sequence}")
         if not self._holes:
-            for problem in self._writers.compare(head):
-                self._add(Severity.DAMAGE, FindingKind.WRITER, "head", f"is wrong: {problem}")
+            for severity, problem in self._writers.compare(head):
+                self._add(severity, FindingKind.WRITER, "head", problem)
 
     def _walk(self, head: Head, place: ListingPosition) -> Iterator[Entry]:
         for level, reference in references_of(head):
