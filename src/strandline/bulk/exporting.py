@@ -189,7 +189,9 @@ def _new_plan(
         raise InvalidInput(f"upto is {upto:,}, and the log ends at {end:,}: export less, or later.")
     end = end if upto is None else upto
     if end < first:
-        raise InvalidInput(f"upto ({end:,}) is below since ({first:,}): name an upto at or above it.")
+        raise InvalidInput(
+            f"The range begins at {first:,}, which is behind its end, {end:,}: begin earlier, or end later."
+        )
     cursor = log.cursor_at(end)  # before the spans, so that a restore in between is detected
     spans = spans_between(log, first, end)
     wanted = max(1, -(-sum(span.size for span in spans) // max(1, part_bytes)))

@@ -14,16 +14,19 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.syntax import Syntax
+from rich.table import Table
 from rich.text import Text
 
 import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, guarded
 from strandline.errors import StrandlineError
+
+_RULE: Final = 100
 
 
 def append(url: str, changes: int) -> dict[bytes, bytes]:
@@ -69,10 +72,12 @@ def follow_and_kill(url: str, table: str) -> int:
 
 
 def compare(table: str, truth: dict[bytes, bytes]) -> dict[str, int]:
-    """Count the wrong rows in the table, by reading it directly."""
+    """Count the wrong rows in the table, by reading its files."""
     from deltalake import DeltaTable
+    from pyarrow import parquet
 
-    rows = DeltaTable(table).to_pyarrow_table(columns=["key", "value"]).to_pylist()
+    # Not to_pyarrow_table: its threads call Python, and if one still does when Python ends, the process aborts.
+    rows = parquet.read_table(DeltaTable(table).file_uris(), columns=["key", "value"]).to_pylist()
     found = {row["key"]: row["value"] for row in rows}
     return {
         "rows": len(rows),
@@ -140,7 +145,9 @@ def _words(counts: dict[str, int]) -> str:
 
 def _say(quiet: bool, step: str, text: str) -> None:
     if not quiet:
-        show.out().print(Text.assemble((f"{step:>8}", "bold cyan"), f"  {text}"))
+        line = Table.grid(padding=(0, 2))
+        line.add_row(Text(f"{step:>8}", "bold cyan"), text)
+        show.out().print(line)
 
 
 def _print_source() -> None:
@@ -149,10 +156,10 @@ def _print_source() -> None:
         parts
     )
     if sys.stdout.isatty():
-        show.out().print(Syntax(source, "python", theme="ansi_dark", background_color="default"))
+        show.out().print(Syntax(source, "python", theme="ansi_dark", background_color="default", word_wrap=True))
     else:
         print(source)
-    print("─" * 100, flush=True)
+    show.out().print("─" * min(_RULE, show.out().width))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,8 @@ class TopicPartition:
             raise InvalidInput(f"There is no partition {self.partition} of {self._short}: use 0 to {_LARGEST_INT}.")
 
     def __str__(self) -> str:
-        return f"partition {self.partition} of {self._short} ({self.topic_id})"
+        of = f"{self._short} ({self.topic_id})" if self.name else f"log {self.topic_id}"
+        return f"partition {self.partition} of {of}"
 
     @property
     def _short(self) -> str:

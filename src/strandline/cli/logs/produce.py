@@ -19,14 +19,13 @@ from strandline.bulk.load_files import RecordFields
 from strandline.bulk.load_sources import FileFormat, LoadedFile, files_at
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import LogPlace, on_any_log
-from strandline.cli.shared.common import INTERRUPTED, Interruption, Json, retention_option, stop_on_signal
+from strandline.cli.shared.common import INTERRUPTED, OR_CREATE, Interruption, Json, retention_option, stop_on_signal
 from strandline.cli.shared.text import InputRecord, parse_json, parse_line
 from strandline.errors import InvalidInput
 from strandline.log.contract import Handle
 from strandline.model.records import RECORD_SCHEMA
 
 _CHUNK: Final = 20_000
-_HINT: Final = "check the address, or make one with --create"
 _LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz0123456789"[code % 36] for code in range(256))
 
 
@@ -167,7 +166,7 @@ def produce(
     tally, began = ProducedCount(), time.monotonic()
     failure: InvalidInput | None = None
     with (
-        place.writing(create=create, retention=retention, hint=_HINT) as log,
+        place.writing(create=create, retention=retention, hint=OR_CREATE) as log,
         Interruption() as interruption,
         log.producer() as producer,
         show.meter("appending", total=count, quiet=json) as advance,
@@ -203,7 +202,7 @@ def _append_files(
     as_json: bool,
 ) -> None:
     began, done = time.monotonic(), False
-    with place.writing(create=create, retention=retention, hint=_HINT) as log, stop_on_signal() as stop:
+    with place.writing(create=create, retention=retention, hint=OR_CREATE) as log, stop_on_signal() as stop:
         work = FileAppender(log, source or " ".join(file.where for file in files), files, fields)
         try:
             with show.meter("appending", total=None, quiet=as_json) as advance:

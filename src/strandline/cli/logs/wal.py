@@ -190,7 +190,7 @@ def export(
 
     Changes nothing in the log, which may be open. The spool appears only when it is whole, and replaces nothing.
 
-    Example: strandline wal export /var/lib/orders ./orders.parquet
+    Example: strandline wal export /var/lib/orders ./orders.logical.wal
     """
     need_wal(folder)
     log = WalReader(folder)

@@ -29,12 +29,15 @@ from strandline.model.retention import SlotLimits, default_limits, parse_retenti
 from strandline.node.flight.security import ClientSecurity, Role, ServerSecurity, is_loopback, parse_identities
 from strandline.node.lead.policies import FlowLimits
 from strandline.node.options import TierSettings
+from strandline.node.replicate.replica import Condition
 from strandline.node.running import NodeConfig, RunningNode
 
 PORT: Final = 7450
 _SEGMENT: Any = "256MiB"  # given to the parser
 _LINGER: Any = "1h"
 _LOOK: Final = 0.2
+_LOOKS_FOR_PRIMARY: Final = 10
+"""How often to look before a node is said to be connecting."""
 _HIGHEST_PORT: Final = 65535
 _role: Final = partial(typer.Option, rich_help_panel="The primary")
 _writes: Final = partial(typer.Option, rich_help_panel="Commits and retention")
@@ -294,7 +297,7 @@ def run(
 
 def _report_states(running: RunningNode, stop: threading.Event, *, as_json: bool) -> None:
     """Print the address and state of the node, and log each further state, until it stops or fails."""
-    said = running.condition
+    said = _first_state(running, stop)
     fields = {"name": running.name, "url": running.url, "condition": said}
     show.answer(fields, f"{running.name} serves at {running.url}, and is {said}.", as_json=as_json)
     logger = logging.getLogger("strandline.node")
@@ -305,6 +308,15 @@ def _report_states(running: RunningNode, stop: threading.Event, *, as_json: bool
             primary = running.node.node_folder.state.primary
             of = f" {primary}" if now == "following" else ""
             logger.info("Node %s is %s%s.", running.name, now, of)
+
+
+def _first_state(running: RunningNode, stop: threading.Event) -> str:
+    """The state of a node that has just started: for a moment it looks for a primary, even if it then leads itself."""
+    for _ in range(_LOOKS_FOR_PRIMARY):
+        said = running.condition
+        if said != Condition.CONNECTING or running.failure is not None or stop.wait(_LOOK):
+            return said
+    return running.condition
 
 
 @contextmanager

@@ -73,6 +73,10 @@ MANIFEST: Final = "ingest/manifest"
 DATA: Final = "ingest"
 
 
+OR_CREATE: Final = "check the address, or make one with --create"
+"""The advice of a command with this option, where there is no log."""
+
+
 def _option(parse: Callable[[str], T]) -> Callable[[str], T]:
     """Make a parser of an option: what ``parse`` refuses is a usage error."""
 

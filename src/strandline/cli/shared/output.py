@@ -13,7 +13,7 @@ from typing import Any, Final, TextIO
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -242,6 +242,15 @@ def counted(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+class _Rate(ProgressColumn):
+    """Share of the whole, if that is known, and items per second."""
+
+    def render(self, task: Task) -> Text:
+        share = "" if task.total is None else f"{task.percentage:.0f}% "
+        rate = "" if task.speed is None else f"{task.speed:,.0f}/s"
+        return Text(f"{share}{rate}", "progress.percentage")
+
+
 @contextmanager
 def meter(what: str, *, total: int | None, quiet: bool = False) -> Iterator[Callable[[int], None]]:
     """Progress on standard error: a bar on a terminal, occasional lines elsewhere; ``quiet`` keeps only the bar.
@@ -252,7 +261,7 @@ def meter(what: str, *, total: int | None, quiet: bool = False) -> Iterator[Call
         with Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TaskProgressColumn(show_speed=True),
+            _Rate(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             console=err(),

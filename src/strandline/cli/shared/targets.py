@@ -44,7 +44,7 @@ def meant(there: Contents) -> dict[FolderKind, str]:
         FolderKind.APPEND_LOG_STORE: _PROGRAM.format("AppendLogStore"),
         FolderKind.ROCKSDB_STORE: _PROGRAM.format("RocksStore"),
         FolderKind.SNAPSHOT: _PROGRAM.format("AppendLogStore.import_from, or with that of the store which exported it"),
-        FolderKind.DELTA_TABLE: _PROGRAM.format("DeltaSink, and reads it with Spark"),
+        FolderKind.DELTA_TABLE: f"look at it with 'strandline table describe {path}'.",
         FolderKind.SPOOL: f"look at it with 'strandline wal inspect {spool}', and move it into a folder with "
         f"'strandline wal migrate {spool}'.",
     }

@@ -16,6 +16,7 @@ _WORDS: Final = (
     (r"open it with strandline\.compat\.WriteAheadLog\.open\(\.\.\., migrate=True\)", "use 'strandline wal migrate'"),
     (r"pass skip_trimmed=True \(--skip-trimmed\)", "pass --skip-trimmed"),
     (r"call it as grpc\+tls://, or set insecure=True", "call it as grpc+tls://"),
+    (r"give it a lease, or an upstream, or let it lead", "give it --lease, --upstream or --lead"),
     (r"give it tokens or client_roots", "give it --tokens or --client-ca"),
     (r"set insecure=True", "pass --insecure"),
     (r"follow from start='retained'", "follow it --from retained"),

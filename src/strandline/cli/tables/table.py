@@ -214,7 +214,7 @@ def repair(
 
     cursor = sink.repair(opened.log_id, serves)
     if cursor is None:
-        raise InvalidInput(f"There is no table at {url}.")
+        raise InvalidInput(f"There is no table at {url}: check the address.")
     show.answer({"cursor": str(cursor)}, f"The table is right, at offset {cursor.next:,}.", as_json=json)
 
 

@@ -68,7 +68,7 @@ def replayed_delta(
     """
     table = followed.open()
     if table is None:
-        raise NotFound(f"There is no table at {followed.url}.")
+        raise NotFound(f"There is no table at {followed.url}: check the address.")
     refuse_lost_transform(shape, followed.url, is_transformed=is_transformed(table))
     at = followed.last_commit(table, log_id).cursor
     letters = letters_of(id_of(table))

@@ -255,7 +255,7 @@ class DeltaSink(FileTableSink):
         """``is_moved``: for an operation that moves the handle; another thread may commit on the remembered one."""
         table = self._followed.open_again() if is_moved else self._followed.open()
         if table is None:
-            raise NotFound(f"There is no table at {self.url}.")
+            raise NotFound(f"There is no table at {self.url}: check the address, or let a follower make it.")
         return table
 
     def _parts(
