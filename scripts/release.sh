@@ -17,8 +17,10 @@ mkdir -p "$target"
 }
 rm "$target/build.log"
 "$tools/bin/twine" check --strict "$target"/*.whl "$target"/*.tar.gz
-"$tools/bin/cyclonedx-py" requirements requirements/all.lock --pyproject pyproject.toml --mc-type library \
+PYTHONWARNINGS="ignore:The Component this BOM is describing" \
+    "$tools/bin/cyclonedx-py" requirements requirements/all.lock --pyproject pyproject.toml --mc-type library \
     --spec-version 1.6 --output-reproducible --output-format JSON --output-file "$target/strandline.cdx.json"
+"$tools/bin/python" scripts/sbom.py "$target/strandline.cdx.json" requirements/all.lock
 (cd "$target" && sha256sum -- *.whl *.tar.gz *.cdx.json >SHA256SUMS)
 if grep -q '\.example' pyproject.toml; then
     echo "release: the addresses in [project.urls] are placeholders: set them before you upload this." >&2

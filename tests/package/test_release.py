@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
+LOCK = SCRIPTS.parent / "requirements" / "all.lock"
 
 
 @pytest.fixture
@@ -65,6 +69,39 @@ def test_files_that_do_not_match_their_checksums_are_not_signed(folder: Path, ke
     (folder / "a.whl").write_bytes(b"another wheel")
     assert sign(folder, key).returncode != 0
     assert not (folder / "SHA256SUMS.sig").exists()
+
+
+def listed(tmp_path: Path, names: list[str]) -> subprocess.CompletedProcess[str]:
+    """Dependencies written into a list of these parts."""
+    parts = [{"name": name, "bom-ref": f"ref-{name}"} for name in names]
+    root = {"name": "strandline", "bom-ref": "root"}
+    (tmp_path / "bom.json").write_text(json.dumps({"metadata": {"component": root}, "components": parts}))
+    command = [sys.executable, str(SCRIPTS / "sbom.py"), str(tmp_path / "bom.json"), str(LOCK)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_the_list_of_parts_says_which_part_needs_which(tmp_path: Path) -> None:
+    names = re.findall(r"(?m)^([\w.-]+)==", LOCK.read_text())
+    assert listed(tmp_path, names).returncode == 0
+    dependencies = json.loads((tmp_path / "bom.json").read_text())["dependencies"]
+    needs = {each["ref"]: each.get("dependsOn", []) for each in dependencies}
+    project = tomllib.loads((SCRIPTS.parent / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    everything = [*project["dependencies"], *(one for name in extras if name != "dev" for one in extras[name])]
+    direct = {re.split(r"[^\w.-]", one)[0] for one in everything} - {"strandline"}
+    assert needs["root"] == sorted(f"ref-{name}" for name in direct)
+    assert "ref-arro3-core" in needs["ref-deltalake"]
+    reached, waiting = set[str](), ["root"]
+    while waiting:
+        reached.add(found := waiting.pop())
+        waiting += set(needs[found]) - reached
+    assert reached == {"root", *(f"ref-{name}" for name in names)}
+
+
+def test_a_list_that_lacks_a_part_of_the_lock_is_an_error(tmp_path: Path) -> None:
+    done = listed(tmp_path, ["typer"])
+    assert done.returncode == 1
+    assert "the list of parts lacks" in done.stderr
 
 
 def test_an_interpreter_is_found_by_its_version_or_missing_in_one_sentence() -> None:
