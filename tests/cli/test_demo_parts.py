@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import random
@@ -17,6 +18,7 @@ from xml.etree import ElementTree as ET
 
 import pyarrow as pa
 import pytest
+from rich.console import Console
 
 import strandline as sl
 from strandline.cli.demo import command, picture
@@ -39,7 +41,7 @@ from strandline.cli.demo.comparison import (
     versions,
 )
 from strandline.cli.demo.processes import DemoFolder, Process, ProcessGroup, failure_in
-from strandline.cli.demo.report import DemoEvent, DemoResult, Sample, page, sparkline
+from strandline.cli.demo.report import DemoEvent, DemoResult, Sample, event_line, page, sparkline, summary
 from strandline.cli.demo.workers import table_of
 from strandline.cli.logs.lag import Lag, SlotRow
 from strandline.errors import NotReady, StrandlineError
@@ -376,6 +378,25 @@ def test_the_demo_writes_through_no_link_beside_its_folder(
     monkeypatch.setattr(tempfile, "mkdtemp", watched)
     assert run("demo").exit_code == 0
     assert mine.read_text() == "mine"
+
+
+def test_the_rate_of_spark_is_that_of_its_best_five_seconds() -> None:
+    result = finished()
+    applied = [0, 0, 0, 100, 200, 300, 400, 500, 500, 500, 510]
+    result.samples = [Sample(float(t), 1000, orders, 0, 0, 0, 1) for t, orders in enumerate(applied)]
+    assert result.rates()["followed"] == pytest.approx(100)
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_the_summary_fits_and_its_curves_are_whole(columns: int) -> None:
+    console = Console(record=True, file=io.StringIO(), width=columns, highlight=False, markup=False)
+    result = finished()
+    result.samples = [replace(result.samples[-1], at=float(t), produced=1_000_000, orders=0) for t in range(90)]
+    console.print(*map(event_line, result.events), summary(result, columns), sep="\n")
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= columns
+    [orders] = [line for line in text.splitlines() if line.startswith("orders table  █")]
+    assert orders.rstrip().endswith("█ at most 1,000,000")
 
 
 def test_a_result_is_json() -> None:

@@ -18,7 +18,6 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.syntax import Syntax
-from rich.table import Table
 from rich.text import Text
 
 import strandline as sl
@@ -145,9 +144,7 @@ def _words(counts: dict[str, int]) -> str:
 
 def _say(quiet: bool, step: str, text: str) -> None:
     if not quiet:
-        line = Table.grid(padding=(0, 2))
-        line.add_row(Text(f"{step:>8}", "bold cyan"), text)
-        show.out().print(line)
+        show.out().print(show.labelled(Text(f"{step:>8}", "bold cyan"), text))
 
 
 def _print_source() -> None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.console import RenderableType
+from rich.constrain import Constrain
 
 from strandline.cli.demo.changes import DemoWorkload
 from strandline.cli.demo.comparison import compare, truth
@@ -57,13 +58,15 @@ _ALLOWED_FOR_THE_KILL: Final = 0.58
 _ALLOWED_WHILE_DOWN: Final = {1: 0.66, 2: 0.92}
 _STALLED: Final = 0.05
 
-_INTRODUCTION: Final = """\
-{records:,} changes of {keys:,} orders (seed {seed}) from {producers} processes go into a log, as JSON. Spark follows it
-into two typed Delta tables: the latest orders, and the history of their versions. In the same session runs a naive
-twin, which knows only its checkpoint. All are killed twice: first at a moment that we choose, when each has written
-a batch and not yet recorded it (every batch passes through that moment, an accident seldom hits it); then at any
-moment, and the checkpoint is deleted.
-"""
+_INTRODUCTION: Final = (
+    "{records:,} changes of {keys:,} orders (seed {seed}) from {producers} processes go into a log, as JSON. Spark "
+    "follows it into two typed Delta tables: the latest orders, and the history of their versions. In the same session "
+    "runs a naive twin, which knows only its checkpoint. All are killed twice: first at a moment that we choose, when "
+    "each has written a batch and not yet recorded it (every batch passes through that moment, an accident seldom hits "
+    "it); then at any moment, and the checkpoint is deleted.\n"
+)
+_PARAGRAPH: Final = 100
+"""The most columns of a paragraph."""
 
 
 @guarded
@@ -114,7 +117,7 @@ def demo(
     if json:
         show.document({**result.fields(), "report": str(report)})
     else:
-        show.out().print(summary(result))
+        show.out().print(summary(result, show.out().width))
         show.line(f"Report: {report}")
     if not result.comparison.exact:
         raise typer.Exit(1)
@@ -183,7 +186,7 @@ class Demo:
 
     def run(self) -> DemoResult:
         """Run the whole schedule."""
-        self._show(_INTRODUCTION.format_map(asdict(self._shape)))
+        self._show(Constrain(_INTRODUCTION.format_map(asdict(self._shape)), _PARAGRAPH))
         self._event("start", "Spark starts, with our two tables and a naive twin in one session")
         self._start_producers()
         self._start_stalled_consumer()

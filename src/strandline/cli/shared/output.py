@@ -138,6 +138,14 @@ def table(*columns: str) -> Table:
     return empty
 
 
+def labelled(label: Text, text: RenderableType) -> Table:
+    """A line that begins with a label; on a narrow terminal the text wraps beside it."""
+    line_ = Table.grid(padding=(0, 2, 0, 0))
+    line_.add_column(no_wrap=True)
+    line_.add_row(label, text)
+    return line_
+
+
 def document(value: Any, *, file: TextIO | None = None) -> None:
     """Print one JSON value on one line, on standard output by default."""
     text = json.dumps(value, ensure_ascii=False)
