@@ -255,7 +255,9 @@ def _as_time(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
         return column.cast(TIMESTAMP)
     except pa.ArrowInvalid as error:  # its message names calls of Arrow
         refused = next((text for text in column.to_pylist() if not _is_time(text)), None)
-        raise InvalidInput(f"{where} has the time {refused!r:.40}: use one with its zone, such as {_A_TIME}.") from error
+        raise InvalidInput(
+            f"{where} has the time {refused!r:.40}: use one with its zone, such as {_A_TIME}."
+        ) from error
 
 
 def _is_time(text: Any) -> bool:

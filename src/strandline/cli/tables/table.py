@@ -264,7 +264,9 @@ def letters(
     schema: Schema = None,
     key: Key = None,
     name: Name = "default",
-    limit: Annotated[int, typer.Option("--limit", help="How many are shown, from the first on.", min=1)] = 100,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, help="How many are shown, from the first on.")
+    ] = 100,
     json: Json = False,
 ) -> None:
     """Show the dead letters of a table: the records that could not become rows, each with the reason.
