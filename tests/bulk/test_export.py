@@ -30,7 +30,7 @@ def log(tmp_path: Path) -> ObjectLog:
     """Six batches of ten records."""
     log = sl.open(f"file://{tmp_path}/log", create=True)
     assert isinstance(log, ObjectLog)
-    with log.producer(linger=0) as producer:
+    with log.producer(linger=60) as producer:
         for number in range(60):
             producer.append(key=b"k%d" % number, value=b"v%d" % number, headers={"h": b"\xff"} if number == 7 else None)
             if number % 10 == 9:
