@@ -10,7 +10,9 @@ import pytest
 import strandline as sl
 from strandline.errors import CursorExpired, Diverged, InvalidInput, NotFound
 from strandline.ingestion.jetstream import JetStreamSource
+from strandline.kv.nats.connection import NatsConnection
 from strandline.log.memory import MemoryLog
+from strandline.model.cursor import Limit
 from strandline.model.records import Op
 from tests.ingest.parts import content, position
 
@@ -150,3 +152,69 @@ def test_a_slow_server_is_waited_for_and_its_messages_are_not_taken_for_deleted(
     target = MemoryLog()
     assert ingest(nats_url, stream, target).records == 5
     assert not slow
+
+
+def test_a_message_with_a_header_that_the_server_uses_itself_is_a_message(nats_url, stream):
+    statuses = ["404", "408", "409", "100", "503", "shipped"]
+
+    async def work(js):
+        for number, status in enumerate(statuses):
+            await js.publish(f"{stream}.{number}", b"" if status == "100" else b"v", headers={"Status": status})
+        await js.publish(f"{stream}.last", b"v")
+
+    with_stream(nats_url, work)
+    target = MemoryLog()
+    assert ingest(nats_url, stream, target).records == 7
+    headers = content(target)["headers"].to_pylist()
+    assert [each and each[0] for each in headers] == [*(("Status", status.encode()) for status in statuses), None]
+
+
+def test_messages_that_are_lost_on_their_way_are_read_again(nats_url, stream, monkeypatch):
+    """As those that a server has written into a connection which then broke."""
+    publish(nats_url, stream, 20)
+    pulled, lost = NatsConnection.pulled, []
+
+    def losing(self, *request):
+        found, status = pulled(self, *request)
+        if found and len(lost) < 2:
+            lost.append(found.pop(3))
+        return found, status
+
+    monkeypatch.setattr(NatsConnection, "pulled", losing)
+    target = MemoryLog()
+    assert ingest(nats_url, stream, target).records == 20
+    assert len(lost) == 2
+    assert content(target)["value"].to_pylist() == [b"v%d" % number for number in range(20)]
+
+
+def test_a_consumer_that_the_server_has_removed_is_created_again(nats_url, stream):
+    publish(nats_url, stream, 10)
+    with JetStreamSource(f"{nats_url}/{stream}", timeout=60) as source:
+        start = source.start()
+        (first,) = source.plan(start, Limit(records=4, upto=5))
+        assert first.batch.num_rows == 4
+
+        async def remove(js):
+            for consumer in await js.consumers_info(stream):
+                await js.delete_consumer(stream, consumer.name)
+
+        publish(nats_url, stream, 5, first=10)
+        with_stream(nats_url, remove)
+        values = []
+        while spans := source.plan(start.at(first.next)):
+            (first,) = spans
+            values += first.batch.column("value").to_pylist()
+        assert values == [b"v%d" % number for number in range(4, 15)]
+
+
+def test_messages_larger_than_one_request_arrive(nats_url, stream, monkeypatch):
+    monkeypatch.setattr("strandline.kv.nats.pull._REQUEST_BYTES", 1000)
+
+    async def work(js):
+        for number in range(6):
+            await js.publish(f"{stream}.k", b"%d" % number * (5000 if number % 2 else 300))
+
+    with_stream(nats_url, work)
+    target = MemoryLog()
+    assert ingest(nats_url, stream, target).records == 6
+    assert [value[:1] for value in content(target)["value"].to_pylist()] == [b"%d" % number for number in range(6)]

@@ -16,7 +16,7 @@ import strandline as sl
 from strandline.cli.app import app
 from strandline.errors import CorruptData, CursorExpired, InvalidInput, Unsupported, UnsupportedVersion
 from strandline.spark.executor_pool import ExecutorPool
-from strandline.spark.pipelines.workers import FrameJobs
+from strandline.spark.pipelines.workers import FrameJobs, _failed
 from tests.bulk.test_export import exported
 from tests.spark.helpers import append, new_log, numbered
 
@@ -260,3 +260,9 @@ def test_items_that_fit_into_no_single_request_are_run_in_several_jobs(
     items = [bytes([number]) * 1000 for number in range(5)]
     answers = dict(FrameJobs(spark).run(items, lambda item: item[:1]))
     assert answers == {number: bytes([number]) for number in range(5)}
+
+
+def test_a_lost_connection_to_spark_connect_is_named_by_its_details() -> None:
+    lost = "<_MultiThreadedRendezvous of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n\tdetails = "
+    error = OSError(lost + '"Socket closed"\n\tdebug_error_string = "UNKNOWN:Error received"\n>')
+    assert str(_failed("export", error)).endswith('(export): details = "Socket closed"')

@@ -11,6 +11,7 @@ import pyarrow as pa
 from strandline.errors import InvalidInput, NotFound, StorageError, TransientStorageError
 from strandline.ingestion.streams import MessageStream, message_batch
 from strandline.kv.nats.connection import NatsConnection
+from strandline.kv.nats.pull import PullConsumer
 from strandline.log.read.reading import HeadPoller
 from strandline.model.addresses import split_address
 from strandline.model.arguments import Timeout
@@ -60,7 +61,7 @@ class JetStreamSource(MessageStream):
         self._waiter = HeadPoller()
         self._nats = NatsConnection([server], timeout=timeout, clock=clock, options=config or {})
         self.name = f"Stream {self._stream}"
-        self._subscription: Any = None
+        self._consumer: PullConsumer | None = None
         self._at = -1
         self._early: list[Any] = []
         """Messages that were read, but not taken yet."""
@@ -123,18 +124,17 @@ class JetStreamSource(MessageStream):
         return _batch(taken), min(self._at, upto)
 
     def _subscribe(self, since: int) -> None:
-        self._unsubscribe()
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close()
         self._early = []
-        self._subscription = self._nats.pull(self._stream, since, idle=_IDLE)
+        self._consumer = PullConsumer(self._nats, self._stream, since, idle=_IDLE)
         self._at = since
 
     def _fetched(self) -> list[Any]:
-        return self._nats.fetch(self._subscription, _AT_ONCE, _POLL)
-
-    def _unsubscribe(self) -> None:
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None:
-            self._nats.release(subscription)
+        if self._consumer is None or self._consumer.has_gap:
+            self._subscribe(self._at)
+        return [] if self._consumer is None else self._consumer.fetch(_AT_ONCE, _POLL)
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

@@ -22,6 +22,7 @@ from strandline.errors import (
     StorageError,
     TransientStorageError,
 )
+from strandline.kv.nats.pull import is_message
 from strandline.model.addresses import as_address, refuse_credentials
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -263,30 +264,27 @@ class NatsConnection:
         """The name of the servers' cluster; empty for a single server."""
         return str(getattr(self._client, "_server_info", {}).get("cluster", ""))
 
-    def pull(self, stream: str, since: int, *, idle: float) -> Any:
-        """A consumer of a stream from a sequence on, which the server removes after ``idle`` seconds without a call."""
-        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+    def listen_queued(self, inbox: str) -> Any:
+        """Keep every message to the inbox until it is taken by :meth:`pulled`."""
+        return self.run(self._client.subscribe(inbox, pending_msgs_limit=0, pending_bytes_limit=0), "Subscribing")
 
-        config = ConsumerConfig(
-            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-            opt_start_seq=since,
-            ack_policy=AckPolicy.NONE,
-            inactive_threshold=idle,
-        )
-        client = self._client.jetstream(timeout=self.timeout)
-        what = f"Reading stream {stream}"
-        return self.run(client.pull_subscribe("", stream=stream, config=config), what)
+    def pulled(
+        self, subscription: Any, name: str, request: Mapping[str, Any], inbox: str, timeout: float
+    ) -> tuple[list[Any], str]:
+        """Ask a consumer for messages; returns those that came in time, and the status that ended the request."""
 
-    def fetch(self, subscription: Any, count: int, timeout: float) -> list[Any]:
-        """The next messages of a consumer; none if none came in time."""
+        async def taken() -> tuple[list[Any], str]:
+            await self._client.publish(f"$JS.API.{name}", json.dumps(request).encode(), reply=inbox)
+            found: list[Any] = []
+            with contextlib.suppress(self._nats.errors.TimeoutError):
+                while len(found) < request["batch"]:
+                    message = await subscription.next_msg(timeout=timeout)
+                    if not is_message(message):
+                        return found, (message.headers or {}).get("Status", "")
+                    found.append(message)
+            return found, ""
 
-        async def fetched() -> list[Any]:
-            try:
-                return list(await subscription.fetch(count, timeout=timeout))
-            except self._nats.errors.TimeoutError:
-                return []
-
-        return self.run(fetched(), "Reading a stream", timeout=timeout + self.timeout)
+        return self.run(taken(), "Reading a stream", timeout=request["batch"] * timeout + self.timeout)
 
     def next_sequence(self, stream: str, since: int) -> int | None:
         """The sequence of the first retained message from a sequence on; None if there is none."""
@@ -297,11 +295,6 @@ class NatsConnection:
         if answer["error"].get("err_code") == NO_MESSAGE:
             return None
         raise refusal(answer["error"], what)
-
-    def release(self, subscription: Any) -> None:
-        """Remove a consumer; one that is gone already is fine."""
-        with contextlib.suppress(StorageError):
-            self.run(subscription.unsubscribe(), "Ending a consumer")
 
     def close(self) -> None:
         """Close the connection and its thread. Idempotent, and allowed in a forked child."""

@@ -270,10 +270,11 @@ def _by_bytes(items: Sequence[bytes], most: int) -> Iterator[list[bytes]]:
 
 
 def _failed(title: str, error: BaseException) -> JobFailed:
-    """The reason is the last error of a Python traceback, or the first line that names an exception."""
+    """The reason is the last error of a Python traceback, gRPC's details, or the first line that names an exception."""
     lines = [line for line in str(error).splitlines() if line.strip()]
+    details = [line.strip() for line in lines if line.strip().startswith("details = ")]
     named = [line.strip() for line in lines if "Exception" in line or "Error" in line]
-    reason = [*_raised(lines)][-1:] or named or lines or [repr(error)]
+    reason = [*_raised(lines)][-1:] or details or named or lines or [repr(error)]
     return JobFailed(f"A Spark job failed, and nothing of it was committed ({title}): {reason[0][:300]}")
 
 
