@@ -97,6 +97,15 @@ def test_a_write_ahead_log_is_read_beside_its_writer_and_changed_by_nobody_else(
         assert log.bounds().next == 1
 
 
+def test_an_append_that_a_node_refuses_ends_with_the_node_s_reason(run, tmp_path):
+    with sl.node.Primary.open(tmp_path / "node", policy="ack_n(1)") as primary:
+        refused = run("produce", primary.url, "--count", "3")
+    assert refused.exit_code == 1
+    assert refused.stderr.splitlines()[-1] == (
+        "error: ack_n(1) cannot be reached with 0 replicas: register more, or ask for fewer."
+    )
+
+
 def test_a_damaged_batch_of_a_node_s_log_is_found_and_the_others_are_read(run, tmp_path):
     with sl.node.Primary.open(tmp_path / "node") as primary:
         folder = primary.running.node.primary.log.folder

@@ -23,7 +23,16 @@ from strandline.cli.shared.targets import is_free, local_folder, look, need, nee
 from strandline.cli.shared.text import escaped, parse_start
 from strandline.compat.v1.gc import GRACE
 from strandline.compat.v1.log import QueueLog, open_queue
-from strandline.errors import Fenced, InvalidInput, NotALog, NotFound, StrandlineError, Unsupported, WrongKind
+from strandline.errors import (
+    Fenced,
+    InvalidInput,
+    NotALog,
+    NotFound,
+    ProducerFailed,
+    StrandlineError,
+    Unsupported,
+    WrongKind,
+)
 from strandline.log.folders import FolderKind
 from strandline.log.object.log import open_log as open_object_log
 from strandline.log.wal.log import WalLog
@@ -133,13 +142,19 @@ def guarded(command: Callable[P, R], *, fenced: int = 1) -> Callable[..., R]:
         except (StrandlineError, OSError) as error:
             if debug:
                 raise
-            show.error(error, as_json=bool(options.get("json")))
+            show.error(_reason(error), as_json=bool(options.get("json")))
             raise typer.Exit(fenced if isinstance(error, Fenced) else 1) from None
 
     own = inspect.signature(command, eval_str=True)
     option = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_DEBUG)
     run.__signature__ = own.replace(parameters=[*own.parameters.values(), option])  # type: ignore[attr-defined]
     return run
+
+
+def _reason(error: StrandlineError | OSError) -> StrandlineError | OSError:
+    """What a command says of an error: not what a program may do with a producer whose batch failed, but why it did."""
+    cause = error.__cause__
+    return cause if isinstance(error, ProducerFailed) and isinstance(cause, (StrandlineError, OSError)) else error
 
 
 @contextmanager
