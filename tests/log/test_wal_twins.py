@@ -13,7 +13,7 @@ from strandline.errors import CorruptData, StorageError, StrandlineError
 from strandline.formats.wal.frame import Ending
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import data_name
-from strandline.log.wal.read.catalog import damaged
+from strandline.log.wal.read.catalog import damaged_file
 from strandline.log.wal.recover import repair
 from strandline.log.wal.recover import scan_tail as examine
 from strandline.log.wal.slots import WalSlots
@@ -61,7 +61,7 @@ def test_a_twin_that_acknowledges_before_the_sync_is_caught(monkeypatch):
 def test_a_twin_that_takes_damage_above_the_mark_for_corruption_is_caught(monkeypatch):
     def refuse(path, found, mark):
         if found.stop.ending is not Ending.CLEAN:
-            raise damaged(path, found.stop.at, "it is not whole")
+            raise damaged_file(path, found.stop.at, "it is not whole")
 
     monkeypatch.setattr(examine, "_refuse", refuse)
     with pytest.raises(CorruptData, match="not whole"):

@@ -71,8 +71,8 @@ def test_a_node_is_opened_by_its_address(tmp_path: Path) -> None:
         ("memory://orders", {"read_only": True}, r"read_only= is for a write-ahead log \(wal://\), not for memory://"),
         ("memory://orders", {"manifest": "m"}, r"manifest= is for a queue of version 1"),
         ("wal:///srv/orders", {"read_only": True, "create": True}, r"create= is for the process that writes"),
-        (7, {}, r"open: place is "),
-        (b"memory://x", {}, r"open: place is "),
+        (7, {}, r"open: address is "),
+        (b"memory://x", {}, r"open: address is "),
         ("memory://x", {"create": "yes"}, r"open: create is "),
     ],
 )
