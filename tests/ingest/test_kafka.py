@@ -179,6 +179,18 @@ def test_a_message_with_a_time_that_no_calendar_has_does_not_stop_the_partition(
     assert content(target)["timestamp"].cast("int64").to_pylist() == [min(time * 1000, (1 << 63) - 1)]
 
 
+@pytest.mark.parametrize("options", [{"nonsense": 1}, {"timeout": "x"}, {"timeout": -1}, {"config": "x"}])
+def test_wrong_options_are_one_sentence(kafka_server, topic, options):
+    with pytest.raises(InvalidInput, match="source_options"):
+        ingest(kafka_server, topic, MemoryLog(), source_options=options)
+
+
+def test_a_start_behind_the_end_is_refused_in_parallel_too(kafka_server, topic):
+    target = open_log(PlainStore(), create=True)
+    with pytest.raises(InvalidInput, match="start is 7, and the source ends at 0"):
+        sl.bulk.ingest(f"kafka://{kafka_server.bootstrap}/{topic}", target, start=7)
+
+
 def test_an_empty_group_is_refused_before_the_client_sees_it(kafka_server, topic):
     with pytest.raises(InvalidInput, match=r"group\.id of Kafka's client may not be empty"):
         ingest(kafka_server, topic, MemoryLog(), source_options={"config": {"group.id": None}})

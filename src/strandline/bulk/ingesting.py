@@ -158,9 +158,12 @@ def ingest(
         resume_ingest(copied, hot, sink, skip_trimmed=skip_trimmed)
         stored, known = sink.last_append(copied.log_id), sink.cursor(copied.log_id)
         first = copied.cursor_at(copied.position_of(start)) if known is None else known
+        end = copied.end().next
+        if first.next > end:
+            raise InvalidInput(f"start is {first.next:,}, and the source ends at {end:,}: begin earlier, or later on.")
         held.enter_context(pinned(copied, first.next, clock=CLOCK, chance=CHANCE))
         job = _IngestJob(copied, hot, pool or ThreadPool(), reopen, formats, on_progress)
-        reached, records = job.run(first, None if stored is None else stored.number, copied.end().next)
+        reached, records = job.run(first, None if stored is None else stored.number, end)
     last = sink.last_append(copied.log_id)
     return Ingested(reached, None if last is None else hot.cursor_at(last.first + last.count), records)
 

@@ -8,6 +8,7 @@ from os import PathLike
 from threading import Event as StopEvent
 from typing import Any
 
+from strandline.errors import InvalidInput
 from strandline.followers.run import Batching
 from strandline.ingestion.jetstream import JetStreamSource
 from strandline.ingestion.kafka import KafkaPartition
@@ -105,12 +106,18 @@ def open_source(address: Address, **options: Any) -> Any:
     url = as_address(address)
     match split_address(url).scheme if "://" in url else "file":
         case "kafka":
-            return KafkaPartition(url, **options)
+            return KafkaPartition(url, **_stream_options(options))
         case "nats" | "tls":
-            return JetStreamSource(url, **options)
+            return JetStreamSource(url, **_stream_options(options))
         case "wal":
             return open_url(url, **{"read_only": True, **options})
     return open_url(address, **options)
+
+
+def _stream_options(options: dict[str, Any]) -> dict[str, Any]:
+    if wrong := sorted(options.keys() - {"config", "timeout", "clock"}):
+        raise InvalidInput(f"The source_options of a stream are config and timeout, not {wrong[0]!r}.")
+    return options
 
 
 def _opened_target(target: Address | TargetLog, options: Mapping[str, Any], opened: contextlib.ExitStack) -> TargetLog:

@@ -14,7 +14,7 @@ from strandline.kv.nats.connection import NatsConnection
 from strandline.kv.nats.pull import PullConsumer
 from strandline.log.read.reading import HeadPoller
 from strandline.model.addresses import split_address
-from strandline.model.arguments import Timeout
+from strandline.model.arguments import Duration, Timeout, checked
 from strandline.model.cursor import Bounds, Cursor, microseconds
 from strandline.model.records import Op
 from strandline.storage.clock import CLOCK, Clock
@@ -51,8 +51,9 @@ class JetStreamSource(MessageStream):
     acknowledged: an ingest does not change the stream.
     """
 
+    @checked(name="source_options")
     def __init__(
-        self, address: str, *, config: Mapping[str, Any] | None = None, timeout: float = 10.0, clock: Clock = CLOCK
+        self, address: str, *, config: Mapping[str, Any] | None = None, timeout: Duration = 10.0, clock: Clock = CLOCK
     ) -> None:
         """Open ``nats://host:port/stream``; ``config`` are options of the client, such as ``user_credentials``."""
         server, self._stream = parse_nats(address)

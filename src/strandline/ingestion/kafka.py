@@ -13,7 +13,7 @@ from strandline.ingestion.streams import MessageStream, message_batch
 from strandline.log.read.reading import HeadPoller
 from strandline.log.topic.kafka_client import check_config, client, consumer_settings, kafka_error, refusal
 from strandline.model.addresses import refuse_credentials, split_address
-from strandline.model.arguments import Timeout
+from strandline.model.arguments import Duration, Timeout, checked
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.records import Op
 from strandline.storage.clock import CLOCK, Clock
@@ -54,8 +54,9 @@ class KafkaPartition(MessageStream):
     Its identity is that of the cluster, with the names of topic and partition. No position is stored in Kafka.
     """
 
+    @checked(name="source_options")
     def __init__(
-        self, address: str, *, config: Mapping[str, Any] | None = None, timeout: float = 30.0, clock: Clock = CLOCK
+        self, address: str, *, config: Mapping[str, Any] | None = None, timeout: Duration = 30.0, clock: Clock = CLOCK
     ) -> None:
         """Open ``kafka://host:port/topic/partition``; the partition may be left out if the topic has only one.
 

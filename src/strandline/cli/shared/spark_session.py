@@ -54,10 +54,10 @@ def started(master: str | None, remote: str | None, settings: dict[str, str]) ->
 def _start(master: str | None, remote: str | None, settings: dict[str, str]) -> Any:
     from pyspark.sql import SparkSession
 
-    from strandline.spark.session import local_session
-
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
     if remote is None and (master is None or master.startswith("local")) and not is_submitted:
+        from strandline.spark.session import local_session
+
         conf: dict[str, Any] = {**settings, **({} if master is None else {"spark.master": master})}
         return local_session(cores=len(os.sched_getaffinity(0)), **conf)
     builder: Any = SparkSession.builder.appName("strandline")
