@@ -56,6 +56,14 @@ class ListingGroup(CommandGroup):
 class Command(TyperCommand):
     """A command."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; an error does not name the library that found it."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
     def get_params(self, ctx: Any) -> list[Any]:
         """The options and arguments."""
         return [_without_type(param) for param in super().get_params(ctx)]
