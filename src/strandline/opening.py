@@ -87,7 +87,7 @@ def open_url(
     events_options: Mapping[str, Any] | None = None,
     security: ClientSecurity | None = None,
     timeout: float = TIMEOUT,
-    read_from: ReadFrom = "leader",
+    read_from: ReadFrom = "primary",
     clock: Clock = CLOCK,
     chance: Chance = CHANCE,
     **queue: Any,
@@ -116,7 +116,7 @@ def open_url(
         events_options: Settings of the Kafka client, if the cold tier's events are in Kafka.
         security: The token, and the certificates, for a node.
         timeout: Seconds that a node may take to answer.
-        read_from: With the addresses of several nodes: read from the ``"leader"``, or from ``"replicas"`` if possible.
+        read_from: With the addresses of several nodes: read from the ``"primary"``, or from ``"replicas"`` if possible.
         clock: The clock, for tests.
         chance: Random numbers, for tests.
         queue: Parts of a queue of version 1.
@@ -137,7 +137,7 @@ def open_url(
         return open_queue(address, options=options, clock=clock, chance=chance, **queue)
     node = {
         "timeout": None if timeout == TIMEOUT else timeout,
-        "read_from": None if read_from == "leader" else read_from,
+        "read_from": None if read_from == "primary" else read_from,
     }
     _only(scheme, _NODES, "a node (grpc://)", security=security, **node)
     _only(scheme, ("wal",), "a write-ahead log (wal://)", read_only=read_only or None)

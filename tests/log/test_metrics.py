@@ -62,7 +62,7 @@ def produce(log: ObjectLog, *values: bytes) -> None:
 
 
 def test_listings_of_producers_are_counted_and_timed(log: ObjectLog):
-    names = ("strandline_batches_written_total", "strandline_entries_written_total", "strandline_flush_seconds_count")
+    names = ("strandline_batches_written_total", "strandline_records_written_total", "strandline_flush_seconds_count")
     with Moved(*names, "strandline_bytes_written_total") as moved:
         produce(log, b"a", b"b")
     assert moved.by[:3] == [1, 2, 1]
@@ -71,7 +71,7 @@ def test_listings_of_producers_are_counted_and_timed(log: ObjectLog):
 
 def test_fetches_are_counted_and_timed(log: ObjectLog):
     produce(log, b"a", b"b", b"c")
-    names = ("strandline_batches_fetched_total", "strandline_entries_fetched_total", "strandline_fetch_seconds_count")
+    names = ("strandline_batches_fetched_total", "strandline_records_fetched_total", "strandline_fetch_seconds_count")
     with Moved(*names, "strandline_bytes_fetched_total") as moved:
         list(log.read())
     assert moved.by == [1, 3, 1, log.head().tail[0].size]
@@ -82,7 +82,7 @@ def test_collections_are_counted_and_timed(log: ObjectLog, place: PlainStore):
     size = log.head().tail[0].size
     log.slots.create("done", 2)
     place.put(f"batches/{0:016d}/{'a' * 32}.batch", b"orphan")
-    names = ("strandline_batches_collected_total", "strandline_entries_collected_total", "strandline_gc_seconds_count")
+    names = ("strandline_batches_collected_total", "strandline_records_collected_total", "strandline_gc_seconds_count")
     with Moved(*names, "strandline_bytes_collected_total", "strandline_orphans_collected_total") as moved:
         for _ in range(2):
             log.trim(grace=0)

@@ -337,7 +337,7 @@ def test_a_follower_and_a_writer_go_on_after_a_promotion(tmp_path: Path) -> None
 
 @pytest.mark.matrix
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("read_from", ["leader", "replicas"])
+@pytest.mark.parametrize("read_from", ["primary", "replicas"])
 def test_the_leader_is_killed_while_a_follower_follows_and_a_writer_appends(tmp_path: Path, read_from: Any) -> None:
     with (
         Nest() as nest,

@@ -25,7 +25,7 @@ _COMMITTED_WITHIN: Final = 30.0
 _LOOK: Final = 0.05
 
 RETRIES: Final = Backoff(attempts=40, base=0.05, ceiling=2.0)
-"""For about a minute: as long as a change of leader may take."""
+"""For about a minute: as long as a failover may take."""
 
 
 TARGET: Final = ("append", "bounds", "cursor_at", "last_append", "plan")
@@ -122,7 +122,7 @@ class LogSink:
     def last_append(self, log_id: UUID) -> WriterState | None:
         """The last append from a source, when readers of the target can see it; None if there was none.
 
-        Not earlier: until then a change of leader may lose it, and its source must not forget the records.
+        Not earlier: until then a failover may lose it, and its source must not forget the records.
         """
         deadline = self._clock.monotonic() + _COMMITTED_WITHIN
         while True:

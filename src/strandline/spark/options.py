@@ -81,7 +81,7 @@ class NodeAccess:
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
-    read_from: Literal["leader", "replicas"] = "leader"
+    read_from: Literal["primary", "replicas"] = "primary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +165,10 @@ def node_access_of(given: Mapping[str, str], url: str) -> NodeAccess:
     for one, other in (("token", "tokenFile"), ("ca", "caFile")):
         if one in named and other in named:
             raise InvalidInput(f"Give {one} or {other}, not both.")
-    match (given.get("readfrom") or "leader").strip().lower():
-        case ("leader" | "replicas") as read_from:
+    match (given.get("readfrom") or "primary").strip().lower():
+        case ("primary" | "replicas") as read_from:
             return NodeAccess(**texts, read_from=read_from)
-    raise InvalidInput(f"readFrom is 'leader' or 'replicas', not {shown(given['readfrom'])}.")
+    raise InvalidInput(f"readFrom is 'primary' or 'replicas', not {shown(given['readfrom'])}.")
 
 
 _ACCESS: Final = {

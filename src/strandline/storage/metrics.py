@@ -19,7 +19,7 @@ Role = Literal["producer", "consumer", "collector"]
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 BATCHES_WRITTEN = Counter("strandline_batches_written", "Batches listed, or made durable, by this process.")
-ENTRIES_WRITTEN = Counter("strandline_entries_written", "Records in batches listed, or made durable, by this process.")
+RECORDS_WRITTEN = Counter("strandline_records_written", "Records in batches listed, or made durable, by this process.")
 BYTES_WRITTEN = Counter("strandline_bytes_written", "Stored bytes of batches listed, or made durable, by this process.")
 COMMIT_SECONDS = Histogram(
     "strandline_wal_commit_seconds",
@@ -31,12 +31,12 @@ FLUSH_SECONDS = Histogram(
 )
 
 BATCHES_FETCHED = Counter("strandline_batches_fetched", "Batches read and checked.")
-ENTRIES_FETCHED = Counter("strandline_entries_fetched", "Records in batches read and checked.")
+RECORDS_FETCHED = Counter("strandline_records_fetched", "Records in batches read and checked.")
 BYTES_FETCHED = Counter("strandline_bytes_fetched", "Stored bytes of batches read and checked.")
 FETCH_SECONDS = Histogram("strandline_fetch_seconds", "Reading and checking one batch.", buckets=_SECONDS)
 
 BATCHES_COLLECTED = Counter("strandline_batches_collected", "Batches deleted by garbage collection after a trim.")
-ENTRIES_COLLECTED = Counter("strandline_entries_collected", "Records in batches deleted after a trim.")
+RECORDS_COLLECTED = Counter("strandline_records_collected", "Records in batches deleted after a trim.")
 BYTES_COLLECTED = Counter("strandline_bytes_collected", "Stored bytes of all that garbage collection deleted.")
 ORPHANS_COLLECTED = Counter("strandline_orphans_collected", "Deleted objects that were uploaded and never listed.")
 GC_SECONDS = Histogram("strandline_gc_seconds", "One round of trimming and garbage collection.", buckets=_SECONDS)
@@ -125,7 +125,7 @@ def fetching() -> Iterator[Callable[[int, int], None]]:
 
     def count(records: int, size: int) -> None:
         BATCHES_FETCHED.inc()
-        ENTRIES_FETCHED.inc(records)
+        RECORDS_FETCHED.inc(records)
         BYTES_FETCHED.inc(size)
 
     with timed(FETCH_SECONDS, CLOCK.monotonic):
@@ -135,7 +135,7 @@ def fetching() -> Iterator[Callable[[int, int], None]]:
 def count_written(records: int, size: int, seconds: float | None = None) -> None:
     """Count one listed batch; ``seconds`` is the time from closing it to its listing, if a producer closed it."""
     BATCHES_WRITTEN.inc()
-    ENTRIES_WRITTEN.inc(records)
+    RECORDS_WRITTEN.inc(records)
     BYTES_WRITTEN.inc(size)
     if seconds is not None:
         FLUSH_SECONDS.observe(seconds)

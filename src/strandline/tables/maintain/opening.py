@@ -83,7 +83,7 @@ def existing_sink(
 def _check_other(address: str, into: str, recorded: RecordedTable) -> None:
     """``InvalidInput`` if a table cannot be built at ``into`` as the one at ``address`` is."""
     if _canonical(address) == _canonical(into):
-        raise InvalidInput(f"{into} is the table itself, which would be replaced: name another place for the new one.")
+        raise InvalidInput(f"{into} is the table itself, which would be replaced: choose another path for the new one.")
     if recorded.is_transformed:
         raise InvalidInput(
             f"The rows of the table {address} come from a transform: build {into} in a program, by a sink with that "

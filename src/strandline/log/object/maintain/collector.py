@@ -366,7 +366,7 @@ class GarbageCollector:
         if not done.dry_run:
             self._delete_now([gone.path for gone in group])
             metrics.BATCHES_COLLECTED.inc(sum(gone.records > 0 for gone in group))
-            metrics.ENTRIES_COLLECTED.inc(sum(gone.records for gone in group))
+            metrics.RECORDS_COLLECTED.inc(sum(gone.records for gone in group))
             metrics.BYTES_COLLECTED.inc(sum(gone.size for gone in group))
         done.deleted += len(group)
         done.deleted_bytes += sum(gone.size for gone in group)

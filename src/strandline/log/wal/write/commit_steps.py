@@ -9,7 +9,7 @@ from strandline.log.wal.read.watermark import Published
 from strandline.log.wal.write.groups import Item
 from strandline.log.wal.write.journal import Journal, WrittenGroup
 from strandline.storage.clock import Clock
-from strandline.storage.metrics import BATCHES_WRITTEN, BYTES_WRITTEN, COMMIT_SECONDS, ENTRIES_WRITTEN
+from strandline.storage.metrics import BATCHES_WRITTEN, BYTES_WRITTEN, COMMIT_SECONDS, RECORDS_WRITTEN
 
 
 class CommitSteps:
@@ -55,7 +55,7 @@ class CommitSteps:
         self.unsynced = []
         COMMIT_SECONDS.observe(self._clock.monotonic() - written.begun)
         BATCHES_WRITTEN.inc(len(held))
-        ENTRIES_WRITTEN.inc(held[-1].next - held[0].first)
+        RECORDS_WRITTEN.inc(held[-1].next - held[0].first)
         BYTES_WRITTEN.inc(sum(frame.size for frame, _ in held))
         # Last: it needs no interpreter lock, so that waiting threads continue meanwhile.
         self._published.write()

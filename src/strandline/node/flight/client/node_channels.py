@@ -33,7 +33,7 @@ from strandline.storage.fork_check import Origin, bound_to_process
 
 T = TypeVar("T")
 
-ReadFrom: TypeAlias = Literal["leader", "replicas"]
+ReadFrom: TypeAlias = Literal["primary", "replicas"]
 
 FAILOVER_TIMEOUT: Final = 30.0
 """Twice the default lease period: a failover may take that long after the primary was lost."""

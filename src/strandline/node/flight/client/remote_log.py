@@ -82,7 +82,7 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
         *,
         security: ClientSecurity | None = None,
         timeout: Duration = TIMEOUT,
-        read_from: ReadFrom = "leader",
+        read_from: ReadFrom = "primary",
         failover_timeout: float = FAILOVER_TIMEOUT,
         clock: Clock = CLOCK,
     ) -> None:
@@ -92,7 +92,7 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
             url: The address of a node, or of several nodes of the same log; ``grpc+tls://`` for TLS.
             security: The token, and the certificates.
             timeout: Seconds that a node may take to answer.
-            read_from: With several addresses: the ``"leader"``, or ``"replicas"``, which takes load off the primary.
+            read_from: With several addresses: the ``"primary"``, or ``"replicas"``, which takes load off the primary.
                 Either way another node is read while these cannot be.
             failover_timeout: With several addresses: seconds that a call waits while no node can serve it.
             clock: The clock, for tests.
