@@ -114,6 +114,13 @@ def test_a_table_is_built_again_from_an_offset_and_followed_without_gap_or_overl
     assert verify(place.sink(mode=mode, value=VALUE), log).is_right
 
 
+def test_a_description_tells_where_the_rows_begin(place: Any, log: MemoryLog) -> None:
+    sink = followed(place, log, "append")
+    assert sl.tables.describe(sink, log).start == 0
+    rebuild(sink, log, start=20)
+    assert (sl.tables.describe(sink, log).start, sl.tables.describe(sink).start) == (20, None)
+
+
 def test_a_latest_table_from_an_offset_has_the_keys_that_were_written_since(place: Any, log: MemoryLog) -> None:
     with log.producer() as producer:
         producer.append(key=b"k0", value=b'{"id": 30}').result()

@@ -77,6 +77,7 @@ def describe(
         "files": found.files,
         "bytes": found.bytes,
         "columns": dict(found.columns),
+        "start": found.start,
         "cursor": None if found.cursor is None else str(found.cursor),
         "records_behind": behind,
     }
@@ -88,7 +89,8 @@ def describe(
         *[f"  {column}: {kind}" for column, kind in found.columns],
     ]
     if found.cursor is not None:
-        lines.append(f"applied up to offset {found.cursor.next:,}; {show.counted(behind or 0, 'record')} behind")
+        since = f"from offset {found.start:,} " if found.start else ""
+        lines.append(f"applied {since}up to offset {found.cursor.next:,}; {show.counted(behind or 0, 'record')} behind")
     show.answer(fields, *lines, as_json=json)
 
 

@@ -42,6 +42,8 @@ class TableDescription:
     """Name and type of each."""
     cursor: Cursor | None
     """The follower's cursor, proved by the table's history; None if it has none for the given log."""
+    start: int | None = None
+    """The offset at which its rows begin: of its first follower, or of its last rebuild. None without a log."""
 
 
 @checked
@@ -55,7 +57,9 @@ def describe(sink: MaintainedTable, log: Log | None = None) -> TableDescription:
         sink.meet(log)
     cursor = None if log is None else sink.cursor(log.log_id)
     return TableDescription(
-        *(sink.where, sink.mode, found.version, found.rows, found.files, found.bytes, found.columns), cursor
+        *(sink.where, sink.mode, found.version, found.rows, found.files, found.bytes, found.columns),
+        cursor,
+        None if cursor is None else sink.start(),
     )
 
 
