@@ -191,7 +191,7 @@ def test_a_job_whose_staged_batches_are_gone_appends_nothing_and_raises(place: P
     batches = append.write([rows(b"a")])
     place.clock.advance(KEPT_SECONDS + 60)
     place.log.trim(grace=0)
-    with pytest.raises(NotFound, match="took longer than a day, or was discarded"):
+    with pytest.raises(NotFound, match="took longer than a day, was discarded"):
         append.commit(batches, upto=1)
     assert stored(place.log) == []
 

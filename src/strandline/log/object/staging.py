@@ -228,8 +228,8 @@ class StagedAppend:
                 copy_object(self.store, batch.location, location)
             except NotFound as error:
                 raise NotFound(
-                    f"The staged object {self.store.url}/{batch.location} is gone: its job took longer than a day, or "
-                    "was discarded. Nothing was appended: run the job again."
+                    f"The staged object {self.store.url}/{batch.location} is gone: its job took longer than a day, "
+                    "was discarded, or its tasks have a disk of their own. Nothing was appended: run the job again."
                 ) from error
             return replace(batch, location=location, generation=generation)
 
