@@ -11,11 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import strandline as sl
 from strandline.errors import Fenced, InvalidInput, SlotInvalid
 from strandline.log.object import ObjectLog
 from strandline.spark.datasource.opened import SpanPartition
+from strandline.spark.datasource.planning import encode_offset
+from strandline.spark.datasource.shaping import SPARK_SCHEMA
 from strandline.spark.datasource.source import StrandlineDataSource
 from strandline.spark.datasource.stream_slot import StreamSlot
 from strandline.spark.failures import unwrapped
@@ -180,6 +183,27 @@ def test_the_slot_of_a_stream_pins_what_it_needs_and_follows_its_commits(
         until(lambda: position(log) >= 11)
     finally:
         again.stop()
+
+
+def test_a_run_moves_its_slot_behind_the_last_run_also_without_new_records(
+    spark: SparkSession, log: ObjectLog, tmp_path: Path
+) -> None:
+    """Spark ends a run of ``availableNow`` before it reports its last commit to the source."""
+    source = spark.readStream.format("strandline").option("slot", "query").load(log.url)
+    for _ in range(2):
+        writer = source.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        sl.spark.start(writer.trigger(availableNow=True)).awaitTermination(600)
+    assert log.slots.get("query").position == 10
+
+
+def test_a_restart_with_an_unfinished_micro_batch_does_not_move_the_slot_behind_it(log: ObjectLog) -> None:
+    start, end = (encode_offset(log.cursor_at(offset)) for offset in (0, 10))
+    query = StrandlineDataSource({"path": log.url, "slot": "query"}).streamReader(SPARK_SCHEMA)
+    query.partitions(start, end)  # what a restarted query does first, if the micro-batch was not committed
+    assert query.latestOffset(end, ReadAllAvailable()) == end
+    assert log.slots.get("query").position == 0
+    query.commit(end)
+    assert log.slots.get("query").position == 10
 
 
 @pytest.mark.matrix

@@ -46,6 +46,8 @@ class LogStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvaila
         self._target: int | None = None
         self._seen: Cursor | None = None
         self._initial: Cursor | None = None
+        self._has_planned = False
+        """Whether it has planned a micro-batch: until then Spark's offsets are those of the stored checkpoint."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """The start of a query without checkpoint: the same for every call, although the log grows between them."""
@@ -102,6 +104,10 @@ class LogStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvaila
             first, end = retried(lambda: self._first_batch(since, limit))
             return {**encode_offset(end), _FIRST: encode_offset(first)}
         end = retried(lambda: self._reachable(since, limit))
+        if not self._has_planned:
+            # The query was started again, and its checkpoint is committed up to here. Spark has not reported that: a
+            # run of availableNow ends before.
+            self.commit(start)
         return dict(start) if end == since else encode_offset(end)
 
     def _first_batch(self, since: Cursor, limit: ReadLimit) -> tuple[Cursor, Cursor]:
@@ -142,6 +148,7 @@ class LogStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvaila
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """The plan of one micro-batch; the same range always gives the same records."""
+        self._has_planned = True
         since, upto = decode_offset(end.get(_FIRST, start)), decode_offset(end)
         return retried(lambda: self._plan(since, upto))
 
