@@ -472,3 +472,31 @@ def test_the_picture_marks_the_damage_and_escapes_what_it_shows(log: ObjectLog, 
     picture = replace(audit, rows=(row,)).svg()
     assert "<script>" not in picture
     assert ET.fromstring(picture).tag.endswith("svg")
+
+
+class Elsewhere:
+    """Workers of other machines, which have no folder of this one."""
+
+    count = 2
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def run(self, tasks: Any, title: str) -> Iterator[tuple[int, Any]]:
+        away = self._folder.with_name("away")
+        for number, task in enumerate(tasks):
+            self._folder.rename(away)
+            try:
+                report = task()
+            finally:
+                away.rename(self._folder)
+            yield number, report
+
+
+def test_workers_that_cannot_reach_a_log_are_told_from_damage(log: ObjectLog, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="keep the log where all workers reach it"):
+        sl.bulk.verify(log, pool=Elsewhere(tmp_path / "log"))
+    next((tmp_path / "log" / "batches").rglob("*.batch")).unlink()
+    with pytest.raises(NotFound, match="keep the log where all workers reach it"):
+        sl.bulk.verify(log, pool=Elsewhere(tmp_path / "log"))
+    assert not sl.bulk.verify(log).is_clean

@@ -239,6 +239,7 @@ class _Job:
             objects_within(now.spans, first, end),
             objects_within(now.copies, first, end),
         ):
+            self._check_reach(now, problem)
             self._damaged(problem)
         else:
             self.done -= end - first
@@ -246,6 +247,14 @@ class _Job:
                 self.found.examined["records"] -= end - first
                 self.found.examined["compared"] -= end - first if problem.kind is FindingKind.DIFFERENCE else 0
             yield now
+
+    def _check_reach(self, task: CheckTask, problem: Problem) -> None:
+        """``NotFound`` if this process reads what a worker could not: workers on other machines lack a local folder."""
+        if not isinstance(self.pool, ThreadPool) and not task().problems:
+            raise NotFound(
+                f"A worker could not read {self.found.subject}, and this process can: keep the log where all workers "
+                f"reach it, in a bucket or a shared folder, or verify it without them. ({problem.message})"
+            )
 
     def _trimmed(self, first: int, end: int) -> None:
         what = f"Offsets {first} to {end - 1} were trimmed."
