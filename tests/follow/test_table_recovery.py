@@ -213,10 +213,10 @@ def adopted_while(sink, log, monkeypatch, meanwhile):
     """Adopt the table, and change it after it was read and before the commit."""
     commit, adopting = FollowedDelta.commit, again(sink)
 
-    def too_late(self, *arguments):
+    def too_late(self, *arguments, **options):
         if self is adopting._followed:
             meanwhile()
-        commit(self, *arguments)
+        commit(self, *arguments, **options)
 
     monkeypatch.setattr(FollowedDelta, "commit", too_late)
     return adopting.adopt(log.log_id)
@@ -244,10 +244,10 @@ def test_a_table_that_is_changed_while_it_is_committed_to_is_diverged(log, sink,
     in_steps(log, sink, 10, 20)
     write = FollowedDelta.commit
 
-    def too_late(self, *arguments):
+    def too_late(self, *arguments, **options):
         if DeltaTable(sink.url).version() == version:
             restored(sink)
-        write(self, *arguments)
+        write(self, *arguments, **options)
 
     version = DeltaTable(sink.url).version()
     monkeypatch.setattr(FollowedDelta, "commit", too_late)

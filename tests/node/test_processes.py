@@ -37,8 +37,12 @@ def leave_a_tail(cluster: ClusterOfProcesses, leader: str) -> None:
     They are of a writer of their own: what others append and are not told of may have left before the line was held.
     """
     cluster.lines[leader].hold()
-    commit = append(cluster.clients[leader], new_writer(), 0, count=3, timeout=0.3)
-    assert isinstance(commit.outcome, TimedOut), "it reached somebody"
+    try:
+        commit = append(cluster.clients[leader], new_writer(), 0, count=3, timeout=0.3)
+    except Fenced as error:  # on a busy machine its lease may run out first
+        assert "the records are durable here" in str(error)  # noqa: PT017 - either answer is right
+    else:
+        assert isinstance(commit.outcome, TimedOut), "it reached somebody"
 
 
 def lose(cluster: ClusterOfProcesses, name: str) -> None:
