@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+import signal
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ from rich.text import Text
 
 import strandline as sl
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import confirm, log_to_stderr
+from strandline.cli.shared.common import confirm, log_to_stderr, stop_on_signal
 from strandline.cli.shared.text import escaped
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.log.topic.kafka import KafkaTopic
@@ -261,3 +262,15 @@ def test_a_table_is_made_only_for_people(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == '{"term": 3}\n'
     show.answer({"term": 3}, "a line", lambda: "a table", as_json=False)
     assert capsys.readouterr().out == "a line\na table\n"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_command_whatever_its_main_thread_holds(number: signal.Signals) -> None:
+    """A thread that waits for an event holds the event's lock for a moment, and a handler runs in that thread."""
+    with stop_on_signal() as stop:
+        with stop._cond:  # type: ignore[attr-defined]
+            signal.raise_signal(number)
+        assert stop.wait(30)
+    with stop_on_signal() as other:
+        assert not other.is_set()

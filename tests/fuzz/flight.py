@@ -35,15 +35,15 @@ from tests.fuzz.targets import Target, Try
 from tests.node.raw_grpc import RawGrpc, Refused, action, field, flight_data, message_of
 
 _NODE: Final = """
-import sys, signal, threading, logging
+import sys, signal, time, logging
 from strandline.node.running import NodeConfig, RunningNode
 logging.basicConfig(level=logging.WARNING)
-stop = threading.Event()
-signal.signal(signal.SIGTERM, lambda *_: stop.set())
+told = []
+signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
 with RunningNode(NodeConfig(folder=sys.argv[1], name="a", lead=True, create=True)) as node:
     print(node.server.port, flush=True)
-    while not stop.wait(0.2) and node.failure is None:
-        pass
+    while not told and node.failure is None:
+        time.sleep(0.2)
     sys.exit(0 if node.failure is None else 3)
 """
 _START: Final = 120.0

@@ -94,12 +94,12 @@ def _be_node(order: dict[str, Any]) -> None:
     os.dup2(out, 2)
     name = order["config"]["name"]
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s", force=True)
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    told: list[int] = []  # no event: the handler may run while this thread holds its lock
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     with RunningNode(config_of(order["config"]), clock=JumpingClock(order["clock"])) as running:
         _tell(pid=os.getpid(), port=running.server.port)
-        while not stop.wait(0.05) and running.failure is None:
-            pass
+        while not told and running.failure is None:
+            time.sleep(0.05)
     assert running.failure is None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import wraps
+from queue import SimpleQueue
 from typing import Annotated, Any, Final, ParamSpec, Self, TypeVar
 
 import typer
@@ -213,13 +214,21 @@ class Interruption:
 def stop_on_signal() -> Iterator[threading.Event]:
     """An event that the first Ctrl-C or SIGTERM sets; a second one ends the process as usual."""
     stop = threading.Event()
+    requests: SimpleQueue[bool] = SimpleQueue()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def request_stop(*_: object) -> None:
-        stop.set()
+        # Not stop.set(): the handler runs in the main thread, which may be waiting for the event, and hold its lock.
+        requests.put(True)
         for number, handler in before.items():
             signal.signal(number, handler)
 
+    def set_on_request() -> None:
+        if requests.get():
+            stop.set()
+
+    setter = threading.Thread(target=set_on_request, name="strandline-stop", daemon=True)
+    setter.start()
     for number in before:
         signal.signal(number, request_stop)
     try:
@@ -227,6 +236,8 @@ def stop_on_signal() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        requests.put(False)
+        setter.join()
 
 
 class _Formatter(logging.Formatter):
