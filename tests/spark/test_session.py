@@ -13,6 +13,7 @@ import pytest
 import strandline as sl
 from strandline.errors import MissingExtra
 from strandline.spark import session
+from tests.cases import some
 
 
 def test_without_pyspark_the_extra_is_named():
@@ -126,14 +127,17 @@ print([name for name in "{names}".split(", ") if getattr(sl.spark, name) is None
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [
-        (["--master", "nonsense"], "No session on nonsense: Master must either be yarn or start with"),
-        (["--master", "local[x]"], "Could not parse Master URL: 'local[x]'"),
-        (["--conf", "spark.driver.memory=much"], "Invalid maximum heap size: -Xmxmuch"),
-        (["--remote", "sc://127.0.0.1:1/;token=secret"], "127.0.0.1:1 cannot be reached (Connection refused)"),
-        (["--master", "spark://127.0.0.1:1"], "127.0.0.1:1 cannot be reached (Connection refused)"),
-        (["--remote", "nonsense;token=secret"], "The URL must start with 'sc://'"),
-    ],
+    some(
+        [
+            (["--master", "nonsense"], "No session on nonsense: Master must either be yarn or start with"),
+            (["--master", "local[x]"], "Could not parse Master URL: 'local[x]'"),
+            (["--conf", "spark.driver.memory=much"], "Invalid maximum heap size: -Xmxmuch"),
+            (["--remote", "sc://127.0.0.1:1/;token=secret"], "127.0.0.1:1 cannot be reached (Connection refused)"),
+            (["--master", "spark://127.0.0.1:1"], "127.0.0.1:1 cannot be reached (Connection refused)"),
+            (["--remote", "nonsense;token=secret"], "The URL must start with 'sc://'"),
+        ],
+        1,
+    ),
 )
 def test_a_cluster_that_cannot_be_used_is_one_sentence_without_a_trace_of_java(tmp_path, options, says):
     words = ["spark", *options, "verify", str(tmp_path)]
