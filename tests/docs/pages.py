@@ -62,6 +62,7 @@ EQUAL = (
     (r"[\d,.]+ (records|rows)/s", "RATE"),
     (r"\b[\d.]+ (ms|s|min|h)\b( \d+ (min|s)\b)?", "TIME"),
     (r"\b[\d.,]+ (B|kB|MB|GB)\b", "SIZE"),
+    (r"\band is (connecting|bootstrapping|leading|following)\.$", "and is STATE."),
     (r" {2,}", "  "),
     (r"[ \t]+$", ""),
 )
@@ -71,6 +72,8 @@ NOISE = re.compile(
     re.MULTILINE,
 )
 """Printed or not: by a Spark worker whose session stops before its last bytes; progress of what takes long."""
+FIRST_STATE = re.compile(r"(.* serves at .*\n)(.* (Node \S+ leads in term|Replica \S+ builds its copy) .*(\n|$))")
+"""Printed in either order: a node that takes long to lead, or to find the primary, says first where it serves."""
 
 
 class PageFailed(AssertionError):
@@ -168,7 +171,8 @@ def plain(text: str) -> list[str]:
     text = NOISE.sub("", re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text))
     for pattern, replacement in EQUAL:
         text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
-    return text.strip("\n").splitlines()
+    in_order = FIRST_STATE.sub(lambda found: f"{found[2].rstrip()}\n{found[1]}", text.strip("\n"))
+    return in_order.splitlines()
 
 
 def agrees(printed: str, expected: list[str]) -> bool:
