@@ -422,3 +422,19 @@ def test_a_spool_with_gaps_is_migrated_with_new_numbers_on_request_and_each_gap_
     assert "2 gaps with 3 lsns missing" in told
     assert "before record 2: missing 6-8" in told
     assert "before record 3: goes back, 7 after 9" in told
+
+
+def test_a_spool_that_is_damaged_in_the_middle_is_refused_until_its_prefix_is_asked_for(
+    run: Run, tmp_path: Path
+) -> None:
+    frames = [b"".join(encode_record_frame(1, lsn, 0, b"%d" % lsn)) for lsn in range(1, 6)]
+    damaged = bytearray(b"".join(frames))
+    damaged[len(damaged) // 2] ^= 1
+    (tmp_path / "a.logical.wal").write_bytes(damaged)
+    refused = run("wal", "migrate", tmp_path / "a")
+    assert refused.exit_code == 1
+    assert "'strandline wal migrate --valid-prefix'" in refused.stderr
+    assert not (tmp_path / "a").exists()
+    done = run("wal", "migrate", tmp_path / "a", "--valid-prefix")
+    assert done.exit_code == 0, done.output
+    assert "holds 2 records (lsns 1 to 2)" in done.stdout

@@ -19,7 +19,7 @@ import pytest
 from strandline.compat.spool import migrate
 from strandline.compat.spool.format import encode_record_frame
 from strandline.compat.spool.lsn_log import WriteAheadLog
-from strandline.errors import CorruptData, Fenced, InvalidInput, StorageError
+from strandline.errors import AlreadyExists, CorruptData, Fenced, InvalidInput, StorageError
 from strandline.formats.wal.folder import SlotsFile
 from strandline.log.wal.slots import write_slots_file
 from strandline.model.retention import InvalidReason
@@ -114,7 +114,9 @@ def test_each_vector_becomes_a_log_of_its_valid_prefix(name, caplog):
         (record["term"], record["lsn"], record["timestamp_ms"], bytes.fromhex(record["payload"]))
         for record in case["records"]
     ]
-    with open_on(disk) as wal:
+    if name == "crc_mismatch_truncates":  # a record follows the damaged one
+        refused(disk, CorruptData, SPOOL, f"byte {case['valid_bytes']} ")
+    with open_on(disk, valid_prefix=name == "crc_mismatch_truncates") as wal:
         assert all_of(wal) == expected
         assert wal.current == (expected[-1][1] if expected else 0)
     assert disk.read(SPOOL) == data
@@ -254,6 +256,57 @@ def test_a_first_record_that_is_torn_leaves_an_empty_log(caplog):
     with open_on(on_disk(v3(1, 1, b"x")[:-1])) as wal:
         assert all_of(wal) == []
     assert "valid up to byte 0" in caplog.text
+
+
+def test_damage_with_records_behind_it_is_refused_unless_the_prefix_is_asked_for(caplog):
+    frames = [v3(lsn, 1, b"x%d" % lsn) for lsn in range(1, 6)]
+    for place in range(len(frames[0])):  # also in the length, which then claims all that follows
+        changed = bytearray(b"".join(frames))
+        changed[len(frames[0]) * 2 + place] ^= 0x40
+        disk = on_disk(bytes(changed))
+        refused(disk, CorruptData, SPOOL, f"byte {2 * len(frames[0])} ", f"byte {3 * len(frames[0])} ", "damage, 2,")
+        with open_on(disk, valid_prefix=True) as wal:
+            assert [record[1] for record in all_of(wal)] == [1, 2]
+        assert "valid up to byte" in caplog.text
+
+
+def test_damaged_frames_without_checksum_are_told_from_a_torn_tail():
+    frames = [v1(lsn, b"x%d" % lsn) for lsn in range(1, 6)]
+    size = len(frames[0])
+    refused(on_disk(b"".join([frames[0], b"?" + frames[1][1:], *frames[2:]])), CorruptData, f"byte {size} ")
+    with open_on(on_disk(b"".join([*frames, v1(6, b"a" * 50)[:-1]]))) as wal:
+        assert wal.current == 5
+
+
+def test_damage_of_the_last_record_counts_as_a_torn_tail():
+    """A crash may leave the length of a file without the bytes: without a record behind it nothing tells them apart."""
+    with open_on(on_disk(v3(1, 1, b"x") + v3(2, 1, b"y")[:-1] + b"!")) as wal:
+        assert wal.current == 1
+
+
+def test_hostile_bytes_that_begin_a_frame_everywhere_are_refused_soon():
+    size = 1 << 20
+    bait = b"RDLW\x03" + struct.pack("<QQQI", 1, 9, 1, size // 2)
+    tail = bait * (size // len(bait))
+    refused(on_disk(v3(1, 1, b"x") + b"?" + tail), CorruptData, SPOOL)
+
+
+@pytest.mark.parametrize("name", ["orders", "orders.migrating"])
+@pytest.mark.parametrize("link", [False, True], ids=["file", "link"])
+def test_a_file_or_a_link_in_the_way_is_named(tmp_path, name, link):
+    spool = tmp_path / "orders.logical.wal"
+    spool.write_bytes(v3(1, 1, b"x"))
+    (tmp_path / name).symlink_to("nowhere") if link else (tmp_path / name).write_bytes(b"mine")
+    with pytest.raises(AlreadyExists, match=f"{name} is a file or a link"):
+        WriteAheadLog.open(tmp_path / "orders", migrate=True)
+    assert (tmp_path / name).is_symlink() is link
+
+
+def test_a_folder_in_place_of_the_slots_is_never_no_slots(tmp_path):
+    (tmp_path / "orders.logical.wal").write_bytes(v3(1, 1, b"x"))
+    (tmp_path / "orders.logical.slots.json").mkdir()
+    with pytest.raises(InvalidInput, match="is a folder"):
+        WriteAheadLog.open(tmp_path / "orders", migrate=True)
 
 
 @pytest.mark.slow

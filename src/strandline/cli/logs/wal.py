@@ -217,9 +217,16 @@ def migrate(
             help="Give records whose lsns leave gaps or go back new ones; the header spool-lsn keeps the old.",
         ),
     ] = False,
+    valid_prefix: Annotated[
+        bool,
+        typer.Option("--valid-prefix", help="Of a damaged spool, copy the records before the damage; drop the rest."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Copy a spool of an older version, with its slots, into a folder beside it. The spool is not changed.
+
+    A torn tail, which a crash leaves, is not copied. Damage with records behind it is refused, unless
+    **--valid-prefix** accepts that they are lost.
 
     Example: strandline wal migrate /var/lib/orders.logical.wal
     """
@@ -230,7 +237,7 @@ def migrate(
         raise InvalidInput(f"{spool or path} is not called NAME{SPOOL}: name the spool itself, by a name like that.")
     folder = spool.removesuffix(SPOOL)
     refuse_taken(look(folder))
-    done = migrate_spool(folder, disk=DISK, clock=CLOCK, chance=CHANCE, renumber=renumber)
+    done = migrate_spool(folder, disk=DISK, clock=CLOCK, chance=CHANCE, renumber=renumber, valid_prefix=valid_prefix)
     with WriteAheadLog.open(folder, create=False) as wal:
         oldest, current, slots = wal.oldest, wal.current, len(wal.log.slots.list())
     size = DISK.size(folder + SPOOL)

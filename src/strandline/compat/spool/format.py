@@ -72,7 +72,7 @@ class LegacyStop(NamedTuple):
     at: int
     why: str
     needs: int = 0
-    """For ``TORN``: how many bytes from ``at`` on are needed. Never more than a frame can have."""
+    """For ``TORN`` and ``BAD_CHECKSUM``: bytes of the frame, as its header says. Never more than a frame can have."""
 
 
 def encode_record_frame(term: int, lsn: int, timestamp: int, payload: bytes | memoryview) -> Parts:
@@ -117,7 +117,7 @@ def legacy_frame_at(data: memoryview, at: int, *, origin: int = 0) -> LegacyFram
     if version == UNCHECKED_VERSION:
         return LegacyFrame(version, None, numbers[0], 0, payload, start, origin + end)
     if crc32(data[at + len(MAGIC) : rest]) != _CHECKSUM.unpack_from(data, rest)[0]:
-        return LegacyStop(LegacyEnding.BAD_CHECKSUM, start, "the checksum of a frame is wrong")
+        return LegacyStop(LegacyEnding.BAD_CHECKSUM, start, "the checksum of a frame is wrong", end - at)
     term = numbers[0] if version == RECORD_VERSION else None
     return LegacyFrame(version, term, numbers[-2], numbers[-1], payload, start, origin + end)
 

@@ -92,6 +92,7 @@ class WriteAheadLog(Closing):
         create: bool = True,
         migrate: bool = False,
         renumber: bool = False,
+        valid_prefix: bool = False,
         roll_bytes: int = ROLL_BYTES,
         tail_bytes: int = TAIL_BYTES,
         pending_bytes: int = PENDING_BYTES,
@@ -105,9 +106,18 @@ class WriteAheadLog(Closing):
         A spool of older versions (``path`` with the suffix ``.logical.wal``, and its slots) is never taken over
         silently: with ``migrate`` it is moved into the folder, and the original file stays where it is. A spool whose
         lsns leave gaps or go back needs ``renumber``: records get new lsns, and keep the old ones in the header
-        ``spool-lsn``; slots are moved accordingly.
+        ``spool-lsn``; slots are moved accordingly. One that is damaged before its end needs ``valid_prefix``: the
+        records behind the damage are left out.
         """
-        folder = folder_of(path, migrate=migrate, renumber=renumber, disk=disk, clock=clock, chance=chance)
+        folder = folder_of(
+            path,
+            migrate=migrate,
+            renumber=renumber,
+            valid_prefix=valid_prefix,
+            disk=disk,
+            clock=clock,
+            chance=chance,
+        )
         log = WalLog.open(
             folder,
             create=create,

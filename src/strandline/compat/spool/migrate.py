@@ -14,6 +14,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.compat.spool.damage import frame_behind
 from strandline.compat.spool.format import (
     SPOOL,
     SPOOL_SLOTS,
@@ -26,7 +27,7 @@ from strandline.compat.spool.format import (
 )
 from strandline.compat.spool.migrated_slots import settle_slots, spool_slots
 from strandline.compat.spool.renumbering import OLD_LSN, Renumbering, plan_renumbering
-from strandline.errors import CorruptData, Fenced, InvalidInput, NotFound, StorageError, WrongKind
+from strandline.errors import AlreadyExists, CorruptData, Fenced, InvalidInput, NotFound, StorageError, WrongKind
 from strandline.formats.wal.folder import SlotsFile, decode_slots_file, encode_wal_identity
 from strandline.formats.wal.frame import FrameScanner
 from strandline.log.wal.log import WalLog
@@ -58,7 +59,16 @@ _LOGGED_GAPS: Final = 100
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-def folder_of(path: Address, *, migrate: bool, disk: Disk, clock: Clock, chance: Chance, renumber: bool = False) -> str:
+def folder_of(
+    path: Address,
+    *,
+    migrate: bool,
+    disk: Disk,
+    clock: Clock,
+    chance: Chance,
+    renumber: bool = False,
+    valid_prefix: bool = False,
+) -> str:
     """The folder of the log at ``path``; with ``migrate``, a spool of that name is moved there.
 
     ``WrongKind`` if there is a spool, but no folder, without ``migrate``: an empty log would hide the spool.
@@ -73,12 +83,12 @@ def folder_of(path: Address, *, migrate: bool, disk: Disk, clock: Clock, chance:
             f"strandline.compat.WriteAheadLog.open(..., migrate=True), which moves its records and slots into the "
             f"folder {folder} and keeps the file."
         )
-    migrate_spool(folder, disk=disk, clock=clock, chance=chance, renumber=renumber)
+    migrate_spool(folder, disk=disk, clock=clock, chance=chance, renumber=renumber, valid_prefix=valid_prefix)
     return folder
 
 
 def migrate_spool(
-    folder: str, *, disk: Disk, clock: Clock, chance: Chance, renumber: bool = False
+    folder: str, *, disk: Disk, clock: Clock, chance: Chance, renumber: bool = False, valid_prefix: bool = False
 ) -> Renumbering | None:
     """Create the log in this folder from the spool beside it, whole and with its slots, or not at all.
 
@@ -86,7 +96,8 @@ def migrate_spool(
     spool and its slots are not changed. ``Fenced``, and no change, if they were written meanwhile: later appends of
     an older program would be in no log. Of two processes the second waits, and finds it done.
 
-    The log holds the longest valid prefix of the spool; a remainder is logged as a warning. An empty
+    The log holds the spool up to its torn tail, if it has one, which is logged as a warning. With ``valid_prefix`` it
+    may also end before damage that records follow: those are left out, with a warning. An empty
     spool becomes an empty log, which continues after the highest slot: its consumer has applied
     records up to there that were trimmed since. A slot that needs missing records is invalid in the log
     (``wal-removed``).
@@ -95,18 +106,23 @@ def migrate_spool(
     ones in the header ``spool-lsn``; slots are moved accordingly, so that no consumer misses a record. Each gap is
     logged as a warning, and the renumbering is returned; None if none was needed.
 
-    ``CorruptData``, and no change: for lsns that are not consecutive and terms that decrease; for a
+    ``CorruptData``, and no change: for damage with a whole frame behind it, without ``valid_prefix``; for lsns that are
+    not consecutive and terms that decrease; for a
     damaged slots file; for a valid slot past the end, whose consumer proves that records are lost; for a file that
     does not begin with a record, unless that is torn. ``InvalidInput`` for records that a log cannot hold.
     """
     with disk.locked(f"{folder}{MIGRATING}.lock"):
         if exists(f"{folder}/{IDENTITY}", disk=disk):
             return None  # another process was faster
-        _refuse_other_content(folder, disk=disk, clock=clock)
         hidden = f"{folder}{MIGRATING}"
+        for path in (folder, hidden):
+            _refuse_file(path, folder, disk=disk)
+        _refuse_other_content(folder, disk=disk, clock=clock)
         disk.remove_folder(hidden)  # leftovers of an interrupted migration
         try:
             source = _Spool.read(folder, disk=disk)
+            if not valid_prefix:
+                source.check_whole()
             renumbering = _make(source, hidden, disk=disk, clock=clock, log_id=chance.uuid(), renumber=renumber)
             source.check_unchanged(disk=disk)
             _put_in_place(hidden, folder, disk=disk, clock=clock)
@@ -118,6 +134,21 @@ def migrate_spool(
 
 
 # --- folder ----------------------------------------------------------------------------------------------------
+
+
+def _named(path: str, *, disk: Disk, is_folder: bool) -> bool:
+    """Whether something has this name: a folder, or a file or link of whatever kind."""
+    name = PurePath(path)
+    rows = [row for row in disk.scan(str(name.parent)) if row.name == name.name]
+    return any((row.is_folder and not row.is_link) is is_folder for row in rows)
+
+
+def _refuse_file(path: str, folder: str, *, disk: Disk) -> None:
+    if _named(path, disk=disk, is_folder=False):
+        raise AlreadyExists(
+            f"{path} is a file or a link, and the migration of {folder}{SPOOL} makes a folder of that name: nothing "
+            "was changed. Move it away, and migrate again."
+        )
 
 
 def _refuse_other_content(folder: str, *, disk: Disk, clock: Clock) -> None:
@@ -168,8 +199,23 @@ class _Spool(NamedTuple):
     def read(cls, folder: str, *, disk: Disk) -> _Spool:
         """Read both; first the slots, so that none of them is past the spool's end even if it is written meanwhile."""
         spool, beside = f"{folder}{SPOOL}", f"{folder}{SPOOL_SLOTS}"
+        if _named(beside, disk=disk, is_folder=True):
+            raise InvalidInput(f"{beside} is a folder, and no file of slots: move it away, and migrate again.")
         slots = _read_if_there(beside, disk=disk)
         return cls(spool, beside, memoryview(disk.read(spool)), slots)
+
+    def check_whole(self) -> None:
+        """``CorruptData`` if records follow damage: only a torn tail is what a crash leaves."""
+        scanner = LegacyScanner(self.data)
+        records = sum(1 for _ in scanner)
+        behind = frame_behind(self.data, scanner.stop)
+        if behind is not None:
+            raise CorruptData(
+                f"{self.spool} is damaged at byte {scanner.stop.at:,} ({scanner.stop.why}), and records follow from "
+                f"byte {behind:,} on; nothing was changed. Restore the file; or migrate only the records before the "
+                f"damage, {records:,}, without those behind it ('strandline wal migrate --valid-prefix', or "
+                "valid_prefix=True in a program)."
+            )
 
     def check_unchanged(self, *, disk: Disk) -> None:
         """``Fenced`` if either was written since: the files have more than was read."""
