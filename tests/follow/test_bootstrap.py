@@ -24,11 +24,12 @@ from strandline.followers.stores.append_log import AppendLogStore
 from strandline.followers.stores.rocks import RocksStore
 from strandline.kv.log import LogKeyValue
 from strandline.log.memory import MemoryLog
+from strandline.log.slots.pin import SlotPin
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA
 from strandline.model.retention import SlotLimits
 from strandline.snapshots.artifacts import Artifacts
-from strandline.snapshots.bootstrapping import BootstrapPin, bootstrap
+from strandline.snapshots.bootstrapping import bootstrap
 from strandline.snapshots.sealed import next_number, numbered
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.testing.clock import ManualClock
@@ -224,7 +225,7 @@ class TestSlots:
             return create(name, position, **options)
 
         monkeypatch.setattr(log.slots, "create", raced)
-        BootstrapPin(log, "new", CLOCK).hold(log.start().at(3), is_stored=True)
+        SlotPin(log, "new", CLOCK).hold(log.start().at(3), is_stored=True)
         assert log.slots.get("new").position == 3
 
 

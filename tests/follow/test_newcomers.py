@@ -18,10 +18,10 @@ from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.object.slots import SlotKeeper
 from strandline.log.slots import heartbeat
 from strandline.log.slots.heartbeat import SlotHeartbeat
+from strandline.log.slots.pin import SlotPin
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import SECOND
 from strandline.model.retention import NEWCOMER_SECONDS, Consumed, SlotLimits, SlotState
-from strandline.snapshots.bootstrapping import BootstrapPin
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore
 from strandline.testing.simdisk import SimulatedDisk
@@ -186,7 +186,7 @@ def test_a_bootstrap_that_fails_leaves_a_slot_alone_that_was_there_or_was_claime
 
 
 def test_the_slot_of_a_bootstrap_that_was_killed_goes_after_a_while(log: ObjectLog, clock: ManualClock) -> None:
-    pin = BootstrapPin(log, "new", ManualClock())  # nothing of it runs any more: its clock stands still
+    pin = SlotPin(log, "new", ManualClock())  # nothing of it runs any more: its clock stands still
     pin.hold(log.start())
     collect(log, clock, NEWCOMER_SECONDS + 1)
     assert log.slots.list() == []

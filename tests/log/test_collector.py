@@ -93,6 +93,18 @@ def test_with_no_slot_nothing_goes(bench: Bench):
     assert bench.values() == list(range(10))
 
 
+def test_what_only_holds_and_newcomers_are_past_is_not_consumed(bench: Bench):
+    bench.append(10)
+    bench.log.slots.create("newcomer", 8, lifetime=600)
+    with bench.log.hold(7, 600):
+        assert bench.log.trim().trimmed_records == 0
+        bench.log.slots.create("consumer", 9)
+        assert bench.log.trim().floor == 7  # they pin all the same
+    bench.log.slots.claim("newcomer", "me")
+    bench.log.slots.drop("consumer")
+    assert bench.log.trim().floor == 8
+
+
 def test_with_no_valid_slot_nothing_goes():
     bench = Bench("consumed", SlotLimits(idle_seconds=60))
     bench.append(10)

@@ -139,6 +139,12 @@ class TestPolicies:
     def test_forever_forgets_nothing(self, log):
         assert log.trim(Forever()) == 0
 
+    def test_what_only_a_newcomer_is_past_is_not_consumed(self, log):
+        log.slots.create("newcomer", 15, lifetime=600)
+        assert log.trim(Consumed()) == 0
+        log.slots.claim("newcomer", "me")
+        assert log.trim(Consumed()) == 15
+
     def test_records_that_every_valid_slot_has_passed_are_consumed(self, log):
         assert log.trim(Consumed()) == 0
         log.slots.create("a", 9)

@@ -585,6 +585,17 @@ def test_a_consumer_s_slot_pins_the_cold_tier_and_the_tierer_s_own_does_not(worl
     assert len(world.tierer(retention=MaxBytes(1)).run_once().expired) == len(segments) - 2
 
 
+def test_segments_that_only_a_hold_is_past_are_not_consumed(world: World) -> None:
+    log = world.log()
+    world.tierer().run_once(everything=True)
+    world.forget()
+    segments = world.finished()
+    with log.hold(segments[-1].start, 600, retained_from=0):
+        assert world.tierer(retention=Consumed()).run_once().expired == ()
+        log.slots.create("billing", segments[1].start, retained_from=0)
+        assert len(world.tierer(retention=Consumed()).run_once().expired) == 1
+
+
 # --- the partition's end, and the service ----------------------------------------------------------------------
 
 

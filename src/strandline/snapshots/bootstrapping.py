@@ -6,21 +6,20 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol, Self, TypeVar, final
+from typing import Any, Final, Protocol, TypeVar
 
-from strandline.errors import AlreadyExists, CursorExpired, InvalidInput, NotFound, StorageError, StrandlineError
+from strandline.errors import AlreadyExists, CursorExpired, InvalidInput, NotFound, StorageError
 from strandline.log.contract import READING, Log, require
-from strandline.log.slots.heartbeat import SlotHeartbeat
+from strandline.log.slots.pin import SlotPin
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.retention import NEWCOMER_SECONDS, SlotState
 from strandline.model.sink import Store
 from strandline.model.snapshot import Snapshot
 from strandline.snapshots.artifacts import Artifacts
 from strandline.snapshots.sealed import MANIFEST, check_snapshot, newest_snapshot
 from strandline.snapshots.staging import check_free, scratch_folder
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.clock import CHANCE, CLOCK, Chance
 from strandline.storage.disk import DISK, Disk
 
 _LOGGER = logging.getLogger(__name__)
@@ -83,7 +82,7 @@ def bootstrap(
     with contextlib.ExitStack() as held:
         pinned = None
         if log is not None and slot is not None:
-            pinned = held.enter_context(BootstrapPin(log, slot, options.get("clock", CLOCK)))
+            pinned = held.enter_context(SlotPin(log, slot, options.get("clock", CLOCK)))
         snapshot = held.enter_context(_local_snapshot(source, dest, log, pinned, disk=disk, chance=chance))
         with _moved_aside(dest, disk=disk, chance=chance) if there else contextlib.nullcontext():
             store = into.import_from(snapshot.folder, dest, **options)
@@ -95,80 +94,6 @@ def bootstrap(
             store.close()
             raise
         return store
-
-
-@final
-class BootstrapPin:
-    """A slot that pins the log while a store is imported. Leaving the block drops it, unless :meth:`keep` was called.
-
-    Only a slot that this object created is dropped: it is touched during the block, and expires if the process is
-    killed meanwhile.
-    """
-
-    def __init__(self, log: Log, slot: str, clock: Clock) -> None:
-        """Nothing is pinned yet."""
-        self._log = log
-        self._slot = slot
-        self._clock = clock
-        self._created: SlotState | None = None
-        self._alive = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._alive.close()
-        try:
-            if self.is_provisional:
-                self._log.slots.drop(self._slot)
-        except StrandlineError as trouble:
-            _LOGGER.warning("Slot %r, which is not needed, could not be dropped: %s", self._slot, trouble)
-
-    @property
-    def is_provisional(self) -> bool:
-        """Whether the slot was created here and not claimed, reset or kept since."""
-        created, state = self._created, self._state()
-        return created is not None and state is not None and (state.epoch, state.holder) == (created.epoch, None)
-
-    def _state(self) -> SlotState | None:
-        return next((state for state in self._log.slots.list() if state.name == self._slot), None)
-
-    def hold(self, cursor: Cursor, *, is_stored: bool = False) -> None:
-        """Make the slot pin the records after a cursor; ``CursorExpired`` if they are not retained.
-
-        A missing slot is created, for good if the store with that cursor ``is_stored``; an invalidated one, or one past
-        the cursor, is reset; a valid one that pins them is not changed.
-        """
-        found = self._state()
-        if found is None:
-            with contextlib.suppress(AlreadyExists):  # another process was faster
-                self._create(cursor.next, is_stored=is_stored)
-                return
-            found = self._state()
-        if found is None or found.invalid is not None or found.position > cursor.next:
-            self._log.slots.reset(self._slot, cursor.next)
-
-    def _create(self, position: int, *, is_stored: bool) -> None:
-        if is_stored:
-            self._log.slots.create(self._slot, position)
-        else:
-            self._created = self._log.slots.create(self._slot, position, lifetime=NEWCOMER_SECONDS)
-            self._alive.enter_context(SlotHeartbeat(self, self._log, clock=self._clock))
-
-    def keep(self, holder: str) -> None:
-        """Keep the created slot for the store's follower."""
-        if self._created is not None:
-            self._alive.close()
-            self._log.slots.claim(self._slot, holder)
-            self._created = None
-
-    def touch(self) -> None:
-        """Send a heartbeat for the created slot."""
-        if self._created is not None:
-            self._log.slots.touch(self._slot, self._created.epoch)
-
-    def advance(self, to: Cursor) -> None:
-        """Do nothing: the slot pins the records that the store will need."""
 
 
 def _is_occupied(dest: str, disk: Disk) -> bool:
@@ -193,7 +118,7 @@ def _usable(dest: str, into: StoreKind[S], log: Log | None, slot: str | None, op
         if log is not None:
             log.plan(position.cursor, _ONE)
             if slot is not None:
-                BootstrapPin(log, slot, CLOCK).hold(position.cursor, is_stored=True)
+                SlotPin(log, slot, CLOCK).hold(position.cursor, is_stored=True)
     except CursorExpired as error:
         _LOGGER.warning("The store at %s is too old to resume and will be replaced: %s", dest, error)
         store.close()
@@ -206,7 +131,7 @@ def _usable(dest: str, into: StoreKind[S], log: Log | None, slot: str | None, op
 
 @contextlib.contextmanager
 def _local_snapshot(
-    source: Artifacts | str, dest: str, log: Log | None, pinned: BootstrapPin | None, *, disk: Disk, chance: Chance
+    source: Artifacts | str, dest: str, log: Log | None, pinned: SlotPin | None, *, disk: Disk, chance: Chance
 ) -> Iterator[Snapshot]:
     """The newest snapshot as a local folder; the log retains, and the slot pins, the records after it."""
     if isinstance(source, Artifacts):
@@ -235,7 +160,7 @@ def _none_at(where: str) -> NotFound:
     )
 
 
-def _pin_records_after(log: Log | None, pinned: BootstrapPin | None, cursor: Cursor) -> None:
+def _pin_records_after(log: Log | None, pinned: SlotPin | None, cursor: Cursor) -> None:
     """Pin the records after a snapshot; ``CursorExpired`` if the log no longer retains them."""
     if log is None:
         return

@@ -17,7 +17,7 @@ from strandline.log.slots import resume, rules, trimming
 from strandline.model.arguments import checked, seconds
 from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.head import Head, Pin
-from strandline.model.retention import SlotState
+from strandline.model.retention import HOLDS, SlotState
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
 from strandline.storage.clock import Chance, Clock
@@ -27,8 +27,6 @@ from strandline.storage.objects.store import ObjectStore
 T = TypeVar("T")
 
 _FOLDER: Final = "slots/"
-HOLDS: Final = "hold-"
-"""Slots with such names are holds, and their cells are removed with them."""
 _RESETS: Final = 8
 """How often a reset is repeated because the slot moved meanwhile."""
 
@@ -264,6 +262,7 @@ class SlotKeeper:
         # Then the cell fences its holder, also one that claimed it meanwhile, but not one of a newly created slot.
         while state is not None and not state.dropped and name not in self.read_head().slots:
             state = cell.update(self.op(), partial(rules.drop, epoch=state.epoch))
+        self._forget_hold(name)
         if not is_listed:
             raise NotFound(f"There is no slot {name!r} in {self.store.url}.")
 
@@ -297,9 +296,13 @@ class SlotKeeper:
             if not self.cell(name).update(self.op(), end).dropped:
                 return False
         self.head.update(self.op(), lambda head: unlist_slot(head, name), role="consumer")
-        if name.startswith(HOLDS):  # other names keep their cell for its epoch
-            self.store.delete(f"{_FOLDER}{name}.json")
+        self._forget_hold(name)
         return True
+
+    def _forget_hold(self, name: str) -> None:
+        """Delete the cell of a dropped hold: other names keep theirs, for its epoch."""
+        if name.startswith(HOLDS):
+            self.store.delete(f"{_FOLDER}{name}.json")
 
     def _until(self, seconds: float) -> int:
         return self.clock.now() + int(seconds * SECOND)

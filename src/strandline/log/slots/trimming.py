@@ -29,6 +29,15 @@ def trim_floor(states: Iterable[SlotState], pending: Iterable[int] = ()) -> int 
     return floor(known, pending)
 
 
+def consumed_floor(states: Iterable[SlotState]) -> int | None:
+    """The offset below which every consumer has passed, as :func:`trim_floor` has it; None without a consumer.
+
+    A hold, and the slot of a newcomer that has stored nothing yet, pin records and consume none: without this
+    difference a reader that is gone in a minute would be the only consumer, and all below it would be deleted.
+    """
+    return trim_floor(state for state in states if state.expires is None)
+
+
 @dataclass(frozen=True, slots=True)
 class ColdTierProof:
     """Proof that the cold tier has what a trim deletes, besides the tierer's slot.
@@ -91,22 +100,22 @@ def pending_positions(pins: Iterable[Pin | None]) -> list[int]:
 def retention_start(
     retention: Retention,
     bounds: Bounds,
-    floor: int | None,
+    consumed: int | None,
     *,
     written_since: Callable[[int], int | None],
     newest: Callable[[int], int],
     now: int,
 ) -> int:
-    """The first offset that a policy retains in a log with this slots' floor; never above the end.
+    """The first offset that a policy retains in a log; never above the end.
 
-    ``written_since`` returns the first offset that was written at a time (microseconds) or later, ``newest`` the first
-    offset of the newest bytes of a given number.
+    ``consumed`` is the floor of its consumers (:func:`consumed_floor`). ``written_since`` returns the first offset that
+    was written at a time (microseconds) or later, ``newest`` the first offset of the newest bytes of a given number.
     """
     match retention:
         case Forever():
             return bounds.first
         case Consumed():
-            return bounds.first if floor is None else floor
+            return bounds.first if consumed is None else consumed
         case MaxAge(seconds):
             kept = written_since(now - seconds * SECOND)
             return bounds.next if kept is None else kept

@@ -354,7 +354,7 @@ class WalLog(WalReading, Closing):
         wanted = upto if isinstance(upto, int) else as_retention(upto)
         self.enforce(limits)
         if not isinstance(wanted, int):
-            wanted = self._retention_start(wanted, self.slots.trim_floor(), self._steady.now())
+            wanted = self._retention_start(wanted, self.slots.consumed_floor(), self._steady.now())
         return self._start.trim(wanted, beyond_slots=beyond_slots)
 
     def evolve_value(self, value: Codec) -> Codec:

@@ -93,6 +93,11 @@ class WalSlots(SlotTable):
         with self._lock:
             return trimming.trim_floor(self.proven())
 
+    def consumed_floor(self) -> int | None:
+        """The offset below which every consumer has passed; None without a consumer."""
+        with self._lock:
+            return trimming.consumed_floor(self.proven())
+
     def proven(self) -> list[SlotState]:
         """The slots without a tierer's position that belongs to another history: the log may have been restored."""
         with self._lock:

@@ -75,7 +75,7 @@ class Expiry:
             self.ledger.known(),
             self.retention,
             hot if pinned is None else min(hot, pinned),
-            is_pinned=pinned is not None,
+            is_consumed=planning.has_consumers(slots, self.name),
             listed=self._last_listed if isinstance(self.retention, MaxAge) else (lambda _: 0),
             now=now,
         )

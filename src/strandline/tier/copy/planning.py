@@ -156,19 +156,24 @@ def pinned_from(slots: Iterable[SlotState], own: str, floor: int | None) -> int 
     return min(others, default=None)
 
 
+def has_consumers(slots: Iterable[SlotState], own: str) -> bool:
+    """Whether a slot besides the tierer's can consume records: holds, and slots of newcomers, only pin them."""
+    return any(state.pins and state.expires is None and state.name != own for state in slots)
+
+
 def expired(
     known: KnownSegments,
     retention: Retention,
     upto: int,
     *,
-    is_pinned: bool,
+    is_consumed: bool,
     listed: Callable[[SegmentMetadata], int],
     now: int,
 ) -> list[SegmentMetadata]:
     """The segments that the policy no longer keeps: oldest first, contiguous, and wholly below ``upto``.
 
-    ``is_pinned``: whether any slot exists, without which nothing counts as consumed. ``listed`` gives the time at which
-    the last batch of a segment was listed (microseconds); it is called for as few segments as possible.
+    ``is_consumed``: whether there are consumers, without which nothing counts as consumed. ``listed`` gives the time at
+    which the last batch of a segment was listed (microseconds); it is called for as few segments as possible.
     """
     segments = known.finished
     gone: list[SegmentMetadata] = []
@@ -179,7 +184,7 @@ def expired(
         match retention:
             case Forever():
                 break
-            case Consumed() if not is_pinned:
+            case Consumed() if not is_consumed:
                 break
             case MaxAge(seconds) if written_time(segments, at, listed, now) >= now - seconds * SECOND:
                 break

@@ -49,7 +49,7 @@ from strandline.log.object.slots import Members, SlotKeeper
 from strandline.log.object.staging import FOLDER as STAGED
 from strandline.log.object.staging import KEPT_SECONDS
 from strandline.log.slots.rules import has_expired, invalidate, is_idle, is_suspect, reason_to_invalidate, suspect
-from strandline.log.slots.trimming import ColdTierProof, proven, retained_first, trim_to
+from strandline.log.slots.trimming import ColdTierProof, consumed_floor, proven, retained_first, trim_to
 from strandline.model.cursor import SECOND
 from strandline.model.head import Cut, Entry, Head
 from strandline.model.retention import TIER_SLOT, MaxAge, Retention, SlotLimits, SlotState
@@ -150,7 +150,8 @@ class GarbageCollector:
             members = self._judged(head, identity.limits, done, clocks)
             done.floor = head.floor
             floor = members.trim_floor()
-            wanted = trim_to(self._policy_start(head, identity.retention, floor, clocks), floor)
+            consumed = consumed_floor(members.states)
+            wanted = trim_to(self._policy_start(head, identity.retention, consumed, clocks), floor)
             if wanted <= head.floor:  # slots may be below it, in the cold tier
                 return
             upto = self._boundary(head, wanted)
@@ -160,10 +161,10 @@ class GarbageCollector:
             f"{self.slots.head.where} changed at each of {_TRIES} tries to trim the log; nothing was trimmed."
         )
 
-    def _policy_start(self, head: Head, retention: Retention, floor: int | None, clocks: Clocks) -> int:
+    def _policy_start(self, head: Head, retention: Retention, consumed: int | None, clocks: Clocks) -> int:
         if isinstance(retention, MaxAge) and not clocks.may_expire:
             return head.floor
-        return policy_start(head, retention, floor, self.slots.chunks, clocks.earliest())
+        return policy_start(head, retention, consumed, self.slots.chunks, clocks.earliest())
 
     def _try_trim(self, head: Head, members: Members, upto: int, done: TrimResult, clocks: Clocks) -> bool:
         cut = plan_cut(head, upto)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from strandline.log.object.head.index import Chunks, bytes_from, entries_from, entries_listed_since, start_of_newest
 from strandline.log.slots.rules import put_at
+from strandline.log.slots.trimming import consumed_floor, pending_positions, retention_start, trim_floor, trim_to
 from strandline.log.slots.trimming import floor as lowest
-from strandline.log.slots.trimming import pending_positions, retention_start, trim_floor, trim_to
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.head import Head
 from strandline.model.retention import Retention, SlotLimits, SlotState
@@ -90,11 +90,11 @@ def trim_end(
     moved = [put_at(state, head.next_offset) if state.name in up_to_date else state for state in states]
     pins = [pin for name, pin in head.slots.items() if name not in up_to_date]
     floor = trim_floor(moved, pending_positions(pins))
-    return max(head.floor, trim_to(policy_start(head, retention, floor, chunks, now), floor))
+    return max(head.floor, trim_to(policy_start(head, retention, consumed_floor(moved), chunks, now), floor))
 
 
-def policy_start(head: Head, retention: Retention, floor: int | None, chunks: Chunks, now: int) -> int:
-    """The first offset that a policy retains, given the slots' floor; a batch that begins below may hold it."""
+def policy_start(head: Head, retention: Retention, consumed: int | None, chunks: Chunks, now: int) -> int:
+    """The first offset that a policy retains, given the consumers' floor; a batch that begins below may hold it."""
 
     def listed_since(time: int) -> int | None:
         entry = next(entries_listed_since(head, time, chunks), None)
@@ -104,7 +104,7 @@ def policy_start(head: Head, retention: Retention, floor: int | None, chunks: Ch
         return start_of_newest(head, size, chunks)
 
     bounds = Bounds(head.floor, head.next_offset)
-    return retention_start(retention, bounds, floor, written_since=listed_since, newest=newest, now=now)
+    return retention_start(retention, bounds, consumed, written_since=listed_since, newest=newest, now=now)
 
 
 def _seconds(microseconds: int) -> float:

@@ -38,10 +38,9 @@ from strandline.log.object.maintain.checks import (
     check_head,
     check_slot,
 )
-from strandline.log.object.slots import HOLDS
 from strandline.log.read.reading import fetch_in_order
 from strandline.model.head import ChunkRef, Cut, Entry, Head
-from strandline.model.retention import TIER_SLOT
+from strandline.model.retention import HOLDS, TIER_SLOT
 from strandline.model.segments import COLD_FILE
 
 _CHUNK: Final = re.compile(r"chunks/([0-9]{16})/([0-9]{2})-([0-9]{20})-[0-9]{20}\.chunk")

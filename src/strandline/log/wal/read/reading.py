@@ -196,15 +196,15 @@ class WalReading(OptionalCalls, LogReading, ABC):
 
         return self._with_view(read)
 
-    def _retention_start(self, retention: Retention, floor: int | None, now: int) -> int:
-        """The first offset that a policy retains."""
+    def _retention_start(self, retention: Retention, consumed: int | None, now: int) -> int:
+        """The first offset that a policy retains; ``consumed`` is the floor of the consumers."""
 
         def read(view: View) -> int:
             first, end = view.bounds.first, view.bounds.next
             return retention_start(
                 retention,
                 view.bounds,
-                floor,
+                consumed,
                 written_since=lambda time: self._written_since(time, first, end, now),
                 newest=lambda size: self._catalog.newest(size, first, end),
                 now=now,

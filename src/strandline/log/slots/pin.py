@@ -1,0 +1,91 @@
+"""A slot that pins a log while a job runs: dropped at its end, or kept for the consumer that the job has built."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Final, Self, final
+
+from strandline.errors import AlreadyExists, StrandlineError
+from strandline.log.contract import Log
+from strandline.log.slots.heartbeat import SlotHeartbeat
+from strandline.model.cursor import Cursor
+from strandline.model.retention import NEWCOMER_SECONDS, SlotState
+from strandline.storage.clock import Clock
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+@final
+class SlotPin:
+    """A slot that pins the log while a job runs. Leaving the block drops it, unless :meth:`keep` was called.
+
+    Only a slot that this object created is dropped: it is touched during the block, and expires if the process is
+    killed meanwhile.
+    """
+
+    def __init__(self, log: Log, slot: str, clock: Clock) -> None:
+        """Nothing is pinned yet."""
+        self._log = log
+        self._slot = slot
+        self._clock = clock
+        self._created: SlotState | None = None
+        self._alive = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._alive.close()
+        try:
+            if self.is_provisional:
+                self._log.slots.drop(self._slot)
+        except StrandlineError as trouble:
+            _LOGGER.warning("Slot %r, which is not needed, could not be dropped: %s", self._slot, trouble)
+
+    @property
+    def is_provisional(self) -> bool:
+        """Whether the slot was created here and not claimed, reset or kept since."""
+        created = self._created
+        state = None if created is None else self._state()
+        return created is not None and state is not None and (state.epoch, state.holder) == (created.epoch, None)
+
+    def _state(self) -> SlotState | None:
+        return next((state for state in self._log.slots.list() if state.name == self._slot), None)
+
+    def hold(self, cursor: Cursor, *, is_stored: bool = False) -> None:
+        """Make the slot pin the records after a cursor; ``CursorExpired`` if they are not retained.
+
+        A missing slot is created, for good if a consumer with that cursor ``is_stored``; an invalidated one, or one
+        past the cursor, is reset; a valid one that pins them is not changed.
+        """
+        found = self._state()
+        if found is None:
+            with contextlib.suppress(AlreadyExists):  # another process was faster
+                self._create(cursor.next, is_stored=is_stored)
+                return
+            found = self._state()
+        if found is None or found.invalid is not None or found.position > cursor.next:
+            self._log.slots.reset(self._slot, cursor.next)
+
+    def _create(self, position: int, *, is_stored: bool) -> None:
+        if is_stored:
+            self._log.slots.create(self._slot, position)
+        else:
+            self._created = self._log.slots.create(self._slot, position, lifetime=NEWCOMER_SECONDS)
+            self._alive.enter_context(SlotHeartbeat(self, self._log, clock=self._clock))
+
+    def keep(self, holder: str) -> None:
+        """Keep the created slot for the consumer."""
+        if self._created is not None:
+            self._alive.close()
+            self._log.slots.claim(self._slot, holder)
+            self._created = None
+
+    def touch(self) -> None:
+        """Send a heartbeat for the created slot."""
+        if self._created is not None:
+            self._log.slots.touch(self._slot, self._created.epoch)
+
+    def advance(self, to: Cursor) -> None:
+        """Do nothing: the slot pins the records that the consumer will need."""
