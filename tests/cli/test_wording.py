@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from strandline.cli.shared.wording import in_commands
+from strandline.log.folders import OPENED_WITH, TAKEN_OVER
 from tests.cli.conftest import Run
 
 HOME = Path(__file__).parents[2] / "src" / "strandline"
@@ -59,6 +60,12 @@ def test_no_error_that_a_command_may_show_names_a_call_or_an_argument() -> None:
     found = {place: in_commands(text) for place, text in sentences()}
     assert len(found) > 500
     assert {place: text for place, text in found.items() if PYTHON.search(text)} == {}
+
+
+def test_advice_on_another_kind_of_folder_names_no_call() -> None:
+    advice = [*OPENED_WITH.values(), *TAKEN_OVER.values()]
+    found = [in_commands(f"p is a queue, and no log: {each.format(path='/p')}.") for each in advice]
+    assert [text for text in found if PYTHON.search(text)] == []
 
 
 def test_every_exception_from_that_rule_is_needed() -> None:

@@ -61,7 +61,7 @@ def names(place: Place) -> list[str]:
 def test_nothing_begins_where_something_else_is(there: str, new: Callable[..., None], place: Place) -> None:
     THINGS[there](*place)
     before = names(place)
-    with pytest.raises(WrongKind, match=f"{there} .*would hide it: nothing was changed.* or choose another path"):
+    with pytest.raises(WrongKind, match=f"{there} .*would hide it. Nothing was changed: .*, or choose another path"):
         new(*place)
     assert names(place) == before
 

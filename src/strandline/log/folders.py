@@ -236,7 +236,7 @@ _TAKE_OVER: Final = (
     "give the node a folder of its own, and let it take this log over, with take_over='{path}', or 'strandline node "
     "run FOLDER --take-over {path}'"
 )
-_TAKEN_OVER: Final = {
+TAKEN_OVER: Final = {
     (FolderKind.NODE, FolderKind.WAL): _TAKE_OVER,
     (FolderKind.NODE, FolderKind.SPOOL): (
         "move it into a write-ahead log, with strandline.compat.WriteAheadLog.open('{path}', migrate=True) or "
@@ -327,8 +327,8 @@ def _refuse_new(there: Contents, kind: FolderKind, place: str) -> None:
     if found is not None:
         path, what, advice = found
         raise WrongKind(
-            f"{path} is {what}, and an empty {_bare(kind)} there would hide it: nothing was changed. "
-            f"{advice[:1].upper()}{advice[1:]}; or choose another {place}."
+            f"{path} is {what}, and an empty {_bare(kind)} there would hide it. Nothing was changed: {advice}, or "
+            f"choose another {place}."
         )
 
 
@@ -351,7 +351,7 @@ def _other(there: Contents, kind: FolderKind, *, beside: Collection[FolderKind] 
     if not others or kind in others:
         return None
     path = there.path.rstrip("/") or there.path
-    return path, str(there), _TAKEN_OVER.get((kind, others[0]), OPENED_WITH[others[0]]).format(path=path)
+    return path, str(there), TAKEN_OVER.get((kind, others[0]), OPENED_WITH[others[0]]).format(path=path)
 
 
 def _bare(kind: FolderKind) -> str:

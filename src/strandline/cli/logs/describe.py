@@ -82,7 +82,7 @@ class LogDescription:
             state = (
                 f"invalid: {slot.invalid}" if slot.invalid else f"{show.counted(slot.records_behind, 'record')} behind"
             )
-            yield _line("slot", f"{show.slot(slot.slot)} at {slot.position:,}, {state}", "red" if slot.invalid else "")
+            yield _line("slot", f"{show.short(slot.slot)} at {slot.position:,}, {state}", "red" if slot.invalid else "")
         if not lag.slots:
             yield _line("slots", "none")
 

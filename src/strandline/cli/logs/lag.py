@@ -140,7 +140,7 @@ class Lag:
         for slot in self.slots:
             note, style = _note(slot)
             table.add_row(
-                show.slot(slot.slot),
+                show.short(slot.slot),
                 f"{slot.position:,}",
                 f"{slot.records_behind:,}",
                 show.known(show.size, slot.bytes_behind),

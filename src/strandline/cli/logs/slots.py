@@ -148,7 +148,7 @@ def rendered(seen: Lag) -> RenderableType:
             cells.append("-" if row.bytes_left is None else show.size(max(0, row.bytes_left)))
         if timed:
             cells.append("-" if row.idle_left is None else show.seconds(max(0.0, row.idle_left)))
-        where = [show.slot(row.slot), f"{row.position:,}", show.short(row.holder), str(row.epoch)]
+        where = [show.short(row.slot), f"{row.position:,}", show.short(row.holder), str(row.epoch)]
         table.add_row(*where, *cells, Text(*note_on(row, seen.next)))
     for name, position in seen.creating.items():
         nothing = ["-"] * (len(numbers) + 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -28,9 +29,10 @@ _HOUR: Final = 3600
 _DAY: Final = 86400
 _WIDE: Final = 240
 _PLAIN_EVERY: Final = 2.0
-_LONG: Final = 12
 _ANY_WIDTH: Final = 10_000
 _NOTHING: Final = ("", "-")
+_AFTER_A_VALUE: Final = ("ago", "behind", "left")
+_GENERATED: Final = re.compile(r"(?<![0-9a-f])([0-9a-f]{8})(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}(?![0-9a-f])")
 
 
 class _Terminal(Console):
@@ -66,6 +68,9 @@ class _FittingTable(Table):
 
 def _fact(name: str, cell: RenderableType) -> Text:
     value = cell.copy() if isinstance(cell, Text) else Text(str(cell))
+    what, _, after = name.rpartition(" ")
+    if after in _AFTER_A_VALUE:
+        return Text.assemble(f"{what} ", value, f" {after}")
     return Text.assemble(f"{name} ", value) if name else value
 
 
@@ -205,23 +210,12 @@ def number(value: int | None) -> str:
 
 
 def short(name: str | None) -> str:
-    """A possibly long name, for a column.
+    """A name for a column: a generated id in it is cut to eight digits, a name that people chose is whole.
 
-    >>> short("5f0c2f6e-9d7e-4b0a"), short(None)
-    ('5f0c2f6e-9d…', '-')
+    >>> short("tierer-5f0c2f6e-9d7e-4b0a-8d0e-1c4f3b2a5968"), short("worker-1.example.org"), short(None)
+    ('tierer-5f0c2f6e…', 'worker-1.example.org', '-')
     """
-    if name is None:
-        return "-"
-    return name if len(name) <= _LONG else name[: _LONG - 1] + "…"
-
-
-def slot(name: str) -> str:
-    """A slot's name, for a column; the generated name of a hold is shortened.
-
-    >>> slot("billing-of-all-orders"), slot("hold-26191322032e42bc8a86475fb7908493")
-    ('billing-of-all-orders', 'hold-261913…')
-    """
-    return short(name) if name.startswith("hold-") else name
+    return "-" if name is None else _GENERATED.sub(r"\1…", name)
 
 
 def policy(retention: Retention) -> str:
