@@ -16,7 +16,7 @@ from strandline.cli.doctor import command, machine, place
 from strandline.cli.doctor.lines import CheckStatus, Line
 from strandline.cli.doctor.machine import Requirement
 from strandline.cli.doctor.place import RACERS, StoreChecks, disk_line, log_lines
-from strandline.errors import StorageError, TransientStorageError
+from strandline.errors import NotFound, StorageError, TransientStorageError
 from strandline.log.object import open_log
 from strandline.model.retention import SlotLimits
 from strandline.storage.objects.store import ABSENT, Payload, Precondition, Version
@@ -164,6 +164,14 @@ def test_a_store_that_permits_no_writing_is_a_problem_and_nothing_else_is_tried(
     assert statuses(lines) == {"write": CheckStatus.PROBLEM}
     assert list(lines) == ["write"]
     assert "check the credentials" in lines["write"].said
+
+
+def test_an_address_where_nothing_can_be_made_is_a_problem():
+    store = FaultyStore(PlainStore())
+    store.fail_next("put", error=NotFound("There is nothing at /proc/x."))
+    lines = said(store)
+    assert statuses(lines) == {"write": CheckStatus.PROBLEM}
+    assert "Nothing can be made at" in lines["write"].said
 
 
 @pytest.mark.parametrize("name", ["get", "list", "put_if"])

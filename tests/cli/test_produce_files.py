@@ -85,6 +85,8 @@ def test_a_file_is_appended_once_and_goes_on_with_resume(run: Run, log: str, tmp
     numbered(lines, 5)
     done = json.loads(run("produce", url, lines, "--resume", "--json").stdout)
     assert (done["records"], done["stored"], done["next"]) == (2, 5, 5)
+    nothing = run("produce", url, lines, "--resume")
+    assert nothing.stdout.startswith("There was nothing to append: the log has all 5 records of ")
     numbered(lines, 2)
     shorter = run("produce", url, lines, "--resume")
     assert (shorter.exit_code, "it is another file" in shorter.stderr) == (1, True)

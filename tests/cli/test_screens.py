@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
+from rich.progress import Task, TaskID
 
 import strandline as sl
 from strandline.cli.app import COMMANDS, imported_command
@@ -76,6 +78,43 @@ def test_a_table_is_one_where_it_fits_and_paragraphs_where_it_does_not() -> None
         "  records 0 behind, holder",
         "  worker-1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("2,000 records were read, and all are whole", ["2,000 records were read, and all are", "whole"]),
+        (
+            "  damage  batch 17 is damaged: restore it",
+            ["  damage  batch 17 is damaged:", "          restore it"],
+        ),
+        ("  events  s3://bucket/cold/events  8 of them", ["  events  s3://bucket/cold/events  8", "          of them"]),
+        ("short", ["short"]),
+    ],
+)
+def test_a_long_line_wraps_at_words_and_beside_its_label(
+    said: str, shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(file, "isatty", lambda: True)
+    monkeypatch.setattr(show, "out", lambda: show._Terminal(file=file, force_terminal=False, width=36))
+    monkeypatch.setattr("sys.stdout", file)
+    show.say(said)
+    assert [line.rstrip() for line in file.getvalue().splitlines()] == shown
+
+
+def test_no_line_of_the_doctor_is_wider_than_the_terminal(on_terminal: OnTerminal) -> None:
+    _, shown = on_terminal("doctor", columns=60)
+    lines = CODE.sub("", shown).splitlines()
+    assert max(len(line) for line in lines) <= 60
+    assert "pyarrow" in "".join(lines)
+
+
+def test_progress_shows_large_numbers_with_separators() -> None:
+    task = Task(TaskID(0), "appending", None, 917_504, _get_time=time.monotonic)
+    assert str(show._Done().render(task)) == "917,504"
+    task.total = 1_000_000
+    assert str(show._Done().render(task)) == "917,504 of 1,000,000"
 
 
 SCREENS = {

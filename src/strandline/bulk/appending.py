@@ -51,6 +51,7 @@ class FileAppender:
     def run(self, *, resume: bool, stop: StopEvent, on_progress: Callable[[int], None]) -> bool:
         """Append what the log does not have; False if ``stop`` was set before the end.
 
+        ``on_progress`` gets the number of rows that were read, those that the log had before among them.
         ``InvalidInput`` if the log has rows of the source and ``resume`` is false, if the files have fewer rows
         than the log, and for a row that cannot be a record, with file and row; ``stored`` is right after any error.
         """
@@ -69,7 +70,7 @@ class FileAppender:
             if stop.is_set():
                 return False
             self._append(sink, rows, first, end)
-            on_progress(self.appended)
+            on_progress(end)
         if end < self.stored:
             raise InvalidInput(
                 f"{self.source} has {end:,} rows now, and {self.log.url} has {self.stored:,} of it: it is another "

@@ -91,9 +91,9 @@ def find_java() -> str:
         java = f"{folder}/java"
         if os.access(java, os.X_OK):
             return os.path.realpath(java)
-    place = f"in JAVA_HOME ({home})" if home else "on the PATH"
+    there, advice = (f"in JAVA_HOME ({home})", "correct that, or ") if home else ("on the PATH", "")
     raise MissingExtra(
-        f"Spark needs Java 17 or 21 and there is none {place}: install it (Debian: openjdk-17-jre-headless)."
+        f"Spark needs Java 17 or 21 and there is none {there}: {advice}install it (Debian: openjdk-17-jre-headless)."
     )
 
 

@@ -46,7 +46,7 @@ def doctor(
         found.append(line)
         if not json:
             text = Text.assemble((f"{line.status:>8}", _STYLES[line.status]), f"  {line.what:<20}  ", line.said)
-            show.out().print(text, soft_wrap=True)
+            show.say(text)
     worst = next(status for status in _WORST_FIRST if status in {line.status for line in found})
     if json:
         show.document({"status": worst, "lines": [asdict(line) for line in found]})

@@ -95,7 +95,10 @@ class StoreChecks:
     # --- plain calls -------------------------------------------------------------------------------------------
 
     def _write(self) -> Line:
-        return ok("write", self._took(lambda: self._store.put(self._path("object"), [b"one ", b"two"])))
+        try:
+            return ok("write", self._took(lambda: self._store.put(self._path("object"), [b"one ", b"two"])))
+        except NotFound:  # a file system that makes no folders, as /proc; a bucket that is not there
+            return problem("write", f"Nothing can be made at {self._store.url}: check the address, or name another.")
 
     def _read(self) -> Line:
         path = self._path("object")

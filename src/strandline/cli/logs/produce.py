@@ -227,7 +227,9 @@ def _report_files(work: FileAppender, took: float, *, done: bool, as_json: bool)
     }
     text = f"{show.counted(work.appended, 'record')} in {show.seconds(took)}, {rate:,.0f} records/s; "
     text += f"the log has {work.stored:,} of {work.source}"
-    if not done and work.stored:
+    if done and work.stored and not work.appended:
+        text = f"There was nothing to append: the log has all {show.counted(work.stored, 'record')} of {work.source}"
+    elif not done and work.stored:
         text = f"stopped: {text}. They are durable; continue behind them with the same command and --resume."
     elif not done:
         text = f"stopped: the log has nothing of {work.source} yet; repeat the command."

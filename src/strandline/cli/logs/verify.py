@@ -182,7 +182,7 @@ def finish(found: Verification, looked: str, *, json: bool, **fields: Any) -> No
     else:
         print_findings(found)
         verdict = ("clean", "bold green") if found.is_clean else ("DAMAGED", "bold red")
-        show.out().print(Text.assemble(verdict, f": {summary(found, looked)}"), soft_wrap=True)
+        show.say(Text.assemble(verdict, f": {summary(found, looked)}"))
     if not found.is_clean:
         raise typer.Exit(1)
 
@@ -194,16 +194,15 @@ def summary(found: Verification, looked: str) -> str:
 
 def print_findings(found: Verification) -> None:
     """Print the subject and its findings, the worst first, at most :data:`SHOWN` of each kind."""
-    out = show.out()
-    out.print(Text(found.subject, "bold"), soft_wrap=True)
+    show.say(Text(found.subject, "bold"))
     for severity in Severity:
         head = (f"{severity:>8}", _STYLES[severity])
         printed: Counter[FindingKind] = Counter()
         for finding in found.findings:
             if finding.severity is severity and printed[finding.kind] < SHOWN:
                 printed[finding.kind] += 1
-                out.print(Text.assemble(head, f"  {finding.message}"), soft_wrap=True)
+                show.say(Text.assemble(head, f"  {finding.message}"))
         for kind, shown in printed.items():
             more = found.counts[severity, kind] - shown
             if more:
-                out.print(Text.assemble(head, f"  … and {more:,} more about: {kind}"))
+                show.say(Text.assemble(head, f"  … and {more:,} more about: {kind}"))

@@ -47,7 +47,7 @@ def print_folder(out: Console, found: WalFolder) -> None:
     for piece in found.torn:
         out.print(f"  {piece.file} holds {show.counted(piece.size, 'byte')} that a repair cut off.", soft_wrap=True)
     for problem in found.problems:
-        out.print(Text.assemble(("problem", "bold red"), f"  {problem}"), soft_wrap=True)
+        show.say(Text.assemble(("problem", "bold red"), f"  {problem}"))
 
 
 def _bounds(found: WalFolder) -> str:
@@ -143,7 +143,7 @@ def _print_spool(out: Console, found: SpoolFile) -> None:
         out.print(f"  valid    all of its {found.size:,} bytes")
     out.print(f"  slots    {'none beside it' if found.slots is None else show.counted(found.slots, 'slot')}")
     for problem in found.problems:
-        out.print(Text.assemble(("problem", "bold red"), f"  {problem}"), soft_wrap=True)
+        show.say(Text.assemble(("problem", "bold red"), f"  {problem}"))
 
 
 def _time(milliseconds: int | None) -> str:

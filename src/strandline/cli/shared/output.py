@@ -14,7 +14,7 @@ from typing import Any, Final, TextIO
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -31,6 +31,8 @@ _WIDE: Final = 240
 _PLAIN_EVERY: Final = 2.0
 _ANY_WIDTH: Final = 10_000
 _NOTHING: Final = ("", "-")
+_GAP: Final = re.compile(r"(?<=\S) {2,}(?=\S)")
+"""Between a label and its text."""
 _AFTER_A_VALUE: Final = ("ago", "behind", "left")
 _GENERATED: Final = re.compile(r"(?<![0-9a-f])([0-9a-f]{8})(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}(?![0-9a-f])")
 
@@ -127,8 +129,30 @@ def answer(fields: Any, *lines: RenderableType | Callable[[], RenderableType], a
         document(fields)
         return
     for each in lines:
-        shown = each() if isinstance(each, FunctionType | MethodType) else each
-        line(shown) if isinstance(shown, str) else out().print(shown, soft_wrap=isinstance(shown, Text))
+        shown: Any = each() if isinstance(each, FunctionType | MethodType) else each
+        say(shown)
+
+
+def say(shown: RenderableType) -> None:
+    """Print a line or a table. On a terminal a long line wraps at words, beside its label; elsewhere it is one line."""
+    if not isinstance(shown, str | Text):
+        out().print(shown)
+    elif sys.stdout.isatty():
+        console = out()
+        console.print(_wrapped(Text(shown) if isinstance(shown, str) else shown, console))
+    elif isinstance(shown, str):
+        line(shown)
+    else:
+        out().print(shown, soft_wrap=True)
+
+
+def _wrapped(text: Text, console: Console) -> Text:
+    labels = [gap.end() for gap in _GAP.finditer(text.plain)] if text.plain.startswith(" ") else []
+    indent = max((end for end in labels if end <= console.width // 2), default=0)
+    if not indent or text.cell_len <= console.width:
+        return text
+    rows = text[indent:].wrap(console, console.width - indent)
+    return Text.assemble(text[:indent], Text("\n" + " " * indent).join(rows))
 
 
 def table(*columns: str) -> Table:
@@ -244,6 +268,14 @@ def counted(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+class _Done(ProgressColumn):
+    """Number of items done, and of how many, if that is known."""
+
+    def render(self, task: Task) -> Text:
+        of = "" if task.total is None else f" of {task.total:,.0f}"
+        return Text(f"{task.completed:,.0f}{of}", "progress.download")
+
+
 class _Rate(ProgressColumn):
     """Share of the whole, if that is known, and items per second."""
 
@@ -264,7 +296,7 @@ def meter(what: str, *, total: int | None, quiet: bool = False) -> Iterator[Call
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             _Rate(),
-            MofNCompleteColumn(),
+            _Done(),
             TimeElapsedColumn(),
             console=err(),
             transient=True,
