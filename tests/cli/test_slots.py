@@ -235,6 +235,14 @@ def test_on_a_terminal_a_drop_is_asked_about(
     assert [state.name for state in opened.slots.list()] == left
 
 
+def test_a_question_that_is_not_answered_changes_nothing(on_terminal: Callable[..., tuple[int, str]], log: str) -> None:
+    opened = fill(log)
+    opened.slots.create("billing", 2)
+    status, shown = on_terminal("slots", "drop", log, "billing", typed="\x04")
+    assert (status, shown.splitlines()[-1]) == (130, "Nothing was changed.")
+    assert [state.name for state in opened.slots.list()] == ["billing"]
+
+
 def test_help_shows_the_commands_and_that_an_address_alone_lists(run: Run) -> None:
     text = run("slots", "--help").stdout
     assert "strandline slots URL" in text

@@ -354,6 +354,11 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise InvalidInput(f"{question} There is no terminal to ask: repeat it with --yes. Nothing was changed.")
-    if not typer.confirm(escaped(question), err=True):
+    try:
+        agreed = typer.confirm(escaped(question), err=True)
+    except typer.Abort:  # Ctrl-C or Ctrl-D instead of an answer
+        print("\nNothing was changed.", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    if not agreed:
         print("Nothing was changed.", file=sys.stderr)
         raise typer.Exit(1)
