@@ -151,6 +151,21 @@ def test_a_cluster_that_cannot_be_used_is_one_sentence_without_a_trace_of_java(t
     assert "secret" not in done.stderr
 
 
+def test_what_every_start_of_spark_prints_is_left_out_and_the_rest_is_passed_on():
+    program = """if True:
+        import os
+        from strandline.cli.shared.spark_session import _held_back
+        with _held_back() as printed:
+            os.write(2, b"WARNING: Using incubator modules: jdk.incubator.x\\nSetting default log level to\\nlow on")
+            os.write(2, b" disk\\n")
+            while "disk" not in printed():
+                pass
+        os.write(2, b"later\\n")
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
+    assert done.stderr == "low on disk\nlater\n"
+
+
 def test_what_the_jvm_prints_after_its_start_reaches_standard_error(tmp_path):
     program = """if True:
         import os, subprocess

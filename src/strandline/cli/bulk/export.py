@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from enum import StrEnum
 from typing import Annotated, Any, cast
 
@@ -57,7 +58,9 @@ def export(
     """
     began = time.monotonic()
     told: list[int] = []
-    with place.reading() as log, show.meter("exporting", total=None, quiet=json) as advance:
+    with place.reading() as log, ExitStack() as shown:
+        pool = task_pool(workers)  # before the bar: starting Spark takes seconds
+        advance = shown.enter_context(show.meter("exporting", total=None, quiet=json))
         tell = show.so_far(advance)
 
         def on_progress(records: int, _: int) -> None:
@@ -70,7 +73,7 @@ def export(
             since=cast("Start", start),
             upto=upto,
             format=format.value,
-            pool=task_pool(workers),
+            pool=pool,
             on_progress=on_progress,
         )
         end = log.bounds().next

@@ -108,17 +108,18 @@ def ingest(
             if isinstance(log, Closing):
                 opened.enter_context(log)
         began = time.monotonic()
+        pool = task_pool(workers) if in_parallel else None
         advance = opened.enter_context(show.meter("ingesting", total=None, quiet=json))
         tell = show.so_far(advance)
 
         def on_progress(progress: IngestProgress) -> None:
             tell(progress.records)
 
-        if in_parallel:
+        if pool is not None:
             done = sl.bulk.ingest(
                 _place(source) if isinstance(copied, MessageStream) else copied,
                 into,
-                pool=task_pool(workers),
+                pool=pool,
                 start=cast("Start", start),
                 skip_trimmed=skip_trimmed,
                 on_progress=on_progress,

@@ -63,6 +63,7 @@ def load(
         raise typer.BadParameter("Name what is loaded, and then the log: strandline load ./orders s3://bucket/orders.")
     began = time.monotonic()
     log = open_log(url, create=create, hint=OR_CREATE)
+    pool = task_pool(workers)
     with show.meter("loading bytes", total=None, quiet=json) as advance:
         tell = show.so_far(advance)
         done = load_files(
@@ -74,7 +75,7 @@ def load(
             op=op,
             timestamp=timestamp,
             value=value,
-            pool=task_pool(workers),
+            pool=pool,
             on_progress=lambda loaded, _: tell(loaded),
         )
     seconds = time.monotonic() - began

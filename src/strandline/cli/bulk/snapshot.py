@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from enum import StrEnum
 from typing import Annotated
 
@@ -53,7 +54,9 @@ def snapshot(
     """
     began = time.monotonic()
     told: list[int] = []
-    with place.reading() as log, show.meter("reducing records", total=None, quiet=json) as advance:
+    with place.reading() as log, ExitStack() as shown:
+        pool = task_pool(workers)  # before the bar: starting Spark takes seconds
+        advance = shown.enter_context(show.meter("reducing records", total=None, quiet=json))
         tell = show.so_far(advance)
 
         def on_progress(records: int, _: int) -> None:
@@ -67,7 +70,7 @@ def snapshot(
             upto=upto,
             scratch=scratch,
             publish=None if publish is None else sl.snapshots.Artifacts(publish),
-            pool=task_pool(workers),
+            pool=pool,
             on_progress=on_progress,
         )
         end = log.bounds().next

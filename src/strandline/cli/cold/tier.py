@@ -150,10 +150,10 @@ def run(
     Example: strandline tier run s3://bucket/orders --all
     """
     settings: dict[str, Any] = {"target": target, "linger": linger, "retention": parse_retention(retention)}
-    if workers is not None or is_on_spark():
-        settings["pool"] = task_pool(workers)
     on_progress = None if json else lambda step: show.line(line(step))
     with open_to_tier(log) as opened, stop_on_signal() as stop:
+        if workers is not None or is_on_spark():
+            settings["pool"] = task_pool(workers)
         began = time.monotonic()
         with tiering(opened, snapshot_dir=snapshots, on_progress=on_progress, **settings) as tierer:
             done = tierer.run_once(everything=everything, stop=stop)

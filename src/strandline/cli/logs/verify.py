@@ -95,11 +95,10 @@ def verify(
 def audited(log: AnyLog, *, quick: bool, workers: int | None, tables: Sequence[str], quiet: bool) -> LogAudit:
     """Verify a log by reading both of its tiers and the tables, with a progress bar unless ``quiet``."""
     sinks = [followed_table(address, log) for address in tables]
+    pool = task_pool(workers)
     with show.meter("planning batches" if quick else "reading records", total=None, quiet=quiet) as advance:
         tell = show.so_far(advance)
-        return verify_log(
-            log, pool=task_pool(workers), tables=sinks, quick=quick, on_progress=lambda done, _: tell(done)
-        )
+        return verify_log(log, pool=pool, tables=sinks, quick=quick, on_progress=lambda done, _: tell(done))
 
 
 def look(url: str, *, quick: bool, workers: int = 8, quiet: bool = False) -> Verification:

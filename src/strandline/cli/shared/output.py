@@ -319,6 +319,18 @@ def meter(what: str, *, total: int | None, quiet: bool = False) -> Iterator[Call
     yield advance
 
 
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """A moving bar with the time on standard error, if that is a terminal: for work that reports no progress."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err(), transient=True) as bar:
+        bar.add_task(what, total=None)
+        yield
+
+
 def so_far(advance: Callable[[int], None]) -> Callable[[int], None]:
     """Adapt ``advance``, which takes increments, for work that reports totals.
 

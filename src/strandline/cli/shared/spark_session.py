@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from strandline.cli.shared import output as show
 from strandline.errors import InvalidInput, JobFailed, StrandlineError
 
 _PORTS: Final = {"sc": 15002, "spark": 7077}
@@ -25,6 +26,12 @@ _LONGEST: Final = 300
 _CAUSE: Final = re.compile(r"\b[a-z]\w*(?:\.\w+)*\.\w*(?:Exception|Error): (?!Exception thrown|Job aborted)(.+)")
 _NOISE: Final = re.compile(r"^\s|WARN|^Using Spark|^Setting default|^To adjust|^Error:|^Exception in thread")
 _STDERR: Final = 2
+_OF_EVERY_START: Final = re.compile(
+    rb"^(?:WARNING: Using incubator modules|Using Spark's default log4j|Setting default log level|To adjust logging)"
+    rb".*\n?",
+    re.MULTILINE,
+)
+"""What every start of Spark prints, and nobody needs."""
 
 
 def started(master: str | None, remote: str | None, settings: dict[str, str]) -> tuple[Any, bool]:
@@ -38,6 +45,8 @@ def started(master: str | None, remote: str | None, settings: dict[str, str]) ->
         return active, False
     place = (remote or master or "this machine").partition(";")[0]  # without the parameters, such as a token
     _check_reachable(place)
+    if sys.stderr.isatty():
+        show.line(f"starting Spark on {place} …", file=sys.stderr)
     with _held_back() as printed:
         try:
             return _start(master, remote, settings), True
@@ -129,7 +138,7 @@ class _Relay:
     def release(self) -> None:
         """Pass on what was held back, and what follows."""
         with self._lock:
-            self._write(bytes(self._held))
+            self._write(_OF_EVERY_START.sub(b"", bytes(self._held)))
             self._is_held = False
             self._held.clear()
 

@@ -114,7 +114,9 @@ def verify(
     """
     opened = _log(log)
     sink = followed_table(url, opened, schema=schema, key=key, name=name)
-    check = sl.tables.verify(sink, opened, pool=task_pool(workers))
+    pool = task_pool(workers)
+    with show.busy("comparing rows with the log"):
+        check = sl.tables.verify(sink, opened, pool=pool)
     fields: dict[str, Any] = {
         "cursor": str(check.cursor),
         "rows": check.rows,
@@ -181,13 +183,16 @@ def rebuild(
         letters = None if dead_letters is None else True
     sink = followed_table(url, opened, schema=schema, key=key, name=name, dead_letters=letters, into=into)
     confirm(f"Replace all rows of {sink.where} by those of {log}?", yes=yes)
-    if is_on_spark():
-        cursor = sl.spark.rebuild(spark_session(), log, sink, start=start, upto=upto, verify=verified)
-    else:
-        cursor = sl.tables.rebuild(sink, opened, start=start, upto=upto, verify=verified)
+    session = spark_session() if is_on_spark() else None
+    with show.busy("building all rows again"):
+        if session is not None:
+            cursor = sl.spark.rebuild(session, log, sink, start=start, upto=upto, verify=verified)
+        else:
+            cursor = sl.tables.rebuild(sink, opened, start=start, upto=upto, verify=verified)
     found = sl.tables.describe(sink)
     first = sink.start()
-    text = f"{show.counted(found.rows, 'row')} were built again, from offset {first:,} up to {cursor.next:,}"
+    were = "was" if found.rows == 1 else "were"
+    text = f"{show.counted(found.rows, 'row')} {were} built again, from offset {first:,} up to {cursor.next:,}"
     text += ", and each is as the log says." if verified else "."
     show.answer({"rows": found.rows, "start": first, "cursor": str(cursor)}, text, as_json=json)
 
