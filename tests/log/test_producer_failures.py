@@ -56,19 +56,21 @@ def assert_failed_for_good(producer: Producer) -> None:
 
 
 def test_a_failed_upload_fails_its_own_records_and_holds_back_later_ones(log: ObjectLog, line: FaultyStore) -> None:
-    third_is_up = threading.Event()
+    second_has_begun, third_is_up, all_are_appended = threading.Event(), threading.Event(), threading.Event()
     uploads: list[str] = []
 
     def fail_the_second_after_the_third(call: Call) -> None:
         if not call.path.startswith("batches/"):
             return
         if call.stage == "after":
-            if len(uploads) == 3:
+            if uploads.index(call.path) == 2:
                 third_is_up.set()
             return
         uploads.append(call.path)
         if len(uploads) == 2:
+            second_has_begun.set()
             assert third_is_up.wait(SOON)
+            assert all_are_appended.wait(SOON)
             raise REFUSED
 
     producer = log.producer(batch_bytes=1, linger=NEVER, uploads=4)
@@ -76,8 +78,12 @@ def test_a_failed_upload_fails_its_own_records_and_holds_back_later_ones(log: Ob
     first.result(SOON)
     line.hook(fail_the_second_after_the_third)
     uploads.append("the first")
-    second, third = producer.append(value=b"2" * 20_000), producer.append(value=b"3" * 20_000)
+    second = producer.append(value=b"2" * 20_000)
+    assert second_has_begun.wait(SOON)  # uploads run side by side, and may begin in any order
+    third = producer.append(value=b"3" * 20_000)
+    assert third_is_up.wait(SOON)
     queued = producer.append(value=b"4")
+    all_are_appended.set()
     assert failure_of(second) is REFUSED
     for later in (third, queued):
         error = failure_of(later)

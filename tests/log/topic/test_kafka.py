@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
@@ -105,7 +105,11 @@ def on_mock(mock: MockCluster) -> Iterator[Ahead]:
 
 @pytest.fixture(scope="module")
 def on_broker(kafka_server: KafkaServer) -> Iterator[Ahead]:
-    topics = Ahead(lambda partition_count: KafkaTopic(kafka_server.bootstrap, fresh(), partition_count))
+    def make(partition_count: int) -> KafkaTopic:
+        # On a busy machine a broker that has just started may take longer to find its controller than a call waits.
+        return cast("KafkaTopic", eventually(lambda: KafkaTopic(kafka_server.bootstrap, fresh(), partition_count)))
+
+    topics = Ahead(make)
     yield topics
     topics.close()
 
