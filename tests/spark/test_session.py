@@ -155,10 +155,10 @@ def test_what_every_start_of_spark_prints_is_left_out_and_the_rest_is_passed_on(
     program = """if True:
         import os
         from strandline.cli.shared.spark_session import _held_back
-        with _held_back() as printed:
+        with _held_back() as relay:
             os.write(2, b"WARNING: Using incubator modules: jdk.incubator.x\\nSetting default log level to\\nlow on")
             os.write(2, b" disk\\n")
-            while "disk" not in printed():
+            while "disk" not in relay.printed():
                 pass
         os.write(2, b"later\\n")
     """
@@ -166,13 +166,28 @@ def test_what_every_start_of_spark_prints_is_left_out_and_the_rest_is_passed_on(
     assert done.stderr == "low on disk\nlater\n"
 
 
+def test_what_workers_print_while_the_session_stops_is_dropped():
+    program = """if True:
+        import subprocess
+        from strandline.cli.shared.spark_session import _held_back
+        with _held_back() as relay:
+            child = subprocess.Popen(["sh", "-c", "read line; echo Broken pipe >&2"], stdin=subprocess.PIPE)
+        relay.drop()
+        child.communicate(b"stop\\n")
+        while "Broken pipe" not in relay.printed():
+            pass
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
+    assert done.stderr == ""
+
+
 def test_what_the_jvm_prints_after_its_start_reaches_standard_error(tmp_path):
     program = """if True:
         import os, subprocess
         from strandline.cli.shared.spark_session import _held_back
-        with _held_back() as printed:
+        with _held_back() as relay:
             child = subprocess.Popen(["sh", "-c", "echo first >&2; read line; echo second >&2"], stdin=subprocess.PIPE)
-            while "first" not in printed():
+            while "first" not in relay.printed():
                 pass
         child.communicate(b"go on\\n")
         os.write(2, b"third\\n")

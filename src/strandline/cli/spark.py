@@ -61,9 +61,9 @@ def session_options(
 
     @functools.cache
     def start() -> Any:
-        session, is_new = started(master, remote, settings)
-        if is_new:
-            context.call_on_close(session.stop)
+        session, stop = started(master, remote, settings)
+        if stop is not None:
+            context.call_on_close(stop)
         return session
 
     token = SESSION.set(start)

@@ -1,7 +1,8 @@
 """The session of ``strandline spark``: started, or found, with one sentence if that fails.
 
 The JVM prints what goes wrong while it starts, with its stack, to the standard error that it inherits. So it inherits a
-pipe: what it prints while it starts is held back, and dropped if one sentence says it. Everything later is passed on.
+pipe: what it prints while it starts is held back, and dropped if one sentence says it. Everything later is passed on,
+until the session is stopped.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -34,30 +35,39 @@ _OF_EVERY_START: Final = re.compile(
 """What every start of Spark prints, and nobody needs."""
 
 
-def started(master: str | None, remote: str | None, settings: dict[str, str]) -> tuple[Any, bool]:
-    """The session, and whether it was started here; ``InvalidInput`` for both a master and a remote server."""
+def started(master: str | None, remote: str | None, settings: dict[str, str]) -> tuple[Any, Callable[[], None] | None]:
+    """The session, and how to stop it if it was started here; ``InvalidInput`` for both a master and a remote server.
+
+    What Spark's processes print while they are stopped is dropped: workers complain of closed pipes.
+    """
     if master is not None and remote is not None:
         raise InvalidInput("--master and --remote exclude each other: one starts a session, the other uses a server's.")
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
     if active is not None:
-        return active, False
+        return active, None
     place = (remote or master or "this machine").partition(";")[0]  # without the parameters, such as a token
     _check_reachable(place)
     if sys.stderr.isatty():
         show.line(f"starting Spark on {place} …", file=sys.stderr)
-    with _held_back() as printed:
+    with _held_back() as relay:
         try:
-            return _start(master, remote, settings), True
+            session = _start(master, remote, settings)
         except StrandlineError as error:
-            reason = _reason("", printed())
+            reason = _reason("", relay.printed())
             if not reason:
                 raise
             raise JobFailed(f"No session on {place}: {reason}") from error
         except Exception as error:  # Spark's own, the JVM's and gRPC's have no base of their own
-            reason = _reason(str(error), printed()) or type(error).__name__
+            reason = _reason(str(error), relay.printed()) or type(error).__name__
             raise JobFailed(f"No session on {place}: {reason}") from error
+
+    def stop() -> None:
+        relay.drop()
+        session.stop()
+
+    return session, stop
 
 
 def _start(master: str | None, remote: str | None, settings: dict[str, str]) -> Any:
@@ -135,6 +145,11 @@ class _Relay:
         with self._lock:
             return self._held.decode(errors="replace")
 
+    def drop(self) -> None:
+        """Hold back what follows, for good."""
+        with self._lock:
+            self._is_held = True
+
     def release(self) -> None:
         """Pass on what was held back, and what follows."""
         with self._lock:
@@ -144,7 +159,7 @@ class _Relay:
 
 
 @contextlib.contextmanager
-def _held_back() -> Iterator[Any]:
+def _held_back() -> Iterator[_Relay]:
     """Hold back what this process, and a JVM that it starts, write to standard error; after an error it is dropped."""
     sys.stderr.flush()
     own = os.dup(_STDERR)
@@ -153,7 +168,7 @@ def _held_back() -> Iterator[Any]:
     os.dup2(inherited, _STDERR)
     os.close(inherited)
     try:
-        yield relay.printed
+        yield relay
         relay.release()
     finally:
         sys.stderr.flush()
