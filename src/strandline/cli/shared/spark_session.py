@@ -99,7 +99,9 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, port), _CONNECT_SECONDS).close()
     except OSError as error:
         why = error.strerror or error
-        raise JobFailed(f"No session on {address}: {host}:{port} cannot be reached ({why}).") from error
+        raise JobFailed(
+            f"No session on {address}: {host}:{port} cannot be reached ({why}): start it, or check the address."
+        ) from error
 
 
 def _reason(text: str, printed: str) -> str:

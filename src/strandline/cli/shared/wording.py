@@ -30,6 +30,15 @@ _WORDS: Final = (
     (r"give it tokens or client_roots", "give it --tokens or --client-ca"),
     (r"set insecure=True", "pass --insecure"),
     (r"follow from start='retained'", "follow it --from retained"),
+    (
+        r"The cursor is at (\d+) and the log begins at (\d+): bootstrap the consumer again",
+        r"Offset \1 was trimmed, and the log begins at \2: begin there; a table that was at \1 has to be built again",
+    ),
+    (
+        r"\(the log begins at (\d+)\): start there, or bootstrap",
+        r"(the log begins at \1): begin there, --from retained",
+    ),
+    (r"', or valid_prefix=True in a program\)", "')"),
     (r"follow with repair=True", "use 'strandline table repair'"),
     (r"leave repair=True out", "it cannot be repaired"),
     (r"use evolve_value, or open it without value=", "leave the schema out, or create another log"),
