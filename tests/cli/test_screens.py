@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -111,7 +110,9 @@ def test_no_line_of_the_doctor_is_wider_than_the_terminal(on_terminal: OnTermina
 
 
 def test_progress_shows_large_numbers_with_separators() -> None:
-    task = Task(TaskID(0), "appending", None, 917_504, _get_time=time.monotonic)
+    task = Task(TaskID(0), "appending", None, 917_504, _get_time=lambda: 8.0)
+    task.start_time = 0.0
+    assert str(show._Rate().render(task)) == "114,688/s"
     assert str(show._Done().render(task)) == "917,504"
     task.total = 1_000_000
     assert str(show._Done().render(task)) == "917,504 of 1,000,000"

@@ -277,11 +277,11 @@ class _Done(ProgressColumn):
 
 
 class _Rate(ProgressColumn):
-    """Share of the whole, if that is known, and items per second."""
+    """Share of the whole, if that is known, and items per second since the beginning."""
 
     def render(self, task: Task) -> Text:
         share = "" if task.total is None else f"{task.percentage:.0f}% "
-        rate = "" if task.speed is None else f"{task.speed:,.0f}/s"
+        rate = f"{task.completed / task.elapsed:,.0f}/s" if task.completed and task.elapsed else ""
         return Text(f"{share}{rate}", "progress.percentage")
 
 
