@@ -13,6 +13,7 @@ from strandline.errors import Diverged, Fenced, InvalidInput, NullKey, StorageEr
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA, Op
 from strandline.storage.disk import LocalDisk
+from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.sink import DeltaSink
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.files.part import TablePart
@@ -34,12 +35,12 @@ def sleep_after_looking(sink, monkeypatch):
 
 class _Contract(TableContract):
     steps = (
-        (FollowedDelta, "create"),
+        (DeltaCommits, "create"),
         (FollowedDelta, "open"),
         (FollowedDelta, "last_commit"),
         (TablePart, "write"),
-        (FollowedDelta, "commit"),
-        (FollowedDelta, "_settle"),
+        (DeltaCommits, "commit"),
+        (DeltaCommits, "_settle"),
         (FollowedDelta, "make_durable"),
     )
 

@@ -24,8 +24,8 @@ from strandline.log.object import open_log
 from strandline.model.cursor import Cursor
 from strandline.model.retention import SlotLimits
 from strandline.tables.delta import table as delta
+from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.sink import DeltaSink
-from strandline.tables.delta.table import FollowedDelta
 from strandline.testing.sinks import MemorySink, changes
 from tests.follow.commits import around_commits
 from tests.follow.test_table_recovery import fill
@@ -193,16 +193,16 @@ def test_a_follower_that_took_over_is_not_stopped_by_the_last_commit_of_the_one_
     """The slot decides which is newer: what the older one still committed is dropped from the newer one's range."""
     old = DeltaSink(table, mode="append")
     follow(log, old, "s", until=1)
-    write, late = FollowedDelta.commit, []
+    write, late = DeltaCommits.commit, []
 
     def meanwhile(self, *arguments):
-        if self is not old._followed and not late:
+        if self.followed is not old._followed and not late:
             late.append(True)
             at = Cursor(log.log_id, 1)
             old.apply(changes(1, ROWS[1]), since=at, upto=at.at(2))
         write(self, *arguments)
 
-    monkeypatch.setattr(FollowedDelta, "commit", meanwhile)
+    monkeypatch.setattr(DeltaCommits, "commit", meanwhile)
     new = DeltaSink(table, mode="append")
     assert follow(log, new, "s", until="end") == log.end()
     offsets = DeltaTable(table).to_pyarrow_table()["offset"].to_pylist()

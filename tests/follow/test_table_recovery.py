@@ -16,6 +16,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import Op
 from strandline.storage.clock import CHANCE
+from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.sink import DeltaSink
 from strandline.tables.delta.table import FollowedDelta
 from strandline.testing.sinks import DELETE, LOG, changes, folded
@@ -211,14 +212,14 @@ def test_a_table_that_its_owner_knows_to_be_right_can_be_adopted(log, sink):
 
 def adopted_while(sink, log, monkeypatch, meanwhile):
     """Adopt the table, and change it after it was read and before the commit."""
-    commit, adopting = FollowedDelta.commit, again(sink)
+    commit, adopting = DeltaCommits.commit, again(sink)
 
     def too_late(self, *arguments, **options):
-        if self is adopting._followed:
+        if self.followed is adopting._followed:
             meanwhile()
         commit(self, *arguments, **options)
 
-    monkeypatch.setattr(FollowedDelta, "commit", too_late)
+    monkeypatch.setattr(DeltaCommits, "commit", too_late)
     return adopting.adopt(log.log_id)
 
 
@@ -242,7 +243,7 @@ def test_changes_during_an_adoption_are_not_adopted_unseen(log, sink, monkeypatc
 
 def test_a_table_that_is_changed_while_it_is_committed_to_is_diverged(log, sink, monkeypatch):
     in_steps(log, sink, 10, 20)
-    write = FollowedDelta.commit
+    write = DeltaCommits.commit
 
     def too_late(self, *arguments, **options):
         if DeltaTable(sink.url).version() == version:
@@ -250,7 +251,7 @@ def test_a_table_that_is_changed_while_it_is_committed_to_is_diverged(log, sink,
         write(self, *arguments, **options)
 
     version = DeltaTable(sink.url).version()
-    monkeypatch.setattr(FollowedDelta, "commit", too_late)
+    monkeypatch.setattr(DeltaCommits, "commit", too_late)
     with pytest.raises(Diverged, match="RESTORE to 1"):
         follow(log, again(sink), "s", until="end")
     assert log.slots.get("s").position == 20
@@ -331,7 +332,7 @@ def rows_table(sink):
 
 def test_a_commit_that_lands_in_a_table_created_again_meanwhile_is_not_taken_for_stored(log, sink, monkeypatch):
     in_steps(log, sink, 10, 20)
-    write = FollowedDelta.commit
+    write = DeltaCommits.commit
 
     def into_another(self, table, *arguments):
         version, schema = table.version(), table.schema()
@@ -342,7 +343,7 @@ def test_a_commit_that_lands_in_a_table_created_again_meanwhile_is_not_taken_for
             other.update_incremental()
         write(self, table, *arguments)
 
-    monkeypatch.setattr(FollowedDelta, "commit", into_another)
+    monkeypatch.setattr(DeltaCommits, "commit", into_another)
     with pytest.raises((Diverged, StorageError)):
         follow(log, again(sink), "s", until="end")
     assert log.slots.get("s").position == 20
@@ -443,14 +444,14 @@ def test_maintenance_does_not_stop_a_follower(log, sink, job, meet):
 
 def test_maintenance_that_commits_at_the_same_moment_does_not_stop_a_follower(log, sink, monkeypatch):
     in_steps(log, sink, 10, 20)
-    write, jobs = FollowedDelta.commit, [properties_changed, compacted]
+    write, jobs = DeltaCommits.commit, [properties_changed, compacted]
 
     def meanwhile(self, *arguments):
         if jobs:
             jobs.pop()(sink)
         write(self, *arguments)
 
-    monkeypatch.setattr(FollowedDelta, "commit", meanwhile)
+    monkeypatch.setattr(DeltaCommits, "commit", meanwhile)
     follow(log, again(sink), "s", until="end")
     assert_exact(sink, ROWS[:30])
 
@@ -534,7 +535,8 @@ def test_the_commit_that_is_synced_is_ours_also_if_another_job_commits_right_aft
             synced.append(path)
             super().sync_file(path)
 
-    real, seen = getattr(FollowedDelta, before), set()
+    owner = DeltaCommits if before == "_settle" else FollowedDelta
+    real, seen = getattr(owner, before), set()
 
     def crowd(followed, commit):
         """Let another job commit right after each commit of the sink, before that is read back or synced."""
@@ -543,7 +545,7 @@ def test_the_commit_that_is_synced_is_ours_also_if_another_job_commits_right_aft
             properties_changed(sink)
         real(followed, commit)
 
-    monkeypatch.setattr(FollowedDelta, before, crowd)
+    monkeypatch.setattr(owner, before, crowd)
     crowded = DeltaSink(sink.url, mode=sink.mode, disk=Watching())
     follow(log, crowded, "s", until="end", batching=Batching(records=10))
     assert len(seen) == 4

@@ -146,6 +146,7 @@ app()
 """
 """A command that waits for ever at a step, and says so."""
 DELTA = ("strandline.tables.delta.table", "FollowedDelta")
+COMMITS = ("strandline.tables.delta.commits", "DeltaCommits")
 SINK = ("strandline.tables.delta.sink", "DeltaSink")
 SQLITE = ("strandline.tables.sql.sqlite_transaction", "SqliteTransaction")
 
@@ -156,13 +157,13 @@ SQLITE = ("strandline.tables.sql.sqlite_transaction", "SqliteTransaction")
         [
             ("describe", DELTA, "open_again"),
             ("verify", DELTA, "open_again"),
-            ("rebuild", DELTA, "commit"),
-            ("rebuild", DELTA, "_settle"),
+            ("rebuild", COMMITS, "commit"),
+            ("rebuild", COMMITS, "_settle"),
             ("rebuild", SQLITE, "merge"),
             ("rebuild", SQLITE, "store"),
-            ("replay", DELTA, "evolved"),
-            ("replay", DELTA, "commit"),
-            ("repair", DELTA, "restored"),
+            ("replay", COMMITS, "evolved"),
+            ("replay", COMMITS, "commit"),
+            ("repair", COMMITS, "restored"),
             ("optimize", SINK, "compacted"),
             ("vacuum", SINK, "vacuumed"),
         ],

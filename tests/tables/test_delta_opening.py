@@ -14,8 +14,8 @@ from strandline.errors import CorruptData, Diverged
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.disk import LocalDisk
+from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.sink import DeltaSink
-from strandline.tables.delta.table import FollowedDelta
 
 LOG = UUID(int=5)
 
@@ -87,7 +87,7 @@ def test_a_commit_whose_process_died_before_its_sync_is_synced_before_its_cursor
 
     put(DeltaSink(str(tmp_path / "table")), 0)
     with monkeypatch.context() as patch:
-        patch.setattr(FollowedDelta, "_settle", died)
+        patch.setattr(DeltaCommits, "_settle", died)
         with pytest.raises(KeyboardInterrupt):
             put(DeltaSink(str(tmp_path / "table")), 1)
     disk = Watching()

@@ -15,6 +15,7 @@ import strandline as sl
 from strandline.errors import StorageError, TransientStorageError, WrongKind
 from strandline.storage.disk import FolderRow, LocalDisk
 from strandline.storage.objects.urls import open_store
+from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.table import FollowedDelta
 from tests.proxy import FaultyProxy, answer
 from tests.servers import S3Server
@@ -170,8 +171,8 @@ def test_a_follower_that_gives_up_a_new_table_leaves_the_files_of_another_one_al
             (folder / names[1]).write_bytes(b"x")
             return found
 
-    monkeypatch.setattr("strandline.tables.delta.table.is_data_file", lambda _: True)
+    monkeypatch.setattr("strandline.tables.delta.commits.is_data_file", lambda _: True)
     table = FollowedDelta(str(folder), None, "default", {}, LateDisk())  # type: ignore[arg-type]
     monkeypatch.setattr(table, "open", lambda: None)
-    table.remove_uncommitted("mine")
+    DeltaCommits(table).remove_uncommitted("mine")
     assert [path.name for path in folder.iterdir()] == [names[1]]

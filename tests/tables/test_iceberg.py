@@ -26,6 +26,7 @@ from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import LocalDisk
 from strandline.tables.apply import apply_with
 from strandline.tables.files.part import TablePart
+from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import FollowedIceberg
 from strandline.testing.clock import ManualClock
 from strandline.testing.sinks import DELETE, LOG, changes, folded
@@ -69,8 +70,8 @@ class _Contract(TableContract):
         (FollowedIceberg, "begin"),
         (FollowedIceberg, "open"),
         (TablePart, "write"),
-        (FollowedIceberg, "commit"),
-        (FollowedIceberg, "_make_durable"),
+        (IcebergCommits, "commit"),
+        (IcebergCommits, "_make_durable"),
     )
 
     @pytest.fixture
@@ -205,15 +206,15 @@ def test_bad_records_become_dead_letters_each_once(catalog, monkeypatch):
     with pytest.raises(BadRecord, match="offset 0"):
         apply(sl.IcebergSink(catalog, "shop.other", value=sl.Json(ORDERS)), 0, (b"a", b"{"))
     apply(sink(), 0, (b"a", b'{"id": 7}'), (b"b", b"{"))
-    commit = FollowedIceberg.commit
+    commit = IcebergCommits.commit
 
     def crashing(self, *arguments):
-        if self.identifier == "shop.orders":
+        if self.followed.identifier == "shop.orders":
             raise KeyboardInterrupt
         commit(self, *arguments)
 
     with monkeypatch.context() as patch:  # between the letters and the rows
-        patch.setattr(FollowedIceberg, "commit", crashing)
+        patch.setattr(IcebergCommits, "commit", crashing)
         with pytest.raises(KeyboardInterrupt):
             apply(sink(), 2, (b"c", b"no"), (b"d", b'{"id": 8}'))
     assert sink().cursor(LOG) == Cursor(LOG, 2)
@@ -257,15 +258,15 @@ def test_statistics_let_readers_skip_files(catalog):
 
 def overtaken(monkeypatch, slow, quick):
     """What ``slow`` commits next comes behind a commit of ``quick``."""
-    commit = FollowedIceberg.commit
+    commit = IcebergCommits.commit
 
     def behind(self, *arguments):
-        if self is slow._followed:
-            monkeypatch.setattr(FollowedIceberg, "commit", commit)
+        if self.followed is slow._followed:
+            monkeypatch.setattr(IcebergCommits, "commit", commit)
             quick()
         commit(self, *arguments)
 
-    monkeypatch.setattr(FollowedIceberg, "commit", behind)
+    monkeypatch.setattr(IcebergCommits, "commit", behind)
 
 
 @pytest.mark.parametrize("is_new", [True, False])
@@ -522,14 +523,15 @@ def test_a_commit_is_on_disk_before_apply_returns(catalog, tmp_path):
 @pytest.mark.parametrize("step", ["begin", "data_files", "commit", "_make_durable"])
 def test_a_crash_at_any_step_leaves_the_table_at_its_cursor_or_behind_the_range(catalog, monkeypatch, step):
     apply(sl.IcebergSink(catalog, "shop.orders"), 0, (b"a", b"1"))
-    done = getattr(FollowedIceberg, step)
+    owner = FollowedIceberg if step in {"begin", "data_files"} else IcebergCommits
+    done = getattr(owner, step)
 
     def crashing(self, *arguments):
         done(self, *arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(FollowedIceberg, step, crashing)
+        patch.setattr(owner, step, crashing)
         with pytest.raises(KeyboardInterrupt):
             apply(sl.IcebergSink(catalog, "shop.orders"), 1, (b"a", b"2"), (b"b", b"3"))
     is_stored = step in {"commit", "_make_durable"}

@@ -15,7 +15,7 @@ from strandline.errors import Contended, Fenced, TransientStorageError
 from strandline.log.memory import MemoryLog
 from strandline.model.cursor import Cursor
 from strandline.storage.clock import CHANCE
-from strandline.tables.delta.table import FollowedDelta
+from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.sql import sink as sql_sink
 from strandline.testing.sinks import LOG, changes
 from tests.cases import some
@@ -70,14 +70,14 @@ def test_a_delta_commit_of_another_follower_is_not_taken_for_the_own(tmp_path, m
     place = str(tmp_path / "table")
     sink = sl.DeltaSink(place)
     apply(sink, 0, (b"a", b"1"))
-    commit = FollowedDelta.commit
+    commit = DeltaCommits.commit
 
     def overtaken(self, *arguments, **options):
         monkeypatch.undo()
         apply(sl.DeltaSink(place), 1, (b"b", b"2"))
         return commit(self, *arguments, **options)
 
-    monkeypatch.setattr(FollowedDelta, "commit", overtaken)
+    monkeypatch.setattr(DeltaCommits, "commit", overtaken)
     with pytest.raises(Fenced):
         apply(sink, 1, (b"b", b"2"), (b"c", b"3"))
     assert DeltaTable(place).version() == 2

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pyarrow as pa
@@ -126,19 +130,26 @@ class Postgres:
         pass
 
 
-_NUMBERS = iter(range(1, 10_000))
+@contextmanager
+def opened_place(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    """A place for tables of this kind."""
+    found: Any
+    if kind == "postgres":
+        server = request.getfixturevalue("postgres")
+        monkeypatch.setenv("PGUSER", server.user)
+        found = Postgres(server, f"kept_{uuid4().hex}")
+    else:
+        found = {"delta": Delta, "iceberg": Iceberg, "sqlite": Sqlite}[kind](tmp_path)
+    with closing(found):
+        yield found
 
 
 @pytest.fixture(params=["iceberg", "sqlite", "postgres"])
-def place(request, tmp_path, monkeypatch):
-    if request.param == "postgres":
-        server = request.getfixturevalue("postgres")
-        monkeypatch.setenv("PGUSER", server.user)
-        found = Postgres(server, f"kept_{next(_NUMBERS)}")
-    else:
-        found = {"iceberg": Iceberg, "sqlite": Sqlite}[request.param](tmp_path)
-    yield found
-    found.close()
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    with opened_place(request.param, request, tmp_path, monkeypatch) as found:
+        yield found
 
 
 def modes(place):
@@ -302,16 +313,11 @@ def test_a_commit_during_a_comparison_is_told_from_a_difference(tmp_path, log, m
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("kind", ["delta", "sqlite", "postgres"])
 def test_a_table_is_found_by_its_address_with_what_it_records(tmp_path, log, kind, soft, request, monkeypatch):
-    if kind == "postgres":
-        server = request.getfixturevalue("postgres")
-        monkeypatch.setenv("PGUSER", server.user)
-        place = Postgres(server, f"kept_{next(_NUMBERS)}")
-    else:
-        place = {"delta": Delta, "sqlite": Sqlite}[kind](tmp_path)
-    sl.follow(log, place.sink(value=sl.Json(ORDER), soft_deletes=soft), until="end")
-    found = existing(place.address, value=sl.Json(ORDER))
-    assert verify(found, log).is_right
-    assert describe(found, log).cursor == log.end()
+    with opened_place(kind, request, tmp_path, monkeypatch) as place:
+        sl.follow(log, place.sink(value=sl.Json(ORDER), soft_deletes=soft), until="end")
+        found = existing(place.address, value=sl.Json(ORDER))
+        assert verify(found, log).is_right
+        assert describe(found, log).cursor == log.end()
 
 
 def test_addresses_that_name_no_table_and_passwords_are_refused(tmp_path):

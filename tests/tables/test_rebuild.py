@@ -10,7 +10,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,11 +22,11 @@ from strandline.log.memory import MemoryLog
 from strandline.model.cursor import Span
 from strandline.model.sink import Part, Written
 from strandline.storage.task_pool import ThreadPool
+from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.files import DeltaFiles
 from strandline.tables.delta.letters import LetterBox
-from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.files import part as parts_module
-from strandline.tables.iceberg.table import FollowedIceberg
+from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.maintain.comparison import RowDifferences
 from strandline.tables.maintain.operations import existing, rebuild, verify
 from strandline.tables.maintain.rebuilding import rebuild_table
@@ -38,7 +37,7 @@ from strandline.tables.work import IN_PROCESS
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Crash
 from tests.cases import some
-from tests.tables.test_maintenance_formats import ORDER, Delta, Iceberg, Postgres, Sqlite, extend, modes
+from tests.tables.test_maintenance_formats import ORDER, Delta, Iceberg, Postgres, Sqlite, extend, modes, opened_place
 
 VALUE = sl.Json(ORDER)
 
@@ -53,15 +52,8 @@ def log() -> MemoryLog:
 
 @pytest.fixture(params=["delta", "iceberg", "sqlite", "postgres"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    found: Any
-    if request.param == "postgres":
-        server = request.getfixturevalue("postgres")
-        monkeypatch.setenv("PGUSER", server.user)
-        found = Postgres(server, f"rebuilt_{uuid4().hex}")
-    else:
-        found = {"delta": Delta, "iceberg": Iceberg, "sqlite": Sqlite}[request.param](tmp_path)
-    yield found
-    found.close()
+    with opened_place(request.param, request, tmp_path, monkeypatch) as found:
+        yield found
 
 
 def is_sql(place: Any) -> bool:
@@ -242,15 +234,15 @@ STEPS: dict[type, Sequence[tuple[Any, str]]] = {
         (parts_module, "write_file"),
         (DeltaFiles, "read"),  # of the comparison
         (LetterBox, "commit"),
-        (FollowedDelta, "commit"),
-        (FollowedDelta, "_properties"),
-        (FollowedDelta, "_settle"),
+        (DeltaCommits, "commit"),
+        (DeltaCommits, "_properties"),
+        (DeltaCommits, "_settle"),
     ],
     Iceberg: [
         (parts_module, "write_file"),
-        (FollowedIceberg, "commit"),
-        (FollowedIceberg, "_committed"),
-        (FollowedIceberg, "_make_durable"),
+        (IcebergCommits, "commit"),
+        (IcebergCommits, "_committed"),
+        (IcebergCommits, "_make_durable"),
     ],
     Sqlite: [(SqliteTransaction, step) for step in _SQL],
     Postgres: [(PostgresTransaction, step) for step in _SQL],
@@ -381,7 +373,7 @@ def test_a_delta_table_that_another_restores_has_the_start_of_its_rows(
     followed(place, log, "append")
     table = DeltaTable(place.address)
     before = table.version()
-    moment = datetime.fromtimestamp(table.history(1)[0]["timestamp"] / 1000, UTC)
+    moment = datetime.now(UTC)
     rebuild(place.sink(mode="append", value=VALUE), log, start=20)
     rebuild(place.sink(mode="append", value=VALUE), log, start=10)
     DeltaTable(place.address).restore(moment if is_by_time else before)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.errors import InvalidInput, NotFound
-from strandline.tables.delta.table import FollowedDelta
+from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.rows.shape import BAD_SCHEMA
 from tests.cases import some
 from tests.cli.conftest import Run, run  # noqa: F401 - a fixture
@@ -151,7 +151,7 @@ def test_a_crash_at_any_step_is_repaired_by_the_next_replay(
     place.append((b"a", BIG), (b"a", 1), (b"b", BIG), (b"c", b"never"))
     place.follow()
     calls = 0
-    real, widen = FollowedDelta.commit, FollowedDelta.evolved
+    real, widen = DeltaCommits.commit, DeltaCommits.evolved
 
     class Crash(BaseException):
         pass
@@ -162,20 +162,20 @@ def test_a_crash_at_any_step_is_repaired_by_the_next_replay(
         if number == step:
             raise Crash
 
-    def commit(self: FollowedDelta, *args: Any, **options: Any) -> None:
+    def commit(self: DeltaCommits, *args: Any, **options: Any) -> None:
         is_letters = self.url.endswith("letters")
         at(4 if is_letters else 2)
         real(self, *args, **options)
         at(5 if is_letters else 3)
 
-    def evolved(self: FollowedDelta, *args: Any) -> Any:
+    def evolved(self: DeltaCommits, *args: Any) -> Any:
         at(0)
         found = widen(self, *args)
         at(1)
         return found
 
-    monkeypatch.setattr(FollowedDelta, "commit", commit)
-    monkeypatch.setattr(FollowedDelta, "evolved", evolved)
+    monkeypatch.setattr(DeltaCommits, "commit", commit)
+    monkeypatch.setattr(DeltaCommits, "evolved", evolved)
     with pytest.raises(Crash):
         place.replay()
     assert calls == step + 1
@@ -193,16 +193,16 @@ def test_a_follower_that_commits_meanwhile_loses_nothing_and_neither_does_the_re
     place.append((b"a", BIG), (b"b", 1))
     place.follow()
     place.append((b"a", 2), (b"b", b"never"))
-    real, is_first = FollowedDelta.commit, True
+    real, is_first = DeltaCommits.commit, True
 
-    def commit(self: FollowedDelta, *args: Any, **options: Any) -> None:
+    def commit(self: DeltaCommits, *args: Any, **options: Any) -> None:
         nonlocal is_first
         if is_first and not self.url.endswith("letters"):
             is_first = False
             place.follow(WIDE)
         real(self, *args, **options)
 
-    monkeypatch.setattr(FollowedDelta, "commit", commit)
+    monkeypatch.setattr(DeltaCommits, "commit", commit)
     assert place.replay().applied == 1
     assert not is_first
     assert place.letters() == [3]
@@ -323,7 +323,7 @@ def test_a_table_that_is_built_again_has_each_letter_once_also_after_a_crash_in_
     place.append((b"a", BIG), (b"b", 1), (b"c", BIG))
     place.follow()
     shutil.rmtree(tmp_path / "table")
-    real, calls = getattr(FollowedDelta, step), iter(range(1, 100))
+    real, calls = getattr(DeltaCommits, step), iter(range(1, 100))
 
     def crashing(*given: Any, **options: Any) -> Any:
         found = real(*given, **options)
@@ -332,7 +332,7 @@ def test_a_table_that_is_built_again_has_each_letter_once_also_after_a_crash_in_
         return found
 
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(FollowedDelta, step, crashing)
+        patch.setattr(DeltaCommits, step, crashing)
         place.follow()
     place.follow()
     assert place.letters() == [0, 2]

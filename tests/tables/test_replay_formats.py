@@ -21,8 +21,9 @@ from pyiceberg.catalog.memory import InMemoryCatalog
 import strandline as sl
 from strandline.errors import Diverged, InvalidInput, NotFound
 from strandline.followers.run import Batching
+from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.table import FollowedDelta
-from strandline.tables.iceberg.table import FollowedIceberg
+from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.maintain.replay import LetterReplay
 from strandline.tables.rows.shape import DeadLetters
 from strandline.tables.sql.postgres_transaction import PostgresTransaction
@@ -89,7 +90,7 @@ class Place:
 
 
 class Delta(Place):
-    steps = ((FollowedDelta, "evolved"), (FollowedDelta, "commit"), (FollowedDelta, "make_durable"))
+    steps = ((DeltaCommits, "evolved"), (DeltaCommits, "commit"), (FollowedDelta, "make_durable"))
 
     def sink(self, codec: Any, **options: Any) -> Any:
         place = {"dead_letters": f"{self.folder}/{self.name}-letters", **self.options, **options}
@@ -103,7 +104,7 @@ class Delta(Place):
 
 
 class Iceberg(Place):
-    steps = ((FollowedIceberg, "commit"), (FollowedIceberg, "_committed"), (FollowedIceberg, "_make_durable"))
+    steps = ((IcebergCommits, "commit"), (IcebergCommits, "_committed"), (IcebergCommits, "_make_durable"))
 
     def __init__(self, folder: Path) -> None:
         self.catalog = InMemoryCatalog("t", warehouse=f"file://{folder}/warehouse")
@@ -366,7 +367,7 @@ def test_a_record_that_has_no_row_any_more_after_a_crash_is_a_letter(
     place.follow(WIDE)
     place.append((b"c", BIG), (b"d", b"never"), (b"e", 2))
     with monkeypatch.context() as patch:
-        for owner in (FollowedDelta, FollowedIceberg):
+        for owner in (DeltaCommits, IcebergCommits):
             patch.setattr(owner, "commit", _only_letters(owner.commit))
         for session in (PostgresTransaction, SqliteTransaction):
             patch.setattr(session, "store", _died)
@@ -383,8 +384,9 @@ def _died(*_: Any, **__: Any) -> Any:
 
 
 def _only_letters(commit: Any) -> Any:
-    def commit_or_die(followed: Any, *arguments: Any, **options: Any) -> Any:
-        return (commit if isinstance(followed.shape, DeadLetters) else _died)(followed, *arguments, **options)
+    def commit_or_die(commits: Any, *arguments: Any, **options: Any) -> Any:
+        is_letters = isinstance(commits.followed.shape, DeadLetters)
+        return (commit if is_letters else _died)(commits, *arguments, **options)
 
     return commit_or_die
 

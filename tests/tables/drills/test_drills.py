@@ -32,11 +32,13 @@ FORMATS = ["delta", "iceberg", "sqlite", "postgres"]
 PART, SLOT = ("TablePart", "write"), ("SinkCommitter", "advance")
 STEPS = {
     "delta": [
-        *[("FollowedDelta", name) for name in ("open", "last_commit", "commit", "_settle", "make_durable")],
+        *[("FollowedDelta", name) for name in ("open", "last_commit", "make_durable")],
+        *[("DeltaCommits", name) for name in ("commit", "_settle")],
         *(PART, SLOT),
     ],
     "iceberg": [
-        *[("FollowedIceberg", name) for name in ("begin", "commit", "_committed", "_make_durable")],
+        ("FollowedIceberg", "begin"),
+        *[("IcebergCommits", name) for name in ("commit", "_committed", "_make_durable")],
         PART,
         SLOT,
     ],
@@ -44,8 +46,8 @@ STEPS = {
     "postgres": [*[("PostgresTransaction", name) for name in ("look", "stage", "lock", "merge", "store")], SLOT],
 }
 COMMIT = {
-    "delta": ("FollowedDelta", "commit"),
-    "iceberg": ("FollowedIceberg", "commit"),
+    "delta": ("DeltaCommits", "commit"),
+    "iceberg": ("IcebergCommits", "commit"),
     "sqlite": ("SqliteTransaction", "stage"),
     "postgres": ("PostgresTransaction", "stage"),
 }

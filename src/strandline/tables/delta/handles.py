@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from strandline.errors import InvalidInput, MissingExtra
 from strandline.tables.delta.files import local_path
+from strandline.tables.files.recorded import MODE_KEY
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 LOG_PROPERTY: Final = "strandline.log_id"
-MODE_PROPERTY: Final = "strandline.mode"
 _DELETION_VECTORS: Final = "deletionVectors"
 _CONFUSED: Final = re.compile(r"%[0-9A-Fa-f]{2}|\\|[\x00-\x1f\x7f]")
 """``deltalake`` decodes paths twice, so that ``a%20b`` is the folder ``a b``, and takes a backslash for a slash."""
@@ -46,7 +46,7 @@ def check_folder(url: str) -> None:
 
 def mode_of(table: DeltaTable) -> str | None:
     """The mode of a table, as its follower recorded it; None for a table that follows no log."""
-    mode = table.metadata().configuration.get(MODE_PROPERTY)
+    mode = table.metadata().configuration.get(MODE_KEY)
     return None if mode is None else str(mode)
 
 

@@ -19,13 +19,14 @@ from uuid import UUID
 
 from strandline.errors import CorruptData, Diverged, InvalidInput
 from strandline.model.cursor import Cursor
+from strandline.tables.files.recorded import COMMIT_KEY, CURSOR_KEY
 
-CURSOR_KEY: Final = "strandline.cursor"
-"""Key of the whole cursor in the commit info of a sink's commit."""
 TABLE_KEY: Final = "strandline.table"
-"""Key of the table's id in it."""
-COMMIT_KEY: Final = "strandline.commit"
-"""Key of a number that no other commit has: by it a follower recognises a commit whose answer was lost."""
+"""Key of the table's id in the commit info of a sink's commit, beside ``CURSOR_KEY`` and ``COMMIT_KEY``.
+
+The value of ``COMMIT_KEY`` is a number that no other commit has: by it a follower recognises a commit whose answer was
+lost.
+"""
 
 REMEDY: Final = (
     "Remove the table to build it again, or follow with repair=True, which restores the last version that is known "
@@ -153,8 +154,8 @@ def last_commit(seen: Observed, read: ReadCommit, application: Application, wher
     return KnownCommits(seen.table_id, seen.committed, Cursor(application.log_id, seen.next))
 
 
-def check_known(known: KnownCommits | None, found: KnownCommits, where: str) -> None:
-    """Refuse another table, or an older copy, than the one that a running follower has committed to."""
+def refuse_replaced(known: KnownCommits | None, found: KnownCommits, where: str) -> None:
+    """``Diverged`` for another table, or an older copy, than the one that a running follower has committed to."""
     if known is None:
         return
     if found.table_id != known.table_id:

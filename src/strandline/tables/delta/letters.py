@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from strandline.errors import InvalidInput
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
+from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.files import added, local_path
 from strandline.tables.delta.handles import columns_of, listed_files, log_of
 from strandline.tables.delta.history import letter_logs
@@ -110,7 +111,8 @@ class LetterBox:
         if not files and not self.is_earlier:
             return
         followed = self.letters_of(table_id)
-        table = followed.create(since) if self.table is None else self.table
+        commits = DeltaCommits(followed)
+        table = commits.create(since) if self.table is None else self.table
         now = followed.now()
         end = upto if upto.next > self.floor else Cursor(upto.log_id, self.floor)
-        followed.commit(table, [added(file, now) for file in files], end)
+        commits.commit(table, [added(file, now) for file in files], end)

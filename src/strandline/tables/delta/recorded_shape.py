@@ -8,41 +8,31 @@ import pyarrow as pa
 
 from strandline.errors import Diverged, InvalidInput
 from strandline.model.cursor import Cursor
-from strandline.tables.delta.handles import LOG_PROPERTY, MODE_PROPERTY, columns_of, deltalake_library
+from strandline.tables.delta.handles import LOG_PROPERTY, columns_of, deltalake_library
 from strandline.tables.delta.history import REMEDY
-from strandline.tables.rows.shape import DeadLetters, TableShape, refuse_another_shape
+from strandline.tables.files.recorded import MODE_KEY, START_KEY, TRANSFORM_KEY, check_recorded, properties_at
+from strandline.tables.rows.shape import DeadLetters, TableShape
 from strandline.values.schema.evolution import Evolution
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-_SHAPE_PROPERTY: Final = "strandline.shape"
-_START_PROPERTY: Final = "strandline.start"
-_TRANSFORM_PROPERTY: Final = "strandline.transform"
 _APPEND_ONLY: Final = "delta.appendOnly"
 
 
 def properties_of(shape: TableShape | DeadLetters, since: Cursor) -> dict[str, str]:
     """The properties of a table that is created at a cursor."""
-    found = {
-        LOG_PROPERTY: str(since.log_id),
-        MODE_PROPERTY: shape.kind,
-        _SHAPE_PROPERTY: shape.recorded(),
-        _START_PROPERTY: str(since.next),
-    }
-    if isinstance(shape, TableShape) and shape.transform is not None:
-        found[_TRANSFORM_PROPERTY] = "true"
-    return found
+    return {LOG_PROPERTY: str(since.log_id), **properties_at(since, shape)}
 
 
 def is_transformed(table: DeltaTable) -> bool:
     """Whether the rows of the table come from a transform, by its properties."""
-    return _TRANSFORM_PROPERTY in table.metadata().configuration
+    return TRANSFORM_KEY in table.metadata().configuration
 
 
 def recorded_start(table: DeltaTable) -> int | None:
     """The offset at which the table began; None for a table that did not record it."""
-    recorded = table.metadata().configuration.get(_START_PROPERTY)
+    recorded = table.metadata().configuration.get(START_KEY)
     return int(recorded) if recorded is not None and recorded.isdecimal() else None
 
 
@@ -52,14 +42,11 @@ def check_shape(table: DeltaTable, shape: TableShape | DeadLetters, url: str, *,
     ``is_rebuilt``: all rows are written again.
     """
     properties = table.metadata().configuration
-    if MODE_PROPERTY not in properties or LOG_PROPERTY not in properties:
+    if MODE_KEY not in properties or LOG_PROPERTY not in properties:
         raise Diverged(f"The table {url} was replaced by another one at the same place. {REMEDY}")
-    mode = properties[MODE_PROPERTY]
-    if mode != shape.kind:
-        raise InvalidInput(f"The table {url} was made with mode={mode!r}; open it with that mode.")
+    check_recorded(properties, shape, url)
     if shape.is_keyed:
-        refuse_append_only(table, url, f"a table with mode={mode!r} replaces rows")
-    refuse_another_shape(properties.get(_SHAPE_PROPERTY), shape, url)
+        refuse_append_only(table, url, f"a table with mode={shape.kind!r} replaces rows")
     if needed_change(table, shape, is_rebuilt=is_rebuilt) is None and not _is_as_made(table, shape):
         raise Diverged(
             f"The columns of the table {url} were changed, so that its follower cannot write to it: change them back, "

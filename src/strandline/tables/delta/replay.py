@@ -13,6 +13,7 @@ import pyarrow as pa
 from strandline.errors import Diverged, InvalidInput, NotFound
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
+from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.files import DeltaFiles, added, removed
 from strandline.tables.delta.handles import columns_of, data_files, id_of
 from strandline.tables.delta.letters import LettersOf, address_in_letters, check_letters, logs_of
@@ -48,13 +49,13 @@ class DeltaVersion:
 
     def evolved(self) -> DeltaVersion:
         """The version with the columns that its values need now, which is a commit of its own."""
-        return DeltaVersion(self.followed, self.followed.evolved(self.table, self.at), self.at)
+        return DeltaVersion(self.followed, DeltaCommits(self.followed).evolved(self.table, self.at), self.at)
 
     def commit(self, adds: Sequence[DataFile], gone: Sequence[str]) -> None:
         """Replace files, at the same cursor."""
         now, known = self.followed.now(), data_files(self.table)
         actions = [*[added(file, now) for file in adds], *[removed(*known[path], now) for path in gone]]
-        self.followed.commit(self.table, actions, self.at)
+        DeltaCommits(self.followed).commit(self.table, actions, self.at)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from strandline.model.sink import check_coverage, is_applied
 from strandline.storage.clock import CHANCE
 from strandline.storage.disk import DISK, Disk
 from strandline.tables.apply import Work
+from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.files import added
 from strandline.tables.delta.handles import (
     check_folder,
@@ -140,7 +141,7 @@ class DeltaSink(FileTableSink):
             return None
         if table is not None and at is not None:
             refuse_lost_transform(self._shape, self.where, is_transformed=is_transformed(table))
-            table = self._followed.evolved(table, at)
+            table = DeltaCommits(self._followed).evolved(table, at)
         is_new = table is None or at is None or at.next == self._followed.first_start(table)
         letters = self._opened_letters(table, since.log_id, is_new=is_new)
         floor = max(since.next, 0 if at is None else at.next)
@@ -237,7 +238,7 @@ class DeltaSink(FileTableSink):
             letters.commit([file for one in written for file in one.bad], id_of(table), beginning, upto)
         now = self._followed.now()
         actions = [added(file, now) for one in written for file in one.added]
-        self._followed.commit(table, actions, upto, replaces=schema, start=beginning.next)
+        DeltaCommits(self._followed).commit(table, actions, upto, replaces=schema, start=beginning.next)
 
     def _replayed(self, log_id: UUID) -> Callable[[], AbstractContextManager[ReplayedTable | None]] | None:
         if self._letters is None:
@@ -306,7 +307,7 @@ class DeltaSink(FileTableSink):
             if (
                 commit.cursor is not None
                 and serves(commit.cursor)
-                and self._followed.restored(table, commit.version, commit.cursor)
+                and DeltaCommits(self._followed).restored(table, commit.version, commit.cursor)
             ):
                 return commit.cursor
         raise Diverged(
@@ -326,7 +327,7 @@ class DeltaSink(FileTableSink):
         cursor = Cursor(log_id, self._followed.next_in(table, log_id))
         self._followed.known.pop(log_id, None)
         try:
-            self._followed.commit(table, [], cursor, start=self._followed.start(table))
+            DeltaCommits(self._followed).commit(table, [], cursor, start=self._followed.start(table))
         except Conflict as error:
             with contextlib.suppress(Diverged):
                 return self.cursor(log_id) or cursor  # another call adopted it

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from strandline.errors import Conflict
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Written, check_coverage
+from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.files import added, removed
 from strandline.tables.delta.handles import data_files, id_of
 from strandline.tables.delta.letters import LetterBox
@@ -40,14 +41,15 @@ class DeltaTransaction:
         """Commit what the workers wrote with the cursor, in one version of the table."""
         check_coverage(written, self.parts, self.since.next, self.upto.next)
         self.bad_share.check_written(written, self.upto.next - (self.at or self.since).next)
+        commits = DeltaCommits(self.followed)
         try:
-            table = self.followed.create(self.since) if self.table is None else self.table
+            table = commits.create(self.since) if self.table is None else self.table
             if self.letters is not None:
                 letters = [file for one in written for file in one.bad]
                 self.letters.commit(letters, id_of(table), self.since, self.upto)
             if self.table is None and self.since == self.upto:
                 return  # its first version has the cursor already
-            self.followed.commit(table, self._actions(table, written), self.upto)
+            commits.commit(table, self._actions(table, written), self.upto)
         except Conflict:
             self.followed.refuse_another_follower(self.since.log_id, self.at)
             raise
@@ -55,7 +57,7 @@ class DeltaTransaction:
     def abandon(self, error: BaseException) -> None:
         """Remove what workers wrote for a table that was never created."""
         if self.table is None:
-            self.followed.remove_uncommitted(self.parts[0].job)
+            DeltaCommits(self.followed).remove_uncommitted(self.parts[0].job)
 
     def _actions(self, table: DeltaTable, written: Sequence[Written]) -> list[Any]:
         now = self.followed.now()

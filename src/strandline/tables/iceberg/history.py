@@ -7,26 +7,27 @@ the snapshot of the property is an ancestor of the current one, and no snapshot 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from strandline.errors import Diverged, InvalidInput
 from strandline.model.cursor import Cursor
+from strandline.tables.files.recorded import CURSOR_KEY, START_KEY
 
-CURSOR_KEY: Final = "strandline.cursor"
+if TYPE_CHECKING:
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot
+
 NAME_KEY: Final = "strandline.name"
+"""Property of the table, and part of each snapshot's summary: the name of the sink."""
 LOG_KEY: Final = "strandline.log-id"
-MODE_KEY: Final = "strandline.mode"
-START_KEY: Final = "strandline.start"
-"""Property of the table, and part of each snapshot's summary: the offset at which its rows begin."""
-SHAPE_KEY: Final = "strandline.shape"
-"""Property of the table: what identifies its rows, and how deletes are kept."""
-TRANSFORM_KEY: Final = "strandline.transform"
-"""Property of the table, if its rows come from a transform."""
-COMMIT_KEY: Final = "strandline.commit"
-"""Property of the table: the next offset, and the snapshot that brought it there (``next@snapshot``)."""
+"""Property of the table: the log that it follows.
+
+Further properties are those of every table of files. ``START_KEY`` is part of each snapshot's summary, too. The value
+of ``COMMIT_KEY`` is the next offset, and the snapshot that brought it there (``next@snapshot``).
+"""
 
 HARMLESS: Final = frozenset({"replace"})
 """Operations that keep all rows: compaction."""
@@ -54,6 +55,31 @@ class KnownSnapshot:
     table_id: UUID
     snapshot_id: int
     cursor: Cursor
+
+
+def ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
+    """The current snapshot, then its ancestors back to the oldest that has not expired."""
+    snapshot = metadata.current_snapshot()
+    while snapshot is not None:
+        yield snapshot
+        parent = snapshot.parent_snapshot_id
+        snapshot = None if parent is None else metadata.snapshot_by_id(parent)
+
+
+def summary_of(snapshot: Snapshot) -> Mapping[str, str]:
+    """What writers stored with a snapshot."""
+    return {} if snapshot.summary is None else snapshot.summary.additional_properties
+
+
+def start_in(metadata: TableMetadata) -> int:
+    """The offset at which a table's rows begin: by the newest snapshot that has it, else by the table's properties.
+
+    So a table that goes back to a snapshot before a rebuild has its former start again.
+    """
+    summaries = (summary_of(snapshot) for snapshot in ancestors(metadata))
+    stored = next((one[START_KEY] for one in summaries if START_KEY in one), None)
+    recorded = metadata.properties.get(START_KEY, "0") if stored is None else stored
+    return int(recorded) if recorded.isdecimal() else 0
 
 
 def own_cursor(summary: Mapping[str, str], log_id: UUID, name: str) -> Cursor | None:
@@ -98,8 +124,8 @@ def commit_mark(cursor: Cursor, snapshot_id: int) -> str:
     return f"{cursor.next}@{snapshot_id}"
 
 
-def check_known(known: KnownSnapshot | None, found: KnownSnapshot, where: str) -> None:
-    """Refuse another table, or an older copy, than the one that a running follower has committed to."""
+def refuse_replaced(known: KnownSnapshot | None, found: KnownSnapshot, where: str) -> None:
+    """``Diverged`` for another table, or an older copy, than the one that a running follower has committed to."""
     if known is None:
         return
     if found.table_id != known.table_id:

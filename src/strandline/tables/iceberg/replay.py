@@ -13,8 +13,10 @@ from strandline.errors import NotFound
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
 from strandline.tables.files.replay import ReplayedFiles
+from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.files import IcebergFiles
-from strandline.tables.iceberg.table import Begun, FollowedIceberg, start_in
+from strandline.tables.iceberg.history import start_in
+from strandline.tables.iceberg.table import Begun, FollowedIceberg
 from strandline.tables.rows.shape import TableShape
 
 
@@ -45,7 +47,7 @@ class IcebergState:
 
     def commit(self, added: Sequence[DataFile], removed: Sequence[str]) -> None:
         """Replace files, at the same cursor."""
-        self.followed.commit(self.begun, added, removed, self.at)
+        IcebergCommits(self.followed).commit(self.begun, added, removed, self.at)
 
 
 @contextlib.contextmanager

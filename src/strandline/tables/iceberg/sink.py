@@ -22,11 +22,13 @@ from strandline.tables.apply import Work
 from strandline.tables.files.data_files import write_file
 from strandline.tables.files.layout import files_in, shares_of
 from strandline.tables.files.part import TablePart, in_schema
+from strandline.tables.files.recorded import COMMIT_KEY, MODE_KEY, TRANSFORM_KEY
 from strandline.tables.files.sink import FileTableSink
 from strandline.tables.iceberg.columns import arrow_schema, iceberg_library
-from strandline.tables.iceberg.history import COMMIT_KEY, LOG_KEY, MODE_KEY, TRANSFORM_KEY
+from strandline.tables.iceberg.commits import IcebergCommits
+from strandline.tables.iceberg.history import LOG_KEY, start_in
 from strandline.tables.iceberg.replay import replayed_iceberg
-from strandline.tables.iceberg.table import Begun, FollowedIceberg, start_in
+from strandline.tables.iceberg.table import Begun, FollowedIceberg
 from strandline.tables.iceberg.transaction import IcebergLetters, IcebergTransaction
 from strandline.tables.maintain.comparison import ShareTask, share_tasks
 from strandline.tables.maintain.contract import RecordedTable, TableSize
@@ -209,7 +211,7 @@ class IcebergSink(FileTableSink):
         if letters is not None:
             letters.commit(written, upto)
         added = [file for one in written for file in one.added]
-        self._followed.commit(begun, added, list(self._followed.data_files(begun)), upto, start=start)
+        IcebergCommits(self._followed).commit(begun, added, list(self._followed.data_files(begun)), upto, start=start)
 
     def compacted(self) -> int:
         """Join small files, with the cursor as it is; see :func:`~strandline.tables.maintain.operations.optimize`.
@@ -232,14 +234,14 @@ class IcebergSink(FileTableSink):
                 name = f"part-{CHANCE.uuid()}-{CHANCE.uuid()}.parquet"
                 added.append(write_file(begun.files, name, pa.concat_tables(few)))
                 few, size = [], 0
-        self._followed.commit(begun, added, small, cursor)
+        IcebergCommits(self._followed).commit(begun, added, small, cursor)
         return len(small) - len(added)
 
     def vacuumed(self, hours: int, *, clock: Clock = CLOCK) -> int:
         """Expire older snapshots; see :func:`~strandline.tables.maintain.operations.vacuum`."""
         table = self._existing()
         before = datetime.fromtimestamp(clock.now() / 1_000_000, UTC) - timedelta(hours=hours)
-        return self._followed.expire(table, UUID(table.metadata.properties[LOG_KEY]), before)
+        return IcebergCommits(self._followed).expire(table, UUID(table.metadata.properties[LOG_KEY]), before)
 
     def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
         """Go back to the last snapshot that is known to be right; returns the cursor there.
@@ -256,7 +258,7 @@ class IcebergSink(FileTableSink):
             damage = error
         for snapshot in self._followed.own_snapshots(table, log_id):
             if snapshot.cursor is not None and serves(snapshot.cursor):
-                self._followed.reset(table, snapshot.snapshot_id, snapshot.cursor)
+                IcebergCommits(self._followed).reset(table, snapshot.snapshot_id, snapshot.cursor)
                 return self.resume(log_id)
         raise Diverged(
             f"The table {self.table} cannot be repaired: no snapshot of it is left that is known to be right and that "
@@ -277,7 +279,7 @@ class IcebergSink(FileTableSink):
             raise Conflict(f"The property {COMMIT_KEY} of the table {self.table} is {shown(mark)}, and no cursor.")
         self._followed.known.pop(log_id, None)
         cursor = Cursor(log_id, int(offset))
-        self._followed.commit(self._followed.on(table), (), (), cursor)
+        IcebergCommits(self._followed).commit(self._followed.on(table), (), (), cursor)
         return cursor
 
 

@@ -12,6 +12,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.sink import Written, check_coverage
 from strandline.tables.files.part import TablePart
 from strandline.tables.files.replay import known_letters
+from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
 from strandline.tables.rows.bad_records import ANY_SHARE, BadShare
 
@@ -45,7 +46,7 @@ class IcebergLetters:
             return
         end = self.begun.at if self.begun.at is not None and upto.next <= self.floor else upto
         try:
-            self.followed.commit(self.begun, files, (), end)
+            IcebergCommits(self.followed).commit(self.begun, files, (), end)
         except Conflict:
             self.followed.refuse_another_follower(upto.log_id, self.begun.at)
             raise
@@ -75,7 +76,7 @@ class IcebergTransaction:
         try:
             if self.letters is not None:
                 self.letters.commit(written, self.upto)
-            self.followed.commit(self.begun, added, removed, self.upto)
+            IcebergCommits(self.followed).commit(self.begun, added, removed, self.upto)
         except Conflict:
             self.followed.refuse_another_follower(self.since.log_id, self.begun.at)
             raise

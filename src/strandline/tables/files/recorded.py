@@ -1,0 +1,81 @@
+"""Properties of a table of data files that follows a log, and checks that Delta and Iceberg share. No I/O."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+from uuid import UUID
+
+from strandline.errors import Diverged, Fenced, InvalidInput
+from strandline.model.cursor import Cursor
+from strandline.tables.rows.shape import DeadLetters, TableShape, refuse_another_shape
+from strandline.values.schema.evolution import Evolution
+
+CURSOR_KEY: Final = "strandline.cursor"
+"""Part of each commit: the whole cursor."""
+COMMIT_KEY: Final = "strandline.commit"
+"""What identifies a commit of the sink; its value is each format's own."""
+MODE_KEY: Final = "strandline.mode"
+"""Property of a table: its kind."""
+SHAPE_KEY: Final = "strandline.shape"
+"""Property of a table: what identifies its rows, and how deletes are kept."""
+START_KEY: Final = "strandline.start"
+"""Property of a table: the offset at which its rows begin."""
+TRANSFORM_KEY: Final = "strandline.transform"
+"""Property of a table whose rows come from a transform."""
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+def properties_at(since: Cursor, shape: TableShape | DeadLetters) -> dict[str, str]:
+    """The properties of a table that is created at a cursor. The log is under a key of each format."""
+    found = {MODE_KEY: shape.kind, SHAPE_KEY: shape.recorded(), START_KEY: str(since.next)}
+    if isinstance(shape, TableShape) and shape.transform is not None:
+        found[TRANSFORM_KEY] = "true"
+    return found
+
+
+def check_recorded(properties: Mapping[str, str], shape: TableShape | DeadLetters, where: str) -> None:
+    """``InvalidInput`` if the table was made with another mode or shape."""
+    mode = properties.get(MODE_KEY)
+    if mode != shape.kind:
+        raise InvalidInput(f"The table {where} was made with mode={mode!r}; open it with that mode.")
+    refuse_another_shape(properties.get(SHAPE_KEY), shape, where)
+
+
+def not_followed(where: str, log_id: UUID, name: str, found: str | None) -> Diverged:
+    """The error for a table that does not follow a log; ``found``: the log that it follows."""
+    return Diverged(
+        f"The table {where} does not follow log {log_id} as {name!r}, but "
+        + (f"log {found}" if found else "no log at all")
+        + ": give this log a table of its own, or remove that one to build it again."
+    )
+
+
+def refuse_removed(known: Cursor | None, where: str) -> None:
+    """``Diverged`` for a table that is gone though its follower committed to it, up to the cursor ``known``."""
+    if known is not None:
+        raise Diverged(
+            f"The table {where} was removed while it was followed, up to offset {known.next}: put it back, or start "
+            "the follower again, which builds the table from the log's beginning."
+        )
+
+
+def refuse_another_follower(at: Cursor | None, now: Cursor | None, where: str) -> None:
+    """``Fenced`` if the cursor moved from ``at``: another follower committed."""
+    if now != at:
+        raise Fenced(
+            f"Another follower changed {where} at the same time; this one committed nothing and must stop. Keep one "
+            "follower per table."
+        )
+
+
+def warn_of_change(change: Evolution, where: str) -> None:
+    """Log the columns that a commit changes."""
+    _LOGGER.warning(
+        "The table %s gets the columns %s; wider are %s.",
+        where,
+        [field.name for field in change.added],
+        [field.name for field in change.widened],
+    )

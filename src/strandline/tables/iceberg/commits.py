@@ -1,0 +1,162 @@
+"""Commits to an Iceberg table that follows a log: each is one snapshot with the cursor, durable before it counts."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from strandline.errors import Conflict, StrandlineError, TransientStorageError
+from strandline.model.cursor import Cursor
+from strandline.model.sink import DataFile
+from strandline.tables.files.recorded import COMMIT_KEY, CURSOR_KEY, START_KEY
+from strandline.tables.iceberg.files import data_file, local_path
+from strandline.tables.iceberg.history import NAME_KEY, KnownSnapshot, ancestors, commit_mark, start_in
+from strandline.tables.iceberg.table import Begun, FollowedIceberg
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table, Transaction
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergCommits:
+    """Commits to a table on a state that was proved."""
+
+    followed: FollowedIceberg
+
+    def commit(
+        self,
+        begun: Begun,
+        added: Sequence[DataFile],
+        removed: Sequence[str],
+        upto: Cursor,
+        *,
+        start: int | None = None,
+    ) -> None:
+        """Commit files and cursor as one snapshot; ``Conflict`` if another commit was first.
+
+        ``start``: the table's rows begin at this offset then.
+        """
+        transaction = begun.transaction
+        listed = self.followed.data_files(begun) if removed else {}
+        with self.followed.named_errors():
+            schema = transaction.table_metadata.schema()
+            begins = start_in(transaction.table_metadata) if start is None else start
+            summary = {CURSOR_KEY: str(upto), NAME_KEY: self.followed.name, START_KEY: str(begins)}
+            producer = _producer(transaction, begun.files.io, summary, is_replacing=bool(removed))
+            with producer:
+                for file in added:
+                    producer.append_data_file(data_file(file, schema))
+                for path in removed:
+                    producer.delete_data_file(listed[path])
+            moved = {} if start is None else {START_KEY: str(start)}  # for when this snapshot has expired
+            transaction.set_properties({COMMIT_KEY: commit_mark(upto, producer.snapshot_id), **moved})
+        table = self._committed(transaction, producer)
+        self._make_durable(table, producer.snapshot_id)
+        self.followed.known[upto.log_id] = KnownSnapshot(table.metadata.table_uuid, producer.snapshot_id, upto)
+
+    def _committed(self, transaction: Transaction, producer: Any) -> Table:
+        """Commit; the table is returned also if the catalog did, and its answer was lost: by the snapshot's number."""
+        snapshot_id, clean_up = producer.snapshot_id, producer._clean_all_uncommitted  # noqa: SLF001
+        # A refused commit makes the library delete the snapshot's manifests. The refusal may be that of a repeated
+        # request, whose first one landed: the table would be lost.
+        producer._clean_all_uncommitted = lambda: None  # noqa: SLF001
+        try:
+            with self.followed.named_errors():
+                return transaction.commit_transaction()
+        except (Conflict, TransientStorageError) as error:
+            with contextlib.suppress(StrandlineError):
+                table = self.followed.open()
+                if table is not None and snapshot_id in _line(table):
+                    _LOGGER.warning(
+                        "Snapshot %d of %s is committed, though its answer was lost: %s",
+                        *(snapshot_id, self.followed.identifier, error),
+                    )
+                    return table
+                if isinstance(error, Conflict):
+                    clean_up()
+            raise
+
+    def reset(self, table: Table, snapshot_id: int, cursor: Cursor) -> None:
+        """Go back to a snapshot, with its cursor, in one commit."""
+        from pyiceberg.table import update
+
+        updates: Any = update  # its models take names that type checkers do not know
+        current = table.metadata.current_snapshot()
+        back = updates.SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=snapshot_id)
+        mark = updates.SetPropertiesUpdate(updates={COMMIT_KEY: commit_mark(cursor, snapshot_id)})
+        requirements = (
+            updates.AssertTableUUID(uuid=table.metadata.table_uuid),
+            updates.AssertRefSnapshotId(ref="main", snapshot_id=None if current is None else current.snapshot_id),
+        )
+        with self.followed.named_errors():
+            table.catalog.commit_table(table, requirements, (back, mark))
+        _LOGGER.warning("The table %s is at snapshot %d again, at %s.", self.followed.identifier, snapshot_id, cursor)
+
+    def expire(self, table: Table, log_id: UUID, before: datetime) -> int:
+        """Expire older snapshots, but neither the current one nor those back to the follower's last commit."""
+        proof = self.followed.last_commit(table, log_id).snapshot_id
+        needed = set()
+        for snapshot_id in _line(table):
+            needed.add(snapshot_id)
+            if snapshot_id == proof:
+                break
+        limit = int(before.timestamp() * 1000)
+        refs = {ref.snapshot_id for ref in table.metadata.refs.values()}
+        old = [
+            one.snapshot_id
+            for one in table.metadata.snapshots
+            if one.timestamp_ms < limit and one.snapshot_id not in needed | refs
+        ]
+        if old:
+            with self.followed.named_errors():
+                table.maintenance.expire_snapshots().by_ids(old).commit()
+        return len(old)
+
+    def _make_durable(self, table: Table, snapshot_id: int) -> None:
+        """Sync the metadata of a commit on a local disk: ``pyiceberg`` does not, and a slot may follow it."""
+        snapshot = table.metadata.snapshot_by_id(snapshot_id)
+        if local_path(table.metadata.location) is None or snapshot is None:
+            return
+        disk = self.followed.disk
+        manifests = [one for one in snapshot.manifests(table.io) if one.added_snapshot_id == snapshot_id]
+        written = [table.metadata_location, snapshot.manifest_list, *[one.manifest_path for one in manifests]]
+        paths = [path for path in map(local_path, written) if path is not None]
+        for path in paths:
+            disk.sync_file(path)
+        folders = {path.rpartition("/")[0] for path in paths}
+        for folder in folders | {str(local_path(table.metadata.location)).rstrip("/")}:
+            disk.sync_folder(folder)
+            disk.sync_folder(folder.rpartition("/")[0] or "/")
+
+
+def _line(table: Table) -> Iterator[int]:
+    """The numbers of the current snapshot and its ancestors."""
+    return (snapshot.snapshot_id for snapshot in ancestors(table.metadata))
+
+
+def _producer(transaction: Transaction, io: Any, summary: dict[str, str], *, is_replacing: bool) -> Any:
+    from pyiceberg.manifest import ManifestFile
+    from pyiceberg.table.snapshots import Operation
+    from pyiceberg.table.update.snapshot import _OverwriteFiles
+
+    if not is_replacing:
+        return transaction.update_snapshot(snapshot_properties=summary).merge_append()
+
+    class Replacing(_OverwriteFiles):
+        """Drops manifests that list deleted files only: the library keeps them for ever."""
+
+        def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
+            return [
+                one
+                for one in manifests
+                if one.added_snapshot_id == self.snapshot_id or one.has_added_files() or one.has_existing_files()
+            ]
+
+    return Replacing(Operation.OVERWRITE, transaction, io, snapshot_properties=summary)
