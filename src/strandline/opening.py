@@ -14,7 +14,7 @@ from strandline.followers.consumer.opening import OPENERS
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
-from strandline.model.addresses import Address, as_address, local_path, split_address
+from strandline.model.addresses import NODE_SCHEMES, Address, as_address, local_path, split_address
 from strandline.model.arguments import checked
 from strandline.model.optional_calls import OPTIONAL_CALLS
 from strandline.model.retention import Retention, SlotLimits
@@ -34,8 +34,7 @@ AddressedLog: TypeAlias = ObjectLog | TieredLog | WalLog | WalReader | RemoteLog
 """The kinds of logs that ``open`` returns, by the scheme of the address."""
 
 _STORES: Final = ("s3", "gs", "az", "file", "memory")
-_NODES: Final = ("grpc", "grpc+tls")
-_SCHEMES: Final = (*_STORES, "wal", *_NODES)
+_SCHEMES: Final = (*_STORES, "wal", *NODE_SCHEMES)
 _QUEUE_PARTS: Final = ("manifest", "data", "grace")
 
 
@@ -139,11 +138,11 @@ def open_url(
         "timeout": None if timeout == TIMEOUT else timeout,
         "read_from": None if read_from == "primary" else read_from,
     }
-    _only(scheme, _NODES, "a node (grpc://)", security=security, **node)
+    _only(scheme, NODE_SCHEMES, "a node (grpc://)", security=security, **node)
     _only(scheme, ("wal",), "a write-ahead log (wal://)", read_only=read_only or None)
     _only(scheme, _STORES, "an object log", retention=retention, limits=limits)
     _only(scheme, (), "a queue of version 1 (format='queue-v1')", **queue)
-    if scheme in _NODES:
+    if scheme in NODE_SCHEMES:
         if value is not None:
             raise Unsupported(f"{address} is a node's log: {OPTIONAL_CALLS['value']}")
         _only(scheme, (*_STORES, "wal"), "a log that this process creates", create=create or None, options=options)
@@ -219,4 +218,4 @@ def _only(scheme: str, schemes: tuple[str, ...], what: str, **given: Any) -> Non
 open_url.__module__, open_url.__name__, open_url.__qualname__ = "strandline", "open", "open"
 
 # The package of the consumer is below this one and opens object logs only. It opens other addresses through these.
-OPENERS.update(dict.fromkeys(("wal", *_NODES), open_url))
+OPENERS.update(dict.fromkeys(("wal", *NODE_SCHEMES), open_url))

@@ -29,13 +29,13 @@ from strandline.log.object.staging import MOST_BATCHES, StagedAppend
 from strandline.log.read.planning import divided
 from strandline.log.read.reading import fetch_in_order, read_between
 from strandline.log.writers.source import source_writer
-from strandline.model.addresses import Address, as_address
+from strandline.model.addresses import Address, as_address, is_node_address
 from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.task_pool import TaskPool, ThreadPool
-from strandline.tier.read.tiered_log import TieredLog
+from strandline.tier.read.tiered_log import TieredLog, hot_tier
 
 TASK_BYTES: Final = 64 << 20
 """About how many stored bytes of a log one task ingests."""
@@ -184,12 +184,15 @@ def _opened(
 
 def _check_address(target: object) -> None:
     """Refuse the address of another kind of log, before one is created there."""
-    if isinstance(target, (str, PathLike)) and as_address(target).startswith(("wal:", "grpc:", "grpc+tls:")):
+    if not isinstance(target, (str, PathLike)):
+        return
+    address = as_address(target)
+    if address.startswith("wal:") or is_node_address(address):
         raise _no_object_log(str(target))
 
 
 def _object_log(target: Any) -> ObjectLog:
-    hot = target.hot if isinstance(target, TieredLog) else target
+    hot = hot_tier(target)
     if not isinstance(hot, ObjectLog):
         raise _no_object_log(repr(target))
     return hot

@@ -34,7 +34,7 @@ from strandline.model.arguments import Named, checked
 from strandline.model.head import WriterId
 from strandline.storage.objects.store import ABSENT, ObjectInfo
 from strandline.storage.task_pool import TaskPool, ThreadPool
-from strandline.tier.read.tiered_log import TieredLog
+from strandline.tier.read.tiered_log import hot_tier
 from strandline.values.contract import Codec
 
 PART_BYTES: Final = 64 << 20
@@ -104,7 +104,7 @@ def load(
 
 
 def _object_log(log: Any) -> ObjectLog:
-    found = log.hot if isinstance(log, TieredLog) else log
+    found = hot_tier(log)
     if not isinstance(found, ObjectLog):
         raise Unsupported(
             f"Files are loaded into object logs, and {log!r} is none: load them into one, and move that with sl.ingest."

@@ -23,7 +23,7 @@ from strandline.storage.task_pool import TaskPool, ThreadPool
 from strandline.tables.maintain.contract import MaintainedTable
 from strandline.tables.maintain.operations import TableCheck
 from strandline.tables.maintain.operations import verify as verify_table
-from strandline.tier.read.tiered_log import TieredLog
+from strandline.tier.read.tiered_log import TieredLog, hot_tier
 from strandline.tier.verify import HotLog, check_events, check_known, look_at, unverified
 
 _PLANNED: Final = 4096
@@ -117,7 +117,7 @@ class _Job:
 
     @property
     def hot(self) -> Any:
-        return self.log.hot if isinstance(self.log, TieredLog) else self.log
+        return hot_tier(self.log)
 
     def check_listing(self) -> bool:
         """Check the listing of an object log; False if it cannot be read at all."""

@@ -12,6 +12,7 @@ from strandline.errors import InvalidInput, NotFound, StorageError, TransientSto
 from strandline.ingestion.streams import MessageStream, message_batch
 from strandline.kv.nats.connection import NatsConnection
 from strandline.kv.nats.pull import PullConsumer
+from strandline.kv.nats.watch import removal
 from strandline.log.read.reading import HeadPoller
 from strandline.model.addresses import split_address
 from strandline.model.arguments import Duration, Timeout, checked
@@ -25,8 +26,6 @@ _AT_ONCE: Final = 1000
 _POLL: Final = 0.5
 _IDLE: Final = 60.0
 """Seconds after which the server removes the consumer of an ingest that ended."""
-_OPERATIONS: Final = {"DEL": Op.DELETE, "PURGE": Op.PURGE}
-"""Values of the header KV-Operation, which buckets of key-value pairs write."""
 
 
 def parse_nats(address: str) -> tuple[str, str]:
@@ -47,8 +46,8 @@ def parse_nats(address: str) -> tuple[str, str]:
 class JetStreamSource(MessageStream):
     """A stream, read in order: the subject is the key, the data the value, headers and time are kept.
 
-    A message that a key-value bucket wrote as a deletion is one. Positions are the stream's sequences. Nothing is
-    acknowledged: an ingest does not change the stream.
+    A message that marks the removal of a key, written by a client of a bucket or by the server, is a deletion.
+    Positions are the stream's sequences. Nothing is acknowledged: an ingest does not change the stream.
     """
 
     @checked(name="source_options")
@@ -152,7 +151,7 @@ def _batch(messages: list[Any]) -> pa.RecordBatch:
         {
             "offset": [_sequence(message) for message in messages],
             "timestamp": [microseconds(message.metadata.timestamp) for message in messages],
-            "op": [int(_OPERATIONS.get((each or {}).get("KV-Operation", ""), Op.PUT)) for each in headers],
+            "op": [int(removal(each or {}) or Op.PUT) for each in headers],
             "key": [message.subject.encode() for message in messages],
             "value": [message.data for message in messages],
             "headers": [

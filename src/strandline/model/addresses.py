@@ -18,6 +18,9 @@ Address: TypeAlias = str | os.PathLike[str]
 AddressText: TypeAlias = Annotated[str, kind_of(Address)]
 """The same as text."""
 
+NODE_SCHEMES: Final = ("grpc", "grpc+tls")
+"""Schemes of the addresses of nodes."""
+
 _TEXT: Final = texts()
 
 _COLLAPSED: Final = re.compile(r"[a-z][a-z0-9+.-]+:/(?!/)")
@@ -81,6 +84,16 @@ def split_address(address: str) -> SplitResult:
         return urlsplit(address)
     except ValueError as error:
         raise InvalidInput(f"{address!r} is no address ({error}): write one such as s3://bucket/orders.") from error
+
+
+def is_node_address(address: str) -> bool:
+    """Whether an address is that of a node, or of several.
+
+    >>> is_node_address("grpc+tls://db1:7007"), is_node_address("wal:///data/orders"), is_node_address("grpc")
+    (True, False, False)
+    """
+    scheme, colon, _ = address.partition(":")
+    return bool(colon) and scheme.lower() in NODE_SCHEMES
 
 
 def local_path(address: str) -> str:

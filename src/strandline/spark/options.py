@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from strandline.errors import InvalidInput
 from strandline.log.slots.rules import check_name
-from strandline.model.addresses import as_address
+from strandline.model.addresses import as_address, is_node_address
 from strandline.model.arguments import LARGEST_NUMBER, shown
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, microseconds
 from strandline.model.retention import parse_seconds
@@ -20,8 +20,6 @@ from strandline.values.decoding import BadRows
 
 Position = Literal["earliest", "latest"] | int | Cursor | datetime
 """A position in a log: one of its ends, an offset, a cursor that also names the log, or the time of listing."""
-
-_NODES: Final = ("grpc:", "grpc+tls:")
 
 STORAGE_PREFIX: Final = "storage."
 """Options with this prefix are passed on to the object store, without the prefix."""
@@ -114,7 +112,7 @@ class ReadOptions:
     @property
     def is_node(self) -> bool:
         """Whether the log is read from nodes."""
-        return self.url.startswith(_NODES)
+        return is_node_address(self.url)
 
 
 def parse_options(options: Mapping[str, str]) -> ReadOptions:
@@ -158,7 +156,7 @@ def node_access_of(given: Mapping[str, str], url: str) -> NodeAccess:
     """How nodes are called; ``InvalidInput`` if the log is not one of a node."""
     texts = {field: given.get(name.lower()) for field, name in _ACCESS.items()}
     named = [name for name in (*_ACCESS.values(), "readFrom") if name.lower() in given]
-    if not url.startswith(_NODES):
+    if not is_node_address(url):
         if named:
             raise InvalidInput(f"{', '.join(named)} is for nodes (grpc://), not for {url}.")
         return NodeAccess()

@@ -17,7 +17,7 @@ from strandline.cli.doctor.machine import machine
 from strandline.cli.doctor.place import StoreChecks, disk_line, log_lines, other_line
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, guarded
-from strandline.cli.shared.targets import local_folder
+from strandline.cli.shared.targets import folder_at
 from strandline.storage.objects.urls import open_store
 
 _STYLES: Final = {CheckStatus.OK: "green", CheckStatus.WARNING: "bold yellow", CheckStatus.PROBLEM: "bold red"}
@@ -75,7 +75,7 @@ def _lines(url: str | None) -> Iterator[Line]:
 @contextmanager
 def _left_as_found(url: str, folder: str) -> Iterator[None]:
     """Remove the folders that a local store has created: object stores have none to delete. Only empty ones."""
-    root = local_folder(url)
+    root = folder_at(url)
     if root is None:
         yield
         return

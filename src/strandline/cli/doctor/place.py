@@ -12,7 +12,7 @@ from typing import Final
 
 from strandline.cli.doctor.lines import CheckStatus, Line, ok, problem, warning
 from strandline.cli.shared import output as show
-from strandline.cli.shared.targets import is_free, local_folder, need
+from strandline.cli.shared.targets import folder_at, is_free, need
 from strandline.cli.shared.targets import look as look_into
 from strandline.errors import (
     AlreadyExists,
@@ -254,7 +254,7 @@ def _ahead(head: Head, states: Sequence[SlotState], now: int) -> Iterator[Line]:
 
 def other_line(url: str) -> Line | None:
     """The other content at an address on this machine; then nothing is tried there. None if there is none."""
-    folder = local_folder(url)
+    folder = folder_at(url)
     if folder is None:
         return None
     there = look_into(str(folder))
@@ -269,7 +269,7 @@ def other_line(url: str) -> Line | None:
 
 def disk_line(url: str) -> Line | None:
     """Free space, for a folder on this machine; None for anything else."""
-    folder = local_folder(url)
+    folder = folder_at(url)
     if folder is None:
         return None
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())

@@ -14,6 +14,7 @@ from strandline.cli.shared.any_log import LogPlace, on_any_log
 from strandline.cli.shared.common import Json, retention_option
 from strandline.cli.shared.decoding import format_of, schema_text
 from strandline.errors import NotALog, WrongKind
+from strandline.tier.read.tiered_log import hot_tier
 from strandline.values.contract import Codec
 
 
@@ -57,7 +58,7 @@ def create(
     codec = None if schema is None else codec_of(value or ValueFormat.JSON, schema)
     is_new = _is_absent(place)
     with place.writing(create=True, retention=retention if is_new else None, value=codec) as log:
-        hot = log.hot if isinstance(log, sl.tier.TieredLog) else log
+        hot = hot_tier(log)
         fields: dict[str, Any] = {
             "url": log.url,
             "log_id": str(log.log_id),

@@ -20,6 +20,7 @@ from strandline.log.read.value_format import named_codec, named_versions
 from strandline.model.cursor import Bounds
 from strandline.model.segments import ColdTier
 from strandline.tier.opening import cold_cell
+from strandline.tier.read.tiered_log import hot_tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def described(log: AnyLog) -> LogDescription:
     lag = look(log)
     if isinstance(log, sl.node.RemoteLog):
         return LogDescription(_NODE, lag, log.bounds(), None, {}, None, None)
-    hot = log.hot if isinstance(log, sl.tier.TieredLog) else log
+    hot = hot_tier(log)
     kind = "object log" if isinstance(hot, sl.log.ObjectLog) else "write-ahead log"
     versions, columns = named_versions(hot), dict[str, str]()
     with suppress(MissingExtra, Unsupported, UnsupportedVersion):  # the columns only

@@ -41,6 +41,7 @@ from strandline.log.slots.trimming import pending_positions
 from strandline.model.cursor import SECOND, microseconds
 from strandline.model.head import Head
 from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, SlotState
+from strandline.tier.read.tiered_log import hot_tier
 
 _AS_WRITTEN: Final = (
     "Positions are as the process that writes the log last stored them: a consumer may be further by now."
@@ -224,14 +225,14 @@ def _watch(looking: Callable[[], Lag | QueueLag], every: float, *, as_json: bool
 
 def look(log: AnyLog) -> Lag:
     """The current lag of the log and its slots. Of an object log, as far as its own tier retains it."""
-    hot = log.hot if isinstance(log, sl.tier.TieredLog) else log
+    hot = hot_tier(log)
     found = look_at_objects(hot) if isinstance(hot, sl.log.ObjectLog) else look_at_slots(log)
     return replace(found, values=format_of(hot))
 
 
 def look_at_slots(log: AnyLog) -> Lag:
     """The lag of a log's slots, as the log itself tells: bytes and times of a node's log are not known."""
-    hot = log.hot if isinstance(log, sl.tier.TieredLog) else log
+    hot = hot_tier(log)
     states = list(hot.slots.list())  # before the end: then no slot is ahead of it
     bounds, now = hot.bounds(), microseconds(datetime.now(UTC))
     floor = lowest(states)

@@ -30,6 +30,7 @@ from strandline.cli.shared.groups import ListingGroup, group
 from strandline.errors import NotFound
 from strandline.model.cursor import Start
 from strandline.model.retention import SlotLimits, SlotState, default_limits, parse_retention
+from strandline.tier.read.tiered_log import hot_tier
 
 slots = group(
     "List, create, reset and drop slots. **strandline slots URL** lists them.",
@@ -121,7 +122,7 @@ def drop(place: LogPlace, name: Name, *, yes: Yes = False, json: Json = False) -
 
 def _listed(log: AnyLog, name: str) -> SlotState | None:
     """The slot's state, None while it is being created; ``NotFound`` if there is no such slot."""
-    hot = log.hot if isinstance(log, sl.tier.TieredLog) else log
+    hot = hot_tier(log)
     known = set(hot.head().slots) if isinstance(hot, sl.log.ObjectLog) else {state.name for state in log.slots.list()}
     if name not in known:
         names = ", ".join(sorted(known)) or "none at all"

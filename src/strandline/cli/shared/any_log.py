@@ -15,11 +15,11 @@ import typer
 
 import strandline as sl
 from strandline.cli.shared.common import both_tiers, guarded, open_log, wal_folder
-from strandline.cli.shared.targets import local_folder, look
+from strandline.cli.shared.targets import folder_at, look
 from strandline.errors import InvalidInput, NotALog, NotReady, TransientStorageError, WrongKind
 from strandline.log.folders import FolderKind
 from strandline.log.wal.log import WalLog
-from strandline.model.addresses import split_address
+from strandline.model.addresses import is_node_address
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
 from strandline.tier.opening import tiered
@@ -56,8 +56,6 @@ Key = Annotated[
 ]
 _CertKey = Annotated[str | None, typer.Option("--cert-key", metavar="FILE", help=_ITS_KEY, rich_help_panel=_NODE_PANEL)]
 
-_NODES: Final = ("grpc", "grpc+tls")
-
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
@@ -72,7 +70,7 @@ class LogPlace:
         """The folder of a write-ahead log, by its path or address; None for another log."""
         if self.url.startswith("wal://"):
             return wal_folder(self.url)
-        local = local_folder(self.url)
+        local = folder_at(self.url)
         is_wal = local is not None and FolderKind.WAL in look(str(local)).kinds
         return wal_folder(self.url) if is_wal else None
 
@@ -155,8 +153,7 @@ def log_place(
     url: LogUrl, *, token: TokenFile = None, ca: Ca = None, cert: Cert = None, cert_key: Key = None
 ) -> LogPlace:
     """The log at an address, with the options for a node checked; ``InvalidInput`` if it is not a node's."""
-    scheme = split_address(url).scheme if "://" in url else ""
-    if scheme in _NODES:
+    if is_node_address(url):
         return LogPlace(url, ClientSecurity.load(roots=ca, certificate=cert, key=cert_key, token=token))
     given = {"--token": token, "--ca": ca, "--cert": cert, "--cert-key": cert_key}
     if wrong := [option for option, value in given.items() if value is not None]:

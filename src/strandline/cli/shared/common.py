@@ -20,7 +20,7 @@ import typer
 import strandline as sl
 from strandline.cli import end_at_once
 from strandline.cli.shared import output as show
-from strandline.cli.shared.targets import is_free, local_folder, look, need, need_object_log
+from strandline.cli.shared.targets import folder_at, is_free, look, need, need_object_log
 from strandline.cli.shared.text import escaped, parse_start
 from strandline.compat.v1.gc import GRACE
 from strandline.compat.v1.log import QueueLog, open_queue
@@ -290,7 +290,7 @@ def wal_folder(place: str) -> str | None:
         if not is_free(there):
             need(there, FolderKind.WAL)
         return folder
-    local = local_folder(place)
+    local = folder_at(place)
     if local is None:
         return None
     there = look(str(local))
@@ -329,7 +329,7 @@ def both_tiers(log: sl.log.ObjectLog) -> Iterator[Tiers]:
 
 def open_shared(url: str, *, manifest: str, data: str, grace: float = GRACE) -> QueueLog:
     """The queue of version 1 at an address; one without a manifest is refused: the path may be mistyped."""
-    folder = local_folder(url)
+    folder = folder_at(url)
     try:
         queue = open_queue(url, manifest=manifest, data=data, grace=grace)
     except WrongKind:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote
 
 from strandline.errors import NotALog
 from strandline.log.folders import Contents, FolderKind, contents, refuse_others
-from strandline.model.addresses import split_address
 from strandline.storage.disk import DISK
+from strandline.storage.objects.urls import local_folder
 
 _SUFFIX: Final = ".logical.wal"
 _PROGRAM: Final = "no command is for it; a program opens it with strandline.{}."
 
 
-def local_folder(url: str) -> Path | None:
-    """The folder of a local address; None for any other."""
-    if "://" not in url:
-        return Path(url).absolute()
-    return Path(unquote(split_address(url).path)) if url.startswith("file://") else None
+def folder_at(url: str) -> Path | None:
+    """The folder of a local address, from the root; None for any other."""
+    folder = local_folder(url)
+    return None if folder is None else Path(folder).absolute()
 
 
 def look(path: str) -> Contents:
@@ -69,7 +67,7 @@ def need_object_log(url: str, *, create: bool = False, hint: str = "check the ad
 
     A queue beside a log has its own folder, and is allowed.
     """
-    folder = local_folder(url)
+    folder = folder_at(url)
     if folder is None:
         return
     there = look(str(folder))

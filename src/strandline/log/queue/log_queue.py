@@ -5,24 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Final
 
 import pyarrow as pa
 
-from strandline.errors import AlreadyExists, Contended, CursorExpired, Diverged, InvalidInput, NotFound, SlotInvalid
+from strandline.errors import AlreadyExists, CursorExpired, Diverged, InvalidInput, NotFound, SlotInvalid
 from strandline.log.object.head.index import bytes_from, entries_from, entries_from_sequence
 from strandline.log.object.log import ObjectLog, ObjectSpan
 from strandline.log.object.slots import ObjectSlot
-from strandline.log.queue.contract import GivenBatches, PeekedBatches, Writes, check_usable, keep_letter
+from strandline.log.queue.contract import (
+    MOST_CLAIMS,
+    GivenBatches,
+    PeekedBatches,
+    Writes,
+    check_usable,
+    keep_letter,
+    never_claimed,
+)
 from strandline.log.slots import rules
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import Cursor, Start
 from strandline.model.head import Descriptor, Entry, Head
 from strandline.model.retention import NEWCOMER_SECONDS, SlotState
 from strandline.storage.objects.store import ObjectStore
-
-_CLAIMS: Final = 8
-"""How often opening is repeated because another consumer moved the slot meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class ObjectLogQueue:
         a reset makes it valid again. None of these changes the slot or its holder.
         """
         self._create_if_missing(last_acked)
-        for _ in range(_CLAIMS):
+        for _ in range(MOST_CLAIMS):
             slot = self._log.slots.claim(self.slot, holder, hot=True)
             self._take(slot)
             head = self._log.head()
@@ -96,7 +100,7 @@ class ObjectLogQueue:
                 self._position = self._offset_after(head, wanted - 1)
                 slot.advance(Cursor(self._log.log_id, self._position))
             return wanted
-        raise Contended(f"{self._where} was claimed by others at each of {_CLAIMS} tries to open it; try again.")
+        raise never_claimed(self._where)
 
     def _create_if_missing(self, last_acked: int | None) -> None:
         """Check before claiming, so that an impossible request fences no consumer."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from strandline.errors import (
     AlreadyExists,
-    Contended,
     CorruptData,
     CursorExpired,
     Diverged,
@@ -20,7 +19,7 @@ from strandline.errors import (
     Unsupported,
 )
 from strandline.log.contract import Log, Slot
-from strandline.log.queue.contract import PeekedBatches, Writes, check_usable, keep_letter
+from strandline.log.queue.contract import MOST_CLAIMS, PeekedBatches, Writes, check_usable, keep_letter, never_claimed
 from strandline.log.read.planning import cursor_after
 from strandline.log.slots import rules
 from strandline.log.slots.heartbeat import SlotHeartbeat
@@ -29,9 +28,6 @@ from strandline.model.head import Descriptor, MetadataRange
 from strandline.model.retention import NEWCOMER_SECONDS, SlotState
 from strandline.storage.clock import Clock
 from strandline.storage.objects.store import ObjectStore
-
-_CLAIMS: Final = 8
-"""How often opening is repeated because another consumer moved the slot meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +119,7 @@ class SlotQueue:
         invalidated: only a reset makes it valid again. None of these changes the slot or its holder.
         """
         self._create_if_missing(last_acked)
-        for _ in range(_CLAIMS):
+        for _ in range(MOST_CLAIMS):
             self._claimed, self._holder = self._log.slots.claim(self.slot, holder), holder
             self._reached = None
             state = self._own_state()
@@ -136,7 +132,7 @@ class SlotQueue:
                 self._advance(self._log.cursor_at(wanted))
             self._reached = Cursor(self._log.log_id, wanted)
             return wanted
-        raise Contended(f"{self._where} was claimed by others at each of {_CLAIMS} tries to open it; try again.")
+        raise never_claimed(self._where)
 
     def _create_if_missing(self, last_acked: int | None) -> None:
         """Check before claiming, so that an impossible request fences no consumer."""

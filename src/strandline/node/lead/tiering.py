@@ -30,8 +30,9 @@ from strandline.storage.objects.urls import open_store
 from strandline.storage.worker_thread import WorkerThread
 from strandline.tier.attachment import ColdAccess, ColdCell, open_events
 from strandline.tier.claim import CLAIM_FILE, ClaimCell, TierClaim
+from strandline.tier.copy.rounds import run_rounds
 from strandline.tier.copy.steps import Round
-from strandline.tier.copy.tierer import FIRST_PAUSE, SWEEP_EVERY, Tierer
+from strandline.tier.copy.tierer import Tierer
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import partition_of
 from strandline.tier.read.cold_reader import ColdReader
@@ -373,22 +374,17 @@ class TieringLoop:
 
     def run(self, stop: threading.Event) -> None:
         """Run rounds until ``stop`` is set; a copy under way then ends before any of it is published or stored."""
-        swept: float | None = None
-        failures = 0
-        while not stop.is_set():
-            now = self._clock.monotonic()
-            sweep = swept is None or now - swept >= SWEEP_EVERY
-            try:
-                done = self._tier(sweep, stop)
-            except StrandlineError as error:
-                failures += 1
-                # A primary that has just begun, or has just lost its lease, is not worth a warning.
-                if str(error) != self.trouble:
-                    level = logging.INFO if isinstance(error, NotReady) else logging.WARNING
-                    _LOGGER.log(level, "A round of tiering failed, and is repeated: %s", error)
-                self.trouble = str(error)
-                self._clock.wait(stop, min(self._pause, FIRST_PAUSE * 2.0 ** min(failures, 20)))
-                continue
-            failures, self.trouble = 0, None
-            swept = now if sweep and done is not None else swept
-            self._clock.wait(stop, self._pause)
+
+        def made(*, sweep: bool) -> bool:
+            done = self._tier(sweep, stop)
+            self.trouble = None
+            return done is not None
+
+        run_rounds(made, self._failed, stop, pause=self._pause, clock=self._clock)
+
+    def _failed(self, error: StrandlineError) -> None:
+        # A primary that has just begun, or has just lost its lease, is not worth a warning.
+        if str(error) != self.trouble:
+            level = logging.INFO if isinstance(error, NotReady) else logging.WARNING
+            _LOGGER.log(level, "A round of tiering failed, and is repeated: %s", error)
+        self.trouble = str(error)

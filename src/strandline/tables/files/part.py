@@ -88,25 +88,15 @@ class TablePart:
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
         """Write data files of these records."""
         tally = InputCount()
-        added: list[DataFile] = []
-        removed: list[str] = []
         bad: list[pa.Table] = []
-        taken: list[pa.Table] = []
-        size = 0
-        for records in tally.counted(batches, self.share, by_record_key=self.shape.has_record_keys):
-            shaped = self.shaped(records)
-            bad.append(shaped.bad)
-            taken.append(shaped.rows)
-            size += shaped.rows.num_rows
-            if self.share is None and size >= self.file_rows:
-                added += self._appended(taken)
-                taken, size = [], 0
-        if self.share is None:
-            added += self._appended(taken)
-        else:
-            changes, removed_files = self.merged(taken)
-            added += changes
-            removed += removed_files
+
+        def rows() -> Iterator[pa.Table]:
+            for records in tally.counted(batches, self.share, by_record_key=self.shape.has_record_keys):
+                shaped = self.shaped(records)
+                bad.append(shaped.bad)
+                yield shaped.rows
+
+        added, removed, _ = self._stored(rows())
         letters = pa.concat_tables(bad) if bad else BAD_SCHEMA.empty_table()
         return Written(
             tally.first,
@@ -122,10 +112,18 @@ class TablePart:
 
     def write_rows(self, tables: Iterable[pa.Table], *, number: int) -> Written:
         """Write data files of shuffled rows. Rows of a transform are not counted: it may drop and add some."""
+        added, removed, rows = self._stored(tables)
+        counted = 0 if self.is_transformed else rows
+        return Written(0, 0, 0, counted, tuple(added), tuple(removed), role="writer", number=number)
+
+    def _stored(self, tables: Iterable[pa.Table]) -> tuple[list[DataFile], list[str], int]:
+        """Write rows: appended file by file, or merged into the files of the share.
+
+        Returns the new files, the replaced ones, and how many rows were given.
+        """
         added: list[DataFile] = []
-        removed: list[str] = []
         taken: list[pa.Table] = []
-        size = rows = 0
+        rows = size = 0
         for table in tables:
             taken.append(table)
             size += table.num_rows
@@ -134,11 +132,9 @@ class TablePart:
                 added += self._appended(taken)
                 taken, size = [], 0
         if self.share is None:
-            added += self._appended(taken)
-        else:
-            added, removed = self.merged(taken)
-        counted = 0 if self.is_transformed else rows
-        return Written(0, 0, 0, counted, tuple(added), tuple(removed), role="writer", number=number)
+            return [*added, *self._appended(taken)], [], rows
+        added, removed = self.merged(taken)
+        return added, removed, rows
 
     def finished(self, rows: pa.Table, end: int) -> pa.Table:
         """Rows of a transform as the table stores them; ``InvalidInput`` for rows that a keyed table cannot place.

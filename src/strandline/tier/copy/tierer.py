@@ -36,6 +36,7 @@ from strandline.tier.copy.expiry import Expiry
 from strandline.tier.copy.ledger import Ledger
 from strandline.tier.copy.planning import Uncopied
 from strandline.tier.copy.retirement import Retirement
+from strandline.tier.copy.rounds import run_rounds
 from strandline.tier.copy.steps import Compacted, Round, TieringStep
 from strandline.tier.copy.truncation import Truncation
 from strandline.tier.metadata.manager import MetadataManager
@@ -49,10 +50,6 @@ GRACE: Final = 24 * 3600.0
 _LOGGER = logging.getLogger(__name__)
 _PLANNED: Final = 4096
 _MOST_SPANS: Final = 1 << 16
-SWEEP_EVERY: Final = 3600.0
-"""Seconds between two searches for objects that crashes left behind."""
-FIRST_PAUSE: Final = 0.1
-"""Seconds before the first retry of a failed round; doubled for each further one."""
 
 
 @bound_to_process(close=("close", "release"))
@@ -151,27 +148,21 @@ class Tierer:
         ``on_round`` gets the result of each. With ``compact``, small segments are merged once an hour. Retryable errors
         are logged and retried with a back-off of up to ``pause`` seconds; others, such as ``Fenced``, are raised.
         """
-        swept: float | None = None
-        failures = 0
-        while not stop.is_set():
-            now = self._clock.monotonic()
-            sweep = swept is None or now - swept >= SWEEP_EVERY
-            try:
-                done = self.run_once(sweep=sweep, stop=stop)
-                if compact and sweep:
-                    self.compact(stop=stop)
-            except StrandlineError as error:
-                if not error.retryable:
-                    raise
-                _LOGGER.warning("A round of the tierer of %s failed and is repeated: %s", self.partition, error)
-                failures += 1
-                self._clock.wait(stop, min(pause, FIRST_PAUSE * 2.0 ** min(failures, 20)))
-                continue
-            failures = 0
-            swept = now if sweep else swept
+
+        def made(*, sweep: bool) -> bool:
+            done = self.run_once(sweep=sweep, stop=stop)
+            if compact and sweep:
+                self.compact(stop=stop)
             if on_round is not None:
                 on_round(done)
-            self._clock.wait(stop, pause)
+            return True
+
+        def failed(error: StrandlineError) -> None:
+            if not error.retryable:
+                raise error
+            _LOGGER.warning("A round of the tierer of %s failed and is repeated: %s", self.partition, error)
+
+        run_rounds(made, failed, stop, pause=pause, clock=self._clock)
 
     def _stopping(self) -> bool:
         return self._stop is not None and self._stop.is_set()

@@ -337,12 +337,16 @@ def _opening() -> Iterator[None]:
 _STATE = "node.json"
 
 
+def hot_tier(log: Any) -> Any:
+    """The hot tier of a log; a log without a cold tier is its own."""
+    return log.hot if isinstance(log, TieredLog) else log
+
+
 def hot_log(log: object) -> ObjectLog | WalLog | WalReader:
     """The hot log behind a tiered log or an lsn API; ``Unsupported`` for logs that cannot have a cold tier."""
     if isinstance(log, WriteAheadLog):
         log = log.log
-    if isinstance(log, TieredLog):
-        log = log.hot
+    log = hot_tier(log)
     if not isinstance(log, ObjectLog | WalLog | WalReader):
         raise Unsupported(
             f"A {type(log).__name__} cannot have a cold tier: only object logs can, and write-ahead logs on their own. "
