@@ -93,6 +93,20 @@ def test_deletions_of_a_bucket_are_deletes(nats_url):
     ]
 
 
+def test_removals_that_a_server_marks_are_removals(nats_url, stream):
+    """The server writes such a message for a key that has expired; it has no operation of a bucket."""
+
+    async def work(js):
+        await js.publish(f"{stream}.a", b"1")
+        await js.publish(f"{stream}.a", b"", headers={"Nats-Marker-Reason": "MaxAge"})
+        await js.publish(f"{stream}.b", b"", headers={"Nats-Marker-Reason": "Remove"})
+
+    with_stream(nats_url, work)
+    target = MemoryLog()
+    ingest(nats_url, stream, target)
+    assert [row["op"] for row in content(target).to_pylist()] == [Op.PUT, Op.PURGE, Op.DELETE]
+
+
 def test_deleted_messages_leave_gaps_which_are_passed(nats_url, stream):
     target = MemoryLog()
     publish(nats_url, stream, 10)
