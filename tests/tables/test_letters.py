@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import strandline as sl
 from strandline.cli.app import app
-from strandline.errors import InvalidInput, NotFound
+from strandline.errors import Conflict, InvalidInput, NotFound
 from strandline.log.memory import MemoryLog
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.files.sink import FileTableSink
@@ -91,6 +91,82 @@ def test_a_letter_is_told_with_the_commit_of_its_rows_after_a_crash_between_both
     assert crashes == [3, 5, 10]
 
 
+def stored(place: Any, log: MemoryLog) -> list[int]:
+    """All letters that are stored, also those that are not told."""
+    sink = place.sink(value=NARROW, **place.options)
+    replay = sink._letter_replay(log)
+    with replay.opened() as table:
+        found: list[int] = sorted(table.letters().rows.column("offset").to_pylist())
+    return found
+
+
+@pytest.mark.parametrize("mode", ["append", "latest"])
+@pytest.mark.parametrize("place", ["delta", "iceberg"], indirect=True)
+def test_a_letter_whose_record_got_a_row_from_a_corrected_sink_after_a_crash_is_removed(
+    place: Any, log: MemoryLog, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.options["mode"] = mode
+    with log.producer() as producer:
+        producer.append(key=b"k", value=b"no JSON").result()
+    sl.follow(log, place.sink(value=NARROW, **place.options), until=2)
+    owner, name = COMMITS[type(place)]
+    commit = getattr(owner, name)
+
+    def crashing(self: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(self.followed.shape, DeadLetters):
+            return commit(self, *arguments, **options)
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, crashing)
+        with pytest.raises(Crash):
+            sl.follow(log, place.sink(value=NARROW, **place.options), until="end")
+    assert stored(place, log) == [*BAD, 10]
+    ends = [5, 8, 11]
+    for corrected in (WIDE, NARROW, WIDE):  # the range is divided differently, and the correction is taken back
+        since, end = log.cursor_at(told_cursor(place, log)), log.cursor_at(ends.pop(0))
+        records = pa.Table.from_batches(list(log.read(since, upto=end.next)))
+        place.sink(value=corrected, **place.options).apply(records, since=since, upto=end)
+        if corrected is NARROW and mode == "append":
+            assert told(place, log) == [1, 5]
+    assert told(place, log) == stored(place, log) == [1, 5, 10]
+    assert sl.tables.replay_letters(place.sink(value=WIDE, **place.options), log).applied == 2
+    assert sl.tables.verify(place.sink(value=WIDE, **place.options), log).is_right
+    assert stored(place, log) == [10]
+
+
+def told_cursor(place: Any, log: MemoryLog) -> int:
+    at = place.sink(value=NARROW, **place.options).cursor(log.log_id)
+    assert at is not None
+    return int(at.next)
+
+
+@pytest.mark.parametrize("place", ["delta", "iceberg"], indirect=True)
+def test_letters_that_cannot_be_removed_behind_a_commit_are_removed_by_the_next_replay(
+    place: Any, log: MemoryLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sl.follow(log, place.sink(value=NARROW, **place.options), until=2)
+    owner, name = COMMITS[type(place)]
+    commit = getattr(owner, name)
+    refused: list[bool] = []
+
+    def crashing(self: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(self.followed.shape, DeadLetters) is not bool(refused):
+            return commit(self, *arguments, **options)
+        raise Conflict("Another job was first.") if refused else Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, crashing)
+        with pytest.raises(Crash):
+            sl.follow(log, place.sink(value=NARROW, **place.options), until="end")
+        refused.append(True)
+        assert sl.follow(log, place.sink(value=WIDE, **place.options), until="end") == log.end()
+    assert "stay, though their records have rows" in caplog.text
+    assert told(place, log, WIDE) == BAD
+    assert sl.tables.replay_letters(place.sink(value=WIDE, **place.options), log).applied == len(BAD)
+    assert sl.tables.verify(place.sink(value=WIDE, **place.options), log).rows == 10
+
+
 @pytest.mark.parametrize("mode", ["append", "latest"])
 def test_a_rebuild_with_a_corrected_schema_removes_the_letters_of_the_rows_that_it_made(
     place: Any, log: MemoryLog, mode: str
@@ -154,3 +230,17 @@ def test_the_command_shows_letters_with_their_reasons(tmp_path: Path, is_sql: bo
     found = json.loads(CliRunner().invoke(app, [*command, "--limit", "1", "--json"]).output)
     assert (found["letters"], [one["offset"] for one in found["first"]]) == (2, [1])
     assert "1 more: see --limit." in CliRunner().invoke(app, [*command, "--limit", "1"]).output
+
+
+@pytest.mark.parametrize("command", ["letters", "replay"])
+def test_a_command_says_that_there_is_no_table_of_letters_at_an_address(tmp_path: Path, command: str) -> None:
+    log = sl.open(f"{tmp_path}/log", create=True)
+    with log.producer() as producer:
+        producer.append(key=b"a", value=b"no JSON").result()
+    sl.follow(log, sl.DeltaSink(tmp_path / "table", value=WIDE, dead_letters=tmp_path / "bad"), until="end")
+    (tmp_path / "schema.json").write_text('{"type": "object", "properties": {"id": {"type": "integer"}}}')
+    arguments = ["table", command, f"{tmp_path}/table", log.url, "--schema", f"{tmp_path}/schema.json"]
+    wrong = CliRunner().invoke(app, [*arguments, "--dead-letters", f"{tmp_path}/bda"])
+    assert (wrong.exit_code, "There is no table at" in wrong.output) == (0, True)
+    right = CliRunner().invoke(app, [*arguments, "--dead-letters", f"{tmp_path}/bad"])
+    assert (right.exit_code, "There is no table at" in right.output) == (0, False)

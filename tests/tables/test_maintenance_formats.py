@@ -21,9 +21,10 @@ from typer.testing import CliRunner
 
 import strandline as sl
 from strandline.cli.app import app
-from strandline.errors import Conflict, Diverged, Fenced, InvalidInput, NotFound
+from strandline.errors import Conflict, Diverged, Fenced, InvalidInput, NotFound, SchemaRefused
 from strandline.log.memory import MemoryLog
 from strandline.model.records import record_batch
+from strandline.tables.files.part import narrowed
 from strandline.tables.iceberg.sink import IcebergSink
 from strandline.tables.maintain.operations import describe, existing, optimize, rebuild, vacuum, verify
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction
@@ -214,6 +215,62 @@ def test_a_table_that_began_in_the_middle_is_verified_and_rebuilt_from_there(pla
     rebuild(sink, log)
     assert sink.start() == 22
     assert verify(sink, log).is_right
+
+
+@pytest.mark.parametrize("mode", ["append", "latest"])
+def test_values_of_a_wider_schema_that_a_table_cannot_hold_are_named(place, log, mode):
+    narrow = sl.Json(pa.schema({"id": pa.int32(), "city": pa.string()}))
+    wide = sl.Json(pa.schema({"id": pa.int64(), "city": pa.string(), "tags": pa.list_(pa.string()), "x": pa.bool_()}))
+    sl.follow(log, place.sink(mode=mode, value=narrow), until="end")
+    with pytest.raises(SchemaRefused, match=r"values of tags \(list.*\), for which.*sl\.tables\.rebuild"):
+        verify(place.sink(mode=mode, value=wide), log)
+    assert rebuild(place.sink(mode=mode, value=wide), log) == log.end()
+    assert verify(place.sink(mode=mode, value=wide), log).is_right
+
+
+def test_values_that_are_too_wide_for_a_column_are_named():
+    rows = pa.table({"id": pa.array([1, 1 << 40]), "x": pa.nulls(2)})
+    with pytest.raises(SchemaRefused, match=r"values of id \(int64; the table has int32\), for which"):
+        narrowed(rows, pa.schema({"id": pa.int32()}))
+    assert narrowed(rows.slice(0, 1), pa.schema({"id": pa.int32()})).schema == pa.schema({"id": pa.int32()})
+
+
+@pytest.mark.parametrize("mode", ["append", "latest", "history"])
+def test_a_table_is_compared_after_its_log_has_evolved_and_before_it_has_new_records(place, tmp_path, mode):
+    if mode not in modes(place):
+        return
+    log = sl.open(tmp_path / "log", create=True, value=sl.Json(pa.schema({"id": pa.int32()})))
+    with log.producer() as producer:
+        producer.append(key=b"k", value={"id": 1}).result()
+    sl.follow(log, place.sink(mode=mode, value="log"), until="end")
+    log.evolve_value(sl.Json(pa.schema({"id": pa.int64(), "gift": pa.bool_()})))
+    assert verify(place.sink(mode=mode, value="log"), log).is_right
+    with log.producer() as producer:
+        producer.append(key=b"l", value={"id": 1 << 40, "gift": True}).result()
+    assert verify(place.sink(mode=mode, value="log"), log).is_right
+    sl.follow(log, place.sink(mode=mode, value="log"), until="end")
+    assert verify(place.sink(mode=mode, value="log"), log).rows == 2
+
+
+def test_a_follower_that_adds_a_column_while_a_comparison_begins_makes_no_difference(place, tmp_path, monkeypatch):
+    log = sl.open(tmp_path / "log", create=True, value=sl.Json(pa.schema({"id": pa.int32()})))
+    with log.producer() as producer:
+        producer.append(key=b"k", value={"id": 1}).result()
+    sl.follow(log, place.sink(value="log"), until="end")
+    sink, meet, events = place.sink(value="log"), type(place.sink()).meet, [True]
+
+    def late(self, met):
+        meet(self, met)
+        while events:
+            events.pop()
+            log.evolve_value(sl.Json(pa.schema({"id": pa.int64(), "gift": pa.bool_()})))
+            with log.producer() as producer:
+                producer.append(key=b"l", value={"id": 2, "gift": True}).result()
+            sl.follow(log, place.sink(value="log"), until="end")
+
+    monkeypatch.setattr(type(sink), "meet", late)
+    found = verify(sink, log)
+    assert (found.is_right, found.rows) == (True, 2), found.first
 
 
 def test_a_rebuild_refuses_a_table_of_another_log(place, log):

@@ -17,8 +17,18 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
-from strandline.errors import BadRecord, Conflict, CorruptData, CursorExpired, Diverged, InvalidInput, NotReady
+from strandline.errors import (
+    BadRecord,
+    Conflict,
+    CorruptData,
+    CursorExpired,
+    Diverged,
+    InvalidInput,
+    NotReady,
+    Unsupported,
+)
 from strandline.log.memory import MemoryLog
+from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Span
 from strandline.model.sink import Part, Written
 from strandline.storage.task_pool import ThreadPool
@@ -33,7 +43,7 @@ from strandline.tables.maintain.rebuilding import rebuild_table
 from strandline.tables.sql import expected
 from strandline.tables.sql.postgres_transaction import PostgresTransaction
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction
-from strandline.tables.work import IN_PROCESS
+from strandline.tables.work import IN_PROCESS, Rebuild
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Crash
 from tests.cases import some
@@ -141,7 +151,7 @@ def test_a_table_is_built_again_from_a_time_up_to_an_offset(place: Any) -> None:
 
 
 def test_a_table_that_is_absent_is_built_from_a_start(place: Any, log: MemoryLog) -> None:
-    with pytest.raises(Diverged, match="past the log's end"):
+    with pytest.raises(Diverged, match="past the end of the log"):
         rebuild(place.sink(mode="append", value=VALUE), log, start=100, upto=100)
     assert place.sink(mode="append", value=VALUE).cursor(log.log_id) is None
     assert rebuild(place.sink(mode="append", value=VALUE), log, start=20) == log.end()
@@ -365,26 +375,70 @@ def test_a_follower_that_commits_before_the_range_is_planned_is_never_taken_back
     assert (found.is_right, found.cursor.next, found.rows) == (True, 40, 40)
 
 
-@pytest.mark.parametrize("is_by_time", [False, True], ids=["version", "time"])
+def restored_by(how: str, address: str, version: int, moment: datetime | None = None) -> None:
+    """Restore a table as another writer does; Spark names a time as text, in the zone of its session."""
+    table = DeltaTable(address)
+    table.restore(moment if moment is not None and how == "time" else version)
+    if how == "time of Spark":
+        commit = Path(address, "_delta_log", f"{DeltaTable(address).version():020d}.json")
+        actions = [json.loads(line) for line in commit.read_text().splitlines()]
+        for action in actions:
+            if "commitInfo" in action:
+                action["commitInfo"]["operationParameters"] = {"version": None, "timestamp": "2026-02-03 04:05:06.007"}
+        commit.write_text("\n".join(map(json.dumps, actions)))
+
+
+@pytest.mark.parametrize("how", ["version", "time", "time of Spark"])
 def test_a_delta_table_that_another_restores_has_the_start_of_its_rows(
-    tmp_path: Path, log: MemoryLog, is_by_time: bool
+    tmp_path: Path, log: MemoryLog, how: str
 ) -> None:
     place = Delta(tmp_path)
     followed(place, log, "append")
-    table = DeltaTable(place.address)
-    before = table.version()
-    moment = datetime.now(UTC)
+    before, moment = DeltaTable(place.address).version(), datetime.now(UTC)
     rebuild(place.sink(mode="append", value=VALUE), log, start=20)
+    second, later = DeltaTable(place.address).version(), datetime.now(UTC)
     rebuild(place.sink(mode="append", value=VALUE), log, start=10)
-    DeltaTable(place.address).restore(moment if is_by_time else before)
+    restored_by(how, place.address, before, moment)
     assert place.sink(mode="append", value=VALUE).start() == 0
+    with pytest.raises(Diverged, match=r"RESTORE to (\d+|an earlier version|2026-02-03 04:05:06.007)\)"):
+        place.sink(mode="append", value=VALUE).cursor(log.log_id)
     place.sink(mode="append", value=VALUE).adopt(log.log_id)
     found = verify(place.sink(mode="append", value=VALUE), log)
     assert (found.is_right, found.rows) == (True, 30), found.first
+    restored_by(how, place.address, second, later)
+    assert place.sink(mode="append", value=VALUE).start() == 20
     rebuild(place.sink(mode="append", value=VALUE), log)
-    assert (place.sink(mode="append", value=VALUE).start(), len(content(place.sink(mode="append")))) == (0, 30)
+    assert (place.sink(mode="append", value=VALUE).start(), len(content(place.sink(mode="append")))) == (20, 10)
     rebuild(place.sink(mode="append", value=VALUE), log, start=10)
     assert place.sink(mode="append", value=VALUE).start() == 10
+
+
+def test_a_delta_table_that_is_repaired_after_a_restore_to_a_time_has_the_start_of_its_rows(
+    tmp_path: Path, log: MemoryLog
+) -> None:
+    place = Delta(tmp_path)
+    followed(place, log, "append")
+    before = DeltaTable(place.address).version()
+    rebuild(place.sink(mode="append", value=VALUE), log, start=20)
+    restored_by("time of Spark", place.address, before)
+    place.sink(mode="append", value=VALUE).repair(log.log_id, lambda _: True)
+    assert place.sink(mode="append", value=VALUE).start() == 20
+    found = verify(place.sink(mode="append", value=VALUE), log)
+    assert (found.is_right, found.rows) == (True, 10)
+
+
+def test_the_start_of_rows_that_no_known_version_has_is_that_of_the_last_rebuild(
+    tmp_path: Path, log: MemoryLog
+) -> None:
+    place = Delta(tmp_path)
+    followed(place, log, "append")
+    before = DeltaTable(place.address).version()
+    rebuild(place.sink(mode="append", value=VALUE), log, start=20)
+    restored_by("time of Spark", place.address, before)
+    DeltaTable(place.address).create_checkpoint()
+    for version in range(before + 2):
+        Path(place.address, "_delta_log", f"{version:020d}.json").unlink()
+    assert place.sink(mode="append", value=VALUE).start() == 20
 
 
 def test_an_iceberg_table_whose_snapshots_expired_keeps_its_start(tmp_path: Path, log: MemoryLog) -> None:
@@ -532,6 +586,121 @@ def test_records_that_move_to_the_cold_tier_while_a_database_is_filled_are_found
         rebuild(sink, both, start=3)
         assert log.bounds().first == 40
         assert len(content(sink)) == 37
+
+
+# --- retention -------------------------------------------------------------------------------------------------------
+
+
+def consumed_log(tmp_path: Path) -> sl.log.ObjectLog:
+    """Twenty batches, all of which the slot of a follower has passed: the next trim deletes them."""
+    log = sl.open(f"{tmp_path}/log", create=True, retention="consumed")
+    assert isinstance(log, sl.log.ObjectLog)
+    with log.producer() as producer:
+        for number in range(20):
+            producer.append(key=b"k%d" % number, value=b'{"id": %d}' % number).result()
+    log.slots.create("orders", 20)
+    return log
+
+
+def trimmed_at(step: str, log: sl.log.ObjectLog, monkeypatch: pytest.MonkeyPatch, seen: list[Any]) -> None:
+    """Trim the log when a rebuild has planned its range, and as often as it is planned; note the slots there are."""
+    planned = getattr(Rebuild, step)
+
+    def late(self: Rebuild, began: int) -> Any:
+        found = planned(self, began)
+        seen.extend(state for state in log.slots.list() if state.name != "orders")
+        log.trim(grace=0)
+        return found
+
+    monkeypatch.setattr(Rebuild, step, late)
+
+
+def test_what_a_rebuild_reads_is_not_trimmed_meanwhile_and_its_pin_ends_with_it(
+    place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, seen = consumed_log(tmp_path), list[Any]()
+    sl.follow(log, place.sink(mode="append", value=VALUE), until="end")
+    trimmed_at("planned", log, monkeypatch, seen)
+    rebuild(place.sink(mode="append", value=VALUE), log, start=5)
+    assert len(content(place.sink(mode="append", value=VALUE))) == 15
+    assert log.bounds().first == 5
+    assert [(state.position, state.holder) for state in seen] == [(5, None)]
+    assert seen[0].expires is not None  # if the process is killed, it ends by itself
+    assert [state.name for state in log.slots.list()] == ["orders"]
+    assert [one.name for one in Path(tmp_path, "log", "slots").glob("[!.]*")] == ["orders.json"]
+    log.trim(grace=0)
+    assert log.bounds().first == 20
+
+
+def test_a_rebuild_that_fails_ends_its_pin_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = consumed_log(tmp_path)
+    with monkeypatch.context() as broken:
+        lossy(broken, Delta(tmp_path))
+        with pytest.raises(CorruptData):
+            rebuild(Delta(tmp_path).sink(mode="append", value=VALUE), log, slot="new")
+    assert [state.name for state in log.slots.list()] == ["orders"]
+
+
+def test_the_slot_of_the_follower_pins_what_comes_behind_a_rebuild_before_that_is_committed(
+    place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = consumed_log(tmp_path)
+    rebuild(place.sink(mode="append", value=VALUE), log, upto=12, slot="new")
+    assert (log.slots.get("new").position, log.slots.get("new").expires) == (12, None)
+    sl.follow(log, place.sink(mode="append", value=VALUE), "new", until="end")
+    assert log.slots.get("new").position == 20
+    owner, name = STEPS[type(place)][-1]
+    with monkeypatch.context() as crash:
+        crash.setattr(owner, name, lambda *_, **__: (_ for _ in ()).throw(Crash))
+        with pytest.raises(Crash):
+            rebuild(place.sink(mode="append", value=VALUE), log, upto=15, slot="new")
+    assert log.slots.get("new").position == 15
+    log.trim(grace=0)
+    found = place.sink(mode="append", value=VALUE)
+    sl.follow(log, found, "new", until="end")
+    assert len(content(found)) == 20
+
+
+def test_a_follower_that_starts_during_a_rebuild_does_not_move_its_slot_past_the_new_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = consumed_log(tmp_path)
+    sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="append"), "new", until="end")
+    planned = Rebuild.planned
+
+    def late(self: Rebuild, began: int) -> Any:
+        found = planned(self, began)
+        sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="append"), "new", until="end")  # has nothing to apply
+        assert log.slots.get("new").position == 20
+        return found
+
+    monkeypatch.setattr(Rebuild, "planned", late)
+    rebuild(sl.DeltaSink(tmp_path / "table", mode="append"), log, upto=15, slot="new")
+    assert log.slots.get("new").position == 15
+    log.trim(grace=0)
+    assert sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="append"), "new", until="end").next == 20
+
+
+def test_a_time_that_no_record_is_behind_empties_no_table(place: Any, log: MemoryLog) -> None:
+    sink = followed(place, log, "append")
+    with pytest.raises(InvalidInput, match=r"no record since 2999-01-01 00:00:00\+00:00, and the table .* be empty"):
+        rebuild(sink, log, start=datetime(2999, 1, 1, tzinfo=UTC))
+    assert len(content(place.sink(mode="append", value=VALUE))) == 30
+    assert rebuild(place.sink(mode="append", value=VALUE), log, start=30) == log.end()
+    assert content(place.sink(mode="append", value=VALUE)) == []
+
+
+def test_a_log_without_slots_is_read_unpinned_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with WalLog.open(f"{tmp_path}/wal") as wal:
+        wal.append_value(b"one").result()
+        reader = sl.open(f"wal://{tmp_path}/wal", read_only=True)
+        sink = sl.DeltaSink(tmp_path / "table", mode="append")
+        assert rebuild(sink, reader).next == 1
+        assert "is not pinned, and could be trimmed" in caplog.text
+        with pytest.raises(Unsupported):
+            rebuild(sink, reader, slot="orders")
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -103,6 +103,8 @@ class Written:
     bad_records: int = 0
     first_bad: str = ""
     """Offset and reason of one of them."""
+    bad_again: tuple[int, ...] = ()
+    """The offsets of those that an interrupted attempt has stored already, which are in no file of ``bad``."""
     role: Literal["part", "reader", "writer"] = "part"
     """``part``: it read records and wrote the rows of its part. If rows were shuffled in between, a ``reader`` read
     records, and a ``writer`` wrote the rows of the part ``number``; ``taken`` counts the rows that either passed on or

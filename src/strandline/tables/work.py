@@ -69,6 +69,16 @@ class InProcess:
 IN_PROCESS: Final = InProcess()
 
 
+class RangePin(Protocol):
+    """Keeps a range of a log from being trimmed while it is read."""
+
+    def hold(self, beginning: Cursor) -> None:
+        """Pin the records after a cursor until the job ends; ``CursorExpired`` if the log no longer has them."""
+
+    def hold_behind(self, end: Cursor) -> None:
+        """Pin the records after the job's range for the follower."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rebuild:
     """The range of a log that becomes all rows of a table, and what writes and verifies them."""
@@ -84,6 +94,8 @@ class Rebuild:
     """Compares the new rows with the log before they replace the old ones."""
     is_verified: bool = True
     """Whether they are compared."""
+    pin: RangePin | None = None
+    """Keeps the range in the log until the rows are committed, and what comes behind it for the follower."""
 
     def planned(self, began: int) -> tuple[Cursor, Sequence[Span], Cursor]:
         """The cursor at which the new rows begin, the spans, and the cursor at their end.
@@ -99,10 +111,14 @@ class Rebuild:
                 f"A table that begins at offset {beginning.next} cannot be built up to offset {upto}: name an "
                 "earlier start, or a later end."
             )
+        if self.pin is not None:
+            self.pin.hold(beginning)  # before it is planned: from here on nothing of it is trimmed
         spans = self.log.plan(beginning, Limit(upto=upto))
         end = cursor_after(beginning, spans[-1]) if spans else beginning
         if end.next != upto:
             raise NotReady(
                 f"The log ends at offset {end.next}, before {upto}: name an earlier end, or try again later."
             )
+        if self.pin is not None:
+            self.pin.hold_behind(end)
         return beginning, spans, end

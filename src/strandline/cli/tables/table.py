@@ -16,7 +16,7 @@ from strandline.cli.shared.groups import group
 from strandline.cli.shared.pools import Workers, is_on_spark, spark_session, task_pool
 from strandline.cli.shared.tables import TableUrl, followed_table
 from strandline.cli.shared.text import escaped, readable, to_fields
-from strandline.errors import InvalidInput
+from strandline.errors import InvalidInput, NotFound
 from strandline.log.contract import Log
 from strandline.tables.maintain.opening import is_in_database
 
@@ -159,6 +159,12 @@ def rebuild(
         int | None,
         typer.Option("--to", metavar="OFFSET", help="Where they end, without it; by default the log's end."),
     ] = None,
+    slot: Annotated[
+        str | None,
+        typer.Option(
+            "--slot", metavar="NAME", help="The follower's slot: it pins what comes behind; made if there is none."
+        ),
+    ] = None,
     into: Annotated[
         str | None,
         typer.Option("--into", metavar="TABLE", help="Build a table like this one there, and leave this one as it is."),
@@ -186,9 +192,9 @@ def rebuild(
     session = spark_session() if is_on_spark() else None
     with show.busy("building all rows again"):
         if session is not None:
-            cursor = sl.spark.rebuild(session, log, sink, start=start, upto=upto, verify=verified)
+            cursor = sl.spark.rebuild(session, log, sink, start=start, upto=upto, slot=slot, verify=verified)
         else:
-            cursor = sl.tables.rebuild(sink, opened, start=start, upto=upto, verify=verified)
+            cursor = sl.tables.rebuild(sink, opened, start=start, upto=upto, slot=slot, verify=verified)
     found = sl.tables.describe(sink)
     first = sink.start()
     were = "was" if found.rows == 1 else "were"
@@ -250,6 +256,8 @@ def replay(
         followed_table(url, opened, schema=schema, key=key, name=name, dead_letters=place), opened
     )
     lines = [f"{show.counted(done.applied, 'dead letter')} applied."]
+    if not any((done.applied, done.unreadable, done.expired, done.of_others)):
+        lines += _absence_of(dead_letters)
     if done.unreadable:
         lines.append(f"{done.unreadable:,} still cannot become rows (first: {escaped(done.first_reason)})")
     if done.expired:
@@ -294,7 +302,19 @@ def letters(
         for row in rows
     ]
     more = [] if found.num_rows <= limit else [f"{found.num_rows - limit:,} more: see --limit."]
+    if not found.num_rows:
+        more = _absence_of(dead_letters)
     show.answer(fields, f"{show.counted(found.num_rows, 'dead letter')}.", *lines, *more, as_json=json)
+
+
+def _absence_of(dead_letters: str | None) -> list[str]:
+    """What to say where no letter is found: the address may be a wrong one."""
+    if dead_letters is not None and not is_in_database(dead_letters) and dead_letters != "yes":
+        try:
+            sl.tables.existing(dead_letters)
+        except NotFound:
+            return [f"There is no table at {dead_letters}: none was stored there yet, or the address is another one."]
+    return []
 
 
 def _place_of(url: str, dead_letters: str | None) -> str | bool:

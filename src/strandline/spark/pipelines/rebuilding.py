@@ -25,6 +25,7 @@ def rebuild(
     transform: Annotated[Any, anything("a function from DataFrame to DataFrame, or a query as text")] = None,
     start: Start | None = None,
     upto: int | None = None,
+    slot: str | None = None,
     verify: bool = True,
     place: Place = "auto",
     options: Mapping[str, str] | None = None,
@@ -33,18 +34,22 @@ def rebuild(
 
     As :func:`strandline.tables.rebuild`: executors write the new rows, and compare them with the log (``verify``), then
     one commit replaces the old rows, from where the table began, or from ``start`` on, up to ``upto``, or the end of
-    the log now. Afterwards :func:`~strandline.spark.follow` continues there. Interrupted at any moment it has
-    changed nothing, and can be repeated. ``transform`` is that of :func:`~strandline.spark.follow`, of a table that is
-    followed with one: its rows are not compared, since nothing but Spark can give them, so that it needs
-    ``verify=False``. Delta and Iceberg; a table in a database is ``Unsupported``:
+    the log now; ``slot`` is that of its follower. Afterwards :func:`~strandline.spark.follow` continues there.
+    Interrupted at any moment it has changed nothing, and can be repeated. ``transform`` is that of
+    :func:`~strandline.spark.follow`, of a table that is followed with one: its rows are not compared, since nothing but
+    Spark can give them, so that it needs ``verify=False``. Delta and Iceberg; a table in a database is ``Unsupported``:
     ``sl.tables.rebuild`` builds it in one transaction.
     """
     given = access_options(log, {name.lower(): value for name, value in (options or {}).items()})
     with opened(log, given) as source:
         if transform is not None:
-            return _transformed(spark, source, sink, transform, place, start=start, upto=upto, is_verified=verify)
+            return _transformed(
+                spark, source, sink, transform, place, is_verified=verify, start=start, upto=upto, slot=slot
+            )
         workers, pool = SparkWorkers(spark, place, reruns=True), None if place == "driver" else executors(spark)
-        return rebuild_table(sink, source, start=start, upto=upto, workers=workers, pool=pool, is_verified=verify)
+        return rebuild_table(
+            sink, source, start=start, upto=upto, slot=slot, workers=workers, pool=pool, is_verified=verify
+        )
 
 
 def _transformed(
@@ -54,9 +59,8 @@ def _transformed(
     transform: Any,
     place: Place,
     *,
-    start: Start | None,
-    upto: int | None,
     is_verified: bool,
+    **within: Any,
 ) -> Cursor:
     if is_verified:
         raise Unsupported(
@@ -64,4 +68,4 @@ def _transformed(
             "comparison (verify=False)."
         )
     twin, workers = transforming(spark, log, sink, transform, place, reruns=True)
-    return rebuild_table(cast("MaintainedTable", twin), log, start=start, upto=upto, workers=workers, is_verified=False)
+    return rebuild_table(cast("MaintainedTable", twin), log, workers=workers, is_verified=False, **within)

@@ -22,6 +22,7 @@ from strandline.tables.delta.files import added, local_path
 from strandline.tables.delta.handles import data_files, deltalake_library, id_of
 from strandline.tables.delta.history import NOBODY, REMEDY, TABLE_KEY, KnownCommits, parse_commit
 from strandline.tables.delta.recorded_shape import needed_change, properties_of, refuse_append_only
+from strandline.tables.delta.start import start_of, stored_start
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.files.data_files import write_file
 from strandline.tables.files.layout import file_name, is_closed, is_data_file, range_of
@@ -157,10 +158,10 @@ class DeltaCommits:
         """Whether the table is restored to a version; False if that is impossible, and nothing happened."""
         delta = deltalake_library()
         try:
-            old = delta.DeltaTable(self.url, version=version, storage_options=self.followed.storage_options)
+            old = self.followed.at_version(version)
             known = KnownCommits(id_of(old), table.version() + 1, cursor)
             # Delta keeps transactions over a restore: that of the start has to go back, too.
-            moved = self._moved_start(table, self.followed.start(old))
+            moved = self._moved_start(table, start_of(self.followed, old))
             properties = self._properties(cursor, (known.table_id, known.version), str(CHANCE.uuid()), moved)
             table.restore(version, commit_properties=properties)
         except delta.exceptions.CommitFailedError as error:
@@ -210,7 +211,7 @@ class DeltaCommits:
 
     def _moved_start(self, table: DeltaTable, start: int | None) -> int | None:
         """The start, if it is another one than the table has now."""
-        return None if start is None or start == self.followed.stored_start(table) else start
+        return None if start is None or start == stored_start(self.followed, table) else start
 
     def _properties(
         self, cursor: Cursor, commit: tuple[str, int] | None, commit_id: str, start: int | None = None

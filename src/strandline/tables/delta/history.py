@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
+from urllib.parse import unquote
 from uuid import UUID
 
 from strandline.errors import CorruptData, Diverged, InvalidInput
@@ -79,8 +80,11 @@ class TableCommit:
     """The files that it added, as stored in the commit."""
     commit_id: str | None = None
     """The number that a sink gave it."""
-    restored: int | datetime | None = None
-    """The version to which it restored the table, or its time; None if it says neither."""
+    removed_files: tuple[str, ...] = ()
+    """The files that it removed, likewise."""
+    is_restore: bool = False
+    restored: int | None = None
+    """The version to which it restored the table; None if it does not say, as a RESTORE to a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,9 @@ def _parsed(version: int, actions: list[Any], application: Application) -> Table
         table_id=info.get(TABLE_KEY),
         changed_rows=any(file.get("dataChange", True) for file in files),
         data_files=tuple(action["add"]["path"] for action in actions if "add" in action),
+        removed_files=tuple(action["remove"]["path"] for action in actions if "remove" in action),
         commit_id=info.get(COMMIT_KEY),
+        is_restore=info.get("operation") == "RESTORE",
         restored=_restored(info),
     )
 
@@ -176,14 +182,32 @@ def own_commits(version: int, read: ReadCommit, application: Application) -> Ite
         version -= 1
 
 
-def restored_version(version: int, read: ReadCommit, application: Application) -> int | datetime | None:
-    """The version, or its time, to which another writer has restored the table since the sink's last commit."""
+def last_restore(version: int, read: ReadCommit, application: Application) -> TableCommit | None:
+    """The RESTORE of another writer since the sink's last commit; None if there is none."""
     while version >= 0 and (data := read(version)) is not None:
         commit = parse_commit(version, data, application)
-        if commit.cursor is not None or commit.restored is not None:
-            return commit.restored if commit.cursor is None else None
+        if commit.cursor is not None or commit.is_restore:
+            return commit if commit.cursor is None else None
         version -= 1
     return None
+
+
+def version_with(files: AbstractSet[str], newest: AbstractSet[str], version: int, read: ReadCommit) -> int | None:
+    """The newest version, up to the given one with the files ``newest``, that has exactly these files.
+
+    For a RESTORE that names a time: by which clock, and in which zone, only its writer knows. Undoes commit by commit;
+    None if no version has these files, as far as commit files reach.
+    """
+    found = set(newest)
+    while found != files:
+        data = read(version)
+        if version <= 0 or data is None:
+            return None
+        commit = parse_commit(version, data, NOBODY)
+        found.difference_update(map(unquote, commit.data_files))
+        found.update(map(unquote, commit.removed_files))
+        version -= 1
+    return version
 
 
 def _backwards(
@@ -210,18 +234,15 @@ def _only(actions: list[Any], kind: str) -> Any:
 def _operation(info: Any) -> str:
     operation = str(info.get("operation", "?"))
     if operation == "RESTORE":
-        return f"RESTORE to {(info.get('operationParameters') or {}).get('version', 'an earlier version')}"
+        given = info.get("operationParameters") or {}
+        named = next((given[key] for key in ("version", "timestamp") if given.get(key)), "an earlier version")
+        return f"RESTORE to {named}"
     return operation
 
 
-def _restored(info: Any) -> int | datetime | None:
-    if info.get("operation") != "RESTORE":
-        return None
-    given = info.get("operationParameters") or {}
-    version, milliseconds = str(given.get("version")), str(given.get("datetime"))
-    if version.isdecimal():
-        return int(version)
-    return datetime.fromtimestamp(int(milliseconds) / 1000, UTC) if milliseconds.isdecimal() else None
+def _restored(info: Any) -> int | None:
+    version = str((info.get("operationParameters") or {}).get("version"))
+    return int(version) if info.get("operation") == "RESTORE" and version.isdecimal() else None
 
 
 def _cursor(text: Any, log_id: UUID, offset: int) -> Cursor:

@@ -2,10 +2,12 @@
 
 Delta has no transaction over two tables. So the letters of a range are committed first, keyed by offset and by the id
 of the table that they belong to: after a crash in between, the range is applied again, and letters that are stored
-already are dropped. Below the cursor that a table has among its letters, these are looked up: a record that had
-a row may have none now. Several tables may share one dead-letter table: each letter names its table by its address,
-which a table that is built again keeps. The first commit of such a table puts its cursor behind the letters of the
-earlier one, unless letters of several logs are there: offsets alone would confuse them. Anybody may delete letters.
+already are dropped. If the sink was corrected meanwhile, letters of records that have rows are removed behind the
+commit of these: before it, a second follower with the former sink could rely on them. Below the cursor that a table has
+among its letters, these are looked up: a record that had a row may have none now. Several tables may share one
+dead-letter table: each letter names its table by its address, which a table that is built again keeps. The first commit
+of such a table puts its cursor behind the letters of the earlier one, unless letters of several logs are there: offsets
+alone would confuse them. Anybody may delete letters.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from strandline.errors import InvalidInput
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
 from strandline.tables.delta.commits import DeltaCommits
-from strandline.tables.delta.files import added, local_path
-from strandline.tables.delta.handles import columns_of, listed_files, log_of
+from strandline.tables.delta.files import added, local_path, removed
+from strandline.tables.delta.handles import columns_of, data_files, listed_files, log_of
 from strandline.tables.delta.history import letter_logs
 from strandline.tables.delta.place import check_place
-from strandline.tables.delta.recorded_shape import check_shape
+from strandline.tables.delta.recorded_shape import check_shape, refuse_append_only
 from strandline.tables.delta.table import FollowedDelta
-from strandline.tables.files.replay import known_letters
+from strandline.tables.files.replay import known_letters, without_letters
 from strandline.tables.rows.shape import BAD_SCHEMA
 
 if TYPE_CHECKING:
@@ -103,6 +105,8 @@ class LetterBox:
         """The offsets of a table's letters; None if none were stored from the offset ``since`` on."""
         if self.table is None or self.floor <= since:
             return None
+        if len(logs_of(self.letters_of(""), self.table)) > 1:
+            return None  # an offset may be that of another log's letter: rather twice than not at all
         files, columns = self.letters_of("").files, columns_of(self.table)
         return known_letters(files, listed_files(self.table), columns, address)
 
@@ -116,3 +120,16 @@ class LetterBox:
         now = followed.now()
         end = upto if upto.next > self.floor else Cursor(upto.log_id, self.floor)
         commits.commit(table, [added(file, now) for file in files], end)
+
+    def discard(self, offsets: pa.Array, address: str, table_id: str, log_id: UUID) -> None:
+        """Remove letters of records whose rows are committed."""
+        followed = self.letters_of(table_id)
+        table = followed.open()
+        if table is None:
+            return
+        refuse_append_only(table, followed.url, "letters of records that have rows now are removed")
+        known, now = data_files(table), followed.now()
+        new, gone = without_letters(followed.files, known, columns_of(table), address, offsets)
+        if gone:
+            actions = [*[added(file, now) for file in new], *[removed(*known[path], now) for path in gone]]
+            DeltaCommits(followed).commit(table, actions, Cursor(log_id, followed.next_in(table, log_id)))

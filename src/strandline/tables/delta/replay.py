@@ -18,6 +18,7 @@ from strandline.tables.delta.files import DeltaFiles, added, removed
 from strandline.tables.delta.handles import columns_of, data_files, id_of
 from strandline.tables.delta.letters import LettersOf, address_in_letters, check_letters, logs_of
 from strandline.tables.delta.recorded_shape import is_transformed, refuse_append_only
+from strandline.tables.delta.start import start_of
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.rows.shape import TableShape, refuse_lost_transform
@@ -89,7 +90,7 @@ def replayed_delta(
         DeltaVersion(followed, table, at),
         DeltaVersion(letters, box, Cursor(log_id, known)),
         address_in_letters(followed.url),
-        range(followed.start(table), at.next),
+        range(start_of(followed, table), at.next),
     )
 
 

@@ -35,8 +35,14 @@ from strandline.tables.delta.history import own_commits
 from strandline.tables.delta.letters import LetterBox, LettersOf, address_in_letters
 from strandline.tables.delta.orphans import ORPHAN_HOURS, OrphanSweeper
 from strandline.tables.delta.place import check_place, refuse_other_files
-from strandline.tables.delta.recorded_shape import check_shape, is_transformed, refuse_append_only, schema_for
+from strandline.tables.delta.recorded_shape import (
+    check_shape,
+    is_transformed,
+    refuse_append_only,
+    schema_for,
+)
 from strandline.tables.delta.replay import replayed_delta
+from strandline.tables.delta.start import first_start, start_of
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.delta.transaction import DeltaTransaction
 from strandline.tables.files.layout import files_in, job_name, shares_of
@@ -142,7 +148,7 @@ class DeltaSink(FileTableSink):
         if table is not None and at is not None:
             refuse_lost_transform(self._shape, self.where, is_transformed=is_transformed(table))
             table = DeltaCommits(self._followed).evolved(table, at)
-        is_new = table is None or at is None or at.next == self._followed.first_start(table)
+        is_new = table is None or at is None or at.next == first_start(self._followed, table)
         letters = self._opened_letters(table, since.log_id, is_new=is_new)
         floor = max(since.next, 0 if at is None else at.next)
         version = 1 if table is None else table.version() + 1  # a new table is created before its first range
@@ -165,7 +171,7 @@ class DeltaSink(FileTableSink):
 
     def start(self) -> int:
         """The offset at which the table began to follow its log; ``NotFound`` if there is no table."""
-        return self._followed.start(self._existing())
+        return start_of(self._followed, self._existing())
 
     def recorded(self) -> RecordedTable | None:
         """What the table records; None for a table of another program. ``NotFound`` if there is none."""
@@ -186,13 +192,13 @@ class DeltaSink(FileTableSink):
         """The tasks that compare the newest version; see :func:`~strandline.tables.maintain.operations.verify`."""
         table = self._existing()
         refuse_lost_transform(self._shape, self.where, is_transformed=is_transformed(table))
-        held, files = range(self._followed.start(table), upto), self._followed.files
+        held, files = range(start_of(self._followed, table), upto), self._followed.files
         return share_tasks(self._shape, columns_of(table), files, data_files(table), held, most)
 
     def rebuilt(self, job: Rebuild) -> Cursor:
         """Build all rows again; see :func:`~strandline.tables.maintain.operations.rebuild`."""
         table = self._existing()  # before the range is planned
-        end = rebuilt_files(job, self._followed.start(table), partial(self._rebuild, table), self.where)
+        end = rebuilt_files(job, start_of(self._followed, table), partial(self._rebuild, table), self.where)
         self._discard_letters(job.log)
         return end
 
@@ -327,7 +333,7 @@ class DeltaSink(FileTableSink):
         cursor = Cursor(log_id, self._followed.next_in(table, log_id))
         self._followed.known.pop(log_id, None)
         try:
-            DeltaCommits(self._followed).commit(table, [], cursor, start=self._followed.start(table))
+            DeltaCommits(self._followed).commit(table, [], cursor, start=start_of(self._followed, table))
         except Conflict as error:
             with contextlib.suppress(Diverged):
                 return self.cursor(log_id) or cursor  # another call adopted it

@@ -25,11 +25,10 @@ from strandline.tables.delta.history import (
     last_commit,
     parse_commit,
     refuse_replaced,
-    restored_version,
 )
 from strandline.tables.delta.newest import NewestVersion
 from strandline.tables.delta.place import refuse_file
-from strandline.tables.delta.recorded_shape import check_shape, recorded_start
+from strandline.tables.delta.recorded_shape import check_shape
 from strandline.tables.files.recorded import not_followed, refuse_another_follower, refuse_removed
 from strandline.tables.rows.shape import DeadLetters, TableShape
 
@@ -135,49 +134,12 @@ class FollowedDelta:
             return int(offset)
         raise not_followed(self.url, log_id, self._name, log_of(table))
 
-    def start(self, table: DeltaTable) -> int:
-        """The offset at which the table's rows begin.
-
-        That of its last rebuild from another start, else that of its first follower. If another writer has restored
-        the table since, the start of the version whose rows it has again: Delta keeps transactions over a restore.
-        Searches the whole transaction log: too dear for each commit.
-        """
-        log_id = log_of(table)
-        if log_id is None:
-            return self.first_start(table)
-        restored = restored_version(table.version(), self.read_commit, self.application(UUID(log_id)))
-        delta = deltalake_library()
-        if restored is not None:
-            with contextlib.suppress(delta.exceptions.DeltaError, OSError):  # that version was cleaned up
-                old = delta.DeltaTable(self.url, storage_options=self.storage_options)
-                old.load_as_version(restored)
-                if old.version() < table.version():
-                    return self.start(old)
-        return self.stored_start(table)
-
-    def stored_start(self, table: DeltaTable) -> int:
-        """The start by the table's transactions, which may be that of rows that a restore has undone."""
-        log_id = log_of(table)
-        if log_id is None:
-            return self.first_start(table)
-        name = self.application(UUID(log_id)).start(id_of(table))
-        try:
-            moved = table.transaction_version(name)
-        except deltalake_library().exceptions.DeltaError:  # the handle names commits that were cleaned up since
-            fresh = self.open_again()
-            moved = None if fresh is None else fresh.transaction_version(name)
-        return self.first_start(table) if moved is None else int(moved)
-
-    def first_start(self, table: DeltaTable) -> int:
-        """The offset at which the table's first follower began, as recorded, or by its first commit."""
-        recorded = recorded_start(table)
-        if recorded is not None:
-            return recorded
-        log_id, first = log_of(table), self.read_commit(0)
-        if log_id is None or first is None:
-            return 0
-        cursor = parse_commit(0, first, self.application(UUID(log_id))).cursor
-        return 0 if cursor is None else cursor.next
+    def at_version(self, version: int) -> DeltaTable:
+        """A handle on an earlier version."""
+        table: DeltaTable = deltalake_library().DeltaTable(
+            self.url, version=version, storage_options=self.storage_options
+        )
+        return table
 
     def refuse_removed(self, known: KnownCommits | None) -> None:
         """A starting follower creates a removed table again; a running one never does."""

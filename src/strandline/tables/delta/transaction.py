@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from strandline.errors import Conflict
@@ -15,6 +16,7 @@ from strandline.tables.delta.handles import data_files, id_of
 from strandline.tables.delta.letters import LetterBox
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.files.part import TablePart
+from strandline.tables.files.replay import discard_outdated
 from strandline.tables.rows.bad_records import ANY_SHARE, BadShare
 
 if TYPE_CHECKING:
@@ -53,6 +55,9 @@ class DeltaTransaction:
         except Conflict:
             self.followed.refuse_another_follower(self.since.log_id, self.at)
             raise
+        if self.letters is not None:
+            discard = partial(self.letters.discard, table_id=id_of(table), log_id=self.upto.log_id)
+            discard_outdated(self.parts, written, self.upto.next, discard)
 
     def abandon(self, error: BaseException) -> None:
         """Remove what workers wrote for a table that was never created."""

@@ -20,7 +20,7 @@ from strandline.tables.rows.bad_records import first_bad, refused
 from strandline.tables.rows.hashing import HASH_BITS, key_hashes
 from strandline.tables.rows.kinds import ColumnNames, KeyRewind, in_offset_order, merge_history, merge_latest
 from strandline.tables.rows.shape import BAD_SCHEMA, LETTER_SCHEMA, ShapedRows, TableShape, TransformedElsewhere
-from strandline.values.schema.evolution import conform_columns
+from strandline.values.schema.evolution import conform_columns, is_wider
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,17 +98,8 @@ class TablePart:
 
         added, removed, _ = self._stored(rows())
         letters = pa.concat_tables(bad) if bad else BAD_SCHEMA.empty_table()
-        return Written(
-            tally.first,
-            tally.next,
-            tally.records,
-            tally.taken,
-            tuple(added),
-            tuple(removed),
-            tuple(self.dead_letters(letters)),
-            letters.num_rows,
-            first_bad(letters),
-        )
+        read = Written(tally.first, tally.next, tally.records, tally.taken, tuple(added), tuple(removed))
+        return self.with_letters(read, letters)
 
     def write_rows(self, tables: Iterable[pa.Table], *, number: int) -> Written:
         """Write data files of shuffled rows. Rows of a transform are not counted: it may drop and add some."""
@@ -242,15 +233,24 @@ class TablePart:
         for half in covered.halves():
             yield from self._split(role, half, rows.filter(pa.array(half.mask(hashes))))
 
-    def dead_letters(self, letters: pa.Table) -> Iterator[DataFile]:
-        """Write records without a row for the dead-letter table, if there is one."""
-        if self.dead is not None:
-            if self.known_letters is not None:
-                letters = letters.filter(pc.invert(pc.is_in(letters.column("offset"), value_set=self.known_letters)))
-            if letters.num_rows:
-                named = [*letters.columns, pa.repeat(self.address, letters.num_rows)]
-                letters = pa.table(named, schema=LETTER_SCHEMA)
-                yield write_file(self.dead, f"part-{self._unique()}.parquet", letters)
+    def with_letters(self, read: Written, letters: pa.Table) -> Written:
+        """Write records without a row for the dead-letter table, if there is one; the report with them."""
+        known = pa.array([], pa.int64()) if self.known_letters is None else self.known_letters
+        is_known = pc.is_in(letters.column("offset"), value_set=known)
+        fresh, again = letters.filter(pc.invert(is_known)), letters.filter(is_known)
+        files: list[DataFile] = []
+        if self.dead is not None and fresh.num_rows:
+            named = [*fresh.columns, pa.repeat(self.address, fresh.num_rows)]
+            files = [
+                write_file(self.dead, f"part-{self._unique()}.parquet", pa.table(named, schema=LETTER_SCHEMA)),
+            ]
+        return replace(
+            read,
+            bad=tuple(files),
+            bad_records=letters.num_rows,
+            first_bad=first_bad(letters),
+            bad_again=tuple(again.column("offset").to_pylist()),
+        )
 
 
 @dataclass(slots=True)
@@ -279,16 +279,8 @@ class PartReader:
     def report(self) -> Written:
         """Write the dead letters, and report what was read."""
         tally, letters = self._tally, pa.concat_tables(self._bad) if self._bad else BAD_SCHEMA.empty_table()
-        return Written(
-            tally.first,
-            tally.next,
-            tally.records,
-            self._given,
-            bad=tuple(self.part.dead_letters(letters)),
-            bad_records=letters.num_rows,
-            first_bad=first_bad(letters),
-            role="reader",
-        )
+        read = Written(tally.first, tally.next, tally.records, self._given, role="reader")
+        return self.part.with_letters(read, letters)
 
 
 def _refuse_ambiguous(changes: pa.Table, names: ColumnNames) -> None:
@@ -336,6 +328,33 @@ def in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     if lost:
         raise SchemaRefused(f"The table has no column {lost[0]!r}: its follower adds it when it starts again.")
     return pa.Table.from_batches([conform_columns(batch, schema) for batch in rows.to_batches()], schema)
+
+
+def narrowed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows of a wider schema than their table has, as far as the table can hold them: for a comparison with its rows.
+
+    A table gets new and wider columns with its next commit. ``SchemaRefused`` if a row has a value for a column that
+    the table lacks, or that is too narrow for it: the table was made with an earlier schema.
+    """
+    lost = []
+    for name in rows.column_names:
+        at, column = rows.column_names.index(name), rows.column(name)
+        kind = schema.field(name).type if name in schema.names else None
+        if kind is None and column.null_count == rows.num_rows:
+            rows = rows.remove_column(at)
+        elif kind is None:
+            lost.append(f"{name} ({column.type})")
+        elif column.type != kind and is_wider(column.type, kind):
+            try:
+                rows = rows.set_column(at, schema.field(name), column.cast(kind))
+            except pa.ArrowInvalid:
+                lost.append(f"{name} ({column.type}; the table has {kind})")
+    if lost:
+        raise SchemaRefused(
+            f"The log has values of {', '.join(lost)}, for which the table has no columns: it was made with an earlier "
+            "schema. Compare it with that one, or build its rows again with this one (sl.tables.rebuild)."
+        )
+    return rows
 
 
 def changes_schema(table: pa.Schema, found: pa.Schema, names: ColumnNames) -> pa.Schema:

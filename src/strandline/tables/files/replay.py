@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.model.sink import DataFile
+from strandline.errors import StrandlineError
+from strandline.model.sink import DataFile, Written
 from strandline.storage.clock import CHANCE
 from strandline.tables.files.data_files import TableFiles, write_file
 from strandline.tables.files.layout import WHOLE, KeptFile
@@ -17,6 +19,8 @@ from strandline.tables.files.part import TablePart, in_schema
 from strandline.tables.maintain.replay import LetterChanges, OwnLetters, pairs_of
 from strandline.tables.rows.kinds import KeyRewind, distinct
 from strandline.tables.rows.shape import LETTER_SCHEMA, TableShape
+
+_LOGGER: Final = logging.getLogger(__name__)
 
 
 class FileTable(Protocol):
@@ -91,20 +95,54 @@ class ReplayedFiles:
 
     def _remove(self, done: pa.Array) -> None:
         """Remove the table's letters of these offsets, and no other table's."""
-        added: list[DataFile] = []
-        removed: list[str] = []
-        for path in self.box.sizes():
-            rows = self._stored_letters(path)
-            is_done = pc.and_(_is_of(rows, self.address), pc.is_in(rows.column("offset"), value_set=done))
-            if not pc.any(is_done).as_py():
-                continue
-            kept = rows.filter(pc.invert(is_done))
-            removed.append(path)
-            if kept.num_rows:
-                name = f"part-{CHANCE.uuid()}-{CHANCE.uuid()}.parquet"
-                added.append(write_file(self.box.files, name, kept))
+        added, removed = without_letters(self.box.files, self.box.sizes(), self.box.columns(), self.address, done)
         if removed:
             self.box.commit(added, removed)
+
+
+def without_letters(
+    files: TableFiles, paths: Iterable[str], columns: pa.Schema, address: str, done: pa.Array
+) -> tuple[list[DataFile], list[str]]:
+    """Remove one table's letters of these offsets from a dead-letter table: its new files, and those they replace."""
+    added: list[DataFile] = []
+    removed: list[str] = []
+    for path in paths if len(done) else ():
+        rows = _stored_letters(files, path, columns)
+        is_done = pc.and_(_is_of(rows, address), pc.is_in(rows.column("offset"), value_set=done))
+        if not pc.any(is_done).as_py():
+            continue
+        kept = rows.filter(pc.invert(is_done))
+        removed.append(path)
+        if kept.num_rows:
+            added.append(write_file(files, f"part-{CHANCE.uuid()}-{CHANCE.uuid()}.parquet", kept))
+    return added, removed
+
+
+class DiscardLetters(Protocol):
+    """Removes letters of a table by its address, as far as they are there."""
+
+    def __call__(self, offsets: pa.Array, address: str) -> None:
+        """Remove those of these offsets."""
+
+
+def discard_outdated(
+    parts: Sequence[TablePart], written: Sequence[Written], upto: int, discard: DiscardLetters
+) -> None:
+    """Remove the stored letters whose records have rows since this commit. If that fails, a replay removes them.
+
+    An interrupted attempt has stored them, and the sink was corrected before the range was applied again.
+    """
+    known, address = parts[0].known_letters, parts[0].address
+    if known is None:
+        return
+    again = pa.array([offset for one in written for offset in one.bad_again], pa.int64())
+    is_in_range = pc.and_(pc.greater_equal(known, parts[0].floor), pc.less(known, upto))
+    outdated = known.filter(pc.and_(is_in_range, pc.invert(pc.is_in(known, value_set=again))))
+    try:
+        if len(outdated):
+            discard(outdated, address)
+    except StrandlineError as error:
+        _LOGGER.warning("Dead letters of %s stay, though their records have rows: %s", address, error)
 
 
 def known_letters(files: TableFiles, paths: Iterable[str], columns: pa.Schema, address: str) -> pa.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
@@ -11,7 +12,7 @@ from strandline.errors import Conflict
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Written, check_coverage
 from strandline.tables.files.part import TablePart
-from strandline.tables.files.replay import known_letters
+from strandline.tables.files.replay import discard_outdated, known_letters, without_letters
 from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
 from strandline.tables.rows.bad_records import ANY_SHARE, BadShare
@@ -51,6 +52,14 @@ class IcebergLetters:
             self.followed.refuse_another_follower(upto.log_id, self.begun.at)
             raise
 
+    def discard(self, offsets: pa.Array, address: str, at: Cursor) -> None:
+        """Remove letters of records whose rows are committed."""
+        begun = self.followed.begin(at)
+        paths = self.followed.data_files(begun)
+        kept, gone = without_letters(begun.files, paths, begun.columns, address, offsets)
+        if gone and begun.at is not None:
+            IcebergCommits(self.followed).commit(begun, kept, gone, begun.at)
+
 
 @dataclass(slots=True)
 class IcebergTransaction:
@@ -80,6 +89,8 @@ class IcebergTransaction:
         except Conflict:
             self.followed.refuse_another_follower(self.since.log_id, self.begun.at)
             raise
+        if self.letters is not None:
+            discard_outdated(self.parts, written, self.upto.next, partial(self.letters.discard, at=self.upto))
 
     def abandon(self, error: BaseException) -> None:
         """Leave what workers wrote: no snapshot lists it, and removing orphan files removes it."""

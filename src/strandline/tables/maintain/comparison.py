@@ -18,7 +18,7 @@ from strandline.storage.task_pool import TaskPool
 from strandline.tables.files.data_files import TableFiles
 from strandline.tables.files.input_count import InputCount
 from strandline.tables.files.layout import FEW_SHARES, HashRange, range_of, shares
-from strandline.tables.files.part import changes_schema, in_schema
+from strandline.tables.files.part import changes_schema, in_schema, narrowed
 from strandline.tables.rows.hashing import key_hashes
 from strandline.tables.rows.kinds import in_offset_order, merge_history, merge_latest, taken_rows
 from strandline.tables.rows.shape import TableShape
@@ -159,8 +159,9 @@ def compared_shares(log: LogReading, tasks: Iterable[ShareTask], pool: TaskPool,
 def folded(shape: TableShape, changes: pa.Table, schema: pa.Schema) -> pa.Table:
     """The rows of a table with these columns after all its changes, in the order of their offsets."""
     if shape.kind == "append":
-        return in_schema(changes, schema)
-    wide = in_schema(changes, changes_schema(schema, changes.schema, shape.names))
+        return in_schema(narrowed(changes, schema), schema)
+    columns = changes_schema(schema, changes.schema, shape.names)
+    wide = in_schema(narrowed(changes, columns), columns)
     if shape.kind == "latest":
         return merge_latest(schema.empty_table(), wide, shape.names, schema)
     merged = merge_history(schema.empty_table(), wide, shape.names, schema)

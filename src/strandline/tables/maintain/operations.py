@@ -105,6 +105,7 @@ def _compared_files(sink: MaintainedTable, log: Log, pool: TaskPool) -> tuple[Cu
         cursor = sink.cursor(log.log_id)
         if cursor is None:
             raise NotFound(f"There is no table {sink.where}.")
+        sink.meet(log)  # the codec of the last record that the table has, or a newer one
         tasks = sink.comparison(cursor.next, pool.count)
         if sink.cursor(log.log_id) == cursor:  # otherwise rows and cursor may be of different versions
             return cursor, compared_shares(log, tasks or (), pool, f"verify {sink.where}")
@@ -141,6 +142,7 @@ def rebuild(
     *,
     start: Start | None = None,
     upto: int | None = None,
+    slot: str | None = None,
     verify: bool = True,
     pool: TaskPool | None = None,
 ) -> Cursor:
@@ -154,11 +156,15 @@ def rebuild(
     ``"retained"``. A table of the latest values from an offset on holds the keys that were written since. If there is
     no table, it is created empty, and built; without ``start`` from the log's beginning.
 
+    While it runs, a slot of its own pins what it reads; it expires ten minutes after a crash. ``slot`` is that of the
+    table's follower: it pins what comes behind the new cursor, from before the rows are replaced. It is created if it
+    is missing, and moved back if it is past that.
+
     ``pool`` compares the new rows, as for :func:`verify`; ``CorruptData`` if they differ, and the table is as it was.
     ``verify=False`` leaves that out: for a transform that gives other rows each time. ``CursorExpired`` if the log no
     longer has the start, ``Conflict`` if another job committed meanwhile.
     """
-    return rebuild_table(sink, log, start=start, upto=upto, pool=pool, is_verified=verify)
+    return rebuild_table(sink, log, start=start, upto=upto, slot=slot, pool=pool, is_verified=verify)
 
 
 @checked

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import TypeAlias, cast
 
-from strandline.errors import CorruptData, NotFound, Unsupported
+from strandline.errors import CorruptData, InvalidInput, NotFound, Unsupported
 from strandline.log.contract import Log
 from strandline.log.read.reading import cursor_of
 from strandline.log.read.span_tasks import MOVES, spans_between
@@ -17,6 +18,7 @@ from strandline.tables.apply import Work
 from strandline.tables.files.part import TablePart
 from strandline.tables.maintain.comparison import RowDifferences, compared_shares, share_tasks
 from strandline.tables.maintain.contract import ComparedInDatabase, MaintainedTable
+from strandline.tables.maintain.range_pin import rebuild_pin
 from strandline.tables.work import IN_PROCESS, Rebuild, Workers
 
 Rewrite: TypeAlias = Callable[[Cursor, Cursor, Work, int], None]
@@ -29,6 +31,7 @@ def rebuild_table(
     *,
     start: Start | None,
     upto: int | None,
+    slot: str | None = None,
     workers: Workers | None = None,
     pool: TaskPool | None = None,
     is_verified: bool,
@@ -41,13 +44,19 @@ def rebuild_table(
         raise Unsupported(f"The table {sink.where} is written in one transaction: build it again without Spark.")
     sink.meet(log)
     beginning = None if start is None else cursor_of(log, start)
-    job = Rebuild(log, upto, beginning, workers, pool or ThreadPool(), is_verified)
-    try:
-        sink.start()
-    except NotFound:
-        first, _, _ = job.planned(0)  # refuses what the log cannot serve before there is a table
-        sink.apply(READ_SCHEMA.empty_table(), since=first, upto=first)
-    return sink.rebuilt(job)
+    if isinstance(start, datetime) and beginning is not None and beginning.next == log.end().next:
+        raise InvalidInput(
+            f"The log has no record since {start}, and the table {sink.where} would be empty: name an earlier time, or "
+            f"the offset {beginning.next}."
+        )
+    with rebuild_pin(log, slot) as pin:
+        job = Rebuild(log, upto, beginning, workers, pool or ThreadPool(), is_verified, pin)
+        try:
+            sink.start()
+        except NotFound:
+            first, _, _ = job.planned(0)  # refuses what the log cannot serve before there is a table
+            sink.apply(READ_SCHEMA.empty_table(), since=first, upto=first)
+        return sink.rebuilt(job)
 
 
 def rebuilt_files(job: Rebuild, began: int, rewrite: Rewrite, where: str) -> Cursor:

@@ -13,7 +13,7 @@ from strandline.log.read.reading import read_spans
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA
 from strandline.tables.files.layout import HashRange, shares
-from strandline.tables.files.part import changes_schema, in_schema
+from strandline.tables.files.part import changes_schema, in_schema, narrowed
 from strandline.tables.rows.hashing import key_hashes
 from strandline.tables.rows.kinds import merge_latest
 from strandline.tables.sql.changes import ChangePlanner
@@ -51,13 +51,14 @@ class ExpectedRows:
                 yield self._merged(share)
             return
         for records in self.read():
-            yield in_schema(self.planner.shaped(records).rows, self.schema)
+            yield in_schema(narrowed(self.planner.shaped(records).rows, self.schema), self.schema)
 
     def _merged(self, share: HashRange) -> pa.Table:
         rows, waiting, size = self.schema.empty_table(), list[pa.Table](), 0
         for records in self.read():
             changes = self._changes(records, share)
-            waiting.append(in_schema(changes, changes_schema(self.schema, changes.schema, self.planner.shape.names)))
+            columns = changes_schema(self.schema, changes.schema, self.planner.shape.names)
+            waiting.append(in_schema(narrowed(changes, columns), columns))
             size += waiting[-1].nbytes
             if size >= max(_MERGED, rows.nbytes):  # the more rows there are, the dearer is a merge
                 rows, waiting, size = self._with(rows, waiting), [], 0

@@ -217,10 +217,10 @@ class SqlSink:
     def compared(self, log: Log) -> tuple[Cursor, RowDifferences]:
         """Compare the rows, in the database; see :func:`~strandline.tables.maintain.operations.verify`."""
         with self._lock:
-            self._refresh()
             row = self._expected.proved(self._database.look(), log.log_id, None)
             if row is None:
                 raise NotFound(f"There is no table {self.where}.")
+            self._refresh()  # the codec of the last record that the table has, or a newer one
             refuse_lost_transform(self._shape, self.where, is_transformed=row.is_transformed)
             read = partial(record_ranges, log, log.cursor_at(row.start), row.cursor.next)
             expected = ExpectedRows(self._planner(), row.schema, read, self.size().bytes)

@@ -115,6 +115,11 @@ def _fits(narrow: pa.DataType, wide: pa.DataType) -> bool:
     return any(kind(narrow) and kind(wide) for kind in (_is_text, _is_bytes))
 
 
+def is_wider(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether a type has all values of the other, and more."""
+    return one != other and _fits(other, one)
+
+
 def _is_float(kind: pa.DataType) -> bool:
     return bool(pt.is_float32(kind) or pt.is_float64(kind))
 
