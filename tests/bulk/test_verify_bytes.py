@@ -146,6 +146,19 @@ def test_the_command_names_a_damaged_object_of_the_events(url: str) -> None:
         assert "DAMAGED" in done.output
 
 
+@pytest.mark.parametrize("change", ["flip", "remove"])
+def test_the_command_finds_events_that_cannot_be_opened(url: str, change: str) -> None:
+    path = events_of(url).parent / "topic.json"
+    if change == "remove":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes().replace(b"version", b"wersion"))
+    done = CliRunner().invoke(app, ["segments", "verify", url])
+    assert done.exit_code == 1
+    assert "DAMAGED" in done.output
+    assert "were not verified" in done.output.replace("\n", " ")
+
+
 def test_events_that_are_gone_are_a_finding(url: str) -> None:
     shutil.rmtree(events_of(url).parent)
     with sl.open(url) as log:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 
 import pytest
 
@@ -232,3 +233,23 @@ def test_messages_larger_than_one_request_arrive(nats_url, stream, monkeypatch):
     target = MemoryLog()
     assert ingest(nats_url, stream, target).records == 6
     assert [value[:1] for value in content(target)["value"].to_pylist()] == [b"%d" % number for number in range(6)]
+
+
+def publish_raw(url, subject, value):
+    """Publish with a subject of any bytes, which the client's library would refuse."""
+    host, port = url.removeprefix("nats://").split(":")
+    with socket.create_connection((host, int(port))) as connection, connection.makefile("rb") as answers:
+        answers.readline()
+        connection.sendall(b'CONNECT {"verbose":true}\r\nPUB %s %d\r\n%s\r\n' % (subject, len(value), value))
+        assert [answers.readline() for _ in range(2)] == [b"+OK\r\n"] * 2
+
+
+def test_a_subject_that_is_no_utf_8_is_a_key_as_it_is(nats_url, stream):
+    subject = stream.encode() + b".\xff\xc3\x28"
+    publish(nats_url, stream, 2)
+    publish_raw(nats_url, subject, b"odd")
+    publish(nats_url, stream, 2, first=2)
+    target = MemoryLog()
+    assert ingest(nats_url, stream, target).records == 5
+    assert content(target).column("key").to_pylist()[2] == subject
+    assert content(target).column("value").to_pylist() == [b"v0", b"v1", b"odd", b"v2", b"v3"]

@@ -103,3 +103,46 @@ def test_a_queue_with_more_batches_than_one_commit_lists_is_ingested_in_parallel
     alone, together = open_log(PlainStore(), create=True), open_log(PlainStore(), create=True)
     assert sl.ingest(queue, alone).records == sl.bulk.ingest(queue, together).records == 30
     assert content(together).equals(content(alone))
+
+
+@pytest.mark.parametrize("copies", ["ingest", "upgrade"])
+@pytest.mark.parametrize("again", ["ingest", "upgrade"])
+def test_a_queue_is_not_copied_again_by_another_address(tmp_path, copies, again):
+    (tmp_path / "queue").mkdir()
+    (tmp_path / "link").symlink_to("queue")
+    by_name, by_link = (sl.open(tmp_path / name, create=True, format="queue-v1") for name in ("queue", "link"))
+    filled(by_name, 0, 3)
+    target = open_log(tmp_path / "log", create=True)
+    call = {"ingest": sl.ingest, "upgrade": upgrade}
+    call[copies](by_name, target)
+    with pytest.raises(InvalidInput, match="before batch 3, copied from another address"):
+        call[again](by_link, target)
+    filled(by_name, 3, 2)
+    with pytest.raises(InvalidInput, match="before batch 3, copied from another address"):
+        call[again](by_link, target)
+    assert target.bounds().next == 9
+    call[copies](by_name, target)
+    assert target.bounds().next == 15
+
+
+def test_two_queues_with_the_same_values_are_two_queues(tmp_path):
+    target = open_log(tmp_path / "log", create=True)
+    for name in ("one", "two"):
+        queue = sl.open(tmp_path / name, create=True, format="queue-v1")
+        filled(queue, 0, 3)
+        assert sl.ingest(queue, target).records == 9
+
+
+def test_a_skip_without_a_record_behind_it_is_said_to_be_not_stored(queue, caplog):
+    target = MemoryLog()
+    filled(queue, 0, 2)
+    sl.ingest(queue, target)
+    filled(queue, 2, 2)
+    queue.slots.reset("queue", 4)
+    assert sl.ingest(queue, target, skip_trimmed=True).records == 0
+    assert "stores the position 4 with the next record" in caplog.text
+    with pytest.raises(CursorExpired, match="skip_trimmed=True"):
+        sl.ingest(queue, target)
+    filled(queue, 4, 1)
+    assert sl.ingest(queue, target, skip_trimmed=True).records == 3
+    assert sl.ingest(queue, target).records == 0

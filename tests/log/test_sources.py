@@ -55,6 +55,16 @@ def test_a_log_that_forgot_a_source_is_sound_also_when_the_source_begins_again()
     assert "the batch at offset 2 begins writer" in again
 
 
+def test_a_forgotten_source_that_is_ingested_again_further_ahead_is_sound() -> None:
+    log = open_log(PlainStore(), create=True)
+    name = source_writer("a")
+    log.append(ROW, writer=advancing(name, 10), number=0).result()
+    sl.log.forget_source(log, name)
+    log.append(ROW, writer=advancing(name, 10), number=500).result()
+    [again] = noted(log)
+    assert "the batch at offset 1 begins writer" in again
+
+
 def noted(log: sl.log.ObjectLog) -> list[str]:
     found = list(ObjectLogVerifier(log).findings())
     assert {finding.severity for finding in found} == {Severity.NOTE}

@@ -14,8 +14,9 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from strandline.bulk.load_sources import LoadedFile
+from strandline.bulk.load_times import as_time, with_short_times
 from strandline.errors import InvalidInput, SchemaRefused
-from strandline.model.records import RECORD_SCHEMA, TIMESTAMP, Op, conform
+from strandline.model.records import RECORD_SCHEMA, Op, conform
 from strandline.storage.clock import CLOCK
 from strandline.values.codecs.json import Json
 from strandline.values.contract import Codec
@@ -31,7 +32,6 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 """Some programs write it at the beginning of text in UTF-8."""
 _ABSENT: Final = msgspec.Raw(b"")
 _FIRST_PRINTABLE: Final = 0x20
-_A_TIME: Final = "2026-11-01T12:00:00Z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class RecordFields:
     value: str | None = None
     headers: tuple[str, ...] = ()
     """Each becomes a header with its name; one without a value becomes none."""
+    truncates_times: bool = False
+    """Whether times that are finer than a microsecond are cut; otherwise they are refused."""
 
     @property
     def named(self) -> list[str]:
@@ -176,7 +178,11 @@ def _from_columns(rows: pa.Table, fields: RecordFields, codec: Codec | None, whe
     rows = _without_dictionaries(rows)
     plain = {*RECORD_SCHEMA.names, "offset"}
     if not fields.named and set(rows.column_names) <= plain and {"key", "value"} & set(rows.column_names):
-        return rows.select([name for name in rows.column_names if name != "offset"])
+        return with_short_times(
+            rows.select([name for name in rows.column_names if name != "offset"]),
+            where,
+            truncates=fields.truncates_times,
+        )
     columns: dict[str, Any] = {}
     if fields.value is not None:
         columns["value"] = _as_bytes(rows.column(fields.value))
@@ -187,7 +193,7 @@ def _from_columns(rows: pa.Table, fields: RecordFields, codec: Codec | None, whe
     if fields.op is not None:
         columns["op"] = _as_op(rows.column(fields.op), where)
     if fields.timestamp is not None:
-        columns["timestamp"] = _as_time(rows.column(fields.timestamp), where)
+        columns["timestamp"] = as_time(rows.column(fields.timestamp), where, truncates=fields.truncates_times)
     if fields.headers:
         columns["headers"] = _as_headers({name: _as_bytes(rows.column(name)).to_pylist() for name in fields.headers})
     return pa.table(columns)
@@ -240,32 +246,6 @@ def _as_op(column: pa.ChunkedArray, where: str) -> pa.Array:
         wrong = column.filter(pc.is_null(found))[0]
         raise InvalidInput(f"{where} has the operation {str(wrong)[:40]!r}: use put, delete or purge.")
     return found.cast(pa.int8())
-
-
-def _as_time(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    """Times in UTC; ``InvalidInput`` for a column that is neither text nor timestamps with a zone."""
-    kind = column.type
-    has_zone = pa.types.is_timestamp(kind) and kind.tz is not None
-    if not has_zone and not pa.types.is_string(kind) and not pa.types.is_large_string(kind):
-        raise InvalidInput(
-            f"{where} has times of type {kind}, which has no time zone: give timestamps with a zone, or text "
-            f"such as {_A_TIME}."
-        )
-    try:
-        return column.cast(TIMESTAMP)
-    except pa.ArrowInvalid as error:  # its message names calls of Arrow
-        refused = next((text for text in column.to_pylist() if not _is_time(text)), None)
-        raise InvalidInput(
-            f"{where} has the time {refused!r:.40}: use one with its zone, such as {_A_TIME}."
-        ) from error
-
-
-def _is_time(text: Any) -> bool:
-    try:
-        pa.scalar(text).cast(TIMESTAMP)
-    except pa.ArrowInvalid:
-        return False
-    return True
 
 
 # --- lines --------------------------------------------------------------------------------------------------------
@@ -353,7 +333,7 @@ def _line_records(
     if fields.op is not None:
         columns["op"] = _as_op(_texts(found[fields.op]), where)
     if fields.timestamp is not None:
-        columns["timestamp"] = _as_time(_texts(found[fields.timestamp]), where)
+        columns["timestamp"] = as_time(_texts(found[fields.timestamp]), where, truncates=fields.truncates_times)
     if fields.headers:
         columns["headers"] = _as_headers({name: found[name] for name in fields.headers})
     return pa.table(columns)

@@ -73,6 +73,7 @@ def load(
     op: str | None = None,
     timestamp: str | None = None,
     value: str | None = None,
+    truncate_times: bool = False,
     pool: TaskPool | None = None,
     options: dict[str, str] | None = None,
     part_bytes: int = PART_BYTES,
@@ -86,7 +87,8 @@ def load(
 
     ``key``, ``op`` (put, delete, purge), ``timestamp`` (with a zone) and ``value`` name fields or columns of the files.
     Without ``value`` the whole row is the value: in the format that the log names, else as a JSON object, of JSON lines
-    the line itself. Files with the columns of records, such as those of an export, are records.
+    the line itself. Files with the columns of records, such as those of an export, are records. A time that is finer
+    than a microsecond is refused, unless ``truncate_times`` cuts it.
 
     ``pool`` runs the tasks: threads of this process, or ``sl.spark.executors(spark)``. Killed at any moment and called
     again, it continues within a day; a job that is in the log is not loaded again. ``options`` are for the store of the
@@ -98,7 +100,7 @@ def load(
     """
     target = _object_log(log)
     given = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else sources
-    fields = RecordFields(key, op, timestamp, value)
+    fields = RecordFields(key, op, timestamp, value, truncates_times=truncate_times)
     work = _LoadJob(target, job, files_at(given, format, options), fields, pool or ThreadPool(), on_progress)
     return work.run(part_bytes)
 
@@ -195,7 +197,8 @@ class _LoadJob:
     def _note(self) -> LoadNote:
         files = tuple((file.where, file.size, file.modified) for file in self.files)
         named = [(file.where, file.size, file.modified, file.format) for file in self.files]
-        what = msgspec.json.encode([named, [self.fields.key, self.fields.op, self.fields.timestamp, self.fields.value]])
+        named_fields = [self.fields.key, self.fields.op, self.fields.timestamp, self.fields.value]
+        what = msgspec.json.encode([named, named_fields, *(["truncated"] if self.fields.truncates_times else [])])
         return LoadNote(hashlib.sha256(what).hexdigest(), files)
 
     def _is_loaded(self, writer: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from strandline.bulk.span_checks import COLD, HOT, CheckTask, Problem, objects_within
 from strandline.bulk.store_check import compared_store
-from strandline.errors import CorruptData, CursorExpired, Diverged, NotALog, NotFound, NotReady
+from strandline.errors import CorruptData, CursorExpired, Diverged, NotFound, NotReady
 from strandline.log.contract import READING, Log, LogReading, require
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.object.log import ObjectLog
@@ -24,7 +24,15 @@ from strandline.tables.maintain.contract import MaintainedTable
 from strandline.tables.maintain.operations import TableCheck
 from strandline.tables.maintain.operations import verify as verify_table
 from strandline.tier.read.tiered_log import TieredLog, hot_tier
-from strandline.tier.verify import HotLog, check_events, check_known, look_at, unverified
+from strandline.tier.verify import (
+    EVENTS_LOST,
+    HotLog,
+    check_events,
+    check_known,
+    look_at,
+    unreadable_events,
+    unverified,
+)
 
 _PLANNED: Final = 4096
 """Most batches of one plan."""
@@ -136,10 +144,11 @@ class _Job:
         before = self.found.count(Severity.DAMAGE)
         try:
             self.found.take(check_events(self.log.unchecked_events(), self.log.log_id))
-        except (CorruptData, NotFound, NotALog) as error:
-            self.found.take([Finding(Severity.DAMAGE, FindingKind.SEGMENT, self.found.subject, str(error))])
+            if self.found.count(Severity.DAMAGE) > before:
+                self.found.take([unverified(self.found.subject)])
+        except EVENTS_LOST as error:
+            self.found.take(unreadable_events(self.found.subject, error))
         if self.found.count(Severity.DAMAGE) > before:
-            self.found.take([unverified(self.found.subject)])
             self.log = self.hot
 
     def verified_range(self, since: Start, upto: int | None) -> Bounds:

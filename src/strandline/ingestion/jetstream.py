@@ -152,7 +152,7 @@ def _batch(messages: list[Any]) -> pa.RecordBatch:
             "offset": [_sequence(message) for message in messages],
             "timestamp": [microseconds(message.metadata.timestamp) for message in messages],
             "op": [int(removal(each or {}) or Op.PUT) for each in headers],
-            "key": [message.subject.encode() for message in messages],
+            "key": [message.subject.encode(errors="surrogateescape") for message in messages],
             "value": [message.data for message in messages],
             "headers": [
                 None if not each else [(name, value.encode()) for name, value in each.items()] for each in headers

@@ -35,11 +35,11 @@ from strandline.errors import (
 from strandline.followers.run import Batching, follow
 from strandline.ingestion.log_sink import TARGET, LogSink, TargetLog, may_be_repeated
 from strandline.ingestion.value_formats import FormatFollower
-from strandline.log.contract import READING, Log, LogReading, Slots, require
+from strandline.log.contract import READING, Log, Slots, require
 from strandline.log.object.log import ObjectLog
+from strandline.log.read.reading import last_record
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
-from strandline.model.records import RECORD_SCHEMA
 from strandline.model.retention import NEWCOMER_SECONDS
 from strandline.node.api import Primary
 from strandline.node.flight.client.remote_log import RemoteLog
@@ -261,6 +261,11 @@ def resume_ingest(source: Log, target: TargetLog, sink: LogSink, *, skip_trimmed
                 f"{bounds.first - cursor.next:,} offsets between them were deleted before they were ingested, and are "
                 "lost to the target. To continue without them, pass skip_trimmed=True (--skip-trimmed)."
             )
+        if bounds.first == bounds.next:
+            _LOGGER.warning(
+                "The source holds no record behind the deleted ones: %r stores the position %d with the next record. "
+                "Until then, skip the deleted records again (--skip-trimmed).", target, bounds.first,
+            )  # fmt: skip
         sink.skip_to(source.cursor_at(bounds.first))
         return
     there, here = last_record(target, last.first + last.count), last_record(source, cursor.next)
@@ -325,16 +330,6 @@ def _lost_with_its_primary(source: BoundedReads, slot: str) -> bool:
     ``CursorExpired``.
     """
     return source.is_node and all(state.name != slot for state in source.slots.list())
-
-
-def last_record(log: LogReading, upto: int) -> pa.RecordBatch | None:
-    """The last record below an offset, without the offset; None if it is not retained."""
-    try:
-        spans = log.plan(Cursor(log.log_id, upto - 1), Limit(batches=1, upto=upto))
-        batches = [batch for span in spans for batch in span.fetch() if batch.num_rows]
-    except (CursorExpired, NotFound):
-        return None
-    return batches[-1].slice(batches[-1].num_rows - 1).select(RECORD_SCHEMA.names) if batches else None
 
 
 def has_slots(source: object) -> bool:

@@ -12,7 +12,16 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import CorruptData, Diverged, Gap, NotFound, NotReady, UnsupportedVersion
+from strandline.errors import (
+    CorruptData,
+    Diverged,
+    Gap,
+    NotALog,
+    NotFound,
+    NotReady,
+    StrandlineError,
+    UnsupportedVersion,
+)
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.maintain.verify import ObjectLogVerifier
@@ -43,6 +52,9 @@ from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import log_address, partition_of
 from strandline.tier.read.segment_check import examine_segment
+
+EVENTS_LOST: Final = (CorruptData, NotFound, NotALog)
+"""Errors of events that are damaged or gone."""
 
 HotLog = ObjectLog | WalReader | WalLog
 
@@ -176,6 +188,11 @@ def examined(store: ObjectStore, segment: SegmentMetadata, found: SegmentObject 
     except pa.ArrowException as error:
         return f"{store.url}/{_path(segment)} cannot be decoded ({error}): restore the object."
     return None
+
+
+def unreadable_events(where: str, error: StrandlineError) -> list[Finding]:
+    """Findings for events that cannot even be opened."""
+    return [Finding(Severity.DAMAGE, FindingKind.SEGMENT, where, str(error)), unverified(where)]
 
 
 def unverified(where: str) -> Finding:

@@ -10,7 +10,7 @@ import typer
 
 from strandline.bulk.loading import load as load_files
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import OR_CREATE, Json, guarded, open_log
+from strandline.cli.shared.common import OR_CREATE, Json, TruncateTimes, guarded, open_log
 from strandline.cli.shared.pools import Workers, task_pool
 
 
@@ -46,6 +46,7 @@ def load(
     op: Annotated[str | None, _field("The one that says put, delete or purge; by default all are puts.")] = None,
     timestamp: Annotated[str | None, _field("The one with the time, and its zone; by default it is now.")] = None,
     value: Annotated[str | None, _field("The one that is the value; by default the whole row is.")] = None,
+    truncate_times: TruncateTimes = False,
     workers: Workers = None,
     create: Annotated[bool, typer.Option("--create", help="Make the log if there is none.")] = False,
     json: Json = False,
@@ -75,6 +76,7 @@ def load(
             op=op,
             timestamp=timestamp,
             value=value,
+            truncate_times=truncate_times,
             pool=pool,
             on_progress=lambda loaded, _: tell(loaded),
         )

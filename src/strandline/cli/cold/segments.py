@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -20,10 +21,11 @@ from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, Place, guarded, open_to_look
 from strandline.cli.shared.groups import ListingGroup, group
 from strandline.cli.shared.text import moment
+from strandline.log.findings import Verification
 from strandline.model.cursor import Bounds
 from strandline.model.segments import SegmentMetadata, SegmentState
-from strandline.tier.opening import cold_tier, follow_events
-from strandline.tier.verify import TierView, look_at, verify_tier
+from strandline.tier.opening import cold_tier, follow_events, log_address
+from strandline.tier.verify import EVENTS_LOST, TierView, look_at, unreadable_events, verify_tier
 
 segments = group(
     "List, draw and verify the segments of a log's cold tier. **strandline segments LOG** lists them.",
@@ -344,8 +346,14 @@ def verify(
     def meter(total: int) -> AbstractContextManager[Callable[[int], None]]:
         return show.meter("looking at segments" if fast else "reading bytes", total=total, quiet=json)
 
-    with follow_events(cold) as manager:
-        url, found = verify_tier(opened, cold, manager, fast=fast, workers=workers, meter=meter)
+    with ExitStack() as held:
+        try:
+            manager = held.enter_context(follow_events(cold))
+        except EVENTS_LOST as error:
+            url, found = log_address(opened), Verification(cold.store, Counter(segments=0, records=0, bytes=0))
+            found.take(unreadable_events(cold.store, error))
+        else:
+            url, found = verify_tier(opened, cold, manager, fast=fast, workers=workers, meter=meter)
     seen = found.examined
     looked = (
         f"{show.counted(seen['segments'], 'segment')} {'looked at' if fast else 'read'}, with "

@@ -19,7 +19,15 @@ from strandline.bulk.load_files import RecordFields
 from strandline.bulk.load_sources import FileFormat, LoadedFile, files_at
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import LogPlace, on_any_log
-from strandline.cli.shared.common import INTERRUPTED, OR_CREATE, Interruption, Json, retention_option, stop_on_signal
+from strandline.cli.shared.common import (
+    INTERRUPTED,
+    OR_CREATE,
+    Interruption,
+    Json,
+    TruncateTimes,
+    retention_option,
+    stop_on_signal,
+)
 from strandline.cli.shared.text import InputRecord, parse_json, parse_line
 from strandline.errors import InvalidInput
 from strandline.log.contract import Handle
@@ -89,6 +97,7 @@ def produce(
     headers: Annotated[
         list[str] | None, _field("--headers", help_="One that becomes a header of its name; may be repeated.")
     ] = None,
+    truncate_times: TruncateTimes = False,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Continue behind the rows that the log has already.", rich_help_panel=_FILES),
@@ -140,7 +149,7 @@ def produce(
         raise typer.BadParameter("--key-separator needs at least one character, and --format lines.")
     if retention is not None and not create:
         raise typer.BadParameter("--retention is for a log that is made: it needs --create.")
-    fields = RecordFields(key, op_field, timestamp_field, value_field, tuple(headers or ()))
+    fields = RecordFields(key, op_field, timestamp_field, value_field, tuple(headers or ()), truncate_times)
     if files:
         if count is not None or key_separator is not None or (format is not None and format in _OF_INPUT):
             raise typer.BadParameter(
@@ -158,10 +167,10 @@ def produce(
             as_json=json,
         )
         return
-    if fields.named or resume or source is not None or format not in _OF_INPUT:
+    if fields.named or truncate_times or resume or source is not None or format not in _OF_INPUT:
         raise typer.BadParameter(
-            "--key, --op-field, --timestamp-field, --value-field, --headers, --resume, --source and the formats jsonl, "
-            "csv, parquet and arrow are for files: name one behind the log."
+            "--key, --op-field, --timestamp-field, --value-field, --headers, --truncate-times, --resume, --source and "
+            "the formats jsonl, csv, parquet and arrow are for files: name one behind the log."
         )
     tally, began = ProducedCount(), time.monotonic()
     failure: InvalidInput | None = None

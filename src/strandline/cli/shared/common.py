@@ -62,6 +62,9 @@ Place = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable output only.")]
+TruncateTimes = Annotated[
+    bool, typer.Option("--truncate-times", help="Cut times that are finer than a microsecond; else they are refused.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 _DEBUG: Final = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
 

@@ -20,11 +20,12 @@ from urllib.parse import urlsplit
 from strandline.cli.shared import output as show
 from strandline.errors import InvalidInput, JobFailed, StrandlineError
 
-_PORTS: Final = {"sc": 15002, "spark": 7077}
+_PORTS: Final = {"sc": 15002, "spark": 7077, "https": 443, "http": 80}
 _CONNECT_SECONDS: Final = 10.0
 _PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
 _LONGEST: Final = 300
-_CAUSE: Final = re.compile(r"\b[a-z]\w*(?:\.\w+)*\.\w*(?:Exception|Error): (?!Exception thrown|Job aborted)(.+)")
+_EMPTY_WORDS: Final = "Exception thrown|Job aborted|An error has occurred"
+_CAUSE: Final = re.compile(rf"\b[a-z]\w*(?:\.\w+)*\.(\w*(?:Exception|Error)): (?!{_EMPTY_WORDS})(.+)")
 _NOISE: Final = re.compile(r"^\s|WARN|^Using Spark|^Setting default|^To adjust|^Error:|^Exception in thread")
 _STDERR: Final = 2
 _OF_EVERY_START: Final = re.compile(
@@ -89,7 +90,7 @@ def _start(master: str | None, remote: str | None, settings: dict[str, str]) -> 
 def _check_reachable(address: str) -> None:
     """``JobFailed`` if nothing listens at a server's address, where Spark would try again for minutes."""
     try:
-        place = urlsplit(address)
+        place = urlsplit(_kubernetes(address))
         host, port = place.hostname, place.port or _PORTS.get(place.scheme)
     except ValueError:
         return  # several masters; or Spark says what is wrong with it
@@ -104,17 +105,31 @@ def _check_reachable(address: str) -> None:
         ) from error
 
 
+def _kubernetes(master: str) -> str:
+    """The address of the API server in a master of Kubernetes, as Spark reads it; any other address as it is.
+
+    >>> _kubernetes("k8s://a:6443"), _kubernetes("k8s://http://a"), _kubernetes("spark://a")
+    ('https://a:6443', 'http://a', 'spark://a')
+    """
+    server = master.removeprefix("k8s://")
+    return server if server == master or "://" in server else f"https://{server}"
+
+
 def _reason(text: str, printed: str) -> str:
     r"""The sentence that says why Spark did not start: that of an exception, else the first line.
 
     >>> _reason("An error occurred.\n: org.apache.spark.SparkException: Could not parse Master URL: 'x'\n\tat a", "")
     "Could not parse Master URL: 'x'"
+    >>> _reason("a.b.CException: An error has occurred.\nCaused by: java.net.UnknownHostException: k8s.example\n", "")
+    'UnknownHostException: k8s.example'
     >>> _reason("[JAVA_GATEWAY_EXITED] Java exited.", "WARNING: a\nInvalid maximum heap size: -Xmxx\nError: b\n")
     'Invalid maximum heap size: -Xmxx'
     """
     for where in (text, printed):
-        if found := _CAUSE.search(where):
-            return found[1].strip()[:_LONGEST]
+        if found := _CAUSE.findall(where):
+            # The deepest cause, with its kind, where the first one is only a name.
+            kind, words = next((one for one in found if " " in one[1].strip()), (found[-1][0], ""))
+            return (words.strip() or f"{kind}: {found[-1][1].strip()}")[:_LONGEST]
     lines = [line for where in (printed, text) for line in where.splitlines() if line and not _NOISE.search(line)]
     return next(iter(lines), "")[:_LONGEST]
 

@@ -27,8 +27,8 @@ from strandline.formats.arrow.block import Compression
 from strandline.log.object.head.index import StoredChunks, entries_from
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.upload import Lister, ObjectShipper
-from strandline.log.read.reading import fetch_in_order
-from strandline.log.writers.source import source_writer
+from strandline.log.read.reading import fetch_in_order, last_record
+from strandline.log.writers.source import is_member, is_source, source_writer
 from strandline.model.cursor import Limit
 from strandline.model.head import Head, MetadataRanges, QueueManifest, WriterId
 from strandline.model.records import RECORD_SCHEMA
@@ -92,6 +92,8 @@ def upgrade(
     copy = _QueueCopy(queue, target, Compression.named(compression), chance)
     bounds = queue.bounds()
     done = copy.position(target.head())
+    if done is None:
+        refuse_other_address(queue, target)
     if done is not None and done >= bounds.next:
         raise Diverged(
             f"{target.url} holds copies through batch {done}, and {queue.url} ends at {bounds.next}: the queue was "
@@ -114,6 +116,35 @@ def refuse_upgraded(queue: QueueLog, target: ObjectLog) -> None:
                 f"{target.url} holds {queue.url} through batch {done} by an upgrade, and would hold its records twice: "
                 "go on with 'strandline upgrade', or ingest the queue into another log."
             )
+    refuse_other_address(queue, target)
+
+
+def refuse_other_address(queue: QueueLog, target: ObjectLog) -> None:
+    """``InvalidInput`` if the target holds this queue, copied from another address: its records would be there twice.
+
+    A queue has no identity but its address. But the last record that came from it is in both: its value and time are
+    compared at the position that the target remembers.
+    """
+    bounds = queue.bounds()
+    for writer, last in target.head().writers.items():
+        position = _position_of(writer, last.number)
+        if position is None or not bounds.first < position <= bounds.next:
+            continue
+        there = last_record(target, last.first + last.count)
+        if there is not None and there.equals(last_record(queue, position)):
+            raise InvalidInput(
+                f"{target.url} holds the records of {queue.url} before batch {position:,}, copied from another address "
+                "of the same queue (a link, or another spelling), or from a copy of it, and would hold them twice: go "
+                "on with that address, or choose another log."
+            )
+
+
+def _position_of(writer: WriterId, number: int) -> int | None:
+    """The position in a source, or in a queue that was upgraded; None for other writers."""
+    if is_source(writer):
+        return number
+    is_upgrade = writer.bytes[6] >> 4 == _VERSION >> 4 and not is_member(writer)
+    return (int.from_bytes(writer.bytes[8:], "big") & _SEQUENCES) + number + 1 if is_upgrade else None
 
 
 def _round(

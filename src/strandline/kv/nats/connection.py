@@ -53,6 +53,23 @@ def client() -> Any:
     return nats
 
 
+class _Subject(bytes):
+    """A subject, whose bytes need not be UTF-8: those that are not are kept as surrogates (PEP 383)."""
+
+    def decode(self, encoding: str = "utf-8", errors: str = "surrogateescape") -> str:
+        return super().decode(encoding, errors)
+
+
+def _tolerant_client(nats: Any) -> Any:
+    """A client of the library that survives messages with any subject: its own one ends the connection."""
+
+    class Client(nats.NATS):  # type: ignore[misc]
+        def _build_message(self, sid: int, subject: bytes, *rest: Any) -> Any:
+            return super()._build_message(sid, _Subject(subject), *rest)
+
+    return Client()
+
+
 class NoResponder(TransientStorageError):
     """No responder for the subject: no such stream or consumer, or JetStream is down."""
 
@@ -149,7 +166,9 @@ class NatsConnection:
                 "reconnected_cb": self._on_reconnect,
                 "error_cb": _on_error,
             }
-            return await asyncio.wait_for(self._nats.connect(list(servers), **settings), self.timeout)
+            connected = _tolerant_client(self._nats)
+            await asyncio.wait_for(connected.connect(list(servers), **settings), self.timeout)
+            return connected
 
         return self.run(connect(), f"Connecting to {', '.join(servers)}")
 

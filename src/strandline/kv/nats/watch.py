@@ -189,7 +189,7 @@ class NatsSubscription(Closing):
                     if sequence != seen + 1 and chunk.hole_after is None:
                         chunk.hole_after, chunk.before_hole = seen, len(keys)
                     seen = sequence
-                key = message.subject[cut:].encode()
+                key = message.subject[cut:].encode(errors="surrogateescape")
                 if everything or key in scope:
                     self._add(chunk, key, message)
             chunk.received = True

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkab
 
 import pyarrow as pa
 
-from strandline.errors import InvalidInput, NotFound, NotReady
+from strandline.errors import CursorExpired, InvalidInput, NotFound, NotReady
 from strandline.log.read.planning import cursor_after, joined
 from strandline.model.cursor import Cursor, Limit, Start
+from strandline.model.records import RECORD_SCHEMA
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin
 
@@ -206,3 +207,13 @@ def read_spans(
             again = log.plan(cursor, Limit(batches=1, upto=end))
             if not again or any(span == again[0] for span in spans):
                 raise
+
+
+def last_record(log: LogReading, upto: int) -> pa.RecordBatch | None:
+    """The last record below an offset, without the offset; None if it is not retained."""
+    try:
+        spans = log.plan(Cursor(log.log_id, upto - 1), Limit(batches=1, upto=upto))
+        batches = [batch for span in spans for batch in span.fetch() if batch.num_rows]
+    except (CursorExpired, NotFound):
+        return None
+    return batches[-1].slice(batches[-1].num_rows - 1).select(RECORD_SCHEMA.names) if batches else None

@@ -150,7 +150,9 @@ class Writers:
         if last is not None and last.number != _IN_A_GROUP and entry.number != last.number + (not is_source(writer)):
             where = f"the batch at offset {entry.first}"
             # A log forgets silent producers by itself, and a source when it is told to.
-            begins_again = entry.number < last.number if is_source(writer) else known is None and entry.number == 0
+            # A known source continues where it ended: only a forgotten one begins elsewhere, also further ahead. Were a
+            # batch missing, offsets would be, too.
+            begins_again = is_source(writer) or (known is None and entry.number == 0)
             if begins_again:
                 yield Severity.NOTE, f"{where} begins writer {entry.writer} again, which the log had forgotten"
             else:
