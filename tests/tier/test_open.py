@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,21 @@ def test_a_write_ahead_log_with_a_cold_tier_is_read_across_both_and_closed_with_
             assert [value for _, value in content(both)] == [b"0", b"1", b"2", b"3"]
     with sl.open(url, read_only=True) as reader:
         assert [value for _, value in content(reader)] == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_program_that_does_not_close_a_log_with_a_cold_tier_ends(tmp_path: Path) -> None:
+    """Its threads are frozen when the interpreter shuts down: nothing may wait for them."""
+    log = sl.open(tmp_path / "orders", create=True)
+    for number in range(4):
+        append(log, b"%d" % number, number=number)
+    sl.tier.attach(log)
+    with sl.tier.tiering(log) as tierer:
+        tierer.run_once(everything=True)
+    log.slots.create("reader", 4)
+    log.trim()
+    program = f"import strandline as sl; log = sl.open({str(tmp_path / 'orders')!r}); print(sl.bulk.verify(log).next)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
+    assert done.stdout == "4\n"
 
 
 def test_a_node_is_opened_by_its_address(tmp_path: Path) -> None:

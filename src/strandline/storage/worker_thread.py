@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -27,5 +28,10 @@ class WorkerThread(threading.Thread):
             self._is_over.set()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until the work is over, for at most ``timeout`` seconds."""
+        """Wait until the work is over, for at most ``timeout`` seconds.
+
+        Not while the interpreter shuts down: daemon threads are frozen by then, and their work never ends.
+        """
+        if sys.is_finalizing():
+            return
         self._is_over.wait(timeout)

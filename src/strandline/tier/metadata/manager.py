@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Self, TypeVar
@@ -374,8 +375,11 @@ class MetadataManager(Closing):
     def close(self) -> None:
         """Stop following and take a last snapshot. Idempotent.
 
-        Reads still answer from the applied events; writes fail, also those that wait.
+        Reads still answer from the applied events; writes fail, also those that wait. Does nothing while the
+        interpreter shuts down: its threads are frozen by then, perhaps with a lock that this needs.
         """
+        if sys.is_finalizing():
+            return
         with self._closing:
             self._closed.set()
             self._state.close()
