@@ -55,7 +55,7 @@ IS_INSTALLED = any(found.name == "strandline" for found in entry_points(group="p
 EXTRAS = tomllib.loads((HOME / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 EQUAL = (
-    (r"\b[0-9a-f]{8}-[0-9a-f]{0,4}…", "ID"),
+    (r"\b[0-9a-f]{8}…", "ID"),
     (r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", "ID"),
     (r"\b[0-9a-f]{32}\b", "ID"),
     (r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d([.,]\d+)?(Z|\+00:00)?", "DATE"),
