@@ -20,9 +20,10 @@ from strandline.formats.wal.frame import HEADER_SIZE, FrameInfo, FrameScanner, e
 from strandline.model.cursor import Cursor
 from strandline.model.sink import StorePosition
 from strandline.testing.clock import ManualClock, SeededChance
-from strandline.testing.keyed_stores import ExportingStoreContract, content
+from strandline.testing.keyed_stores import content
 from strandline.testing.simdisk import SimulatedDisk
 from strandline.testing.sinks import DELETE, LOG, changes
+from strandline.testing.store_snapshots import ExportingStoreContract
 
 OTHER = UUID(int=2)
 FOLDER, FILE = "/fold", "/fold/fold.log"

@@ -30,7 +30,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA, Op, record_batch, with_offsets
 from strandline.model.sink import StorePosition
 from strandline.snapshots.sealed import check_snapshot
-from strandline.testing.keyed_stores import ExportingStoreContract
+from strandline.testing.store_snapshots import ExportingStoreContract
 from tests.cases import partly
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
+    from strandline.bulk.audit import LogAudit as LogAudit
     from strandline.bulk.exporting import ExportManifest as ExportManifest
     from strandline.bulk.exporting import export as export
     from strandline.bulk.ingesting import ingest as ingest
     from strandline.bulk.loading import Loaded as Loaded
     from strandline.bulk.loading import load as load
     from strandline.bulk.snapshot_building import build_snapshot as build_snapshot
-    from strandline.bulk.verifying import LogAudit as LogAudit
     from strandline.bulk.verifying import verify as verify
     from strandline.storage.task_pool import TaskPool as TaskPool
     from strandline.storage.task_pool import ThreadPool as ThreadPool
@@ -23,7 +23,7 @@ _get, __dir__, __all__ = lazy(
     {
         "ExportManifest": "strandline.bulk.exporting",
         "Loaded": "strandline.bulk.loading",
-        "LogAudit": "strandline.bulk.verifying",
+        "LogAudit": "strandline.bulk.audit",
         "TaskPool": "strandline.storage.task_pool",
         "ThreadPool": "strandline.storage.task_pool",
         "build_snapshot": "strandline.bulk.snapshot_building",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from strandline.log.findings import Severity
 
 if TYPE_CHECKING:
-    from strandline.bulk.verifying import AuditRow, LogAudit
+    from strandline.bulk.audit import AuditRow, LogAudit
 
 _WIDTH: Final = 960
 _LEFT: Final = 150

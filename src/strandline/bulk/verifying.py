@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from strandline.bulk.audit import AuditRow, LogAudit
 from strandline.bulk.span_checks import COLD, HOT, CheckTask, Problem, objects_within
 from strandline.bulk.store_check import compared_store
 from strandline.errors import CorruptData, CursorExpired, Diverged, NotFound, NotReady
@@ -36,39 +37,6 @@ from strandline.tier.verify import (
 
 _PLANNED: Final = 4096
 """Most batches of one plan."""
-
-
-@dataclass(frozen=True, slots=True)
-class AuditRow:
-    """A tier or a table: the offsets that it holds, and those that are damaged or differ."""
-
-    name: str
-    first: int
-    next: int
-    damage: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class LogAudit:
-    """Result of :func:`verify`: counts, findings, and the state of each tier and table."""
-
-    first: int
-    next: int
-    """The offsets that were verified are from ``first`` up to ``next``."""
-    verification: Verification
-    rows: tuple[AuditRow, ...]
-    tables: tuple[tuple[str, TableCheck], ...] = ()
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether there is no damage."""
-        return self.verification.is_clean
-
-    def svg(self) -> str:
-        """A picture: the axis of offsets, a row for each tier and table, damage marked."""
-        from strandline.bulk.audit_picture import drawn
-
-        return drawn(self)
 
 
 @checked

@@ -6,121 +6,41 @@ import asyncio
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NoReturn, Unpack, final
-from uuid import UUID
+from typing import Final, NoReturn, Unpack, final
 
 import pyarrow as pa
 
 from strandline.errors import NotReady, Unsupported
-from strandline.log.contract import Handle, Log, LogReading, Receipt, Slots
+from strandline.log.contract import Handle, Log, Receipt
 from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, RETRY_SECONDS, producer_by
 from strandline.log.produce.limits import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.typed import ValueEncoder
 from strandline.log.read.value_format import named_codec
 from strandline.log.writers.numbered import numbered
-from strandline.model.addresses import Address, as_folder
-from strandline.model.arguments import Timeout, checked
-from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
-from strandline.model.head import StoredAppend, WriterId, WriterState
-from strandline.model.optional_calls import OptionalCalls
+from strandline.model.addresses import Address
+from strandline.model.arguments import checked
+from strandline.model.cursor import Cursor, Limit
+from strandline.model.head import WriterId, WriterState
 from strandline.model.records import RecordSource
-from strandline.node.config import NodeConfig, NodeSettings, ReplicaSettings
+from strandline.node.config import NodeSettings, ReplicaSettings
 from strandline.node.lead.commits import CommitHandle
 from strandline.node.lead.policies import CommitPolicy, as_policy
 from strandline.node.lead.primary import COMMIT_SECONDS, PrimaryRole
 from strandline.node.messages import Caller, Commit, Resume, Topology
+from strandline.node.node_handle import NodeHandle, started
 from strandline.node.replicate.replica import Condition
-from strandline.node.running import RunningNode, leading
+from strandline.node.running import leading
 from strandline.storage.clock import CHANCE
-from strandline.storage.closing import Closing
-from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.values.contract import Codec
 
 _LEADS_WITHIN: Final = 30.0
 _BUILDING: Final = str(Condition.BOOTSTRAPPING)
 
 
-@bound_to_process(keep=("name", "url"))
-@checked
-class _NodeHandle(OptionalCalls, LogReading, Closing):
-    """A running node. Closing the handle stops the node. As a log it is read up to the commit watermark."""
-
-    def __init__(self, running: RunningNode) -> None:
-        self.running = running
-        """The node process, for everything that this API leaves out."""
-        self._origin = Origin(f"The node {running.name}", self)
-
-    @property
-    def name(self) -> str:
-        """The node's name."""
-        return self.running.name
-
-    @property
-    def _committed_log(self) -> Log:
-        return self.running.node.reading()
-
-    @property
-    def log_id(self) -> UUID:
-        """The log's identity."""
-        return self._committed_log.log_id
-
-    def bounds(self) -> Bounds:
-        """The first retained offset, and the next one that readers will see."""
-        return self._committed_log.bounds()
-
-    def end(self) -> Cursor:
-        """The cursor at the end that readers see now."""
-        return self._committed_log.end()
-
-    def cursor_at(self, offset: int) -> Cursor:
-        """The cursor at ``offset``."""
-        return self._committed_log.cursor_at(offset)
-
-    def append_at(self, offset: int) -> StoredAppend:
-        """The batch with the record at an offset."""
-        return self.running.append_at(offset)
-
-    def position_of(self, start: Start) -> int:
-        """The offset of a start; whether it is retained is not checked."""
-        return self._committed_log.position_of(start)
-
-    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[Span]:
-        """The spans after a cursor, up to what is committed; processes on the same disk can fetch them."""
-        return self._committed_log.plan(since, limit)
-
-    def wait(self, past: Cursor, timeout: Timeout) -> bool:
-        """Block until there is a record to read past the cursor (True), or until the timeout (False)."""
-        return self._committed_log.wait(past, timeout)
-
-    @property
-    def slots(self) -> Slots:
-        """The slots of consumers, which the primary has; ``NotReady`` on a node that does not lead."""
-        return self.running.slots
-
-    @property
-    def url(self) -> str:
-        """The address for other nodes, and for ``sl.node.RemoteLog``."""
-        return self.running.url
-
-    @property
-    def condition(self) -> str:
-        """The node's state: leading, connecting, bootstrapping, following, fenced, gap, diverged or failed."""
-        return self.running.condition
-
-    @property
-    def trouble(self) -> str | None:
-        """Why the node has stopped until an operator acts, or None."""
-        return self.running.trouble
-
-    def close(self) -> None:
-        """Stop, and release the lease at once. Idempotent."""
-        self.running.close()
-
-
 @final
 @checked
-class Primary(_NodeHandle):
+class Primary(NodeHandle):
     """A log on this machine that replicas follow: a committed record survives the losses that its policy allows.
 
     An append is durable here when it returns, and says whether its commit policy is satisfied. Safe in threads.
@@ -153,7 +73,7 @@ class Primary(_NodeHandle):
         log, with its records, writers and slots. Nobody writes the original any more. Further ``settings`` are the
         fields of :class:`~strandline.node.config.NodeConfig`: ``policy``, ``retention``, ``nodes``, ``listen``, ….
         """
-        running = _start(folder, name=name, lease=lease, lead=lease is None, create=create, **settings)
+        running = started(folder, name=name, lease=lease, lead=lease is None, create=create, **settings)
         try:
             leading(running, timeout)
         except BaseException:
@@ -289,7 +209,7 @@ class Primary(_NodeHandle):
 
 @final
 @checked
-class Replica(_NodeHandle):
+class Replica(NodeHandle):
     """A copy of a primary's log on this machine: what it has acknowledged to the primary is durable here.
 
     It connects, bootstraps if it has to, and follows. It recovers from everything except a gap or a divergence, which
@@ -316,7 +236,7 @@ class Replica(_NodeHandle):
         **settings: Unpack[ReplicaSettings],
     ) -> None:
         """As :meth:`open`."""
-        super().__init__(_start(folder, name=name, upstream=upstream, **settings))
+        super().__init__(started(folder, name=name, upstream=upstream, **settings))
 
     @classmethod
     def open(
@@ -424,11 +344,3 @@ def _after(log: Log, after: Cursor | None, timeout: float) -> Log:
             raise NotReady(f"Offset {after.next - 1} is not committed after {timeout:g} s: ask again.")
         log.plan(after, Limit(batches=1))  # raises if the record before the cursor differs here
     return log
-
-
-def _start(folder: Address, **settings: Any) -> RunningNode:
-    """Start the node of a folder; settings that are None get their default."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    if "take_over" in given:
-        given["take_over"] = as_folder(given["take_over"])
-    return RunningNode(NodeConfig(folder=as_folder(folder), **given))

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from strandline.testing.interleave import Interleaver as Interleaver
     from strandline.testing.key_values import KeyValueContract as KeyValueContract
     from strandline.testing.keyed_stores import DurableStoreContract as DurableStoreContract
-    from strandline.testing.keyed_stores import ExportingStoreContract as ExportingStoreContract
     from strandline.testing.keyed_stores import StoreContract as StoreContract
     from strandline.testing.logs import LogContract as LogContract
     from strandline.testing.plain import PlainStore as PlainStore
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from strandline.testing.simdisk import fill_everywhere as fill_everywhere
     from strandline.testing.sinks import MemorySink as MemorySink
     from strandline.testing.sinks import SinkContract as SinkContract
+    from strandline.testing.store_snapshots import ExportingStoreContract as ExportingStoreContract
     from strandline.testing.stores import ObjectStoreContract as ObjectStoreContract
     from strandline.testing.tables import TableContract as TableContract
     from strandline.testing.topics import TopicContract as TopicContract
@@ -46,7 +46,7 @@ __getattr__, __dir__, __all__ = lazy(
         "Crash": "strandline.testing.faulty",
         "CrashMode": "strandline.testing.simdisk",
         "DurableStoreContract": "strandline.testing.keyed_stores",
-        "ExportingStoreContract": "strandline.testing.keyed_stores",
+        "ExportingStoreContract": "strandline.testing.store_snapshots",
         "Faults": "strandline.testing.faulty",
         "FaultyStore": "strandline.testing.faulty",
         "FullDisk": "strandline.testing.disks",

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from strandline.testing.simdisk import SimulatedDisk
 
 SUITES: Final = (
-    *("codecs", "crashing", "key_values", "keyed_stores", "logs", "producers", "queues", "sinks", "slots", "stores"),
-    *("tables", "topics"),
+    *("codecs", "crashing", "key_values", "keyed_stores", "logs", "producers", "queues", "sinks", "slots"),
+    *("store_snapshots", "stores", "tables", "topics"),
 )
 """Modules with assertions. Their failures show values, as those in test files do."""
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.text import Text
 
-from strandline.bulk.verifying import LogAudit
+from strandline.bulk.audit import LogAudit
 from strandline.bulk.verifying import verify as verify_log
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log

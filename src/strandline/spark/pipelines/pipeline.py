@@ -23,11 +23,12 @@ from strandline.model.arguments import Positive, anything, checked
 from strandline.model.cursor import Cursor, Limit, Start
 from strandline.model.sink import LogAwareSink, Sink, TableSink, TransformableSink
 from strandline.spark.opening import SharedLog, access_options, opened
-from strandline.spark.options import Position, Trigger, parse_options, parse_trigger
+from strandline.spark.options import Position, parse_options
 from strandline.spark.pipelines.display import ProgressDisplay
 from strandline.spark.pipelines.progress import OnStep, PipelineProgress, ProgressCounter
 from strandline.spark.pipelines.transform import FrameTransform
 from strandline.spark.pipelines.workers import Place, SparkWorkers
+from strandline.spark.trigger import Trigger, parse_trigger
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.retry import Backoff
 from strandline.tier.read.tiered_log import TieredLog

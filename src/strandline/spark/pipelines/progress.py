@@ -14,7 +14,7 @@ from strandline.followers.engine import Engine
 from strandline.followers.run import StoredRange
 from strandline.log.lag import LogLag
 from strandline.model.cursor import Cursor
-from strandline.spark.options import Trigger
+from strandline.spark.trigger import Trigger
 from strandline.storage import metrics
 from strandline.storage.clock import Clock
 
