@@ -20,7 +20,7 @@ from strandline.node.options import TierSettings
 from strandline.testing.clock import SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
-from strandline.tier.copy.steps import Round
+from strandline.tier.copy.rounds import Round
 from tests.cluster.clients import read
 from tests.cluster.history import Broken
 from tests.cluster.machine import Machine, MachineClock

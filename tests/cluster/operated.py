@@ -24,7 +24,7 @@ from strandline.testing.clock import SeededChance
 from strandline.testing.faulty import Call
 from strandline.testing.simdisk import CrashMode
 from strandline.tier.claim import CLAIM_CODEC, CLAIM_FILE
-from strandline.tier.copy.steps import Round
+from strandline.tier.copy.rounds import Round
 from tests.cluster.clients import entries
 from tests.cluster.climate import Climate
 from tests.cluster.cold import COLD, SimulatedColdTier

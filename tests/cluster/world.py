@@ -21,7 +21,7 @@ from strandline.testing.clock import SeededChance
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
 from strandline.testing.simdisk import CrashMode
-from strandline.tier.copy.steps import Round
+from strandline.tier.copy.rounds import Round
 from tests.cluster import history
 from tests.cluster.clients import ClientWriter, entries, read, shown
 from tests.cluster.climate import Climate

@@ -38,6 +38,7 @@ from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
 from strandline.tier.attachment import ColdCell
 from strandline.tier.copy.planning import written_time
+from strandline.tier.copy.rounds import TieringStep
 from strandline.tier.copy.segment_files import (
     forget_tails,
     list_segments,
@@ -46,7 +47,6 @@ from strandline.tier.copy.segment_files import (
     segment_path,
     verify_segment,
 )
-from strandline.tier.copy.steps import TieringStep
 from strandline.tier.copy.tierer import Tierer
 from strandline.tier.metadata.manager import MetadataManager
 from tests.cases import parts, some

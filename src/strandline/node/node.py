@@ -32,7 +32,7 @@ from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease
 from strandline.storage.metrics import TERM
-from strandline.tier.copy.steps import Round
+from strandline.tier.copy.rounds import Round
 from strandline.tier.read.tiered_log import TieredLog
 
 _LOGGER = logging.getLogger(__name__)

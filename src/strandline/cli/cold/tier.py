@@ -33,7 +33,7 @@ from strandline.cli.shared.pools import Workers, is_on_spark, task_pool
 from strandline.model.retention import parse_retention
 from strandline.model.segments import SegmentMetadata
 from strandline.tier.attachment import PARTITIONS
-from strandline.tier.copy.steps import Compacted, Round, TieringStep
+from strandline.tier.copy.rounds import Compacted, Round, TieringStep
 from strandline.tier.opening import attach as give
 from strandline.tier.opening import cold_cell, cold_tier, log_address, tiering
 from strandline.tier.status import Untiered, untiered

@@ -30,8 +30,7 @@ from strandline.storage.objects.urls import open_store
 from strandline.storage.worker_thread import WorkerThread
 from strandline.tier.attachment import ColdAccess, ColdCell, open_events
 from strandline.tier.claim import CLAIM_FILE, ClaimCell, TierClaim
-from strandline.tier.copy.rounds import run_rounds
-from strandline.tier.copy.steps import Round
+from strandline.tier.copy.rounds import Round, run_rounds
 from strandline.tier.copy.tierer import Tierer
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import partition_of

@@ -20,9 +20,9 @@ from strandline.tier.copy import planning
 from strandline.tier.copy.backlog import Backlog
 from strandline.tier.copy.erasure import PurgedKeys, PurgeScan, latest_purges
 from strandline.tier.copy.retirement import Retirement
+from strandline.tier.copy.rounds import Compacted
 from strandline.tier.copy.segment_files import plan_segment
 from strandline.tier.copy.segment_tasks import RewriteTask, StoredSegment
-from strandline.tier.copy.steps import Compacted
 
 
 @final

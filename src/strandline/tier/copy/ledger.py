@@ -21,8 +21,8 @@ from strandline.storage.clock import Clock
 from strandline.storage.objects.store import ObjectStore, cautious_now
 from strandline.tier.copy import planning
 from strandline.tier.copy.planning import KnownSegments
+from strandline.tier.copy.rounds import TieringStep
 from strandline.tier.copy.segment_files import list_segments, segment_path
-from strandline.tier.copy.steps import TieringStep
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.manager import MetadataManager
 

@@ -1,18 +1,63 @@
-"""Rounds of a tierer, one after the other: when to sweep, and the back-off after a failed one."""
+"""Rounds of a tierer: the results of their steps, when to sweep, and the back-off after a failed round."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from strandline.errors import StrandlineError
+from strandline.model.segments import SegmentMetadata
 from strandline.storage.clock import Clock
 
 _SWEEP_EVERY: Final = 3600.0
 """Seconds between two searches for objects that crashes left behind."""
 _FIRST_PAUSE: Final = 0.1
 """Seconds before the first retry of a failed round; doubled for each further one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TieringStep:
+    """One finished step of the tierer: ``what`` is copied, removed, retired, expired, swept,
+    merged, erased or replaced.
+    """
+
+    what: str
+    path: str
+    first: int
+    last: int
+    size: int
+    seconds: float = field(default=0.0, compare=False)
+    """Duration of a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The result of one round."""
+
+    copied: tuple[SegmentMetadata, ...] = ()
+    removed: tuple[SegmentMetadata, ...] = ()
+    """Leftovers of crashes and superseded segments."""
+    expired: tuple[SegmentMetadata, ...] = ()
+    swept: tuple[str, ...] = ()
+    """Objects without an event."""
+    retired: tuple[SegmentMetadata, ...] = ()
+    """Segments that diverged from the log; their common part is in other segments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """The result of a compaction."""
+
+    made: tuple[SegmentMetadata, ...] = ()
+    """The new segments."""
+    replaced: tuple[SegmentMetadata, ...] = ()
+    """The segments that the new ones replace; deleted."""
+    erased: int = 0
+    """Records whose values were erased."""
+    held_back: int = 0
+    """Segments whose records the hot tier still has: what they hold of purged keys is erased after it is trimmed."""
 
 
 class RunRound(Protocol):

@@ -36,8 +36,7 @@ from strandline.tier.copy.expiry import Expiry
 from strandline.tier.copy.ledger import Ledger
 from strandline.tier.copy.planning import Uncopied
 from strandline.tier.copy.retirement import Retirement
-from strandline.tier.copy.rounds import run_rounds
-from strandline.tier.copy.steps import Compacted, Round, TieringStep
+from strandline.tier.copy.rounds import Compacted, Round, TieringStep, run_rounds
 from strandline.tier.copy.truncation import Truncation
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.read.tiered_log import check_tierable
