@@ -160,7 +160,9 @@ def ingest(
         first = copied.cursor_at(copied.position_of(start)) if known is None else known
         end = copied.end().next
         if first.next > end:
-            raise InvalidInput(f"start is {first.next:,}, and the source ends at {end:,}: begin earlier, or later on.")
+            raise InvalidInput(
+                f"start is {first.next:,}, and the source ends at {end:,}: begin earlier, or try again later."
+            )
         held.enter_context(pinned(copied, first.next, clock=CLOCK, chance=CHANCE))
         job = _IngestJob(copied, hot, pool or ThreadPool(), reopen, formats, on_progress)
         reached, records = job.run(first, None if stored is None else stored.number, end)
@@ -251,7 +253,7 @@ class _IngestJob:
             upto = min(end, at.next + count * TASK_POSITIONS)
             cuts = [*range(at.next, upto, TASK_POSITIONS), upto]
             return [StreamRange(self.reopen, first, behind) for first, behind in pairwise(cuts)]
-        # A batch of a queue stays one, and one commit takes so many of them.
+        # Batches of a queue are not joined, and one commit lists at most this many.
         most = min(count * TASK_BATCHES, MOST_BATCHES)
         spans = self.source.plan(at, Limit(bytes=count * TASK_BYTES, batches=most, upto=end))
         tasks = max(-(-sum(span.size for span in spans) // TASK_BYTES), -(-len(spans) // TASK_BATCHES))

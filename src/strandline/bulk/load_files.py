@@ -90,7 +90,7 @@ class FilePart:
     def _tables(self, raw: io.BufferedReader, codec: Codec | None) -> Iterator[pa.Table]:
         file = self.file
         if file.format == "csv" and not raw.peek(1):
-            return  # a file without even a header, as programs write that had no rows
+            return  # empty, without a header: a program that had no rows wrote it
         if file.format == "parquet":
             groups = None if self.groups is None else list(self.groups)
             for batch in pq.ParquetFile(pa.PythonFile(raw)).iter_batches(_ROWS, row_groups=groups):

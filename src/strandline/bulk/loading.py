@@ -184,7 +184,7 @@ class _LoadJob:
             batches = self._staged(append, tasks)
             self._check_unchanged()
         except (InvalidInput, SchemaRefused):
-            self._discarded(append)  # no repetition helps: the job begins anew, with files that were corrected
+            self._discarded(append)  # a retry does not help: the job begins again, with corrected files
             raise
         try:
             return self._committed(append, batches)

@@ -267,7 +267,7 @@ def _scratch_in(store: ObjectStore) -> list[str]:
 
 def _remove_orphans(store: ObjectStore) -> None:
     """Remove what this build has written after another one had removed the plan; nothing if there is a new plan."""
-    paths = _scratch_in(store)  # before the look at the plan: whatever belongs to a new one is not among them
+    paths = _scratch_in(store)  # listed before the plan is read: objects of a new plan are not among them
     if not any(item.path == PLAN for item in store.list(PLAN)):
         for path in paths:
             store.delete(path)

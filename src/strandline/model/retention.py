@@ -138,7 +138,7 @@ NEWCOMER_SECONDS: Final = 600.0
 """Seconds after which a new consumer's slot expires unless it is claimed or touched."""
 
 HOLDS: Final = "hold-"
-"""Slots whose names begin so are for one job or reader: their names are never used again."""
+"""Prefix of slots for one job or reader: their names are never used again."""
 
 TIER_SLOT: Final = "strandline-tier"
 """The tierer's slot: everything below it is in the cold tier, and may be trimmed from the hot one."""

@@ -116,7 +116,7 @@ def _kubernetes(master: str) -> str:
 
 
 def _reason(text: str, printed: str) -> str:
-    r"""The sentence that says why Spark did not start: that of an exception, else the first line.
+    r"""Why Spark did not start: the message of an exception, else the first line.
 
     >>> _reason("An error occurred.\n: org.apache.spark.SparkException: Could not parse Master URL: 'x'\n\tat a", "")
     "Could not parse Master URL: 'x'"

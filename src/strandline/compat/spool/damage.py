@@ -10,7 +10,7 @@ from strandline.formats.wal.frame import MAGIC
 
 _MAGIC: Final = re.compile(re.escape(MAGIC))
 _CHECKED_BYTES: Final = 8
-"""Bytes that are checked for each byte of the remainder, at most: bytes of an enemy may begin a frame everywhere."""
+"""Bytes that are checked for each byte of the remainder, at most: hostile bytes may look like a frame at any place."""
 
 
 def frame_behind(data: memoryview, stop: LegacyStop) -> int | None:

@@ -147,8 +147,8 @@ class SlotKeeper:
     ) -> SlotState:
         """Create a slot that pins everything from ``position`` on; for ``lifetime`` seconds, unless it is claimed.
 
-        ``retained_from`` is where the log's cold tier begins, if it has one: a slot may be there, too. ``sole``: only
-        if there is no slot whose name begins so; ``AlreadyExists`` otherwise, decided in one conditional write.
+        ``retained_from`` is where the log's cold tier begins, if it has one: a slot may be there, too. ``sole``: a
+        prefix; ``AlreadyExists`` if another slot's name has it, decided in one conditional write.
         """
         cell, op = self.cell(name), self.op()
         expires = None if lifetime is None else self._until(lifetime)

@@ -59,7 +59,7 @@ class LogStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvaila
         return self._repeated(self._locate_start)
 
     def _repeated(self, locate: Callable[[], T]) -> T:
-        """Do it again if the log was trimmed meanwhile: nothing was read, and only an offset or cursor is fixed."""
+        """Locate again if the log was trimmed meanwhile: nothing was read. A start at an offset or cursor stays."""
         for _ in range(_TRIES):
             with contextlib.suppress(CursorExpired):
                 return locate()

@@ -126,7 +126,7 @@ def follow(
 def transforming(
     spark: Any, log: object, sink: Sink, transform: Any, place: Place, *, reruns: bool = False
 ) -> tuple[TableSink, SparkWorkers]:
-    """The sink of rows that Spark transforms, and the workers that do; ``InvalidInput`` if it cannot be so."""
+    """The sink of transformed rows, and the workers that transform; ``InvalidInput`` if Spark cannot for this sink."""
     if isinstance(log, QueueLog):
         raise InvalidInput("Offsets of a queue of version 1 count batches: Spark's transforms need a log.")
     if not isinstance(transform, str) and not callable(transform):

@@ -47,7 +47,7 @@ class RowDifferences:
 
     @classmethod
     def counted(cls, rows: int, missing: tuple[int, Sequence[str]], extra: tuple[int, Sequence[str]]) -> RowDifferences:
-        """From how many rows differ, and the first of them, as text."""
+        """Differences from the numbers of missing and extra rows, and the first of each as text."""
         examples = [f"missing {row}" for row in missing[1][:FIRST_DIFFERENCES]]
         examples += [f"extra {row}" for row in extra[1][:FIRST_DIFFERENCES]]
         return cls(rows, missing[0], extra[0], tuple(examples[:FIRST_DIFFERENCES]))

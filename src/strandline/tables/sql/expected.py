@@ -60,7 +60,7 @@ class ExpectedRows:
             columns = changes_schema(self.schema, changes.schema, self.planner.shape.names)
             waiting.append(in_schema(narrowed(changes, columns), columns))
             size += waiting[-1].nbytes
-            if size >= max(_MERGED, rows.nbytes):  # the more rows there are, the dearer is a merge
+            if size >= max(_MERGED, rows.nbytes):  # a merge of more rows takes longer
                 rows, waiting, size = self._with(rows, waiting), [], 0
         return self._with(rows, waiting)
 

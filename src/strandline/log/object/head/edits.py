@@ -236,7 +236,7 @@ def apply_spills(head: Head, spills: Sequence[Spill]) -> Head:
 def pin_slot(head: Head, name: str, position: int, retained_from: int | None = None, sole: str | None = None) -> Head:
     """The head in which a slot being created pins its position until its own cell is written.
 
-    ``retained_from`` is where the cold tier begins. ``sole``: no other slot may have a name that begins so.
+    ``retained_from`` is where the cold tier begins. ``sole``: a prefix that no other slot's name may have.
     """
     other = None if sole is None else next((known for known in head.slots if known.startswith(sole)), None)
     if name in head.slots or other is not None:
