@@ -10,7 +10,7 @@ import typer
 
 from strandline.bulk.loading import load as load_files
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import OR_CREATE, Json, TruncateTimes, guarded, open_log
+from strandline.cli.shared.common import OR_CREATE, Json, TruncateTimes, guarded, object_log_at
 from strandline.cli.shared.pools import Workers, task_pool
 
 
@@ -63,7 +63,7 @@ def load(
     if not sources:
         raise typer.BadParameter("Name what is loaded, and then the log: strandline load ./orders s3://bucket/orders.")
     began = time.monotonic()
-    log = open_log(url, create=create, hint=OR_CREATE)
+    log = object_log_at(url, create=create, hint=OR_CREATE)
     pool = task_pool(workers)
     with show.meter("loading bytes", total=None, quiet=json) as advance:
         tell = show.so_far(advance)

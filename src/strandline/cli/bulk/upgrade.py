@@ -15,7 +15,7 @@ from strandline.cli.shared.common import (
     Manifest,
     confirm,
     guarded,
-    open_log,
+    object_log_at,
     open_shared,
     retention_option,
 )
@@ -53,7 +53,7 @@ def upgrade(
     queue = open_shared(queue_url, manifest=manifest, data=data)
     if acknowledge:
         confirm(f"Fence the consumer of {queue.url}/{manifest} and acknowledge all that is copied?", yes=yes)
-    target = open_log(target_url, create=True, retention=retention)
+    target = object_log_at(target_url, create=True, retention=retention)
     bounds = queue.bounds()
     with show.meter("copying batches", total=bounds.count, quiet=json) as advance:
         tell = show.so_far(advance)

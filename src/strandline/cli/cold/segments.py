@@ -44,7 +44,7 @@ _HOLE: Final = "!"
 _UNDER_WAY: Final = {SegmentState.COPY_STARTED: "+", SegmentState.DELETE_STARTED: "-"}
 
 
-def look(place: str) -> TierView:
+def tier_seen(place: str) -> TierView:
     """The current cold tier of a log; ``NotFound`` if it has none, ``NotReady`` if it is unknown."""
     log = open_to_look(place)
     cold = cold_tier(log)
@@ -104,7 +104,7 @@ def list_(
 
     Example: strandline segments list s3://bucket/orders
     """
-    seen = look(log)
+    seen = tier_seen(log)
     rows = [
         row
         for row in (row_of(segment, seen) for segment in seen.segments)
@@ -204,7 +204,7 @@ def map_(
 
     Example: strandline segments map s3://bucket/orders
     """
-    seen = look(log)
+    seen = tier_seen(log)
     found = stretches(seen.finished, seen.hot)
     if json:
         show.document(_fields(seen, found))

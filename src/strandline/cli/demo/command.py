@@ -33,7 +33,7 @@ from strandline.cli.demo.processes import (
 )
 from strandline.cli.demo.report import DemoEvent, DemoResult, Sample, event_line, page, summary
 from strandline.cli.demo.time_left import TimeLeft
-from strandline.cli.logs.lag import look
+from strandline.cli.logs.lag import current_lag
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, guarded
 from strandline.errors import MissingExtra, NotReady, StrandlineError
@@ -262,7 +262,7 @@ class Demo:
         folder.hold.unlink()
         self._allow(_ALLOWED_WHILE_DOWN[1])
         self._show("\nLag while Spark is down:")
-        self._show(look(self._log).rendered())
+        self._show(current_lag(self._log).rendered())
         self._show("")
         return self._start_spark(2)
 
@@ -288,7 +288,7 @@ class Demo:
             lambda now: min(now.orders, now.history, now.naive, now.changes) >= end, "everybody to reach the end"
         )
         self._until(lambda _: not late.running, "the late consumer to end")
-        self.result.lag = look(self._log)
+        self.result.lag = current_lag(self._log)
         self._event("done", f"everybody is at offset {end:,}; the log ends at {self.result.lag.next:,}")
         self._time_left.stage_ended(self._now())
         write_marker(self._folder.stop)

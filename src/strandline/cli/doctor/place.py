@@ -12,8 +12,7 @@ from typing import Final
 
 from strandline.cli.doctor.lines import CheckStatus, Line, ok, problem, warning
 from strandline.cli.shared import output as show
-from strandline.cli.shared.targets import folder_at, is_free, need
-from strandline.cli.shared.targets import look as look_into
+from strandline.cli.shared.targets import contents_at, folder_at, is_free, need
 from strandline.errors import (
     AlreadyExists,
     Conflict,
@@ -257,7 +256,7 @@ def other_line(url: str) -> Line | None:
     folder = folder_at(url)
     if folder is None:
         return None
-    there = look_into(str(folder))
+    there = contents_at(str(folder))
     if is_free(there) or there.kinds == {FolderKind.OBJECT_LOG}:
         return None
     try:

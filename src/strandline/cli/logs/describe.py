@@ -10,7 +10,7 @@ from typing import Any
 from rich.text import Text
 
 import strandline as sl
-from strandline.cli.logs.lag import Lag, look
+from strandline.cli.logs.lag import Lag, current_lag
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
 from strandline.cli.shared.common import Json
@@ -112,7 +112,7 @@ def describe(place: LogPlace, *, json: Json = False) -> None:
 
 def described(log: AnyLog) -> LogDescription:
     """The log as it is now."""
-    lag = look(log)
+    lag = current_lag(log)
     if isinstance(log, sl.node.RemoteLog):
         return LogDescription(_NODE, lag, log.bounds(), None, {}, None, None)
     hot = hot_tier(log)

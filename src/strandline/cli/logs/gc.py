@@ -23,7 +23,7 @@ from strandline.cli.shared.common import (
     confirm,
     guarded,
     length_of_time,
-    open_log,
+    object_log_at,
     open_shared,
 )
 from strandline.compat.v1.gc import GRACE, Collection
@@ -70,7 +70,7 @@ def gc(
     Example: strandline gc s3://bucket/orders --dry-run
     """
     if format is TargetFormat.LOG:
-        log = open_log(url)
+        log = object_log_at(url)
         with show.meter("deleting", total=None, quiet=json) as advance, _unlogged():
             on_progress = show.so_far(advance)
             done = log.trim(grace=grace, dry_run=dry_run, everything=everything, on_progress=on_progress)

@@ -186,7 +186,7 @@ def lag(
     with ExitStack() as opened:
         looking: Callable[[], Lag | QueueLag]
         if format is TargetFormat.LOG:
-            looking = partial(look, opened.enter_context(place.reading()))
+            looking = partial(current_lag, opened.enter_context(place.reading()))
         else:
             looking = partial(look_at_queue, open_shared(place.url, manifest=manifest, data=data))
         if watch is None:
@@ -223,7 +223,7 @@ def _watch(looking: Callable[[], Lag | QueueLag], every: float, *, as_json: bool
         time.sleep(every)
 
 
-def look(log: AnyLog) -> Lag:
+def current_lag(log: AnyLog) -> Lag:
     """The current lag of the log and its slots. Of an object log, as far as its own tier retains it."""
     hot = hot_tier(log)
     found = look_at_objects(hot) if isinstance(hot, sl.log.ObjectLog) else look_at_slots(log)

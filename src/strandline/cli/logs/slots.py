@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 import strandline as sl
-from strandline.cli.logs.lag import Lag, SlotRow, look
+from strandline.cli.logs.lag import Lag, SlotRow, current_lag
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
 from strandline.cli.shared.common import (
@@ -21,7 +21,7 @@ from strandline.cli.shared.common import (
     confirm,
     guarded,
     length_of_time,
-    open_log,
+    object_log_at,
     retention_policy,
     size_in_bytes,
     start,
@@ -66,7 +66,7 @@ def list_(place: LogPlace, *, json: Json = False) -> None:
     Example: strandline slots list s3://bucket/orders
     """
     with place.reading() as log:
-        seen = look(log)
+        seen = current_lag(log)
     show.answer(seen.fields(), lambda: rendered(seen), as_json=json)
 
 
@@ -233,7 +233,7 @@ def retention(
 
     Example: strandline retention ./orders age:7d --slot-idle 1d
     """
-    log = open_log(url)
+    log = object_log_at(url)
     if policy is not None or slot_lag is not None or slot_idle is not None:
         wanted = log.identity.retention if policy is None else parse_retention(policy)
         limits = log.identity.limits if policy is None else default_limits(wanted)

@@ -10,7 +10,7 @@ import typer
 
 import strandline as sl
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import Json, Url, Yes, confirm, guarded, open_log
+from strandline.cli.shared.common import Json, Url, Yes, confirm, guarded, object_log_at
 from strandline.cli.shared.groups import ListingGroup, group
 from strandline.log.writers.numbered import MAX_SOURCES
 
@@ -36,7 +36,7 @@ def list_(url: Url, *, json: Json = False) -> None:
 
     Example: strandline sources list s3://bucket/orders
     """
-    found = sl.log.sources(open_log(url))
+    found = sl.log.sources(object_log_at(url))
     lines = [_line(one) for one in found]
     lines.append(f"{len(found)} of {MAX_SOURCES} sources")
     show.answer({"sources": [_fields(one) for one in found], "most": MAX_SOURCES}, *lines, as_json=json)
@@ -61,7 +61,7 @@ def forget(
     Example: strandline sources forget s3://bucket/orders 73726308-2f4c-8a81-b1cc-000000000000
     """
     confirm(f"Forget source {source} of {url}? Ingested again, its records would be appended again.", yes=yes)
-    gone = sl.log.forget_source(open_log(url), source)
+    gone = sl.log.forget_source(object_log_at(url), source)
     show.answer(_fields(gone), f"{source} is forgotten; it was at position {gone.position:,}.", as_json=json)
 
 

@@ -15,7 +15,7 @@ from strandline.bulk.audit import LogAudit
 from strandline.bulk.verifying import verify as verify_log
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
-from strandline.cli.shared.common import Json, open_log
+from strandline.cli.shared.common import Json, object_log_at
 from strandline.cli.shared.pools import Workers, is_on_spark, task_pool
 from strandline.cli.shared.tables import followed_table
 from strandline.errors import CorruptData, InvalidInput
@@ -88,7 +88,7 @@ def verify(
             raise InvalidInput("--quick is not for a write-ahead log: verifying it reads every byte.")
         verify_folder(place.folder, json=json)
         return
-    found = look(place.url, quick=quick, workers=workers or _WORKERS, quiet=json)
+    found = verified_log(place.url, quick=quick, workers=workers or _WORKERS, quiet=json)
     finish(found, examined(found, quick=quick), json=json, url=found.subject, quick=quick)
 
 
@@ -101,10 +101,10 @@ def audited(log: AnyLog, *, quick: bool, workers: int | None, tables: Sequence[s
         return verify_log(log, pool=pool, tables=sinks, quick=quick, on_progress=lambda done, _: tell(done))
 
 
-def look(url: str, *, quick: bool, workers: int = 8, quiet: bool = False) -> Verification:
+def verified_log(url: str, *, quick: bool, workers: int = 8, quiet: bool = False) -> Verification:
     """Verify the log at a URL, with a progress bar unless ``quiet``."""
     try:
-        log = open_log(url)
+        log = object_log_at(url)
     except CorruptData as error:
         found = Verification(url)
         found.take([Finding(Severity.DAMAGE, FindingKind.IDENTITY, "log.json", str(error))])

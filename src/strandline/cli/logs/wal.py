@@ -13,7 +13,7 @@ from strandline.cli.logs.wal_inspection import print_folder, print_frames, show_
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, guarded
 from strandline.cli.shared.groups import group
-from strandline.cli.shared.targets import look, need, spool_at
+from strandline.cli.shared.targets import contents_at, need, spool_at
 from strandline.compat.spool.export import export_spool
 from strandline.compat.spool.format import SPOOL
 from strandline.compat.spool.lsn_log import WriteAheadLog
@@ -54,7 +54,7 @@ def inspect(
 
     Example: strandline wal inspect /var/lib/orders
     """
-    there = look(folder)
+    there = contents_at(folder)
     if (spool := spool_at(there)) is not None:
         show_spool(spool, list_frames=list_frames, json=json)
         return
@@ -77,7 +77,7 @@ def inspect(
 
 def need_wal(folder: str) -> None:
     """Refuse a path that is not a write-ahead log."""
-    need(look(folder), FolderKind.WAL)
+    need(contents_at(folder), FolderKind.WAL)
 
 
 @wal.command()
@@ -230,13 +230,13 @@ def migrate(
 
     Example: strandline wal migrate /var/lib/orders.logical.wal
     """
-    there = look(path)
+    there = contents_at(path)
     spool = spool_at(there)
     if spool is None or not spool.endswith(SPOOL):
         need(there, FolderKind.SPOOL, nothing=f"a spool is called NAME{SPOOL}; check the path.")
         raise InvalidInput(f"{spool or path} is not called NAME{SPOOL}: name the spool itself, by a name like that.")
     folder = spool.removesuffix(SPOOL)
-    refuse_taken(look(folder))
+    refuse_taken(contents_at(folder))
     done = migrate_spool(folder, disk=DISK, clock=CLOCK, chance=CHANCE, renumber=renumber, valid_prefix=valid_prefix)
     with WriteAheadLog.open(folder, create=False) as wal:
         oldest, current, slots = wal.oldest, wal.current, len(wal.log.slots.list())

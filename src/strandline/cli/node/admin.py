@@ -19,7 +19,7 @@ from rich.text import Text
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import Ca, Cert, Key, TokenFile, connection_errors
 from strandline.cli.shared.common import Json, Yes, confirm, guarded
-from strandline.cli.shared.targets import look, need
+from strandline.cli.shared.targets import contents_at, need
 from strandline.errors import Fenced, InvalidInput, NotReady
 from strandline.formats.node.state import decode_node
 from strandline.log.folders import FolderKind
@@ -305,7 +305,7 @@ def reset_term(
 
     Example: strandline node reset-term /var/lib/b
     """
-    need(look(folder), FolderKind.NODE)
+    need(contents_at(folder), FolderKind.NODE)
     state = decode_node(DISK.read(f"{folder}/{STATE}"), f"{folder}/{STATE}")
     with NodeFolder.open(folder, state.name) as node_folder:
         before = node_folder.state

@@ -22,7 +22,7 @@ from strandline.cli.shared.common import (
     size_in_bytes,
     stop_on_signal,
 )
-from strandline.cli.shared.targets import is_free, look, meant, spool_at
+from strandline.cli.shared.targets import contents_at, is_free, meant, spool_at
 from strandline.errors import InvalidInput, StorageError
 from strandline.log.folders import Contents, FolderKind, refuse_others
 from strandline.model.retention import SlotLimits, default_limits, parse_retention
@@ -37,7 +37,7 @@ _SEGMENT: Any = "256MiB"  # given to the parser
 _LINGER: Any = "1h"
 _LOOK: Final = 0.2
 _LOOKS_FOR_PRIMARY: Final = 10
-"""How often to look before a node is said to be connecting."""
+"""How often the state is read before the node is reported as connecting."""
 _HIGHEST_PORT: Final = 65535
 _role: Final = partial(typer.Option, rich_help_panel="The primary")
 _writes: Final = partial(typer.Option, rich_help_panel="Commits and retention")
@@ -250,7 +250,7 @@ def run(
 
     Example: strandline node run /var/lib/a --name a --lead --create
     """
-    there = look(folder)
+    there = contents_at(folder)
     if not is_free(there):
         refuse_others(there, FolderKind.NODE, instead=_taken_over(there))
     if metrics is not None and not insecure and not is_loopback(metrics[0]):

@@ -14,8 +14,8 @@ from urllib.parse import quote
 import typer
 
 import strandline as sl
-from strandline.cli.shared.common import both_tiers, guarded, open_log, wal_folder
-from strandline.cli.shared.targets import folder_at, look
+from strandline.cli.shared.common import both_tiers, guarded, object_log_at, wal_folder
+from strandline.cli.shared.targets import contents_at, folder_at
 from strandline.errors import InvalidInput, NotALog, NotReady, TransientStorageError, WrongKind
 from strandline.log.folders import FolderKind
 from strandline.log.wal.log import WalLog
@@ -71,7 +71,7 @@ class LogPlace:
         if self.url.startswith("wal://"):
             return wal_folder(self.url)
         local = folder_at(self.url)
-        is_wal = local is not None and FolderKind.WAL in look(str(local)).kinds
+        is_wal = local is not None and FolderKind.WAL in contents_at(str(local)).kinds
         return wal_folder(self.url) if is_wal else None
 
     @property
@@ -89,7 +89,7 @@ class LogPlace:
             with tiered(sl.log.WalReader(folder), close_hot=True) as log:
                 yield log
         else:
-            with both_tiers(open_log(self.url)) as log:
+            with both_tiers(object_log_at(self.url)) as log:
                 yield log
 
     @contextmanager
@@ -115,7 +115,7 @@ class LogPlace:
             with _open_wal(self.url, folder, create=create, value=value, hint=hint) as log:
                 yield log
         else:
-            with both_tiers(open_log(self.url, create=create, retention=retention, value=value, hint=hint)) as log:
+            with both_tiers(object_log_at(self.url, create=create, retention=retention, value=value, hint=hint)) as log:
                 yield log
 
 

@@ -20,7 +20,7 @@ import typer
 import strandline as sl
 from strandline.cli import end_at_once
 from strandline.cli.shared import output as show
-from strandline.cli.shared.targets import folder_at, is_free, look, need, need_object_log
+from strandline.cli.shared.targets import contents_at, folder_at, is_free, need, need_object_log
 from strandline.cli.shared.text import escaped, parse_start
 from strandline.compat.v1.gc import GRACE
 from strandline.compat.v1.log import QueueLog, open_queue
@@ -35,7 +35,7 @@ from strandline.errors import (
     WrongKind,
 )
 from strandline.log.folders import FolderKind
-from strandline.log.object.log import open_log as open_object_log
+from strandline.log.object.log import open_log
 from strandline.log.wal.log import WalLog
 from strandline.model.addresses import refuse_credentials
 from strandline.model.retention import parse_bytes, parse_retention, parse_seconds
@@ -156,7 +156,7 @@ def guarded(command: Callable[P, R], *, fenced: int = 1) -> Callable[..., R]:
 
 
 def _reason(error: StrandlineError | OSError) -> StrandlineError | OSError:
-    """What a command says of an error: not what a program may do with a producer whose batch failed, but why it did."""
+    """The error that a command prints: of a failed producer its cause, without the advice for programs."""
     cause = error.__cause__
     return cause if isinstance(error, ProducerFailed) and isinstance(cause, (StrandlineError, OSError)) else error
 
@@ -259,7 +259,7 @@ def log_to_stderr(level: int) -> None:
     logger.setLevel(level)
 
 
-def open_log(
+def object_log_at(
     url: str,
     *,
     create: bool = False,
@@ -276,7 +276,7 @@ def open_log(
         raise Unsupported(f"This command takes an object log, and {url} is {other}.")
     need_object_log(url, create=create, hint=hint)
     try:
-        return open_object_log(url, create=create, retention=retention, value=value)
+        return open_log(url, create=create, retention=retention, value=value)
     except WrongKind:
         raise
     except NotALog as error:
@@ -289,14 +289,14 @@ def wal_folder(place: str) -> str | None:
     """The folder of a write-ahead log, by its path or its address wal://; None for the address of an object log."""
     if place.startswith("wal://"):
         folder = wal_path(place)
-        there = look(folder)
+        there = contents_at(folder)
         if not is_free(there):
             need(there, FolderKind.WAL)
         return folder
     local = folder_at(place)
     if local is None:
         return None
-    there = look(str(local))
+    there = contents_at(str(local))
     if not is_free(there):
         need(there, FolderKind.OBJECT_LOG, FolderKind.WAL)
     return str(local) if FolderKind.WAL in there.kinds else None
@@ -305,7 +305,7 @@ def wal_folder(place: str) -> str | None:
 def open_to_look(place: str) -> sl.log.ObjectLog | sl.log.WalReader:
     """The log at a path or address, without a lock: another process may be writing it."""
     folder = wal_folder(place)
-    return open_log(place) if folder is None else sl.log.WalReader(folder)
+    return object_log_at(place) if folder is None else sl.log.WalReader(folder)
 
 
 @contextmanager
@@ -313,7 +313,7 @@ def open_to_tier(place: str) -> Iterator[sl.log.ObjectLog | WalLog]:
     """The log at a path or address; a write-ahead log is opened for writing, which only one process at a time can."""
     folder = wal_folder(place)
     if folder is None:
-        yield open_log(place)
+        yield object_log_at(place)
         return
     with WalLog.open(folder, create=False) as log:
         yield log
@@ -337,12 +337,12 @@ def open_shared(url: str, *, manifest: str, data: str, grace: float = GRACE) -> 
         queue = open_queue(url, manifest=manifest, data=data, grace=grace)
     except WrongKind:
         if folder is not None:
-            need(look(str(folder)), FolderKind.QUEUE_V1)  # with command advice
+            need(contents_at(str(folder)), FolderKind.QUEUE_V1)  # with command advice
         raise
     try:
         queue.store.get(manifest)
     except NotFound as error:
-        if folder is not None and not is_free(there := look(str(folder))):
+        if folder is not None and not is_free(there := contents_at(str(folder))):
             need(there, FolderKind.QUEUE_V1)
         raise NotALog(
             f"There is no queue manifest at {queue.url}/{manifest}: check the address and --manifest, or nothing was "

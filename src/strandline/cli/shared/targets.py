@@ -20,7 +20,7 @@ def folder_at(url: str) -> Path | None:
     return None if folder is None else Path(folder).absolute()
 
 
-def look(path: str) -> Contents:
+def contents_at(path: str) -> Contents:
     """Look at a path: which kinds of content it has."""
     return contents(path, disk=DISK)
 
@@ -70,7 +70,7 @@ def need_object_log(url: str, *, create: bool = False, hint: str = "check the ad
     folder = folder_at(url)
     if folder is None:
         return
-    there = look(str(folder))
+    there = contents_at(str(folder))
     if FolderKind.OBJECT_LOG in there.kinds or create:
         found = dict(there.found)
         found.pop(FolderKind.QUEUE_V1, None)

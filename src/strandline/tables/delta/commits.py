@@ -18,7 +18,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
 from strandline.storage.clock import CHANCE
 from strandline.storage.disk import make_own_folder
-from strandline.tables.delta.files import added, local_path
+from strandline.tables.delta.files import added, table_folder
 from strandline.tables.delta.handles import data_files, deltalake_library, id_of
 from strandline.tables.delta.history import NOBODY, REMEDY, TABLE_KEY, KnownCommits, parse_commit
 from strandline.tables.delta.recorded_shape import needed_change, properties_of, refuse_append_only
@@ -91,7 +91,7 @@ class DeltaCommits:
 
     def create(self, since: Cursor) -> DeltaTable:
         """Create the table at a cursor. ``Conflict`` if another follower was first."""
-        folder = local_path(self.url)
+        folder = table_folder(self.url)
         if folder is not None:
             # Not left to deltalake: others could read it, and a power failure could remove the name of a table that a
             # slot says was stored.
@@ -122,7 +122,7 @@ class DeltaCommits:
 
         The folder stays: another follower may be creating the table in it at this moment.
         """
-        folder = local_path(self.url)
+        folder = table_folder(self.url)
         if folder is None or self.followed.open() is not None:
             return
         for row in self.followed.files.disk.scan(folder):

@@ -22,7 +22,7 @@ from strandline.storage.disk import DISK, Disk, make_own_folder
 _PIECE: Final = 8 << 20
 
 
-def local_path(url: str) -> str | None:
+def table_folder(url: str) -> str | None:
     """The folder of a table on this machine's disk; None for a table in a bucket."""
     if "://" not in url:
         return url
@@ -47,7 +47,7 @@ class DeltaFiles:
 
     def put(self, name: str, data: memoryview) -> str:
         """Store a new file; on a local disk it is synced."""
-        folder = local_path(self.url)
+        folder = table_folder(self.url)
         if folder is not None:
             try:
                 self.disk.write_new(f"{folder}/{name}", [data])
@@ -67,7 +67,7 @@ class DeltaFiles:
 
     def read(self, path: str) -> pa.Table:
         """The rows of a file."""
-        folder = local_path(self.url)
+        folder = table_folder(self.url)
         try:
             if folder is not None and "://" not in path:
                 return _rows(f"{folder}/{path}")
@@ -84,7 +84,7 @@ class DeltaFiles:
 
     def remove(self, path: str) -> None:
         """Remove a file that no version names; absent is fine."""
-        folder = local_path(self.url)
+        folder = table_folder(self.url)
         if folder is not None:
             self.disk.remove(f"{folder}/{path}")
             return

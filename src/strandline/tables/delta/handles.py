@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from strandline.errors import InvalidInput, MissingExtra
-from strandline.tables.delta.files import local_path
+from strandline.tables.delta.files import table_folder
 from strandline.tables.files.recorded import MODE_KEY
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def deltalake_library() -> Any:
 
 def check_folder(url: str) -> None:
     """``InvalidInput`` for a folder that ``deltalake`` would confuse with another one."""
-    folder = local_path(url)
+    folder = table_folder(url)
     if folder is None:
         return
     found = _CONFUSED.search(os.path.abspath(folder))  # noqa: PTH100 - text, as everywhere

@@ -25,7 +25,7 @@ from strandline.errors import InvalidInput
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
 from strandline.tables.delta.commits import DeltaCommits
-from strandline.tables.delta.files import added, local_path, removed
+from strandline.tables.delta.files import added, removed, table_folder
 from strandline.tables.delta.handles import columns_of, data_files, listed_files, log_of
 from strandline.tables.delta.history import letter_logs
 from strandline.tables.delta.place import check_place
@@ -49,7 +49,7 @@ def address_in_letters(url: str) -> str:
     >>> address_in_letters("s3://bucket/a/")
     's3://bucket/a'
     """
-    folder = local_path(url)
+    folder = table_folder(url)
     return url.rstrip("/") if folder is None else os.path.abspath(folder)  # noqa: PTH100 - no lookup, and no ".."
 
 

@@ -23,7 +23,7 @@ from strandline.log.folders import (
 )
 from strandline.model.addresses import split_address
 from strandline.storage.disk import FolderRow
-from strandline.tables.delta.files import DeltaFiles, local_path
+from strandline.tables.delta.files import DeltaFiles, table_folder
 from strandline.tables.files.layout import is_data_file
 
 _BUCKETS: Final = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl"})
@@ -39,7 +39,7 @@ def check_place(files: DeltaFiles) -> None:
     In a bucket this is one listing, and two requests for each prefix above. Prefixes that the credentials may not read
     are not looked at.
     """
-    folder = local_path(files.url)
+    folder = table_folder(files.url)
     if folder is not None:
         check_new(folder, FolderKind.DELTA_TABLE, disk=files.disk, is_leftover=is_data_file)
         return
@@ -53,7 +53,7 @@ def check_place(files: DeltaFiles) -> None:
 
 def refuse_file(files: DeltaFiles) -> None:
     """``WrongKind`` if the table's folder is a file."""
-    folder = local_path(files.url)
+    folder = table_folder(files.url)
     if folder is not None and contents(folder, disk=files.disk).kinds & {FolderKind.FILE, FolderKind.SPOOL}:
         raise WrongKind(f"{files.url} is a file, and a Delta table is a folder: choose another path.")
 

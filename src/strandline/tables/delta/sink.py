@@ -55,7 +55,7 @@ from strandline.tables.maintain.replay import ReplayedTable
 from strandline.tables.rows.bad_records import BadShare
 from strandline.tables.rows.kinds import KINDS, Kind
 from strandline.tables.rows.logged import LoggedShape, Value, fixed
-from strandline.tables.rows.shape import DeadLetters, TableShape, as_key, refuse_lost_transform
+from strandline.tables.rows.shape import DeadLetters, TableShape, key_columns, refuse_lost_transform
 from strandline.tables.work import Rebuild
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class DeltaSink(FileTableSink):
         check_folder(self.url)
         self.mode: Kind = mode
         """The kind of the table."""
-        self._shape = TableShape(mode, fixed(value), as_key(key), transform, soft_deletes, has_plain_types=True)
+        self._shape = TableShape(mode, fixed(value), key_columns(key), transform, soft_deletes, has_plain_types=True)
         self._logged = LoggedShape(self._shape, value, self.url)
         self._name = name
         self._followed: FollowedDelta = FollowedDelta(self.url, self._shape, name, options or {}, disk)

@@ -20,7 +20,7 @@ def start_of(followed: FollowedDelta, table: DeltaTable) -> int:
 
     That of its last rebuild from another start, else that of its first follower. If another writer has restored
     the table since, the start of the version whose rows it has again: Delta keeps transactions over a restore.
-    Searches the whole transaction log: too dear for each commit.
+    Searches the whole transaction log: too slow for each commit.
     """
     log_id = log_of(table)
     if log_id is None:

@@ -15,7 +15,7 @@ from strandline.errors import Conflict, CorruptData, InvalidInput, NotFound, Tra
 from strandline.model.cursor import MILLISECOND, Cursor
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.disk import Disk
-from strandline.tables.delta.files import DeltaFiles, local_path
+from strandline.tables.delta.files import DeltaFiles, table_folder
 from strandline.tables.delta.handles import columns_of, deltalake_library, id_of, log_of
 from strandline.tables.delta.history import (
     NOBODY,
@@ -155,7 +155,7 @@ class FollowedDelta:
 
     def make_durable(self, version: int) -> None:
         """Sync the files of a commit on a local disk: ``deltalake`` does not, and a slot may follow it."""
-        root = local_path(self.url)
+        root = table_folder(self.url)
         if root is None:
             return
         commit = PurePath(root, "_delta_log", f"{version:020d}.json")

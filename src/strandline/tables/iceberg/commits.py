@@ -14,7 +14,7 @@ from strandline.errors import Conflict, StrandlineError, TransientStorageError
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
 from strandline.tables.files.recorded import COMMIT_KEY, CURSOR_KEY, START_KEY
-from strandline.tables.iceberg.files import data_file, local_path
+from strandline.tables.iceberg.files import data_file, location_path
 from strandline.tables.iceberg.history import NAME_KEY, KnownSnapshot, ancestors, commit_mark, start_in
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
 
@@ -62,7 +62,7 @@ class IcebergCommits:
         self.followed.known[upto.log_id] = KnownSnapshot(table.metadata.table_uuid, producer.snapshot_id, upto)
 
     def _committed(self, transaction: Transaction, producer: Any) -> Table:
-        """Commit; the table is returned also if the catalog did, and its answer was lost: by the snapshot's number."""
+        """Commit, and return the table. A commit whose answer was lost is recognised by the snapshot's number."""
         snapshot_id, clean_up = producer.snapshot_id, producer._clean_all_uncommitted  # noqa: SLF001
         # A refused commit makes the library delete the snapshot's manifests. The refusal may be that of a repeated
         # request, whose first one landed: the table would be lost.
@@ -122,16 +122,16 @@ class IcebergCommits:
     def _make_durable(self, table: Table, snapshot_id: int) -> None:
         """Sync the metadata of a commit on a local disk: ``pyiceberg`` does not, and a slot may follow it."""
         snapshot = table.metadata.snapshot_by_id(snapshot_id)
-        if local_path(table.metadata.location) is None or snapshot is None:
+        if location_path(table.metadata.location) is None or snapshot is None:
             return
         disk = self.followed.disk
         manifests = [one for one in snapshot.manifests(table.io) if one.added_snapshot_id == snapshot_id]
         written = [table.metadata_location, snapshot.manifest_list, *[one.manifest_path for one in manifests]]
-        paths = [path for path in map(local_path, written) if path is not None]
+        paths = [path for path in map(location_path, written) if path is not None]
         for path in paths:
             disk.sync_file(path)
         folders = {path.rpartition("/")[0] for path in paths}
-        for folder in folders | {str(local_path(table.metadata.location)).rstrip("/")}:
+        for folder in folders | {str(location_path(table.metadata.location)).rstrip("/")}:
             disk.sync_folder(folder)
             disk.sync_folder(folder.rpartition("/")[0] or "/")
 

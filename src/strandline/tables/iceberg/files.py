@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
 
 
-def local_path(location: str) -> str | None:
+def location_path(location: str) -> str | None:
     """The path of a location on this machine's disk; None for one in a bucket. ``pyiceberg`` decodes nothing in it.
 
-    >>> local_path("file:///tables/a%20b"), local_path("/tables/a b"), local_path("s3://bucket/a")
+    >>> location_path("file:///tables/a%20b"), location_path("/tables/a b"), location_path("s3://bucket/a")
     ('/tables/a%20b', '/tables/a b', None)
     """
     if "://" not in location:
@@ -48,7 +48,7 @@ class IcebergFiles:
     def put(self, name: str, data: memoryview) -> str:
         """Store a new file; on a local disk it is synced. Returns its whole address."""
         path = f"{self.location}/data/{name}"
-        local = local_path(path)
+        local = location_path(path)
         if local is not None:
             try:
                 self.disk.write_new(local, [data])

@@ -37,7 +37,7 @@ from strandline.tables.maintain.replay import ReplayedTable
 from strandline.tables.rows.bad_records import BadShare
 from strandline.tables.rows.kinds import KINDS, Kind
 from strandline.tables.rows.logged import LoggedShape, Value, fixed
-from strandline.tables.rows.shape import DeadLetters, TableShape, as_key
+from strandline.tables.rows.shape import DeadLetters, TableShape, key_columns
 from strandline.tables.work import Rebuild
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class IcebergSink(FileTableSink):
         self.mode: Kind = mode
         """The kind of the table."""
         self._name = name
-        self._shape = TableShape(mode, fixed(value), as_key(key), transform, soft_deletes)
+        self._shape = TableShape(mode, fixed(value), key_columns(key), transform, soft_deletes)
         self._logged = LoggedShape(self._shape, value, table)
         found = _catalog(catalog)
         self._followed: FollowedIceberg = FollowedIceberg(found, table, self._shape, name, disk)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from strandline.errors import InvalidInput
 from strandline.model.addresses import Address, as_address, refuse_credentials
-from strandline.tables.delta.files import local_path
+from strandline.tables.delta.files import table_folder
 from strandline.tables.maintain.contract import MaintainedTable, RecordedTable
 from strandline.tables.rows.logged import Value
 
@@ -96,5 +96,5 @@ def _canonical(address: str) -> str:
     if address.startswith((_ICEBERG, *_POSTGRES)):
         return address
     place, mark, table = address.partition("#") if address.startswith(_SQLITE) else (address, "", "")
-    path = place.removeprefix(_SQLITE).removeprefix("//") if mark else local_path(place)
+    path = place.removeprefix(_SQLITE).removeprefix("//") if mark else table_folder(place)
     return place.rstrip("/") if path is None else os.path.realpath(path) + mark + table.lower()

@@ -57,7 +57,7 @@ LETTER_SCHEMA: Final = BAD_SCHEMA.append(pa.field("of_table", pa.string(), nulla
 _META: Final = {name: RECORD_FIELDS[name] for name in ("key", "offset", "timestamp", "op")}
 
 
-def as_key(key: str | Sequence[str]) -> tuple[str, ...]:
+def key_columns(key: str | Sequence[str]) -> tuple[str, ...]:
     """The columns that identify a row; none: the record's key does."""
     return (key,) if isinstance(key, str) else tuple(key)
 

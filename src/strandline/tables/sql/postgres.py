@@ -15,7 +15,7 @@ from strandline.model.arguments import Named, Secret, anything, checked
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.tables.rows.kinds import Kind
 from strandline.tables.rows.logged import Value, fixed
-from strandline.tables.rows.shape import TableShape, as_key
+from strandline.tables.rows.shape import TableShape, key_columns
 from strandline.tables.sql.columns import DEAD_LETTERS, TypeOf, as_json, check_names, is_nested
 from strandline.tables.sql.copy_format import EPOCH_DAYS, EPOCH_MICROSECONDS
 from strandline.tables.sql.postgres_transaction import PostgresTransaction, psycopg_library
@@ -73,7 +73,7 @@ class PostgresSink(SqlSink):
         ``dsn`` is a connection string or address of PostgreSQL; what it omits comes from the usual variables
         (``PGHOST``, ``PGPASSWORD``, ...).
         """
-        shape = TableShape(mode, fixed(value), as_key(key), transform, soft_deletes)
+        shape = TableShape(mode, fixed(value), key_columns(key), transform, soft_deletes)
         self.mode: Kind = mode
         """The kind of the table."""
         self._table = table

@@ -25,7 +25,7 @@ from strandline.model.arguments import Named, anything, checked
 from strandline.storage.disk import DISK, Disk, exists, make_own_folder
 from strandline.tables.rows.kinds import Kind
 from strandline.tables.rows.logged import Value, fixed
-from strandline.tables.rows.shape import TableShape, as_key
+from strandline.tables.rows.shape import TableShape, key_columns
 from strandline.tables.sql.columns import TypeOf, check_names
 from strandline.tables.sql.sink import SqlSink
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction, sqlite_type
@@ -81,7 +81,7 @@ class SqliteSink(SqlSink):
             raise InvalidInput(f"{self.path!a} is not UTF-8, and the path of a database has to be: name another file.")
         if "\0" in table or table.lower().startswith("sqlite_"):
             raise InvalidInput(f"{table!r} cannot be the name of a table in SQLite: choose another.")
-        shape = TableShape(mode, fixed(value), as_key(key), transform, soft_deletes)
+        shape = TableShape(mode, fixed(value), key_columns(key), transform, soft_deletes)
         self.mode: Kind = mode
         """The kind of the table."""
         self._table = table
