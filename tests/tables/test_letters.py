@@ -1,4 +1,4 @@
-"""Dead letters as they are told: together with the rows of their range, whatever crashes between the two commits."""
+"""Dead letters as ``letters`` lists them: with the rows of their range, also after a crash between both commits."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def told(place: Any, log: MemoryLog, value: Any = NARROW) -> list[int]:
     return found
 
 
-def test_a_letter_is_told_with_the_commit_of_its_rows_after_a_crash_between_both(
+def test_a_letter_is_listed_with_the_commit_of_its_rows_after_a_crash_between_both(
     place: Any, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, name = COMMITS[type(place)]

@@ -194,7 +194,7 @@ def test_only_the_last_announcer_decides(cell: ColdCell) -> None:
 
 
 class Script:
-    """What an interleaver asks for who goes on: each task in turn for a number of steps, and then to its end."""
+    """Chooses the task that runs next: each in turn for a number of steps, then each to its end."""
 
     def __init__(self, turns: Sequence[tuple[int, int]]) -> None:
         self._turns = [list(turn) for turn in turns]
