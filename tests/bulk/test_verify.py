@@ -500,3 +500,30 @@ def test_workers_that_cannot_reach_a_log_are_told_from_damage(log: ObjectLog, tm
     with pytest.raises(NotFound, match="keep the log where all workers reach it"):
         sl.bulk.verify(log, pool=Elsewhere(tmp_path / "log"))
     assert not sl.bulk.verify(log).is_clean
+
+
+class WithDamagedCopy:
+    """Workers to which a batch arrives with a changed byte, as from a damaged replica."""
+
+    count = 2
+
+    def __init__(self, batch: Path) -> None:
+        self._batch = batch
+
+    def run(self, tasks: Any, title: str) -> Iterator[tuple[int, Any]]:
+        data = self._batch.read_bytes()
+        for number, task in enumerate(tasks):
+            self._batch.write_bytes(data[:-20] + bytes([data[-20] ^ 1]) + data[-19:])
+            try:
+                report = task()
+            finally:
+                self._batch.write_bytes(data)
+            yield number, report
+
+
+def test_damage_that_only_workers_read_is_damage_and_not_a_lack_of_reach(log: ObjectLog, tmp_path: Path) -> None:
+    batch = next((tmp_path / "log" / "batches").rglob("*.batch"))
+    audit = sl.bulk.verify(log, pool=WithDamagedCopy(batch))
+    (damage,) = audit.verification.damage
+    assert batch.name in damage.message
+    assert "This process reads them" in damage.message

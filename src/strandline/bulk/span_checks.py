@@ -36,6 +36,8 @@ class Problem:
     message: str
     is_read: bool = False
     """Whether the records were read all the same: only their copies are missing, or differ."""
+    is_missing: bool = False
+    """Whether an object was not found, and nothing of it was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ class _CheckedSpan:
         except CursorExpired as error:
             self.problem = Problem(tier, FindingKind.TRIM, first, end, str(error))
         except (CorruptData, NotFound, pa.ArrowException) as error:
-            self.problem = Problem(tier, kind, first, end, f"Offsets {first} to {end - 1} cannot be read: {error}")
+            what = f"Offsets {first} to {end - 1} cannot be read: {error}"
+            self.problem = Problem(tier, kind, first, end, what, is_missing=isinstance(error, NotFound))
         else:
             given = [batch.column("offset") for batch in batches]
             if given and pa.concat_arrays(given).equals(_offsets(self.span, sum(map(len, given)))):

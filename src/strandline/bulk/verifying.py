@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from strandline.bulk.audit import AuditRow, LogAudit
@@ -216,8 +216,7 @@ class _Job:
             objects_within(now.spans, first, end),
             objects_within(now.copies, first, end),
         ):
-            self._check_reach(now, problem)
-            self._damaged(problem)
+            self._damaged(self._read_here(now, problem))
         else:
             self.done -= end - first
             if problem.is_read:  # and is counted again
@@ -225,13 +224,20 @@ class _Job:
                 self.found.examined["compared"] -= end - first if problem.kind is FindingKind.DIFFERENCE else 0
             yield now
 
-    def _check_reach(self, task: CheckTask, problem: Problem) -> None:
-        """``NotFound`` if this process reads what a worker could not: workers on other machines lack a local folder."""
-        if not isinstance(self.pool, ThreadPool) and not task().problems:
+    def _read_here(self, task: CheckTask, problem: Problem) -> Problem:
+        """The problem of a worker, and whether this process has it, too.
+
+        ``NotFound`` if this process finds what a worker did not: workers on other machines lack a local folder.
+        """
+        if isinstance(self.pool, ThreadPool) or task().problems:
+            return problem
+        if problem.is_missing:
             raise NotFound(
                 f"A worker could not read {self.found.subject}, and this process can: keep the log where all workers "
                 f"reach it, in a bucket or a shared folder, or verify it without them. ({problem.message})"
             )
+        here = "This process reads them: the worker has a damaged copy or memory, or they were restored meanwhile."
+        return replace(problem, message=f"{problem.message} {here}")
 
     def _trimmed(self, first: int, end: int) -> None:
         what = f"Offsets {first} to {end - 1} were trimmed."
