@@ -259,6 +259,8 @@ def test_sources_are_listed_and_forgotten(run: Run, log: str, tmp_path: Path) ->
     assert listed.exit_code == 0, listed.output
     assert "1 of 256 sources" in listed.stdout
     (found,) = json.loads(run("sources", "list", log, "--json").stdout)["sources"]
+    assert found["address"] in listed.stdout.replace("\n", "")
+    assert found["address"].startswith("file://")
     assert run("sources", "forget", log, found["id"], "--yes").exit_code == 0
     assert json.loads(run("sources", "list", log, "--json").stdout)["sources"] == []
     assert run("sources", "forget", log, found["id"], "--yes").exit_code == 1

@@ -362,3 +362,15 @@ def test_the_batches_have_exactly_the_nullability_that_was_asked(log):
     (batch,) = [batch for part in read.partitions() for batch in read.read(part)]
     assert batch.schema.field("offset").nullable
     assert batch.schema.field("headers").type == pa.map_(pa.string(), pa.binary())
+
+
+def test_a_trim_between_the_end_and_the_plan_of_a_batch_says_what_is_lost_and_what_to_do(log):
+    query = stream(log)
+    start = query.initialOffset()
+    end = query.latestOffset(start, ReadAllAvailable())
+    move_floor(log, 20)
+    said = "Offsets 0 to 19 are needed .* new checkpoint .* failOnDataLoss=false.* slot would have pinned them"
+    with pytest.raises(CursorExpired, match=said):
+        query.partitions(start, end)
+    accepting = stream(log, failOnDataLoss="false")
+    assert offsets(accepting, accepting.partitions(start, end)) == list(range(20, 50))

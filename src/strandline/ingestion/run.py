@@ -37,6 +37,7 @@ from strandline.ingestion.log_sink import TARGET, LogSink, TargetLog, may_be_rep
 from strandline.ingestion.value_formats import FormatFollower
 from strandline.log.contract import READING, Log, Slots, require
 from strandline.log.object.log import ObjectLog
+from strandline.log.object.source_names import note_source
 from strandline.log.read.reading import last_record
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
@@ -247,6 +248,8 @@ def resume_ingest(source: Log, target: TargetLog, sink: LogSink, *, skip_trimmed
         hot = target.hot if isinstance(target, TieredLog) else target
         if isinstance(source, QueueLog) and isinstance(hot, ObjectLog):
             refuse_upgraded(source, hot)
+        if isinstance(hot, ObjectLog):
+            note_source(hot, source)
         return
     bounds = source.bounds()
     if bounds.next < cursor.next:

@@ -12,6 +12,7 @@ import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, Url, Yes, confirm, guarded, object_log_at
 from strandline.cli.shared.groups import ListingGroup, group
+from strandline.cli.shared.text import escaped
 from strandline.log.writers.numbered import MAX_SOURCES
 
 sources = group(
@@ -32,7 +33,7 @@ def _id(text: str) -> UUID:
 @sources.command("list")
 @guarded
 def list_(url: Url, *, json: Json = False) -> None:
-    """List the sources: id, position, and the last record that came from each.
+    """List the sources: id, address if it was ingested, position, and the last record that came from each.
 
     Example: strandline sources list s3://bucket/orders
     """
@@ -66,12 +67,14 @@ def forget(
 
 
 def _line(one: Any) -> str:
-    return f"{one.id}  position {one.position:,}  last at offset {one.last_offset:,}, {_when(one.listed)}"
+    address = "" if one.name is None else f"  {escaped(one.name)}"
+    return f"{one.id}{address}  position {one.position:,}  last at offset {one.last_offset:,}, {_when(one.listed)}"
 
 
 def _fields(one: Any) -> dict[str, Any]:
     return {
         "id": str(one.id),
+        "address": one.name,
         "position": one.position,
         "last_offset": one.last_offset,
         "listed": None if one.listed is None else one.listed.isoformat(),

@@ -10,6 +10,7 @@ from uuid import UUID
 from strandline.errors import NotFound, Unsupported
 from strandline.log.contract import LogReading
 from strandline.log.object.log import ObjectLog
+from strandline.log.object.source_names import forget_name, source_names
 from strandline.log.object.upload import Lister
 from strandline.log.writers.source import is_source
 from strandline.model.arguments import anything, checked, shown
@@ -30,6 +31,8 @@ class RememberedSource:
     """The offset of the last record that came from it."""
     listed: datetime | None
     """When that was listed; None for a time outside the calendar."""
+    name: str | None = None
+    """The address from which it was first ingested; None for Spark streams, jobs and files."""
 
 
 @checked
@@ -38,9 +41,13 @@ def sources(log: Annotated[LogReading, anything("an object log")]) -> list[Remem
 
     A log remembers 256 of them. ``Unsupported`` for other kinds of logs.
     """
+    hot = _hot(log)
+    names = source_names(hot.store)
     return [
-        RememberedSource(writer, state.number, state.first + state.count - 1, _time(state.listed))
-        for writer, state in sorted(_hot(log).head().writers.items(), key=lambda item: item[1].sequence)
+        RememberedSource(
+            writer, state.number, state.first + state.count - 1, _time(state.listed), names.get(str(writer))
+        )
+        for writer, state in sorted(hot.head().writers.items(), key=lambda item: item[1].sequence)
         if is_source(writer)
     ]
 
@@ -63,6 +70,7 @@ def forget_source(log: Annotated[LogReading, anything("an object log")], source:
         return replace(head, writers={writer: state for writer, state in head.writers.items() if writer != source})
 
     Lister(hot.store, hot.log_id, clock=hot.clock, chance=CHANCE).cell.update(OpId(CHANCE.uuid()), without)
+    forget_name(hot.store, source)
     return known
 
 
