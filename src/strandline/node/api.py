@@ -297,7 +297,7 @@ class Replica(NodeHandle):
             replica = node.replica
         except NotReady:  # it was promoted meanwhile
             return _after(log, after, timeout)
-        replica.readable(after=after, max_staleness=max_staleness, timeout=timeout)
+        replica.reads.readable(after=after, max_staleness=max_staleness, timeout=timeout)
         return log
 
     def rebootstrap(self) -> None:

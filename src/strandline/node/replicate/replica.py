@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Final, final
@@ -37,6 +36,7 @@ from strandline.node.replicate.bootstrap import bootstrap
 from strandline.node.replicate.divergence import check_replaceable, keep_tail, stepped_back, truncate_tail
 from strandline.node.replicate.incoming import IncomingBatches
 from strandline.node.replicate.log_copy import LogCopy
+from strandline.node.replicate.reads import ReplicaReads
 from strandline.node.replicate.watermark import ReplicaWatermark
 from strandline.node.services import ReplicationFeed, Upstream
 from strandline.storage.objects.urls import open_store
@@ -117,10 +117,11 @@ class ReplicaRole:
         """When the primary's slots of consumers were last fetched."""
         self._checkpointed = self._clock.monotonic()
         """When the watermark was last stored: after a restart, readers see no less."""
-        self._fresh: float | None = None
-        """When it last had everything that was durable on the primary."""
-        self._moved = threading.Condition()
         self.condition = Condition.CONNECTING
+        self.reads = ReplicaReads(
+            self._watermark, self._clock, lambda: self.copy, lambda: self.condition is Condition.BOOTSTRAPPING
+        )
+        """The copy as readers see it."""
         if node_folder.state.trouble is not None:
             self.condition = Condition(node_folder.state.trouble.state)
 
@@ -289,10 +290,9 @@ class ReplicaRole:
         # The new copy is current from here on. Readers of the old one may finish: it is removed only
         # at the next bootstrap.
         built = LogCopy(self._node_folder, background=self._background)
-        with self._moved:
+        with self.reads.changing():
             self.copy = built  # first: the former one may have other records below the raised watermark
             self._watermark.rebuilt()
-            self._moved.notify_all()
         if former is not None:
             former.close()
         self._node_folder.sweep(keep=None if former is None else former.generation)
@@ -356,13 +356,12 @@ class ReplicaRole:
         if heartbeat.epoch != self._epoch:
             self._update_topology(self._upstream.topology(self._caller()))
         applied = self.copy.bounds().next
-        with self._moved:
+        now = self._clock.monotonic()
+        with self.reads.changing():
             self._watermark.raise_to(heartbeat.committed)
             self._watermark.learn(heartbeat.committed, heartbeat.term_start)
-            now = self._clock.monotonic()
             if applied >= heartbeat.durable:
-                self._fresh = now
-            self._moved.notify_all()
+                self.reads.caught_up_at = now
         if now - self._handed_over >= self._poll_seconds:
             self._keep_handover(self._upstream, self.copy)
         if now - self._checkpointed >= _CHECKPOINT_SECONDS:
@@ -407,7 +406,7 @@ class ReplicaRole:
     @property
     def committed(self) -> int:
         """The commit watermark here: everything below is in this copy, and satisfies the primary's policy."""
-        return 0 if self.copy is None else min(self._watermark.committed, self.copy.bounds().next)
+        return self.reads.committed
 
     @property
     def highest_shown(self) -> int:
@@ -419,52 +418,9 @@ class ReplicaRole:
         """The highest watermark that it knows of; the copy may be shorter."""
         return self._watermark.highest
 
-    def readable(
-        self, *, after: Cursor | None = None, max_staleness: float | None = None, timeout: float = 1.0
-    ) -> ReadableLog:
-        """The copy up to the commit watermark; no record read here can be lost by a failover.
-
-        ``after`` is the bookmark of a commit: waits until that record is here. ``max_staleness`` waits until this
-        replica is at most this many seconds behind the primary. ``NotReady`` after ``timeout``, and during a bootstrap;
-        ``Diverged`` if the bookmarked record was lost with its primary.
-        """
-        if self.copy is None:
-            raise NotReady("This replica has no copy of the log yet: it has to bootstrap first. Ask another node.")
-        if not self.knows_committed:
-            raise NotReady(
-                f"This replica does not know yet how much of its copy is committed: it was not closed cleanly, "
-                f"and may have shown more than the {self.committed} records that it knows to be committed. Ask again "
-                "when it follows a primary, or ask another node."
-            )
-        if after is not None:
-            self._wait(lambda: self.committed >= after.next, timeout, f"offset {after.next - 1} is not here yet")
-        if max_staleness is not None:
-            self._wait(lambda: self.staleness <= max_staleness, timeout, f"it is {self.staleness:.1f} s behind")
-        copy = self.copy  # not before: a bootstrap may have replaced it during the wait
-        if after is not None:
-            found = copy.term_at(after.next - 1)
-            if after.log_id != copy.log.log_id or (after.term and found is not None and found != after.term):
-                raise Diverged(
-                    f"The record before {after.next} is of term {found} here, and the bookmark says {after.term}: it "
-                    "was lost with its primary, or is of another log."
-                )
-        return ReadableLog(copy.log, lambda: self.committed, self._wait_past)
-
-    @property
-    def staleness(self) -> float:
-        """Seconds since this replica last had everything; infinite if never."""
-        return float("inf") if self._fresh is None else self._clock.monotonic() - self._fresh
-
-    def _wait(self, condition: Callable[[], bool], timeout: float, why: str) -> None:
-        if self.condition is Condition.BOOTSTRAPPING:
-            raise NotReady("This replica builds its copy again, and cannot serve a read that has to wait.")
-        with self._moved:
-            if not self._moved.wait_for(condition, timeout):
-                raise NotReady(f"After {timeout:g} s {why}: ask again, or ask the primary.")
-
-    def _wait_past(self, past: int, timeout: float) -> bool:
-        with self._moved:
-            return self._moved.wait_for(lambda: self.committed > past, timeout)
+    def readable(self) -> ReadableLog:
+        """The copy up to the commit watermark, without a wait; see :meth:`ReplicaReads.readable`."""
+        return self.reads.readable()
 
     def close(self) -> None:
         """Disconnect; the node closes the copy."""

@@ -1,0 +1,107 @@
+"""Reads of a replica: its copy up to the commit watermark, with waits for a bookmark or for freshness."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import final
+
+from strandline.errors import Diverged, NotReady
+from strandline.model.cursor import Cursor
+from strandline.node.lead.committed_log import ReadableLog
+from strandline.node.replicate.log_copy import LogCopy
+from strandline.node.replicate.watermark import ReplicaWatermark
+from strandline.storage.clock import Clock
+
+
+@final
+class ReplicaReads:
+    """The copy of a replica as readers see it, through a bootstrap that replaces it. Any thread may call it."""
+
+    def __init__(
+        self,
+        watermark: ReplicaWatermark,
+        clock: Clock,
+        copy: Callable[[], LogCopy | None],
+        is_bootstrapping: Callable[[], bool],
+    ) -> None:
+        """``copy`` gives the replica's copy as of each call; None if it has none."""
+        self._watermark = watermark
+        self._clock = clock
+        self._copy = copy
+        self._is_bootstrapping = is_bootstrapping
+        self._changed = threading.Condition()
+        self.caught_up_at: float | None = None
+        """When it last had everything that was durable on the primary."""
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Change the copy or the watermark within the block; readers that wait look again after it."""
+        with self._changed:
+            yield
+            self._changed.notify_all()
+
+    @property
+    def committed(self) -> int:
+        """The commit watermark here: everything below is in this copy, and satisfies the primary's policy."""
+        copy = self._copy()
+        return 0 if copy is None else min(self._watermark.committed, copy.bounds().next)
+
+    @property
+    def staleness(self) -> float:
+        """Seconds since this replica last had everything; infinite if never."""
+        return float("inf") if self.caught_up_at is None else self._clock.monotonic() - self.caught_up_at
+
+    def readable(
+        self, *, after: Cursor | None = None, max_staleness: float | None = None, timeout: float = 1.0
+    ) -> ReadableLog:
+        """The copy up to the commit watermark; no record read here can be lost by a failover.
+
+        ``after`` is the bookmark of a commit: waits until that record is here. ``max_staleness`` waits until this
+        replica is at most this many seconds behind the primary. ``NotReady`` after ``timeout``, and during a bootstrap;
+        ``Diverged`` if the bookmarked record was lost with its primary.
+        """
+        if self._copy() is None:
+            raise _no_copy()
+        if not self._watermark.is_known:
+            raise NotReady(
+                f"This replica does not know yet how much of its copy is committed: it was not closed cleanly, "
+                f"and may have shown more than the {self.committed} records that it knows to be committed. Ask again "
+                "when it follows a primary, or ask another node."
+            )
+        if after is not None:
+            self._wait(lambda: self.committed >= after.next, timeout, f"offset {after.next - 1} is not here yet")
+        if max_staleness is not None:
+            self._wait(lambda: self.staleness <= max_staleness, timeout, f"it is {self.staleness:.1f} s behind")
+        copy = self._copy()  # not before: a bootstrap may have replaced it during the wait
+        if copy is None:
+            raise _no_copy()
+        if after is not None:
+            _check_bookmark(copy, after)
+        return ReadableLog(copy.log, lambda: self.committed, self._wait_past)
+
+    def _wait(self, condition: Callable[[], bool], timeout: float, why: str) -> None:
+        if self._is_bootstrapping():
+            raise NotReady("This replica builds its copy again, and cannot serve a read that has to wait.")
+        with self._changed:
+            if not self._changed.wait_for(condition, timeout):
+                raise NotReady(f"After {timeout:g} s {why}: ask again, or ask the primary.")
+
+    def _wait_past(self, past: int, timeout: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self.committed > past, timeout)
+
+
+def _no_copy() -> NotReady:
+    return NotReady("This replica has no copy of the log yet: it has to bootstrap first. Ask another node.")
+
+
+def _check_bookmark(copy: LogCopy, after: Cursor) -> None:
+    """``Diverged`` if the record before a bookmark is not that of its commit."""
+    found = copy.term_at(after.next - 1)
+    if after.log_id != copy.log.log_id or (after.term and found is not None and found != after.term):
+        raise Diverged(
+            f"The record before {after.next} is of term {found} here, and the bookmark says {after.term}: it was lost "
+            "with its primary, or is of another log."
+        )
