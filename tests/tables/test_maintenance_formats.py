@@ -228,6 +228,30 @@ def test_values_of_a_wider_schema_that_a_table_cannot_hold_are_named(place, log,
     assert verify(place.sink(mode=mode, value=wide), log).is_right
 
 
+def told_changes(place):
+    """What the history of a table tells of changes, the oldest first."""
+    if isinstance(place, Delta):
+        found = [one.get("strandline.change") for one in reversed(DeltaTable(place.address).history())]
+    else:
+        snapshots = place.catalog.load_table("shop.orders").metadata.snapshots
+        found = [one.summary.additional_properties.get("strandline.change") for one in snapshots]
+    return [one for one in found if one]
+
+
+@pytest.mark.parametrize("kind", [Delta, Iceberg])
+def test_the_history_tells_changed_columns_and_rebuilds(kind, tmp_path, log):
+    place = kind(tmp_path)
+    for columns in ({"id": pa.int32()}, {"id": pa.int32(), "city": pa.string()}, {"id": pa.int64()}):
+        sl.follow(log, place.sink(mode="append", value=sl.Json(pa.schema(columns))), until="end")
+        extend(log, 5)
+    rebuild(place.sink(mode="append", value=sl.Json(pa.schema({"id": pa.int64(), "x": pa.bool_()}))), log, start=10)
+    *columns, last = told_changes(place)
+    assert [one.split(" (")[0] for one in columns] == ["new columns: city", "wider columns: id"]
+    assert last.startswith("all rows built again from offset 10 up to 45")
+    assert ("x (bool)" in last) is (kind is Iceberg)  # Delta's commit has the columns themselves
+    place.close()
+
+
 def test_values_that_are_too_wide_for_a_column_are_named():
     rows = pa.table({"id": pa.array([1, 1 << 40]), "x": pa.nulls(2)})
     with pytest.raises(SchemaRefused, match=r"values of id \(int64; the table has int32\), for which"):

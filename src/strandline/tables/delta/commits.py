@@ -27,7 +27,14 @@ from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.files.data_files import write_file
 from strandline.tables.files.layout import file_name, is_closed, is_data_file, range_of
 from strandline.tables.files.part import in_schema
-from strandline.tables.files.recorded import COMMIT_KEY, CURSOR_KEY, warn_of_change
+from strandline.tables.files.recorded import (
+    CHANGE_KEY,
+    COMMIT_KEY,
+    CURSOR_KEY,
+    told_change,
+    told_rebuild,
+    warn_of_change,
+)
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -66,7 +73,7 @@ class DeltaCommits:
             adds = [added(file, self.followed.now()) for file in self._rewritten(table, change.schema)]
         known = KnownCommits(id_of(table), table.version() + 1, at)
         commit_id = str(CHANCE.uuid())
-        properties = self._properties(at, (known.table_id, known.version), commit_id)
+        properties = self._properties(at, (known.table_id, known.version), commit_id, told=told_change(change))
         with self._answered(known.version, commit_id):
             if is_rewritten:
                 table.create_write_transaction(adds, mode="overwrite", schema=schema, commit_properties=properties)
@@ -147,7 +154,8 @@ class DeltaCommits:
         known = KnownCommits(id_of(table), table.version() + 1, upto)
         commit_id = str(CHANCE.uuid())
         moved = self._moved_start(table, start)
-        properties = self._properties(upto, (known.table_id, known.version), commit_id, moved)
+        told = "" if replaces is None or start is None else told_rebuild(start, upto)
+        properties = self._properties(upto, (known.table_id, known.version), commit_id, moved, told)
         schema = table.schema() if replaces is None else deltalake_library().Schema.from_arrow(replaces)
         mode: Literal["overwrite", "append"] = "append" if replaces is None else "overwrite"
         with self._answered(known.version, commit_id):
@@ -214,9 +222,11 @@ class DeltaCommits:
         return None if start is None or start == stored_start(self.followed, table) else start
 
     def _properties(
-        self, cursor: Cursor, commit: tuple[str, int] | None, commit_id: str, start: int | None = None
+        self, cursor: Cursor, commit: tuple[str, int] | None, commit_id: str, start: int | None = None, told: str = ""
     ) -> Any:
         """The cursor, and to which version of which table it belongs; unknown for a table being created.
+
+        ``told`` is what the history says of the commit.
 
         No retries: the library would commit after any other commit without checking it, and a second creator
         would create the table again.
@@ -225,6 +235,8 @@ class DeltaCommits:
         application = self.followed.application(cursor.log_id)
         transactions = [delta.Transaction(application.cursor, cursor.next)]
         metadata = {CURSOR_KEY: str(cursor), COMMIT_KEY: commit_id}
+        if told:
+            metadata[CHANGE_KEY] = told
         if commit is not None:
             table_id, version = commit
             transactions.append(delta.Transaction(application.commit(table_id), version))

@@ -71,6 +71,22 @@ def refuse_another_follower(at: Cursor | None, now: Cursor | None, where: str) -
         )
 
 
+CHANGE_KEY: Final = "strandline.change"
+"""Key in a table's history of what a commit did besides appending and merging rows."""
+
+
+def told_change(change: Evolution) -> str:
+    """A change of columns, for the table's history."""
+    kinds = (("new columns", change.added), ("wider columns", change.widened))
+    named = [(kind, ", ".join(f"{field.name} ({field.type})" for field in fields)) for kind, fields in kinds]
+    return "; ".join(f"{kind}: {fields}" for kind, fields in named if fields)
+
+
+def told_rebuild(start: int, upto: Cursor) -> str:
+    """A rebuild, for the table's history."""
+    return f"all rows built again from offset {start} up to {upto.next}"
+
+
 def warn_of_change(change: Evolution, where: str) -> None:
     """Log the columns that a commit changes."""
     _LOGGER.warning(

@@ -13,7 +13,7 @@ from uuid import UUID
 from strandline.errors import Conflict, StrandlineError, TransientStorageError
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
-from strandline.tables.files.recorded import COMMIT_KEY, CURSOR_KEY, START_KEY
+from strandline.tables.files.recorded import CHANGE_KEY, COMMIT_KEY, CURSOR_KEY, START_KEY, told_rebuild
 from strandline.tables.iceberg.files import data_file, location_path
 from strandline.tables.iceberg.history import NAME_KEY, KnownSnapshot, ancestors, commit_mark, start_in
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
@@ -49,6 +49,9 @@ class IcebergCommits:
             schema = transaction.table_metadata.schema()
             begins = start_in(transaction.table_metadata) if start is None else start
             summary = {CURSOR_KEY: str(upto), NAME_KEY: self.followed.name, START_KEY: str(begins)}
+            told = [begun.told] if start is None else [told_rebuild(start, upto), begun.told]
+            if any(told):
+                summary[CHANGE_KEY] = "; ".join(filter(None, told))
             producer = _producer(transaction, begun.files.io, summary, is_replacing=bool(removed))
             with producer:
                 for file in added:

@@ -28,6 +28,7 @@ from strandline.tables.files.recorded import (
     properties_at,
     refuse_another_follower,
     refuse_removed,
+    told_change,
     warn_of_change,
 )
 from strandline.tables.iceberg.columns import arrow_schema, iceberg_library, iceberg_schema, in_iceberg
@@ -62,6 +63,8 @@ class Begun:
     at: Cursor | None
     """None: the transaction creates the table."""
     files: IcebergFiles
+    told: str = ""
+    """What the history says of a change of columns by the transaction."""
 
     @property
     def columns(self) -> pa.Schema:
@@ -177,8 +180,8 @@ class FollowedIceberg:
             self.refuse_lost_transform(table)
             at = self.last_commit(table, log_id).cursor
             transaction = table.transaction()
-            self._evolve(transaction)
-            return Begun(transaction, at, self._files(transaction))
+            told = self._evolve(transaction)
+            return Begun(transaction, at, self._files(transaction), told)
 
     def on(self, table: Table) -> Begun:
         """A transaction on a table whose state the caller vouches for."""
@@ -188,8 +191,8 @@ class FollowedIceberg:
     def rebuilding(self, table: Table) -> Begun:
         """A transaction that replaces all rows of a table: its columns may change with it."""
         begun = self.on(table)
-        self._evolve(begun.transaction, is_rebuilt=True)
-        return Begun(begun.transaction, begun.at, self._files(begun.transaction))
+        told = self._evolve(begun.transaction, is_rebuilt=True)
+        return Begun(begun.transaction, begun.at, self._files(begun.transaction), told)
 
     def refuse_lost_transform(self, table: Table) -> None:
         """``InvalidInput`` if the rows come from a transform, and the sink has none."""
@@ -204,21 +207,25 @@ class FollowedIceberg:
             raise not_followed(self.identifier, log_id, self.name, properties.get(LOG_KEY))
         self._check_shape(table)
 
-    def _evolve(self, transaction: Transaction, *, is_rebuilt: bool = False) -> None:
-        """New and wider columns of a typed table become part of the commit; ``SchemaRefused`` for any other change."""
+    def _evolve(self, transaction: Transaction, *, is_rebuilt: bool = False) -> str:
+        """New and wider columns of a typed table become part of the commit; ``SchemaRefused`` for any other change.
+
+        Returns what the history says of it.
+        """
         if isinstance(self.shape, DeadLetters) or not self.shape.is_typed:
-            return
+            return ""
         wanted = in_iceberg(self.shape.schema())
         found = arrow_schema(transaction.table_metadata.schema())
         change = self.shape.evolution(found, wanted, is_rebuilt=is_rebuilt)
         if not change:
-            return
+            return ""
         warn_of_change(change, self.identifier)
         try:
             with transaction.update_schema() as update:
                 update.union_by_name(iceberg_schema(change.schema))
         except ValueError as error:
             raise SchemaRefused(f"The columns of the table {self.identifier} cannot be changed: {error}") from error
+        return told_change(change)
 
     def _files(self, transaction: Transaction) -> IcebergFiles:
         metadata = transaction.table_metadata
