@@ -378,6 +378,22 @@ def test_closing_a_node_ends_its_streams_at_once(node, server, upstream):
     assert node.closed_feeds.acquire(timeout=120)
 
 
+class SetByWaiting(threading.Event):
+    """An event that is set as soon as a thread waits for it."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.set()
+        return True
+
+
+def test_closing_a_node_without_calls_waits_until_its_port_is_released(node, monkeypatch):
+    released = SetByWaiting()
+    with FlightNode(node) as server:
+        stop = server._server.stop
+        monkeypatch.setattr(server._server, "stop", lambda grace: (stop(grace), released)[1])
+    assert released.is_set()
+
+
 @pytest.mark.parametrize("url", ["", "http://127.0.0.1:1", "grpc://", "127.0.0.1:7"])
 def test_an_address_that_is_none_is_refused_at_once(url):
     with pytest.raises(InvalidInput, match=r"no address|no path or address"):

@@ -91,13 +91,21 @@ class FlightNode(Closing):
         return self._limiter.inside
 
     def close(self) -> None:
-        """Accept no more calls, and end streams within about a second. Idempotent."""
+        """Accept no more calls, and end streams within about a second. Idempotent.
+
+        Without calls the port is free afterwards. Calls that only wait for their clients are not waited for: they end,
+        and the port is released, a moment later.
+        """
         self._stop.set()
         self._watch.set()
         ended = self._server.stop(_CLOSE_SECONDS)
         deadline = self._clock.monotonic() + _CLOSE_SECONDS
-        while not ended.is_set() and self._limiter.busy and self._clock.monotonic() < deadline:
+        # Without calls, too: gRPC releases the port in a thread of its own, and the next node there needs it.
+        while not ended.is_set() and self._is_waited_for() and self._clock.monotonic() < deadline:
             ended.wait(_LOOK)
+
+    def _is_waited_for(self) -> bool:
+        return self._limiter.busy or not self._limiter.inside
 
     def _look(self) -> None:
         self._limiter.end_silent()
