@@ -118,4 +118,4 @@ def test_the_summary_counts_what_was_found() -> None:
     report = Verification("u", Counter(batches=1, records=2, bytes=3))
     report.take([Finding(Severity.DAMAGE, FindingKind.BATCH, "b", "x")])
     told = "1 batch there, with 2 records (3 B), 0 chunks and 0 slots; 1 damaged, no waste, no notes"
-    assert summary(report, verify.examined(report, quick=True)) == told
+    assert summary(report, verify.coverage(report, quick=True)) == told

@@ -12,7 +12,7 @@ import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import LogPlace, on_any_log
 from strandline.cli.shared.common import Json, retention_option
-from strandline.cli.shared.decoding import format_of, schema_text
+from strandline.cli.shared.decoding import named_format, schema_text
 from strandline.errors import NotALog, WrongKind
 from strandline.tier.read.tiered_log import hot_tier
 from strandline.values.contract import Codec
@@ -55,7 +55,7 @@ def create(
     """
     if value is not None and schema is None:
         raise typer.BadParameter(f"--value {value} needs the fields of the values: --schema FILE.")
-    codec = None if schema is None else codec_of(value or ValueFormat.JSON, schema)
+    codec = None if schema is None else codec_from_file(value or ValueFormat.JSON, schema)
     is_new = _is_absent(place)
     with place.writing(create=True, retention=retention if is_new else None, value=codec) as log:
         hot = hot_tier(log)
@@ -64,14 +64,14 @@ def create(
             "log_id": str(log.log_id),
             "created": is_new,
             "retention": str(hot.identity.retention) if isinstance(hot, sl.log.ObjectLog) else None,
-            "value": format_of(hot),
+            "value": named_format(hot),
         }
     values = "plain bytes" if fields["value"] is None else fields["value"]
     said = "is created" if is_new else "was there already, and stays as it is"
     show.answer(fields, f"{fields['url']} {said}; values: {values}", as_json=json)
 
 
-def codec_of(kind: ValueFormat, schema: Path) -> Codec:
+def codec_from_file(kind: ValueFormat, schema: Path) -> Codec:
     """The codec of values in a format, with the schema in a file."""
     text = schema_text(schema)
     match kind:

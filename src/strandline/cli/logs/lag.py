@@ -30,7 +30,7 @@ from strandline.cli.shared.common import (
     TargetFormat,
     open_shared,
 )
-from strandline.cli.shared.decoding import format_of
+from strandline.cli.shared.decoding import named_format
 from strandline.cli.shared.text import escaped
 from strandline.log.contract import LogReading
 from strandline.log.lag import lag_of
@@ -227,7 +227,7 @@ def current_lag(log: AnyLog) -> Lag:
     """The current lag of the log and its slots. Of an object log, as far as its own tier retains it."""
     hot = hot_tier(log)
     found = look_at_objects(hot) if isinstance(hot, sl.log.ObjectLog) else look_at_slots(log)
-    return replace(found, values=format_of(hot))
+    return replace(found, values=named_format(hot))
 
 
 def look_at_slots(log: AnyLog) -> Lag:

@@ -28,7 +28,7 @@ from strandline.cli.shared.common import (
     retention_option,
     stop_on_signal,
 )
-from strandline.cli.shared.text import InputRecord, parse_json, parse_line
+from strandline.cli.shared.text import InputRecord, parse_json_line, parse_line
 from strandline.errors import InvalidInput
 from strandline.log.contract import Handle
 from strandline.model.records import RECORD_SCHEMA
@@ -257,7 +257,7 @@ def _append_lines(
     for number, line in enumerate(lines, 1):
         if kind is InputFormat.JSON and not line.strip():
             continue
-        row = parse_json(line, number) if kind is InputFormat.JSON else parse_line(line, number, separator)
+        row = parse_json_line(line, number) if kind is InputFormat.JSON else parse_line(line, number, separator)
         tally.last = _append_row(producer, row)
         tally.records += 1
         tally.bytes += len(row.key or b"") + len(row.value or b"")

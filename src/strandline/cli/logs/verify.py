@@ -89,7 +89,7 @@ def verify(
         verify_folder(place.folder, json=json)
         return
     found = verified_log(place.url, quick=quick, workers=workers or _WORKERS, quiet=json)
-    finish(found, examined(found, quick=quick), json=json, url=found.subject, quick=quick)
+    finish(found, coverage(found, quick=quick), json=json, url=found.subject, quick=quick)
 
 
 def audited(log: AnyLog, *, quick: bool, workers: int | None, tables: Sequence[str], quiet: bool) -> LogAudit:
@@ -130,7 +130,7 @@ def examined_by_reading(found: Verification, *, quick: bool) -> str:
     )
 
 
-def examined(found: Verification, *, quick: bool) -> str:
+def coverage(found: Verification, *, quick: bool) -> str:
     """Say what the verification covered."""
     seen = found.examined
     return (

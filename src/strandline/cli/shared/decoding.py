@@ -108,7 +108,7 @@ def _text(value: pa.Scalar) -> str:
         return " ".join(pa.array([value]).to_string(indent=0).strip("[]\n ").split())
 
 
-def format_of(log: Any) -> str | None:
+def named_format(log: Any) -> str | None:
     """Name and version of the format of a log's values; None if they are plain bytes, or the log does not tell."""
     versions = named_versions(log)
     return f"{versions[-1].format}, version {versions[-1].number}" if versions else None

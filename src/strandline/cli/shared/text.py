@@ -127,7 +127,7 @@ def _text(data: bytes | None) -> str | None:
         return None
 
 
-def parse_json(line: bytes, number: int) -> InputRecord:
+def parse_json_line(line: bytes, number: int) -> InputRecord:
     """A record from a line of JSON: the inverse of :func:`to_fields`, where a value may also be any JSON.
 
     ``InvalidInput`` names the line and what is wrong with it.
