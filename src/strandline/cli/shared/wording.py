@@ -39,6 +39,7 @@ _WORDS: Final = (
         r"(the log begins at \1): begin there, --from retained",
     ),
     (r"', or valid_prefix=True in a program\)", "')"),
+    (r"\('(--[a-z-]+)', [a-z_]+=True\)", r"(\1)"),
     (r"follow with repair=True", "use 'strandline table repair'"),
     (r"leave repair=True out", "it cannot be repaired"),
     (r"use evolve_value, or open it without value=", "leave the schema out, or create another log"),
