@@ -10,7 +10,6 @@ from benchmarks import (
     backlog,
     bulk,
     cold,
-    collect,
     contention,
     decode,
     ingest,
@@ -28,6 +27,7 @@ from benchmarks import (
     spark_tables,
     spark_write,
     tiered_node,
+    trim,
     wal,
 )
 from benchmarks.harness import Result, save, show
@@ -39,7 +39,7 @@ BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
     "backlog": backlog.run,
     "bulk": bulk.run,
     "cold": cold.run,
-    "collect": collect.run,
+    "trim": trim.run,
     "contention": contention.run,
     "ingest": ingest.run,
     "keyed": keyed.run,

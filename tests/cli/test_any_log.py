@@ -130,7 +130,7 @@ def test_a_damaged_batch_of_a_node_s_log_is_found_and_the_others_are_read(run, t
         (["produce", "grpc://127.0.0.1:1"], "No node answers at grpc://127.0.0.1:1"),
         (["produce", "grpc://127.0.0.1:1", "--create"], "a node makes its own log"),
         (["produce", "wal:///nowhere/at/all"], "There is no log at wal:///nowhere/at/all: check the address, or make"),
-        (["gc", "grpc://127.0.0.1:1"], "takes an object log, and grpc://127.0.0.1:1 is the log of a node"),
+        (["trim", "grpc://127.0.0.1:1"], "takes an object log, and grpc://127.0.0.1:1 is the log of a node"),
         (["retention", "wal:///srv/x"], "takes an object log, and wal:///srv/x is a write-ahead log"),
         (["lag", "wal://orders"], "names no folder of this machine"),
         (["verify", "grpc://db1"], "is no address of a node"),

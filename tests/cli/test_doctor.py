@@ -236,7 +236,7 @@ def test_a_log_is_described_and_needed_actions_are_warnings():
     log.slots.create("billing", 0)
     assert statuses(log_said(store, clock)) == {}
     clock.advance(2 * 86400)
-    assert statuses(log_said(store, clock)) == {"collection": CheckStatus.WARNING}
+    assert statuses(log_said(store, clock)) == {"trim": CheckStatus.WARNING}
     for _ in range(2):
         log.trim()
         clock.advance(31)
@@ -259,7 +259,7 @@ def test_times_ahead_of_this_machine_s_clock_are_reported_with_the_clock_and_the
     told = [line for line in log_lines(store, clock=clock) if line.what == "times"]
     assert {line.status for line in told} == {CheckStatus.WARNING}
     assert all("365 d ahead of this machine's clock" in line.said for line in told)
-    assert ["a collector's" in told[0].said, "a producer's" in told[1].said, "Slot 'billing'" in told[2].said] == [
+    assert ["a trimmer's" in told[0].said, "a producer's" in told[1].said, "Slot 'billing'" in told[2].said] == [
         True
     ] * 3
 

@@ -22,7 +22,7 @@ from tests.cli.conftest import Run
 def test_help_names_every_command(run: Run) -> None:
     done = run("--help")
     assert done.exit_code == 0
-    commands = "produce tail lag slots gc verify doctor upgrade wal quickstart demo"
+    commands = "produce tail lag slots trim verify doctor upgrade wal quickstart demo"
     for command in commands.split():
         assert command in done.stdout
 

@@ -61,7 +61,7 @@ def test_the_slowest_valid_slot_pins_the_floor_and_an_invalid_one_does_not() -> 
     assert [found.records_behind for found in seen.slots] == [10, 99, 80]
     assert [found.seconds_since_seen for found in seen.slots] == [6.0] * 3
     assert seen.slots[1].invalid == "horizon"
-    told = "The floor is 20, pinned by 'slow'; 70 records would be deleted by the next collection without it."
+    told = "The floor is 20, pinned by 'slow'; 70 records would be deleted by the next trim without it."
     assert floor_sentence(seen) == told
 
 
@@ -93,7 +93,7 @@ def test_lag_prints_each_slot_and_what_pins_the_floor(run: Run, log: str) -> Non
 
     text = run("lag", log).stdout
     assert "offsets 0 to 1,500" in text
-    assert "pinned by 'idle'; 1,500 records would be deleted by the next collection without it." in text
+    assert "pinned by 'idle'; 1,500 records would be deleted by the next trim without it." in text
     fields = json.loads(run("lag", log, "--json").stdout)
     assert fields["floor"] == 0
     by_name = {found["slot"]: found for found in fields["slots"]}

@@ -177,7 +177,7 @@ def test_tail_shows_text_as_text_and_everything_else_so_that_no_terminal_is_harm
     assert (fields["op"], fields["key_base64"], fields["value"]) == ("delete", "/wA=", None)
 
 
-@pytest.mark.parametrize("command", ["produce", "tail", "lag", "slots", "gc", "verify"])
+@pytest.mark.parametrize("command", ["produce", "tail", "lag", "slots", "trim", "verify"])
 def test_an_address_without_a_log_is_one_sentence_and_status_1(run: Run, log: str, command: str) -> None:
     done = run(command, log)
     assert (done.exit_code, done.stdout) == (1, "")
@@ -185,7 +185,7 @@ def test_an_address_without_a_log_is_one_sentence_and_status_1(run: Run, log: st
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", ["produce", "tail", "lag", "slots", "gc", "verify"])
+@pytest.mark.parametrize("command", ["produce", "tail", "lag", "slots", "trim", "verify"])
 def test_an_unknown_scheme_is_one_sentence_and_status_1(run: Run, command: str) -> None:
     done = run(command, "ftp://host/log", "--json")
     assert (done.exit_code, done.stdout) == (1, "")

@@ -83,7 +83,7 @@ def test_records_that_the_policy_retains_anyway_are_not_retained_by_a_slot(
 def test_an_invalid_slot_is_listed_with_its_reason_and_what_to_do(run: Run, log: str) -> None:
     opened = fill(log, limits=SlotLimits(lag_bytes=1))
     opened.slots.create("billing", 0)
-    assert "the next gc invalidates it" in run("slots", log).stdout
+    assert "the next trim invalidates it" in run("slots", log).stdout
     opened.trim()
     row = listed(run, log)["billing"]
     assert (row["invalid"], row["bytes_left"]) == ("horizon", None)
@@ -138,7 +138,7 @@ def test_notes_and_sentences_distinguish_each_state() -> None:
     row = SlotRow("a", 5, 0, 10, 1.0, None, 0, pins_floor=True, invalid=None)
     assert note_on(row, 10) == ("pins the floor", "yellow")
     assert note_on(row, 5) == ("", "")
-    assert note_on(replace(row, idle_left=-1.0), 10)[0] == "the next gc invalidates it"
+    assert note_on(replace(row, idle_left=-1.0), 10)[0] == "the next trim invalidates it"
     assert note_on(replace(row, expires_in=-1.0), 10)[0] == "expired"
     seen = Lag("u", "id", 0, 10, 5, None, (replace(row, pending=3),), retention=Consumed(), creating={"new": 4})
     assert [text.split(":")[0] for text in sentences(seen)] == [

@@ -692,7 +692,7 @@ def test_slots_are_put_where_only_segments_are_and_the_rest_goes_on(run: Run, co
         TIER_SLOT: 0,
     }
     assert fields(run, "verify", cold.url)["clean"]
-    assert run("gc", cold.url).exit_code == 0
+    assert run("trim", cold.url).exit_code == 0
     assert cold_cell(cold).read() is not None
 
 

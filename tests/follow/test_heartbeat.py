@@ -44,7 +44,7 @@ def log(clock: ManualClock) -> ObjectLog:
 
 
 def survives(log: ObjectLog, clock: ManualClock, name: str) -> None:
-    """Ten idle limits pass, in steps of a third, with a collection at each; the slot stays valid."""
+    """Ten idle limits pass, in steps of a third, with a trim at each; the slot stays valid."""
     for _ in range(30):
         clock.advance(10)
         wait_for(lambda: clock.now() - log.slots.get(name).last_seen < 10 * SECOND)
@@ -100,7 +100,7 @@ def test_a_follower_that_has_nothing_to_do_keeps_its_slot_under_a_limit_of_half_
     assert log.slots.get("idle").invalid is None
 
 
-def test_a_consumer_that_is_busy_with_one_batch_keeps_its_slot_without_collecting(log, clock):
+def test_a_consumer_that_is_busy_with_one_batch_keeps_its_slot_without_trimming(log, clock):
     with sl.Consumer(log, slot="queue", trim_every=None, clock=clock) as consumer:
         batch = consumer.next_batch()
         survives(log, clock, "queue")

@@ -52,8 +52,8 @@ def killed(log: sl.Log, name: str = "billing") -> SlotState:
     return state
 
 
-def collect(log: ObjectLog, clock: ManualClock, seconds: float) -> None:
-    """Collect, and again after some time: a slot counts as idle only if a collector saw it unchanged."""
+def trim(log: ObjectLog, clock: ManualClock, seconds: float) -> None:
+    """Trim, and again after some time: a slot counts as idle only if a trimmer saw it unchanged."""
     log.trim()
     clock.advance(seconds)
     log.trim()
@@ -62,9 +62,9 @@ def collect(log: ObjectLog, clock: ManualClock, seconds: float) -> None:
 def test_the_slot_of_a_newcomer_that_was_killed_pins_nothing_after_a_while(log: ObjectLog, clock: ManualClock) -> None:
     log.slots.claim(log.slots.create("other", 0).name, "reader").advance(log.end())
     killed(log)
-    collect(log, clock, NEWCOMER_SECONDS - 1)
+    trim(log, clock, NEWCOMER_SECONDS - 1)
     assert (log.slots.floor(), log.bounds().first) == (0, 0)
-    collect(log, clock, 2)
+    trim(log, clock, 2)
     assert [state.name for state in log.slots.list()] == ["other"]
     log.trim()
     assert log.bounds().first == 1
@@ -75,11 +75,11 @@ def test_the_name_can_be_used_again_and_its_epochs_continue(log: ObjectLog, cloc
     former = log.slots.claim("billing", "former")
     log.slots.drop("billing")
     killed(log)
-    collect(log, clock, NEWCOMER_SECONDS + 1)
+    trim(log, clock, NEWCOMER_SECONDS + 1)
     assert log.slots.list() == []
     killed(log)
     assert log.slots.claim("billing", "later").epoch > former.epoch
-    collect(log, clock, 10 * NEWCOMER_SECONDS)
+    trim(log, clock, 10 * NEWCOMER_SECONDS)
     assert [state.holder for state in log.slots.list()] == ["later"], "whoever has claimed it keeps it"
 
 
@@ -107,13 +107,13 @@ def test_a_newcomer_after_one_that_was_killed_takes_its_slot(log: ObjectLog, clo
     sink = Slow()
     sink.go_on.set()
     follow(log, sink, "billing", until="end", clock=clock)
-    collect(log, clock, 10 * NEWCOMER_SECONDS)
+    trim(log, clock, 10 * NEWCOMER_SECONDS)
     assert log.slots.get("billing").position == 1
 
 
 def test_a_slot_that_an_operator_created_never_expires(log: ObjectLog, clock: ManualClock) -> None:
     log.slots.create("planned", 0)
-    collect(log, clock, 1000 * NEWCOMER_SECONDS)
+    trim(log, clock, 1000 * NEWCOMER_SECONDS)
     assert [state.name for state in log.slots.list()] == ["planned"]
     assert log.bounds().first == 0
 
@@ -188,7 +188,7 @@ def test_a_bootstrap_that_fails_leaves_a_slot_alone_that_was_there_or_was_claime
 def test_the_slot_of_a_bootstrap_that_was_killed_goes_after_a_while(log: ObjectLog, clock: ManualClock) -> None:
     pin = SlotPin(log, "new", ManualClock())  # nothing of it runs any more: its clock stands still
     pin.hold(log.start())
-    collect(log, clock, NEWCOMER_SECONDS + 1)
+    trim(log, clock, NEWCOMER_SECONDS + 1)
     assert log.slots.list() == []
 
 
@@ -203,7 +203,7 @@ def test_the_slot_of_a_bootstrap_that_takes_long_is_kept_and_pins_for_good_once_
         log.trim()
 
     with sl.snapshots.bootstrap(snapshots, tmp_path / "new", Importing(take_long), log=log, slot="new", clock=clock):
-        collect(log, clock, 10 * NEWCOMER_SECONDS)
+        trim(log, clock, 10 * NEWCOMER_SECONDS)
         assert log.slots.floor() == 1
 
 

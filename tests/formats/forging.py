@@ -112,7 +112,7 @@ def some_head() -> Stamped[Head]:
         levels=((some_reference(1),), (some_reference(0),)),
         writers={WRITER: WriterState(130, 130, 1300, 10, 77)},
         slots={"billing": None, "new": Pin(12, 4)},
-        collected=1_700_000_000_000_123,
+        trim_began=1_700_000_000_000_123,
         trimmed=(Trimmed("batches/x.batch", 10, 20),),
     )
     return Stamped(head, 131, (OpId(UUID(int=1)), OpId(UUID(int=2))))

@@ -1,4 +1,4 @@
-"""Producers, consumers and collectors as programs of their own, for tests that kill them.
+"""Producers, consumers and trimmers as programs of their own, for tests that kill them.
 
 ``python -m tests.log.programs`` waits for a job on its standard input, and does it until another line asks it to stop.
 It ends at once when the input is closed, so that it does not outlive the test. What must survive it notes in a file.
@@ -213,16 +213,16 @@ def _taken(consumer: sl.Consumer, notes: Notes, most: int) -> Iterator[int]:
         yield batch.sequence
 
 
-def collect(job: Job, notes: Notes, stop: threading.Event) -> None:
-    """Trim and collect, over and over."""
+def trim(job: Job, notes: Notes, stop: threading.Event) -> None:
+    """Trim, over and over."""
     log = job.open()
     while not stop.is_set():
         if isinstance(log, QueueLog):
-            notes.write("collected", deleted=len(log.trim().garbage), invalidated=[])
+            notes.write("trimmed", deleted=len(log.trim().garbage), invalidated=[])
         else:
             done = _again(lambda: log.trim(grace=GRACE))
             gone = [state.name for state in done.invalidated]
-            notes.write("collected", deleted=done.deleted, orphans=done.orphans, floor=done.floor, invalidated=gone)
+            notes.write("trimmed", deleted=done.deleted, orphans=done.orphans, floor=done.floor, invalidated=gone)
         stop.wait(0.05)
 
 
@@ -237,7 +237,7 @@ def _again(action: Callable[[], Any]) -> Any:
     raise AssertionError("This was to be tried again a hundred times.")
 
 
-ROLES = {"append": append, "produce": produce, "consume": consume, "collect": collect}
+ROLES = {"append": append, "produce": produce, "consume": consume, "trim": trim}
 
 
 def _main() -> None:

@@ -1,4 +1,4 @@
-"""Whole histories of a queue: consumers that race, lose answers, die and come back, while others append and collect."""
+"""Whole histories of a queue: consumers that race, lose answers, die and come back, while others append and trim."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class History:
     read: int = 0
     acknowledged: int = 0
     appended: int = 0
-    collected: int = 0
+    trimmed: int = 0
     fenced: int = 0
     lost: int = 0
     deaths: int = 0
@@ -133,7 +133,7 @@ class Life:
                 raise Stopped from error
             except (NotFound, CursorExpired) as error:
                 if self.newest() > self.epoch():
-                    raise Stopped from error  # someone newer is past it, and it was collected
+                    raise Stopped from error  # someone newer is past it, and it was trimmed
                 self.complain(f"epoch {self.epoch()} needs something that is gone: {error}")
                 raise Stopped from error
 
@@ -187,7 +187,7 @@ class Life:
 
 
 def play(seed: int, kind: PlaceKind, *, faults: Faults = BAD_LINE) -> History:
-    """Two or three consumers, a writer and, on object logs, a collector; in an order drawn from the seed."""
+    """Two or three consumers, a writer and, on object logs, a trimmer; in an order drawn from the seed."""
     chance = random.Random(seed)
     order = Interleaver(chance.getrandbits(64))
     history, place = History(seed), filled(kind, 5)
@@ -201,7 +201,7 @@ def play(seed: int, kind: PlaceKind, *, faults: Faults = BAD_LINE) -> History:
 
     tasks = [_consumer(machine()) for _ in range(chance.randint(2, 3))] + [_writer(machine())]
     if kind is ObjectLogPlace:
-        tasks.append(_collector(machine()))
+        tasks.append(_trimmer(machine()))
     order.run(tasks)
     for line in lines:
         line.heal()
@@ -259,14 +259,14 @@ def _writer(machine: Machine) -> Callable[[], None]:
     return work
 
 
-def _collector(machine: Machine) -> Callable[[], None]:
+def _trimmer(machine: Machine) -> Callable[[], None]:
     def work() -> None:
         for _ in range(2):
             try:
                 machine.insist(lambda: machine.log().trim(grace=0.0))
             except (Stopped, Crash):
                 continue
-            machine.history.collected += 1
+            machine.history.trimmed += 1
 
     return work
 

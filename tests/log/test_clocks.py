@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from strandline.log.object.head.edits import (
     BatchListing,
     apply_spills,
-    begin_collection,
+    begin_trim_round,
     is_due,
     list_batches,
     plan_spills,
@@ -68,11 +68,11 @@ class World:
         return datetime.fromtimestamp(self.store_clock.now() / SECOND, UTC)
 
 
-# --- the collector ---------------------------------------------------------------------------------------------
+# --- the trimmer ---------------------------------------------------------------------------------------------
 
 
 @SKEWS
-def test_a_collector_with_a_wrong_clock_stops_no_other_from_collecting(skew: float):
+def test_a_trimmer_with_a_wrong_clock_stops_no_other_from_trimming(skew: float):
     world = World()
     world.append(world.log, 3)
     world.log.slots.create("done", 3)
@@ -83,7 +83,7 @@ def test_a_collector_with_a_wrong_clock_stops_no_other_from_collecting(skew: flo
 
 @SKEWS
 @pytest.mark.parametrize("retention", ["consumed", "age:7d"])
-def test_a_dry_run_reports_clocks_as_a_collection_does_and_leaves_nothing(skew: float, retention: str):
+def test_a_dry_run_reports_clocks_as_a_trim_does_and_leaves_nothing(skew: float, retention: str):
     world = World(retention=retention)
     world.append(world.log, 3)
     world.append(world.machine(-skew), 1)
@@ -113,7 +113,7 @@ def test_batches_trimmed_by_a_wrong_clock_are_deleted_a_grace_period_later_and_n
 
 
 @SKEWS
-def test_a_collector_with_a_wrong_clock_invalidates_no_live_slot(skew: float):
+def test_a_trimmer_with_a_wrong_clock_invalidates_no_live_slot(skew: float):
     world = World(idle=60)
     world.append(world.log, 3)
     world.log.slots.create("live", 1)
@@ -161,7 +161,7 @@ def test_a_hold_of_a_reader_with_a_wrong_clock_lasts_as_long_as_it_should(skew: 
 
 
 @SKEWS
-def test_nothing_goes_too_early_by_the_clock_of_one_collector(skew: float):
+def test_nothing_goes_too_early_by_the_clock_of_one_trimmer(skew: float):
     world = World(retention="age:7d")
     world.append(world.log, 3)
     wrong = world.machine(skew)
@@ -172,7 +172,7 @@ def test_nothing_goes_too_early_by_the_clock_of_one_collector(skew: float):
 
 
 @SKEWS
-def test_a_collector_reports_which_clock_is_wrong_and_by_how_much(skew: float, caplog: pytest.LogCaptureFixture):
+def test_a_trimmer_reports_which_clock_is_wrong_and_by_how_much(skew: float, caplog: pytest.LogCaptureFixture):
     world = World()
     with caplog.at_level(logging.WARNING):
         done = world.machine(skew).trim()
@@ -269,7 +269,7 @@ def test_a_clock_that_was_wrong_for_an_hour_costs_a_folder_nothing(skew: int):
 
 
 @pytest.mark.parametrize("skew", [YEAR, 10 * YEAR])
-def test_a_collector_of_a_folder_that_was_ahead_stops_no_other_and_its_trims_go_a_grace_period_later(skew: int):
+def test_a_trimmer_of_a_folder_that_was_ahead_stops_no_other_and_its_trims_go_a_grace_period_later(skew: int):
     world = World(url="file:///log")
     world.append(world.log, 3)
     world.log.slots.create("done", 3)
@@ -323,7 +323,7 @@ def test_setting_back_leaves_times_in_order_and_none_ahead(moments: list[int], n
 
 
 @given(skews)
-def test_a_collector_alone_never_sets_back_what_the_store_does_not_call_ahead(skew: int):
+def test_a_trimmer_alone_never_sets_back_what_the_store_does_not_call_ahead(skew: int):
     present = Present(NOW + skew, skew, is_witnessed=True)
     assert not may_set_back(present, NO_DOUBT, listed=NOW)
     assert present.earliest <= NOW + TOLERANCE
@@ -333,32 +333,30 @@ def test_a_collector_alone_never_sets_back_what_the_store_does_not_call_ahead(sk
 @given(skews, some.integers(0, DAY - 1))
 def test_where_no_second_clock_is_a_jump_is_not_believed_for_a_day(skew: int, after: int):
     jumped = Present(NOW + skew)
-    doubt = doubt_of(jumped, NO_DOUBT, listed=NOW, collected=NOW)
+    doubt = doubt_of(jumped, NO_DOUBT, listed=NOW, last_trim=NOW)
     later = Present(jumped.local + after)
-    doubt = doubt_of(later, doubt, listed=NOW, collected=jumped.local)
+    doubt = doubt_of(later, doubt, listed=NOW, last_trim=jumped.local)
     assert not may_set_back(later, doubt, listed=NOW)
     assert may_expire(later, doubt) is (skew <= LEAP)
 
 
 @given(skews)
 def test_a_jump_that_is_taken_back_leaves_no_doubt(skew: int):
-    doubt = doubt_of(Present(NOW + skew), NO_DOUBT, listed=NOW, collected=NOW)
-    after = doubt_of(Present(NOW + 10), doubt, listed=NOW, collected=NOW + skew)
+    doubt = doubt_of(Present(NOW + skew), NO_DOUBT, listed=NOW, last_trim=NOW)
+    after = doubt_of(Present(NOW + 10), doubt, listed=NOW, last_trim=NOW + skew)
     assert after == NO_DOUBT or (skew < -LEAP and after == Doubt(leap_since=NOW + 10))  # back is ahead, for a day
 
 
 @given(skews, skews, some.integers(3, 10**6), some.integers(1, 20))
-def test_a_holder_that_is_seen_each_third_of_its_limit_is_never_idle(
-    holder: int, collector: int, limit: int, turn: int
-):
-    """Whatever its clock and one collector's show, and whenever the collector runs."""
+def test_a_holder_that_is_seen_each_third_of_its_limit_is_never_idle(holder: int, trimmer: int, limit: int, turn: int):
+    """Whatever its clock and one trimmer's show, and whenever the trimmer runs."""
     limits, third = SlotLimits(idle_seconds=limit), limit * SECOND // 3
     state = SlotState("live", 0, "me", 1, NOW + holder)
     for beat in range(turn):
         true = NOW + beat * third
         state = seen(state, epoch=1, now=true + holder)
         for look in (0, third // 2, third - 1):
-            now = true + look + collector
+            now = true + look + trimmer
             assert not is_idle(state, limits, now)
             if is_suspect(state, limits, now):
                 state = suspect(state, state, now)
@@ -367,19 +365,19 @@ def test_a_holder_that_is_seen_each_third_of_its_limit_is_never_idle(
 
 @given(skews, skews, some.integers(3, 10**6))
 def test_a_dead_holder_is_idle_after_two_limits_and_a_minute_whatever_the_clocks_say(
-    holder: int, collector: int, limit: int
+    holder: int, trimmer: int, limit: int
 ):
     limits, state = SlotLimits(idle_seconds=limit), SlotState("dead", 0, "me", 1, NOW + holder)
     half = limit * SECOND // 2 + 1
     for look in range(5 + TOLERANCE // half):
-        now = NOW + collector + look * half
+        now = NOW + trimmer + look * half
         if is_suspect(state, limits, now):
             state = suspect(state, state, now)
     assert is_idle(state, limits, now)
 
 
 @given(skews, some.integers(1, 10**6))
-def test_a_hold_ends_when_collectors_have_seen_it_for_its_time(skew: int, seconds: int):
+def test_a_hold_ends_when_trimmers_have_seen_it_for_its_time(skew: int, seconds: int):
     reader, length = NOW + skew, seconds * SECOND
     state = SlotState("hold", 0, None, 0, reader, expires=reader + length)
     assert is_suspect(state, SlotLimits(), NOW)
@@ -389,10 +387,10 @@ def test_a_hold_ends_when_collectors_have_seen_it_for_its_time(skew: int, second
 
 
 @given(times, some.floats(1, 10**6))
-def test_a_round_that_seems_to_be_of_the_future_delays_no_round(collected: int, pause: float):
-    assert is_due(collected, NOW, pause) is not (-TOLERANCE <= NOW - collected < pause * SECOND)
-    begun = begin_collection(Head(UUID(int=2), collected=collected), NOW)
-    assert begun.collected == NOW
+def test_a_round_that_seems_to_be_of_the_future_delays_no_round(began: int, pause: float):
+    assert is_due(began, NOW, pause) is not (-TOLERANCE <= NOW - began < pause * SECOND)
+    begun = begin_trim_round(Head(UUID(int=2), trim_began=began), NOW)
+    assert begun.trim_began == NOW
 
 
 def test_a_damaged_note_is_no_doubt():

@@ -496,7 +496,7 @@ class TestDeadLetters:
                     log.store.delete(item.path)
             assert log.slots.get("default").position == 0
 
-    def test_each_slot_has_its_own_and_collecting_leaves_them(self, log: ObjectLog) -> None:
+    def test_each_slot_has_its_own_and_trimming_leaves_them(self, log: ObjectLog) -> None:
         for entry in log.head().tail:
             log.store.delete(entry.location)
         for slot in ("one", "two"):

@@ -191,16 +191,16 @@ class TestSpilling:
         assert list(one.found(0)) == one.naive
 
     @pytest.mark.usefixtures("tiny")
-    def test_a_chunk_that_a_collection_may_have_deleted_is_not_referred_to(self) -> None:
+    def test_a_chunk_that_a_trim_may_have_deleted_is_not_referred_to(self) -> None:
         model = Model()
         while not plan_spills(model.head):
             model.append(1)
         spills = plan_spills(model.head)
-        collected = replace(model.head, generation=1, min_generation=1)
-        assert apply_spills(collected, spills) == collected
-        anew = plan_spills(collected)
+        trimmed = replace(model.head, generation=1, min_generation=1)
+        assert apply_spills(trimmed, spills) == trimmed
+        anew = plan_spills(trimmed)
         assert [spill.reference.generation for spill in anew] == [1] * len(anew)
-        assert apply_spills(collected, anew) != collected
+        assert apply_spills(trimmed, anew) != trimmed
 
     def test_a_real_log_spills_and_is_read_by_a_newcomer(self) -> None:
         place = PlainStore()
@@ -340,8 +340,8 @@ class TestWriters:
 
 
 class TestGenerations:
-    def collect(self, log: ObjectLog) -> None:
-        """The first step of a collector: no object of an older generation may be listed from now on."""
+    def trim(self, log: ObjectLog) -> None:
+        """The first step of a trimmer: no object of an older generation may be listed from now on."""
         log._lister.cell.update(
             OpId(uuid4()),
             lambda head: replace(head, generation=head.generation + 1, min_generation=head.generation + 1),
@@ -353,15 +353,15 @@ class TestGenerations:
             list_batches(head, [listing(0, generation=1)], now=0)
         assert list_batches(head, [listing(0, generation=2)], now=0).next_offset == 1
 
-    def test_a_batch_that_was_uploaded_before_a_collection_is_uploaded_again(self) -> None:
+    def test_a_batch_that_was_uploaded_before_a_trim_is_uploaded_again(self) -> None:
         place = PlainStore()
         line = FaultyStore(place)
-        log, collector = open_log(line, create=True), open_log(place)
-        left = [collector]
+        log, trimmer = open_log(line, create=True), open_log(place)
+        left = [trimmer]
 
         def collect_before_the_listing(call: Call) -> None:
             if call.name == "put_if" and call.path == "head" and call.stage == "before" and left:
-                self.collect(left.pop())
+                self.trim(left.pop())
 
         line.hook(collect_before_the_listing)
         assert append(log, b"a", number=0) == Receipt(0, 1)
@@ -370,12 +370,12 @@ class TestGenerations:
         place.delete(next(path for path in paths(place, "batches/") if path != entry.location))
         assert content(log) == [(0, b"a")]
 
-    def test_a_producer_from_before_a_collection_continues(self) -> None:
+    def test_a_producer_from_before_a_trim_continues(self) -> None:
         log = open_log(PlainStore(), create=True)
         with log.producer(linger=3600.0) as producer:
             for number in range(4):
                 handle = producer.append(value=b"%d" % number)
-                self.collect(log)
+                self.trim(log)
                 producer.flush(SOON)
                 assert handle.result(0) == Receipt(number, 1)
         assert content(log) == [(number, b"%d" % number) for number in range(4)]
@@ -384,19 +384,19 @@ class TestGenerations:
         place = PlainStore()
         log = open_log(place, create=True)
         append(log, b"a", number=0)
-        self.collect(log)
+        self.trim(log)
         assert append(log, b"a", number=0) == Receipt(0, 1)
         assert len(paths(place, "batches/0000000000000001/")) <= 1
         assert log.head().tail[0].location.startswith("batches/0000000000000000/")
 
-    def test_a_collection_at_every_try_ends_in_an_error_that_says_to_try_again(self) -> None:
+    def test_a_trim_at_every_try_ends_in_an_error_that_says_to_try_again(self) -> None:
         place = PlainStore()
         line = FaultyStore(place)
-        log, collector = open_log(line, create=True, clock=ManualClock()), open_log(place)
+        log, trimmer = open_log(line, create=True, clock=ManualClock()), open_log(place)
 
         def collect_again(call: Call) -> None:
             if call.name == "put_if" and call.path == "head" and call.stage == "before":
-                self.collect(collector)
+                self.trim(trimmer)
 
         line.hook(collect_again)
         with pytest.raises(Contended, match="Try again"):

@@ -1,4 +1,4 @@
-"""``kill -9`` of real producers, consumers and collectors, over and over, on a real S3 server."""
+"""``kill -9`` of real producers, consumers and trimmers, over and over, on a real S3 server."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Note = dict[str, Any]
 
 SPARE = 1
 
-OWN = {"append": ["append-0"], "produce": ["produce-0"], "consume": ["audit", "work"], "collect": ["collect"]}
-QUEUE = {"append": ["append-0"], "produce": ["produce-0"], "consume": ["work"], "collect": ["collect"]}
+OWN = {"append": ["append-0"], "produce": ["produce-0"], "consume": ["audit", "work"], "trim": ["trim"]}
+QUEUE = {"append": ["append-0"], "produce": ["produce-0"], "consume": ["work"], "trim": ["trim"]}
 
 
 # --- the crew ----------------------------------------------------------------------------------------------------
@@ -128,17 +128,17 @@ class Story:
     append: dict[str, list[Note]] = field(default_factory=dict)
     produce: dict[str, list[Note]] = field(default_factory=dict)
     consume: dict[str, list[Note]] = field(default_factory=dict)
-    collect: dict[str, list[Note]] = field(default_factory=dict)
+    trim: dict[str, list[Note]] = field(default_factory=dict)
 
     def notes(self, what: str, *roles: str) -> Iterator[Note]:
-        for role in roles or ("append", "produce", "consume", "collect"):
+        for role in roles or ("append", "produce", "consume", "trim"):
             for notes in getattr(self, role).values():
                 yield from (note for note in notes if note["what"] == what)
 
     def complaints(self) -> list[str]:
         """All violations."""
         said = [f"{note['kind']}: {note['said']}" for note in self.notes("error")]
-        said += [f"slots were invalidated: {note}" for note in self.notes("collected") if note["invalidated"]]
+        said += [f"slots were invalidated: {note}" for note in self.notes("trimmed") if note["invalidated"]]
         batches: dict[int, Note] = {}
         for slot, notes in self.consume.items():
             said += _deliveries(slot, notes)
@@ -252,7 +252,7 @@ def kill_in_a_loop(crew: Crew, look: Callable[[], None], *, kills: int, seed: in
                 look()
         crew.finish("append", "produce")
         crew.finish("consume")
-        crew.finish("collect")
+        crew.finish("trim")
     look()
     return crew.story()
 
@@ -268,7 +268,7 @@ def kill_on_a_log(folder: Path, url: str, server: S3Server, *, kills: int, seed:
 
     story = kill_in_a_loop(Crew(folder, OWN, url=url, server=server), look, kills=kills, seed=seed)
     assert story.complaints() == []
-    # Whatever the killed had left behind is waste, and the next collections find all of it.
+    # Whatever the killed had left behind is waste, and the next trims find all of it.
     for _ in range(3):
         log.trim(grace=0, everything=True)
     assert [str(finding) for finding in ObjectLogVerifier(log).findings()] == []
@@ -278,24 +278,24 @@ def kill_on_a_log(folder: Path, url: str, server: S3Server, *, kills: int, seed:
 
 
 @pytest.mark.matrix
-def test_killing_producers_consumers_and_collectors_of_a_log_loses_and_doubles_nothing(
+def test_killing_producers_consumers_and_trimmers_of_a_log_loses_and_doubles_nothing(
     tmp_path: Path, s3_url: str, s3_server: S3Server
 ) -> None:
     story = kill_on_a_log(tmp_path, s3_url, s3_server, kills=8, seed=6)
     assert set(story.killed) == set(OWN), "one of each role at least"
-    assert sum(note["deleted"] for note in story.notes("collected")) > 0
+    assert sum(note["deleted"] for note in story.notes("trimmed")) > 0
 
 
 @pytest.mark.slow
 def test_killing_many_more_of_them_loses_and_doubles_nothing(tmp_path: Path, s3_url: str, s3_server: S3Server) -> None:
     story = kill_on_a_log(tmp_path, s3_url, s3_server, kills=30, seed=2)
     assert min(story.killed[role] for role in OWN) > 3, story.killed
-    assert sum(note["deleted"] for note in story.notes("collected")) > 100
-    assert sum(note["orphans"] for note in story.notes("collected")) > 0
+    assert sum(note["deleted"] for note in story.notes("trimmed")) > 100
+    assert sum(note["orphans"] for note in story.notes("trimmed")) > 0
 
 
 @pytest.mark.matrix
-def test_killing_producers_consumers_and_collectors_of_a_queue_of_version_1_loses_nothing(
+def test_killing_producers_consumers_and_trimmers_of_a_queue_of_version_1_loses_nothing(
     tmp_path: Path, s3_url: str, s3_server: S3Server
 ) -> None:
     queue = sl.open(s3_url, format="queue-v1", grace=V1_GRACE, options=s3_server.options)
@@ -331,7 +331,7 @@ def quiet_story() -> Story:
         consume={
             "work": [opened(0), first, second, durable(1), opened(1), again, third, durable(3)],
         },
-        collect={"collect": [{"what": "collected", "deleted": 3, "orphans": 0, "floor": 5, "invalidated": []}]},
+        trim={"trim": [{"what": "trimmed", "deleted": 3, "orphans": 0, "floor": 5, "invalidated": []}]},
     )
 
 
@@ -369,7 +369,7 @@ def test_a_story_in_which_all_went_well_has_no_complaints():
         (lambda story: story.consume["work"][6]["values"].reverse(), "a batch of append-0/1/1 holds"),
         (lambda story: [story.consume["work"][at]["values"].reverse() for at in (2, 5)], "came in this order: [1, 0]"),
         (lambda story: story.produce["produce-0"][0].update(offsets=[2]), "its writer was told 2"),
-        (lambda story: story.collect["collect"][0].update(invalidated=["work"]), "slots were invalidated"),
+        (lambda story: story.trim["trim"][0].update(invalidated=["work"]), "slots were invalidated"),
         (
             lambda story: story.consume["work"].append({"what": "error", "kind": "NotFound", "said": "x"}),
             "NotFound: x",

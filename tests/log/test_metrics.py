@@ -77,23 +77,24 @@ def test_fetches_are_counted_and_timed(log: ObjectLog):
     assert moved.by == [1, 3, 1, log.head().tail[0].size]
 
 
-def test_collections_are_counted_and_timed(log: ObjectLog, place: PlainStore):
+def test_trims_are_counted_and_timed(log: ObjectLog, place: PlainStore):
     produce(log, b"a", b"b")
     size = log.head().tail[0].size
     log.slots.create("done", 2)
     place.put(f"batches/{0:016d}/{'a' * 32}.batch", b"orphan")
-    names = ("strandline_batches_collected_total", "strandline_records_collected_total", "strandline_gc_seconds_count")
-    with Moved(*names, "strandline_bytes_collected_total", "strandline_orphans_collected_total") as moved:
+    names = ("strandline_batches_trimmed_total", "strandline_records_trimmed_total", "strandline_trim_seconds_count")
+    orphans = ("strandline_orphans_deleted_total", "strandline_orphan_bytes_deleted_total")
+    with Moved(*names, "strandline_bytes_trimmed_total", *orphans) as moved:
         for _ in range(2):
             log.trim(grace=0)
-    assert moved.by == [1, 2, 2, size + len(b"orphan"), 1]
+    assert moved.by == [1, 2, 2, size, 1, len(b"orphan")]
 
 
 def test_head_writes_are_counted_by_role(log: ObjectLog):
     for role, act in (
         ("producer", lambda: produce(log, b"a")),
         ("consumer", lambda: log.slots.create("s", 0)),
-        ("collector", log.trim),
+        ("trimmer", log.trim),
     ):
         with Moved("strandline_head_writes_total", role=role) as moved:
             act()

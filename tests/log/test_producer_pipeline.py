@@ -416,7 +416,7 @@ class TestGenerations:
         assert [int(generation) for generation in mine] == [0, 0, 1]
         assert line.named("get"), "it reads when it has to"
 
-    def test_a_batch_uploaded_before_a_collection_is_uploaded_again_and_listed_once(
+    def test_a_batch_uploaded_before_a_trim_is_uploaded_again_and_listed_once(
         self, log: ObjectLog, line: FaultyStore
     ) -> None:
         listing = Gate(line, "head")

@@ -77,7 +77,7 @@ def test_two_slots_at_the_same_place_retain_nothing_alone(log: ObjectLog):
 @pytest.mark.parametrize("retention", some(["forever", "consumed", "age:200s", "bytes:9000", "age:1s", "bytes:1"], 3))
 @pytest.mark.parametrize("position", some([0, 20, 150, TOTAL], 1))
 def test_the_next_trim_is_foretold_exactly(log: ObjectLog, retention: str, position: int):
-    """And so is what would be retained: by letting the slot catch up, and collecting again."""
+    """And so is what would be retained: by letting the slot catch up, and trimming again."""
     log.set_retention(retention, SlotLimits())
     log.slots.create("a", position)
     retained = stand(log, retention)["a"].retained

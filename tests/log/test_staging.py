@@ -135,7 +135,7 @@ def test_a_source_continues_with_plain_appends_after_a_group_and_the_reverse(pla
     place.check()
 
 
-def test_collections_between_writing_and_committing_take_nothing(place: Place) -> None:
+def test_trims_between_writing_and_committing_take_nothing(place: Place) -> None:
     append = place.append()
     batches = append.write([rows(b"a")])
     for _ in range(5):
@@ -148,20 +148,20 @@ def test_collections_between_writing_and_committing_take_nothing(place: Place) -
     place.check()
 
 
-def test_collections_between_the_copies_and_the_listing_make_it_copy_again(place: Place) -> None:
+def test_trims_between_the_copies_and_the_listing_make_it_copy_again(place: Place) -> None:
     append = place.append()
     batches = append.write([rows(b"a")])
     rounds = []
 
-    def collect(call: Call) -> None:
+    def trim(call: Call) -> None:
         if call.name == "put_if" and call.path == "head" and call.stage == "before" and len(rounds) < 2:
             rounds.append(call)
             place.store.unhook()
             place.log.trim(grace=0)
             place.log.trim(grace=0)  # now the copies can no longer be listed, and are gone
-            place.store.hook(collect)
+            place.store.hook(trim)
 
-    place.store.hook(collect)
+    place.store.hook(trim)
     append.commit(batches, upto=1)
     place.store.unhook()
     assert len(rounds) == 2
@@ -172,7 +172,7 @@ def test_collections_between_the_copies_and_the_listing_make_it_copy_again(place
     place.check()
 
 
-def test_a_collection_deletes_what_a_dead_job_staged_a_day_later_and_not_what_a_living_one_did(place: Place) -> None:
+def test_a_trim_deletes_what_a_dead_job_staged_a_day_later_and_not_what_a_living_one_did(place: Place) -> None:
     place.append(job="dead").write([rows(b"x")])
     living = place.append(job="living")
     old = living.write([rows(b"a")])

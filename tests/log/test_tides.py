@@ -9,7 +9,7 @@ import pytest
 
 from strandline.log.object import slots, upload
 from strandline.log.object.head import edits
-from strandline.log.object.maintain import collector
+from strandline.log.object.maintain import trimmer
 from strandline.model.head import Head
 from strandline.model.retention import SlotState
 from strandline.testing.faulty import CALM
@@ -24,7 +24,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a few entries, so that short histories have all levels; no threads, so that seeds repeat."""
     monkeypatch.setattr(edits, "CHUNK", 2)
     monkeypatch.setattr(edits, "SPILL_AT", 3)
-    monkeypatch.setattr(collector, "WORKERS", 1)
+    monkeypatch.setattr(trimmer, "WORKERS", 1)
 
 
 def played(seeds: range) -> None:
@@ -65,28 +65,28 @@ def caught(tries: int = 400) -> str:
 def test_a_trim_that_does_not_mind_new_members_is_caught(monkeypatch: pytest.MonkeyPatch):
     honest = edits.apply_trim
     monkeypatch.setattr(
-        collector, "apply_trim", lambda head, trim, now: honest(head, replace(trim, membership=head.membership), now)
+        trimmer, "apply_trim", lambda head, trim, now: honest(head, replace(trim, membership=head.membership), now)
     )
     assert "is above the" in caught()
 
 
 def test_a_trim_above_the_floor_is_caught(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(collector, "trim_to", lambda policy, _: policy)
+    monkeypatch.setattr(trimmer, "trim_to", lambda policy, _: policy)
     assert "is above the valid slot" in caught()
 
 
 @pytest.mark.matrix
 def test_a_slot_that_is_invalidated_only_in_memory_is_caught(monkeypatch: pytest.MonkeyPatch):
     def forgetful(
-        self: collector.GarbageCollector, head: Head, limits: object, done: collector.TrimResult, clocks: object
+        self: trimmer.Trimmer, head: Head, limits: object, done: trimmer.TrimResult, clocks: object
     ) -> slots.Members:
-        pretended = collector.TrimResult(dry_run=True)
+        pretended = trimmer.TrimResult(dry_run=True)
         members = judged(self, head, limits, pretended, clocks)
         done.invalidated += pretended.invalidated
         return members
 
-    judged = collector.GarbageCollector._judged
-    monkeypatch.setattr(collector.GarbageCollector, "_judged", forgetful)
+    judged = trimmer.Trimmer._judged
+    monkeypatch.setattr(trimmer.Trimmer, "_judged", forgetful)
     assert "is above the valid slot" in caught()
 
 
@@ -116,7 +116,7 @@ def test_a_new_slot_that_does_not_pin_first_is_caught(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.matrix
-def test_listing_an_object_that_a_collector_may_have_deleted_is_caught(monkeypatch: pytest.MonkeyPatch):
+def test_listing_an_object_that_a_trimmer_may_have_deleted_is_caught(monkeypatch: pytest.MonkeyPatch):
     honest = edits.list_batches
 
     def trusting(head: Head, listings: list[edits.BatchListing], now: int) -> Head:
@@ -128,14 +128,14 @@ def test_listing_an_object_that_a_collector_may_have_deleted_is_caught(monkeypat
 
 
 def test_deleting_before_the_generation_is_raised_is_caught(monkeypatch: pytest.MonkeyPatch):
-    honest = edits.begin_collection
+    honest = edits.begin_trim_round
 
     def late(head: Head, now: int, **options: int) -> Head:
         return replace(honest(head, now, **options), min_generation=head.min_generation)
 
-    monkeypatch.setattr(collector, "begin_collection", late)
+    monkeypatch.setattr(trimmer, "begin_trim_round", late)
     monkeypatch.setattr(
-        collector.GarbageCollector,
+        trimmer.Trimmer,
         "_of_generations",
         lambda self, folder, low, _: self.slots.store.list(f"{folder}/", start_after=f"{folder}/{low:016d}"),
     )
@@ -144,5 +144,5 @@ def test_deleting_before_the_generation_is_raised_is_caught(monkeypatch: pytest.
 
 
 def test_deleting_within_the_grace_period_is_caught(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(collector.GarbageCollector, "_is_past_grace", lambda *_: True)
+    monkeypatch.setattr(trimmer.Trimmer, "_is_past_grace", lambda *_: True)
     assert "grace period" in caught()

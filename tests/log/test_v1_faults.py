@@ -361,7 +361,7 @@ def test_a_consumer_that_dies_at_any_operation_and_comes_back_gets_everything_in
     deaths(script, check, lambda place: fill(place, (b"a",), (b"b",), (b"c",), first=5))
 
 
-def test_a_collector_that_dies_at_any_operation_and_comes_back_deletes_just_the_garbage():
+def test_a_trimmer_that_dies_at_any_operation_and_comes_back_deletes_just_the_garbage():
     clock = ManualClock()
 
     def prepare(place: PlainStore) -> None:

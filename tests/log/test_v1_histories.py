@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from strandline.compat.v1 import edits
-from strandline.compat.v1.gc import Collection, QueueCollector, is_old, unlisted
+from strandline.compat.v1.trimming import QueueTrimmer, QueueTrimResult, is_old, unlisted
 from strandline.model.head import QueueManifest
 from strandline.testing.faulty import Faults
 from tests.cases import sampled
@@ -30,7 +30,7 @@ def played(seeds: range, **options) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("every", sampled(5))
-def test_no_history_loses_lists_twice_or_collects_too_early(every):
+def test_no_history_loses_lists_twice_or_trims_too_early(every):
     played(range(0, HISTORIES, every))
 
 
@@ -84,37 +84,37 @@ def test_a_producer_without_the_rule_of_half_the_grace_period_is_caught(monkeypa
         return honest(manifest, listings, now, float("inf"))
 
     monkeypatch.setattr("strandline.compat.v1.shipper.list_batches", patient)
-    assert "was collected" in caught()
+    assert "was trimmed" in caught()
 
 
-class ManifestFirst(QueueCollector):
+class ManifestFirst(QueueTrimmer):
     """Reads the manifest, then lists the objects: the wrong way round."""
 
-    def run(self, **options) -> Collection:
+    def run(self, **options) -> QueueTrimResult:
         manifest = self._read_manifest()
         if manifest is None:
-            return Collection()
+            return QueueTrimResult()
         objects = list(self.store.list(f"{self.folder}/"))
         now = self.clock.now()
         for item in unlisted(objects, manifest, self.folder, self.manifest):
             if is_old(item, now, self.grace):
                 self.store.delete(item.path)
-        return Collection()
+        return QueueTrimResult()
 
 
-def test_a_collector_that_reads_the_manifest_before_it_lists_is_caught():
-    assert "was collected and is listed" in caught(collector=ManifestFirst)
+def test_a_trimmer_that_reads_the_manifest_before_it_lists_is_caught():
+    assert "was trimmed and is listed" in caught(trimmer=ManifestFirst)
 
 
-class Hasty(QueueCollector):
+class Hasty(QueueTrimmer):
     """Deletes unlisted objects at once."""
 
     def __init__(self, *args, **options) -> None:
         super().__init__(*args, **{**options, "grace": 0.001, "remember": False})
 
 
-def test_a_collector_without_grace_is_caught():
-    assert "collected" in caught(collector=Hasty)
+def test_a_trimmer_without_grace_is_caught():
+    assert "trimmed" in caught(trimmer=Hasty)
 
 
 @pytest.mark.matrix

@@ -151,16 +151,16 @@ def _dying(name: str, times: int) -> Callable[[Call], None]:
     return hook
 
 
-def test_a_batch_that_is_acknowledged_and_collected_while_it_is_copied_is_missed_and_not_an_error(scene):
+def test_a_batch_that_is_acknowledged_and_trimmed_while_it_is_copied_is_missed_and_not_an_error(scene):
     line = FaultyStore(scene.source)
 
-    def collect(call: Call) -> None:
+    def trim(call: Call) -> None:
         if call.name == "get" and call.path.endswith("part-6.batch") and call.stage == "before":
             line.unhook()
             scene.ack(6)
             scene.source.delete("ingest/part-6.batch")
 
-    line.hook(collect)
+    line.hook(trim)
     progress = scene.run(source_line=line)
     assert (progress.copied, progress.missed) == (3, 1)
     assert scene.batches() == [b"5", b"7", b"8"]

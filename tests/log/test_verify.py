@@ -1,4 +1,4 @@
-"""Verifying: every kind of damage is found and named, and a log that was only used, crashed and collected has none."""
+"""Verifying: every kind of damage is found and named, and a log that was only used, crashed and trimmed has none."""
 
 from __future__ import annotations
 
@@ -363,7 +363,7 @@ def test_an_object_that_nothing_lists_is_found_with_what_becomes_of_it(
     (finding,) = verified(bench.reopened(), quick=quick)
     assert (finding.severity, finding.kind, finding.where) == (severity, FindingKind.ORPHAN, path)
     assert ("--everything" in finding.message) is everything
-    assert ("collection after the next" in finding.message) is (rounds == 2)
+    assert ("trim after the next" in finding.message) is (rounds == 2)
     for _ in range(rounds):
         assert path in paths(bench.store, "batches/")
         bench.log.trim(everything=everything)
@@ -371,14 +371,14 @@ def test_an_object_that_nothing_lists_is_found_with_what_becomes_of_it(
     assert verified(bench.reopened(), quick=quick) == []
 
 
-def test_leftovers_of_a_collection_that_died_are_waste(bench: Bench):
+def test_leftovers_of_a_trim_that_died_are_waste(bench: Bench):
     """The generation was raised, and nothing was deleted yet."""
     path = orphan(bench, bench.log.head().generation)
     for _ in range(2):
         bench.edit_head(lambda head: replace(head, generation=head.generation + 1, min_generation=head.generation))
     (finding,) = verified(bench.reopened())
     assert (finding.severity, finding.where) == (Severity.WASTE, path)
-    assert "the next collection deletes it" in finding.message
+    assert "the next trim deletes it" in finding.message
     bench.reopened().trim()
     assert path not in paths(bench.store, "batches/")
 
@@ -434,8 +434,8 @@ def interfered(bench: Bench, when: Callable[[Call], bool], act: Callable[[], obj
 
 @pytest.mark.parametrize("quick", some([False, True], 1))
 @pytest.mark.parametrize("name", ["batches/", "chunks/", "slots/"])
-def test_a_log_that_is_trimmed_and_collected_meanwhile_is_not_damaged(bench: Bench, name: str, quick: bool):
-    def collect() -> None:
+def test_a_log_that_is_trimmed_meanwhile_is_not_damaged(bench: Bench, name: str, quick: bool):
+    def trim() -> None:
         for slot in ("billing", "reports"):
             bench.log.slots.reset(slot, 58)
         bench.log.trim(grace=0)
@@ -443,7 +443,7 @@ def test_a_log_that_is_trimmed_and_collected_meanwhile_is_not_damaged(bench: Ben
         append(bench.log, b"more", number=40)
 
     reads = {"list", "get"}
-    log = interfered(bench, lambda call: call.name in reads and call.path.startswith(name), collect)
+    log = interfered(bench, lambda call: call.name in reads and call.path.startswith(name), trim)
     assert damage(log, quick=quick) == []
     assert bench.log.bounds().first == 58
 
@@ -459,12 +459,12 @@ def test_a_batch_that_is_appended_meanwhile_is_no_orphan(bench: Bench, quick: bo
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_an_upload_that_outlived_a_collection_is_listed_among_younger_ones_and_is_no_orphan(bench: Bench, quick: bool):
-    def collect() -> None:
+def test_an_upload_that_outlived_a_trim_is_listed_among_younger_ones_and_is_no_orphan(bench: Bench, quick: bool):
+    def trim() -> None:
         bench.log.trim()
         append(bench.log, b"younger", number=40)
 
-    log = interfered(bench, lambda call: call.name == "put_if" and call.path == "head", collect)
+    log = interfered(bench, lambda call: call.name == "put_if" and call.path == "head", trim)
     append(log, b"older", writer=writer_named(3), number=0)
     append(bench.log, b"youngest", number=41)
     generations = [int(entry.location.split("/")[1]) for entry in bench.log.head().tail[-3:]]
@@ -476,7 +476,7 @@ def test_an_upload_that_outlived_a_collection_is_listed_among_younger_ones_and_i
 class Chaos:
     """A log that is used at random."""
 
-    STEPS = ("append", "append", "append", "create", "reset", "move", "drop", "hold", "collect", "collect_late")
+    STEPS = ("append", "append", "append", "create", "reset", "move", "drop", "hold", "trim", "trim_late")
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -524,17 +524,17 @@ class Chaos:
         if self.chance.random() < 0.5:
             hold.release()
 
-    def collect(self, log: ObjectLog) -> None:
+    def trim(self, log: ObjectLog) -> None:
         log.trim(grace=self.chance.choice([0, GRACE]))
 
-    def collect_late(self, log: ObjectLog) -> None:
+    def trim_late(self, log: ObjectLog) -> None:
         self.bench.clock.advance(GRACE)
         log.trim()
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("seed", some(range(8), 1))
-def test_a_log_that_was_used_collected_and_crashed_at_random_is_never_damaged(seed: int):
+def test_a_log_that_was_used_trimmed_and_crashed_at_random_is_never_damaged(seed: int):
     chaos = Chaos(seed)
     for bench in chaos.steps():
         log = bench.reopened()

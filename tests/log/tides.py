@@ -1,4 +1,4 @@
-"""Whole histories of a log that is trimmed: writers, readers, meddlers and collectors that race, lose answers and die.
+"""Whole histories of a log that is trimmed: writers, readers, meddlers and trimmers that race, lose answers and die.
 
 Every write that lands passes a watchman, which tracks what is still needed and complains at once.
 """
@@ -175,7 +175,7 @@ class Process:
 
 
 def play(seed: int, *, faults: Faults = BAD_LINE) -> History:
-    """Two writers, two readers, a meddler and two collectors, in an order drawn from the seed; then the check."""
+    """Two writers, two readers, a meddler and two trimmers, in an order drawn from the seed; then the check."""
     chance = random.Random(seed)
     order = Interleaver(chance.getrandbits(64))
     clock, history = ManualClock(), History(seed)
@@ -196,7 +196,7 @@ def play(seed: int, *, faults: Faults = BAD_LINE) -> History:
 
     tasks: list[Callable[[], None]] = [_writer(process()) for _ in range(2)]
     tasks += [_reader(process(), f"s{number}") for number in range(2)]
-    tasks += [_meddler(process()), *(_collector(process()) for _ in range(2))]
+    tasks += [_meddler(process()), *(_trimmer(process()) for _ in range(2))]
     order.run(tasks)
     for line in lines:
         line.land_late()
@@ -298,7 +298,7 @@ def _meddler(process: Process) -> Callable[[], None]:
     return work
 
 
-def _collector(process: Process) -> Callable[[], None]:
+def _trimmer(process: Process) -> Callable[[], None]:
     def act(log: ObjectLog) -> None:
         process.history.invalidated += len(log.trim(grace=GRACE).invalidated)
 

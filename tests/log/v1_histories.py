@@ -1,4 +1,4 @@
-"""Whole histories of a queue of version 1: producers, consumers and a collector that race, fail, stall and die."""
+"""Whole histories of a queue of version 1: producers, consumers and a trimmer that race, fail, stall and die."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from strandline.compat.v1.gc import QueueCollector
 from strandline.compat.v1.log import QueueLog, open_queue
 from strandline.compat.v1.manifest_format import decode_manifest
 from strandline.compat.v1.queue import V1Queue
+from strandline.compat.v1.trimming import QueueTrimmer
 from strandline.errors import Contended, Fenced, NotFound, OutcomeUnknown, TransientStorageError
 from strandline.model.head import QueueManifest
 from strandline.storage.objects.store import Payload, Precondition, Version
@@ -77,7 +77,7 @@ class Witness(PlainStore):
         for entry in now.entries:
             known = self.listed.setdefault(entry.sequence, entry.location)
             assert known == entry.location, self.story(f"batch {entry.sequence} became another one")
-            assert entry.location in self._objects, self.story(f"{entry.location} is listed and was collected")
+            assert entry.location in self._objects, self.story(f"{entry.location} is listed and was trimmed")
             if entry.location not in there:
                 value = self._content(entry.location)
                 self.values[entry.location] = value
@@ -90,8 +90,8 @@ class Witness(PlainStore):
 
     def delete(self, path: str) -> None:
         listed = {entry.location for entry in self.current.entries}
-        assert path not in listed, self.story(f"{path} was collected and is listed")
-        assert path != MANIFEST, self.story("the manifest was collected")
+        assert path not in listed, self.story(f"{path} was trimmed and is listed")
+        assert path != MANIFEST, self.story("the manifest was trimmed")
         self._history.deleted += 1
         super().delete(path)
 
@@ -127,10 +127,10 @@ def play(
     seed: int,
     *,
     faults: Faults = BAD_LINE,
-    collector: type[QueueCollector] = QueueCollector,
+    trimmer: type[QueueTrimmer] = QueueTrimmer,
     stall: float = 0.1,
 ) -> History:
-    """Two producers, one or two consumers and a collector, in an order drawn from the seed; then the check."""
+    """Two producers, one or two consumers and a trimmer, in an order drawn from the seed; then the check."""
     chance = random.Random(seed)
     order, clock, history = Interleaver(chance.getrandbits(64)), ManualClock(), History(seed)
     place = Witness(clock, history)
@@ -144,7 +144,7 @@ def play(
 
     tasks = [_producer(caller(), name, random.Random(seed + name)) for name in range(2)]
     tasks += [_consumer(caller(), f"c{name}", random.Random(~seed + name)) for name in range(chance.randint(1, 2))]
-    tasks.append(_collector(caller(), collector, clock, random.Random(seed ^ 77)))
+    tasks.append(_trimmer(caller(), trimmer, clock, random.Random(seed ^ 77)))
     order.run(tasks)
     for line in lines:
         line.land_late()
@@ -212,7 +212,7 @@ def _consumer(caller: Caller, name: str, chance: random.Random) -> Callable[[], 
                 except NotFound:
                     # Only who was fenced may miss an object: what is listed is there.
                     queue.peek(descriptor.sequence)
-                    raise AssertionError(f"seed {history.seed}: {descriptor} is listed and was collected") from None
+                    raise AssertionError(f"seed {history.seed}: {descriptor} is listed and was trimmed") from None
                 taken.append((descriptor, batch.column("value")[0].as_py()))
                 history.fetched.add(taken[-1][1])
             if taken:
@@ -233,24 +233,22 @@ def _consumer(caller: Caller, name: str, chance: random.Random) -> Callable[[], 
     return work
 
 
-def _collector(
-    caller: Caller, kind: type[QueueCollector], clock: ManualClock, chance: random.Random
-) -> Callable[[], None]:
+def _trimmer(caller: Caller, kind: type[QueueTrimmer], clock: ManualClock, chance: random.Random) -> Callable[[], None]:
     remember = chance.random() < 0.5
 
     def work() -> None:
-        collector: QueueCollector | None = None
+        trimmer: QueueTrimmer | None = None
 
         def round_of(log: QueueLog) -> bool:
-            nonlocal collector
-            if collector is None:
-                collector = kind(
+            nonlocal trimmer
+            if trimmer is None:
+                trimmer = kind(
                     log.store, manifest=MANIFEST, folder="ingest", grace=GRACE, clock=clock, remember=remember
                 )
             try:
-                collector.run()
+                trimmer.run()
             except Crash:
-                collector = None  # and with it all that it remembered
+                trimmer = None  # and with it all that it remembered
                 raise
             return True
 

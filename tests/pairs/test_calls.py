@@ -26,7 +26,7 @@ from tests.pairs.kinds import KINDS, RECORDS, Opened
 CLASSES = (ObjectLog, WalLog, WalReader, TieredLog, sl.node.Primary, sl.node.Replica, sl.node.RemoteLog, QueueLog)
 INTERNAL = {
     *("add_value", "ahead", "append_copy", "check_value", "failed", "newest", "term", "view", "wait_past"),  # of a WAL
-    *("collector", "manifest", "new_cell"),  # of a queue of version 1
+    *("trimmer", "manifest", "new_cell"),  # of a queue of version 1
     *("copies", "hot", "pieces", "segment_events", "unchecked_events"),  # of a log with a cold tier
     *("head", "name", "open", "security", "url"),
 }

@@ -393,7 +393,7 @@ def test_a_plan_that_loses_every_race_says_so(kind: Kind) -> None:
 
 @pytest.mark.parametrize("seed", some(range(3), 1))
 def test_a_consumer_follows_across_the_seam_while_everything_runs(kind: Kind, seed: int) -> None:
-    """A follower with a slot, from the beginning, beside a producer, a tierer, retention and collection."""
+    """A follower with a slot, from the beginning, beside a producer, a tierer, retention and trimming."""
     tiers = Tiers(kind, batches=6, background=True)
     tiers.tier()
     tiers.trim(tiers.firsts[3])

@@ -282,7 +282,7 @@ class _LoadJob:
         try:
             append.discard()
         except StrandlineError as error:
-            _LOGGER.warning("Staged batches of %s were left for the next collection: %s", self.log.url, error)
+            _LOGGER.warning("Staged batches of %s were left for the next trim: %s", self.log.url, error)
 
 
 def _row_groups(file: LoadedFile, part_bytes: int) -> Iterator[tuple[int, ...]]:

@@ -46,12 +46,12 @@ COMMANDS: Final = {
     ),
     "retention": (
         "strandline.cli.logs.slots:retention",
-        "Show or change the retention policy of a log. The next collection applies it.",
+        "Show or change the retention policy of a log. The next trim applies it.",
     ),
-    "gc": (
-        "strandline.cli.logs.gc:gc",
+    "trim": (
+        "strandline.cli.logs.trim:trim",
         (
-            "Collect garbage: invalidate slots that break a limit, trim as retention and slots allow, delete unneeded "
+            "Trim a log: invalidate slots that break a limit, unlist what retention and slots allow, delete unneeded "
             "objects."
         ),
     ),

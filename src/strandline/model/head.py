@@ -209,7 +209,7 @@ class Head:
     tiered_through: int = 0
     writers_floor: int = 0
     membership: int = 0
-    collected: int = 0
+    trim_began: int = 0
     tail: tuple[Entry, ...] = ()
     levels: tuple[tuple[ChunkRef, ...], ...] = ()
     writers: dict[WriterId, WriterState] = field(default_factory=dict)

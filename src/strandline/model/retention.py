@@ -169,11 +169,11 @@ class SlotState:
     new consumer that has not claimed it. A ``dropped`` slot pins nothing and is not listed; its cell stays, so that
     the epochs of its name keep growing. A ``hot`` slot belongs to a consumer that cannot read the cold tier: it pins
     the hot tier. ``born`` is the mark of the pin with which the slot was created or moved, and distinguishes slots of
-    one name. ``suspected`` is the time when a collector found that the holder might be gone; any action of the holder
+    one name. ``suspected`` is the time when a trimmer found that the holder might be gone; any action of the holder
     clears it. ``fingerprint`` identifies the batch with the record before ``position``, as in a
     :class:`~strandline.model.cursor.Cursor`; None if unknown.
 
-    Times are microseconds: ``last_seen`` and ``expires`` by the holder's clock, ``suspected`` by a collector's.
+    Times are microseconds: ``last_seen`` and ``expires`` by the holder's clock, ``suspected`` by a trimmer's.
     """
 
     name: str

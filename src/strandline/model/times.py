@@ -17,7 +17,7 @@ DAY: Final = 86400 * SECOND
 """How long a clock must stay consistent where no second one can confirm it."""
 
 LEAP: Final = 2 * DAY
-"""If two rounds of collection are further apart than this, a clock may have been set ahead."""
+"""If two rounds of trimming are further apart than this, a clock may have been set ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Doubt:
     """Since when the present and the times in a log are inconsistent, where no second clock shows which is wrong.
 
     ``ahead_since``: the log has times that are ahead of the present. ``leap_since``: the present is days past the last
-    round of collection. None: consistent.
+    round of trimming. None: consistent.
     """
 
     ahead_since: int | None = None
@@ -63,10 +63,10 @@ class Doubt:
 NO_DOUBT: Final = Doubt()
 
 
-def doubt_of(present: Present, doubt: Doubt, *, listed: int, collected: int) -> Doubt:
+def doubt_of(present: Present, doubt: Doubt, *, listed: int, last_trim: int) -> Doubt:
     """The doubt now, given the former one.
 
-    ``listed`` is the log's last listing time, ``collected`` the time of the previous round, 0 if there was none. A
+    ``listed`` is the log's last listing time, ``last_trim`` the time of the previous round, 0 if there was none. A
     doubt with a time in the future is from a clock that was set back since: it starts again.
     """
     now = present.now
@@ -75,7 +75,7 @@ def doubt_of(present: Present, doubt: Doubt, *, listed: int, collected: int) -> 
         ahead = _begun(doubt.ahead_since, now)
     if doubt.leap_since is not None and doubt.leap_since <= now:
         leap = doubt.leap_since if now - doubt.leap_since < DAY else None  # consistent for a day: accepted
-    elif collected and now - collected > LEAP:
+    elif last_trim and now - last_trim > LEAP:
         leap = now
     return Doubt(ahead, leap)
 

@@ -13,7 +13,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from strandline.storage.clock import CLOCK
 
-Role = Literal["producer", "consumer", "collector"]
+Role = Literal["producer", "consumer", "trimmer"]
 """Role of a writer of a head: shows whether appends, acknowledgements or trims contend."""
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -35,11 +35,12 @@ RECORDS_FETCHED = Counter("strandline_records_fetched", "Records in batches read
 BYTES_FETCHED = Counter("strandline_bytes_fetched", "Stored bytes of batches read and checked.")
 FETCH_SECONDS = Histogram("strandline_fetch_seconds", "Reading and checking one batch.", buckets=_SECONDS)
 
-BATCHES_COLLECTED = Counter("strandline_batches_collected", "Batches deleted by garbage collection after a trim.")
-RECORDS_COLLECTED = Counter("strandline_records_collected", "Records in batches deleted after a trim.")
-BYTES_COLLECTED = Counter("strandline_bytes_collected", "Stored bytes of all that garbage collection deleted.")
-ORPHANS_COLLECTED = Counter("strandline_orphans_collected", "Deleted objects that were uploaded and never listed.")
-GC_SECONDS = Histogram("strandline_gc_seconds", "One round of trimming and garbage collection.", buckets=_SECONDS)
+BATCHES_TRIMMED = Counter("strandline_batches_trimmed", "Batches that trims deleted.")
+RECORDS_TRIMMED = Counter("strandline_records_trimmed", "Records in batches that trims deleted.")
+BYTES_TRIMMED = Counter("strandline_bytes_trimmed", "Stored bytes of what trims deleted, orphans not included.")
+ORPHANS_DELETED = Counter("strandline_orphans_deleted", "Deleted objects that were uploaded and never listed.")
+ORPHAN_BYTES_DELETED = Counter("strandline_orphan_bytes_deleted", "Bytes of deleted objects that were never listed.")
+TRIM_SECONDS = Histogram("strandline_trim_seconds", "One round of trimming.", buckets=_SECONDS)
 
 HEAD_WRITES = Counter("strandline_head_writes", "Conditional writes of a head or manifest that landed.", ["role"])
 HEAD_CONFLICTS = Counter("strandline_head_conflicts", "Conditional writes of a head that lost a race.", ["role"])

@@ -142,7 +142,7 @@ def run(
 ) -> None:
     """Copy full segments to the cold tier, once; clean up after crashes; delete expired segments.
 
-    The hot tier keeps its records until its own retention deletes them ('strandline gc'), and never deletes a record
+    The hot tier keeps its records until its own retention deletes them ('strandline trim'), and never deletes a record
     that is in no segment yet. Ctrl-C ends it before the next segment, without a partial copy. A tierer that serves the
     log is fenced by this, and ends; so does this, with status 3, if another one takes over meanwhile. For a large
     backlog: --workers copies several segments at once, each in memory; on a cluster 'strandline spark tier'.
@@ -240,7 +240,7 @@ def compact(
     """Merge small segments of the cold tier, and erase personal data that was purged.
 
     With --purge, a record with op 'purge' erases the values and headers of all earlier records with its key, in all
-    segments that the log itself no longer has ('strandline gc' trims it). Tables, exports and snapshots keep what they
+    segments that the log itself no longer has (see 'strandline trim'). Tables, exports and snapshots keep what they
     have: rebuild them. Readers continue meanwhile. Killed at any moment it loses nothing, and the next run continues. A
     tierer that serves the log is fenced by this, and ends.
 
@@ -273,7 +273,7 @@ def _compacted(done: Compacted, seconds: float, *, stopped: bool) -> str:
     if done.held_back:
         parts.append(
             f"{show.counted(done.held_back, 'segment')} not searched: the log itself still has their records "
-            "('strandline gc' trims it)"
+            "(see 'strandline trim')"
         )
     return "; ".join(parts)
 

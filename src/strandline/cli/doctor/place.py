@@ -116,7 +116,7 @@ class StoreChecks:
             return problem("list", message)
         later = [item.path for item in self._store.list(self._path("listed/"), start_after=self._path("listed/a"))]
         if later != [self._path("listed/b"), self._path("listed/c")]:
-            return problem("list", "A listing does not begin after the given path: collections would find nothing.")
+            return problem("list", "A listing does not begin after the given path: trims would find no objects.")
         return ok("list", "in order, and what was just written is there")
 
     def _delete(self) -> Line:
@@ -233,22 +233,22 @@ def log_lines(store: ObjectStore, *, clock: Clock = CLOCK) -> Iterator[Line]:
         names = ", ".join(map(repr, invalid))
         yield warning("slots", f"{names} pin nothing any more: see 'strandline slots', and reset or drop them.")
     yield from _ahead(head, states, clock.now())
-    since = head.collected or min((entry.listed for entry in head.tail), default=clock.now())
+    since = head.trim_began or min((entry.listed for entry in head.tail), default=clock.now())
     idle = (clock.now() - since) / _SECOND
     if log.identity.retention != FOREVER and idle > _LONG_AGO:
-        message = f"Nothing was collected for {show.seconds(idle)}: run 'strandline gc' now and then, or a consumer."
-        yield warning("collection", message)
+        message = f"Nothing was trimmed for {show.seconds(idle)}: run 'strandline trim' now and then, or a consumer."
+        yield warning("trim", message)
 
 
 def _ahead(head: Head, states: Sequence[SlotState], now: int) -> Iterator[Line]:
     """Times in the log that are ahead of this machine's clock: which clock was wrong, and by how much."""
-    times = [("The last collection", "a collector's", head.collected - now)]
+    times = [("The last trim", "a trimmer's", head.trim_began - now)]
     times += [("The newest batch", "a producer's", head.listed - now)]
     times += [(f"Slot {state.name!r}", "its consumer's", state.last_seen - now) for state in states]
     for what, whose, ahead in times:
         if ahead > TOLERANCE:
             late = f"{what} is {show.seconds(ahead / _SECOND)} ahead of this machine's clock: {whose} clock was ahead"
-            yield warning("times", f"{late}, or this one is behind. The next collections set it right.")
+            yield warning("times", f"{late}, or this one is behind. The next rounds of trimming set it right.")
 
 
 def other_line(url: str) -> Line | None:

@@ -55,8 +55,8 @@ EVERY: Final = 2.0
 class SlotRow:
     """One slot, measured against the end of its log. None: does not apply, or is not known; times are seconds.
 
-    ``retained_bytes`` is what the next collection would delete if this slot alone were up to date. ``bytes_left``
-    and ``idle_left`` are the distance to its invalidation; below zero the next collection invalidates it. A slot that
+    ``retained_bytes`` is what the next trim would delete if this slot alone were up to date. ``bytes_left``
+    and ``idle_left`` are the distance to its invalidation; below zero the next trim invalidates it. A slot that
     is ``pending`` is being moved to that offset, and pins it until that is done.
     """
 
@@ -106,7 +106,7 @@ class Lag:
     """A log and all its slots at one moment.
 
     ``floor`` is the lowest position that a slot still needs, None without any; ``floor_without`` is where it would be
-    without the slots that pin it. ``records_kept`` is what the next collection would delete if those were up to
+    without the slots that pin it. ``records_kept`` is what the next trim would delete if those were up to
     date: None if the log keeps everything anyway. ``creating`` are slots without a cell yet, with the
     offset that each pins.
     """
@@ -345,5 +345,5 @@ def floor_sentence(seen: Lag) -> str:
     elif seen.records_kept is not None:
         them = "them" if len(pinning) > 1 else "it"
         what = show.counted(seen.records_kept, "record") if seen.records_kept else "nothing"
-        cost = f"{what} would be deleted by the next collection without {them}"
+        cost = f"{what} would be deleted by the next trim without {them}"
     return f"The floor is {seen.floor:,}, pinned by {names}; {cost}."

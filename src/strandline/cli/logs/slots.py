@@ -59,7 +59,7 @@ At = Annotated[
 def list_(place: LogPlace, *, json: Json = False) -> None:
     """List the slots: the position of each, what it alone retains, and its distance to invalidation.
 
-    A slot retains what the next collection would delete if that slot alone were up to date. Left are the bytes
+    A slot retains what the next trim would delete if that slot alone were up to date. Left are the bytes
     that may still be appended, and how long its holder may still be silent, before the slot is invalidated and pins
     nothing any more.
 
@@ -107,7 +107,7 @@ def reset(place: LogPlace, name: Name, *, at: At, yes: Yes = False, json: Json =
 @slots.command()
 @on_any_log
 def drop(place: LogPlace, name: Name, *, yes: Yes = False, json: Json = False) -> None:
-    """Remove a slot: the next collection may delete the records that only it pinned.
+    """Remove a slot: the next trim may delete the records that only it pinned.
 
     Example: strandline slots drop s3://bucket/orders billing
     """
@@ -166,7 +166,7 @@ def note_on(row: SlotRow, end: int) -> tuple[str, str]:
     if row.pending is not None:
         return f"is being moved to {row.pending:,}", "yellow"
     if min(row.bytes_left or 0, row.idle_left or 0) < 0:
-        return "the next gc invalidates it", "bold red"
+        return "the next trim invalidates it", "bold red"
     if row.expires_in is not None:
         return (f"held for {show.seconds(row.expires_in)}", "") if row.expires_in > 0 else ("expired", "yellow")
     return ("pins the floor", "yellow") if row.pins_floor and row.position < end else ("", "")
@@ -226,7 +226,7 @@ def retention(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show or change the retention policy of a log. The next collection applies it.
+    """Show or change the retention policy of a log. The next trim applies it.
 
     A new policy comes with its default limits for slots, unless you give them: 64 GiB of lag where age or size bounds
     the log, none otherwise.

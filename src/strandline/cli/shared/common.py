@@ -22,8 +22,8 @@ from strandline.cli import end_at_once
 from strandline.cli.shared import output as show
 from strandline.cli.shared.targets import contents_at, folder_at, is_free, need, need_object_log
 from strandline.cli.shared.text import escaped, parse_start
-from strandline.compat.v1.gc import GRACE
 from strandline.compat.v1.log import QueueLog, open_queue
+from strandline.compat.v1.trimming import GRACE
 from strandline.errors import (
     Fenced,
     InvalidInput,

@@ -148,7 +148,7 @@ def list_batches(
 ) -> QueueManifest:
     """The manifest with batches listed in order; batches that are listed already, under any name, are skipped.
 
-    ``StaleUpload`` if an unlisted one was begun more than ``max_age`` seconds ago: a collector that
+    ``StaleUpload`` if an unlisted one was begun more than ``max_age`` seconds ago: a trimmer that
     has not seen it listed could delete it.
     """
     known = places_of(manifest, [new.location for new in listings])

@@ -9,10 +9,10 @@ from uuid import UUID, uuid5
 
 from strandline.compat.v1 import edits
 from strandline.compat.v1.edits import checked_path, time_of
-from strandline.compat.v1.gc import GRACE, Collection, QueueCollector
 from strandline.compat.v1.reading import QueueSpan, sized_spans
 from strandline.compat.v1.shipper import ManifestCell, QueueShipper
 from strandline.compat.v1.slots import QueueSlots
+from strandline.compat.v1.trimming import GRACE, QueueTrimmer, QueueTrimResult
 from strandline.formats.arrow.block import Compression
 from strandline.log.contract import Handle, LogReading
 from strandline.log.folders import FolderKind, check_missing
@@ -55,8 +55,8 @@ def open_queue(
 ) -> QueueLog:
     """Open the queue of version 1 whose manifest and data folder have these paths. Nothing is read or written yet.
 
-    There is nothing to create: a queue without a manifest is empty. ``grace`` is how long collectors wait, and must
-    be the same for all producers and collectors of the queue. ``WrongKind`` in a folder of another kind.
+    There is nothing to create: a queue without a manifest is empty. ``grace`` is how long trimmers wait, and must
+    be the same for all producers and trimmers of the queue. ``WrongKind`` in a folder of another kind.
     """
     store = store_at(address, options)
     folder = None if isinstance(address, ObjectStore) else local_folder(as_address(address))
@@ -232,16 +232,16 @@ class QueueLog(OptionalCalls, LogReading, Closing):
         """The one slot: the queue's consumer."""
         return self._slots
 
-    def collector(self, *, remember: bool) -> QueueCollector:
-        """The collector of the queue; with ``remember``, over several rounds."""
-        return QueueCollector(self.store, self.manifest_path, self.folder, self.grace, self.clock, remember)
+    def trimmer(self, *, remember: bool) -> QueueTrimmer:
+        """The trimmer of the queue; with ``remember``, over several rounds."""
+        return QueueTrimmer(self.store, self.manifest_path, self.folder, self.grace, self.clock, remember)
 
-    def trim(self, *, dry_run: bool = False, on_progress: Callable[[int], None] | None = None) -> Collection:
-        """Delete, in one round, unlisted objects that are older than the grace period; see :mod:`.gc`.
+    def trim(self, *, dry_run: bool = False, on_progress: Callable[[int], None] | None = None) -> QueueTrimResult:
+        """Delete, in one round, unlisted objects that are older than the grace period; see :mod:`.trimming`.
 
         It has no memory: a batch that was just acknowledged is deleted at once if its object is old enough.
         """
-        return self.collector(remember=False).run(dry_run=dry_run, on_progress=on_progress)
+        return self.trimmer(remember=False).run(dry_run=dry_run, on_progress=on_progress)
 
 
 def _time_of(entry: QueueEntry) -> int:

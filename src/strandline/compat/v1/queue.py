@@ -14,7 +14,7 @@ from strandline.model.head import Descriptor, QueueEntry, QueueManifest
 class V1Queue:
     """A queue of version 1 for queue consumers; see :class:`~strandline.log.queue.contract.Queue`.
 
-    Dead letters go to ``<data>-dead/``, beside the data folder, which no collector reads.
+    Dead letters go to ``<data>-dead/``, beside the data folder, which no trimmer reads.
     """
 
     def __init__(self, log: QueueLog) -> None:
@@ -22,7 +22,7 @@ class V1Queue:
         self.url = log.url
         self.slot = SLOT
         self._cell = log.new_cell()
-        self._collector = log.collector(remember=True)
+        self._trimmer = log.trimmer(remember=True)
         self._fetcher = QueueFetcher(log.store)
         self._epoch: int | None = None
         self._given = GivenBatches()
@@ -79,8 +79,8 @@ class V1Queue:
         return keep_letter(self._log.store, folder, self._fetcher, descriptor, reason=reason, now=now)
 
     def trim(self, pause: float = 0.0) -> None:
-        """One round of garbage collection; deletes only objects that it has seen unlisted for a grace period."""
-        self._collector.run()
+        """One round of trimming; deletes only objects that it has seen unlisted for a grace period."""
+        self._trimmer.run()
 
     def heartbeat(self) -> None:
         """None: such a queue has no idle limit."""

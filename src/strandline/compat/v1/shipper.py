@@ -127,7 +127,7 @@ class QueueShipper(StoreShipper[QueueDraft, QueueListing]):
     writer: WriterId
     compression: Compression
     grace: float
-    """Seconds that collectors wait before they delete an object."""
+    """Seconds that trimmers wait before they delete an object."""
     clock: Clock
 
     def __post_init__(self) -> None:

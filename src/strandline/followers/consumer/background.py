@@ -1,4 +1,4 @@
-"""Threads of an open consumer: the collector of its queue, and the heartbeat of its slot."""
+"""Threads of an open consumer: the trimmer of its queue, and the heartbeat of its slot."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ _STOP_SECONDS: Final = 10.0
 
 
 class ConsumerThreads:
-    """The collector and the heartbeat of a consumer, until they are stopped or the consumer is garbage-collected."""
+    """The trimmer and the heartbeat of a consumer, until they are stopped or the consumer is garbage-collected."""
 
     def __init__(self, consumer: object, queue: Queue, *, trim_every: float | None, clock: Clock) -> None:
-        """Start both: the collector unless ``trim_every`` is None, the heartbeat if the queue has an idle limit."""
-        self.collector: BackgroundCollector | None = None
+        """Start both: the trimmer unless ``trim_every`` is None, the heartbeat if the queue has an idle limit."""
+        self.trimmer: BackgroundTrimmer | None = None
         if trim_every is not None:
-            # Where many consume one log, the first of them to wake up collects for all.
-            collect = partial(queue.trim, trim_every / 2)
-            self.collector = BackgroundCollector(collect, every=trim_every, clock=clock, name=queue.url)
-            _halt_with(consumer, self.collector.halt)
+            # Where many consume one log, the first of them to wake up trims for all.
+            trim = partial(queue.trim, trim_every / 2)
+            self.trimmer = BackgroundTrimmer(trim, every=trim_every, clock=clock, name=queue.url)
+            _halt_with(consumer, self.trimmer.halt)
         self.heartbeat = queue.heartbeat()
         if self.heartbeat is not None:
             _halt_with(consumer, self.heartbeat.start().halt)
 
     def halt(self) -> None:
         """Start nothing more; does not wait."""
-        if self.collector is not None:
-            self.collector.halt()
+        if self.trimmer is not None:
+            self.trimmer.halt()
         if self.heartbeat is not None:
             self.heartbeat.halt()
 
     def stop(self) -> None:
         """Start nothing more, and wait briefly for what is running."""
-        if self.collector is not None:
-            self.collector.stop()
+        if self.trimmer is not None:
+            self.trimmer.stop()
         if self.heartbeat is not None:
             self.heartbeat.stop()
 
@@ -55,19 +55,19 @@ def _halt_with(consumer: object, halt: Callable[[], None]) -> None:
     call_in_child(consumer, lambda _: dropped.detach())
 
 
-class BackgroundCollector:
-    """Calls ``collect`` from a daemon thread at a fixed interval, until it is stopped.
+class BackgroundTrimmer:
+    """Calls ``trim`` from a daemon thread at a fixed interval, until it is stopped.
 
     A failed round is logged, and the next one follows in time: the consumer is not affected. The queue decides
-    what is collected; a round that the end of the process interrupts leaves a consistent state.
+    what is trimmed; a round that the end of the process interrupts leaves a consistent state.
     """
 
-    def __init__(self, collect: Callable[[], None], *, every: float, clock: Clock, name: str) -> None:
+    def __init__(self, trim: Callable[[], None], *, every: float, clock: Clock, name: str) -> None:
         """Start the thread; the first round follows after ``every`` seconds."""
         self._stop = threading.Event()
         # The thread refers neither to this object nor to the consumer: both can be garbage-collected unclosed.
-        arguments = (collect, every, clock, name, self._stop)
-        self._thread = threading.Thread(target=_run, args=arguments, name="strandline-collector", daemon=True)
+        arguments = (trim, every, clock, name, self._stop)
+        self._thread = threading.Thread(target=_run, args=arguments, name="strandline-trimmer", daemon=True)
         self._thread.start()
 
     @property
@@ -85,9 +85,9 @@ class BackgroundCollector:
         self._thread.join(_STOP_SECONDS)
 
 
-def _run(collect: Callable[[], None], every: float, clock: Clock, name: str, stop: threading.Event) -> None:
+def _run(trim: Callable[[], None], every: float, clock: Clock, name: str, stop: threading.Event) -> None:
     while not clock.wait(stop, every):
         try:
-            collect()
+            trim()
         except Exception as error:  # noqa: BLE001 - the next round may succeed
-            _LOGGER.warning("Collecting %s failed, and is tried again in %g s: %s", name, every, error)
+            _LOGGER.warning("Trimming %s failed, and is tried again in %g s: %s", name, every, error)

@@ -127,7 +127,7 @@ class Consumer:
             dead_letter_limit: How many batches this consumer may dead-letter before it raises.
             dead_letters: Folder or bucket for dead letters, of a log that has no object store: a write-ahead log, or a
                 node's. Needed there for ``on_poison="dead-letter"``.
-            trim_every: Seconds between background trims and collections; None for none.
+            trim_every: Seconds between trims of the log in the background; None for none.
             format: ``"queue-v1"`` for a queue of version 1.
             manifest: Address of the manifest of a queue of version 1.
             data: Address of the batches of a queue of version 1.
@@ -351,7 +351,7 @@ class Consumer:
             self._gauges.acknowledged(self._progress.durable - before)
 
     def close(self) -> None:
-        """Flush and stop; a new consumer then starts right after. The collector is stopped even if the flush fails.
+        """Flush and stop; a new consumer then starts right after. The trimmer is stopped even if the flush fails.
 
         A failed flush is raised, and closing may be repeated.
         """

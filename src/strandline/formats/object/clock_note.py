@@ -1,4 +1,4 @@
-"""What the collectors of an object log noted about inconsistent clocks, as JSON (``clock/note.json``)."""
+"""What the trimmers of an object log noted about inconsistent clocks, as JSON (``clock/note.json``)."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def encode_head(state: Stamped[Head], tail: Iterable[bytes] | None = None) -> by
             head.tiered_through,
             head.writers_floor,
             head.membership,
-            head.collected,
+            head.trim_began,
         ),
         pack_count(len(state.recent)),
         *(op.bytes for op in state.recent),
@@ -118,7 +118,7 @@ def decode_head(data: bytes | memoryview, where: str) -> Stamped[Head]:
     source.end()
     _in_range(source, *numbers)
     revision, next_offset, next_sequence, floor, listed, *rest = numbers
-    generation, min_generation, swept_generation, tiered_through, writers_floor, membership, collected = rest
+    generation, min_generation, swept_generation, tiered_through, writers_floor, membership, trim_began = rest
     head = Head(
         log_id=log_id,
         next_offset=next_offset,
@@ -131,7 +131,7 @@ def decode_head(data: bytes | memoryview, where: str) -> Stamped[Head]:
         tiered_through=tiered_through,
         writers_floor=writers_floor,
         membership=membership,
-        collected=collected,
+        trim_began=trim_began,
         tail=tail,
         levels=levels,
         writers=writers,

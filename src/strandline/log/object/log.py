@@ -31,7 +31,7 @@ from strandline.log.contract import Handle
 from strandline.log.folders import FolderKind, check_missing, check_new, check_new_in_store
 from strandline.log.object.head.head_log import HeadLog
 from strandline.log.object.head.index import StoredChunks
-from strandline.log.object.maintain.collector import GRACE, GarbageCollector, TrimResult
+from strandline.log.object.maintain.trimmer import GRACE, Trimmer, TrimResult
 from strandline.log.object.slots import Hold, HoldSeconds, SlotKeeper
 from strandline.log.object.upload import Lister, ObjectShipper
 from strandline.log.produce.handles import settled
@@ -327,7 +327,7 @@ class ObjectLog(HeadLog[ObjectSpan], Closing):
         return self._read_identity().limits
 
     def set_retention(self, retention: str | Retention, limits: SlotLimits | None = None) -> None:
-        """Durably change the retention policy; the next collection applies it."""
+        """Durably change the retention policy; the next trim applies it."""
         policy = as_retention(retention)
         within = default_limits(policy) if limits is None else limits
         self._edit_identity(lambda identity: replace(identity, retention=policy, limits=within))
@@ -384,11 +384,11 @@ class ObjectLog(HeadLog[ObjectSpan], Closing):
 
         Trimmed objects are deleted ``grace`` seconds later, by a later call. Safe at any time, from any number of
         processes; the next call finishes what a killed one left. Does nothing if a round began within the last
-        ``pause`` seconds, so that many background collectors do no more than one. A dry run changes nothing and reports
+        ``pause`` seconds, so that many background trimmers do no more than one. A dry run changes nothing and reports
         what would be done.
         """
-        collector = GarbageCollector(self.slots, self._read_identity, grace)
-        return collector.run(pause=pause, dry_run=dry_run, everything=everything, on_progress=on_progress)
+        trimmer = Trimmer(self.slots, self._read_identity, grace)
+        return trimmer.run(pause=pause, dry_run=dry_run, everything=everything, on_progress=on_progress)
 
     def _read_identity(self) -> LogIdentity:
         self.identity = decode_identity(self.store.get(IDENTITY).data, f"{self.url}/{IDENTITY}")

@@ -1,7 +1,7 @@
 """Staged appends: many processes write batch objects, and one lists all of them in one conditional write.
 
 For appends that are larger than one process, such as a Spark job. A staged object is outside the folders of the log's
-generations, so that a collection in between does not make it stale. The process that commits copies it there, which
+generations, so that a trim in between does not make it stale. The process that commits copies it there, which
 the store does by itself, and lists the copies.
 """
 
@@ -136,7 +136,7 @@ class StagedAppend:
             except OutcomeUnknown:
                 if attempt == RESOLVES:
                     raise
-        raise Contended(f"{self.store.url} was collected at each of {RESOLVES} tries; nothing was listed. Try again.")
+        raise Contended(f"{self.store.url} was trimmed at each of {RESOLVES} tries; nothing was listed. Try again.")
 
     def _count_listed(self, head: Head, since: int, tried: Sequence[BatchListing]) -> int:
         """The records of those batches that are listed at ``since`` or behind it; none if they are trimmed already."""
@@ -184,7 +184,7 @@ class StagedAppend:
                 continue
             if done is not None:
                 return done
-        raise Contended(f"{self.store.url} was collected at each of {RESOLVES} tries; nothing was listed. Try again.")
+        raise Contended(f"{self.store.url} was trimmed at each of {RESOLVES} tries; nothing was listed. Try again.")
 
     def _position(self, head: Head, since: int | None, upto: int) -> int:
         last = head.writers.get(self.writer)
@@ -238,7 +238,7 @@ class StagedAppend:
     def discard(self, batches: Sequence[BatchListing] | None = None) -> None:
         """Delete staged batches that were copied or are not needed; None: all batches of the job.
 
-        A collection does that, too, a day later.
+        A trim does that, too, a day later.
         """
         if batches is None:
             paths = [item.path for item in self.store.list(f"{FOLDER}{self.job}/")]

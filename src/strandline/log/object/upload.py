@@ -327,7 +327,7 @@ class ObjectShipper(StoreShipper[ObjectDraft, BatchListing]):
     @property
     def _stale_message(self) -> str:
         return (
-            f"{self.lister.cell.where} was collected at each of {RESOLVES} tries, so that the batch had to be "
+            f"{self.lister.cell.where} was trimmed at each of {RESOLVES} tries, so that the batch had to be "
             "uploaded again each time; nothing was listed. Try again."
         )
 

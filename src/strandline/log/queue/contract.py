@@ -124,7 +124,7 @@ class Queue(Protocol):
         """
 
     def trim(self, pause: float = 0.0) -> None:
-        """One round of trimming and garbage collection; skipped if any process began one ``pause`` seconds ago."""
+        """One round of trimming; skipped if any process began one ``pause`` seconds ago."""
 
     def heartbeat(self) -> SlotHeartbeat | None:
         """The heartbeat that keeps the consumer's slot alive, also while it is busy; None if the queue needs none."""

@@ -246,7 +246,7 @@ class ObjectLogQueue:
         return keep_letter(self._store, folder, self.fetcher(), descriptor, reason=reason, now=now)
 
     def trim(self, pause: float = 0.0) -> None:
-        """Touch the slot, then trim and collect the log."""
+        """Touch the slot, then trim the log."""
         try:
             self._slot.touch()
         finally:

@@ -185,9 +185,9 @@ def renew(state: SlotState, *, position: int, expires: int, now: int) -> SlotSta
 
 
 def has_expired(state: SlotState, now: int) -> bool:
-    """Whether a hold, or an unclaimed slot, has outlasted its time since a collector first saw it in this state.
+    """Whether a hold, or an unclaimed slot, has outlasted its time since a trimmer first saw it in this state.
 
-    The reader's own time stamp is of another clock, and not used; the duration is measured by the collector's clock.
+    The reader's own time stamp is of another clock, and not used; the duration is measured by the trimmer's clock.
     """
     if state.expires is None or state.suspected is None:
         return False
@@ -216,10 +216,10 @@ def reason_to_invalidate(
 
 
 def is_suspect(state: SlotState, limits: SlotLimits, now: int) -> bool:
-    """Whether a slot's holder might be gone, so that a collector must note when it began to watch the slot.
+    """Whether a slot's holder might be gone, so that a trimmer must note when it began to watch the slot.
 
     Its last heartbeat is older than half the limit, or in the future, by a wrong clock. A hold is always watched:
-    its reader may be gone at any time, and its time counts from when a collector first saw it.
+    its reader may be gone at any time, and its time counts from when a trimmer first saw it.
     """
     if not state.pins or (state.suspected is not None and state.suspected <= now):
         return False
@@ -232,7 +232,7 @@ def is_suspect(state: SlotState, limits: SlotLimits, now: int) -> bool:
 def is_idle(state: SlotState, limits: SlotLimits, now: int) -> bool:
     """Whether a slot's holder was silent for longer than the limit.
 
-    The clocks of holder and collector may differ by any amount. So comparing them does not suffice: collectors must
+    The clocks of holder and trimmer may differ by any amount. So comparing them does not suffice: trimmers must
     also have seen the slot unchanged for half the limit; a live holder sends a heartbeat each third of it. A slot
     that they saw unchanged for the whole limit is idle, whatever its holder's clock said.
     """
@@ -243,7 +243,7 @@ def is_idle(state: SlotState, limits: SlotLimits, now: int) -> bool:
 
 
 def suspect(state: SlotState, judged: SlotState, now: int) -> SlotState:
-    """The slot with the time at which a collector began to watch it, if it is unchanged since it was judged."""
+    """The slot with the time at which a trimmer began to watch it, if it is unchanged since it was judged."""
     return replace(state, suspected=now) if state == judged else state
 
 

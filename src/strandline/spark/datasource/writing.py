@@ -158,7 +158,7 @@ class LogWriter(SameVersion, DataSourceArrowWriter):
         _committed(self._append, tasks, upto, self._options)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # Spark requires a list
-        """Delete what the tasks have staged; a collection deletes a day later what tasks stage that still run."""
+        """Delete what the tasks have staged; a trim deletes a day later what tasks stage that still run."""
         _discarded(self._append, None)
 
 
@@ -194,7 +194,7 @@ class LogStreamWriter(SameVersion, DataSourceStreamArrowWriter):
         _committed(self._append(tasks[0].query, batchId), tasks, batchId + 1, self._options)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Delete what successful tasks have staged; a collection deletes the rest a day later."""
+        """Delete what successful tasks have staged; a trim deletes the rest a day later."""
         tasks = _in_order(messages)
         if tasks:
             _discarded(self._append(tasks[0].query, batchId), _batches_of(tasks))
@@ -266,4 +266,4 @@ def _discarded(append: StagedAppend, batches: Sequence[BatchListing] | None) -> 
     try:
         append.discard(batches)
     except StrandlineError as error:
-        _LOGGER.warning("Staged batches of %s were left for the next collection: %s", append.store.url, error)
+        _LOGGER.warning("Staged batches of %s were left for the next trim: %s", append.store.url, error)

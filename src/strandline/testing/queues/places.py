@@ -37,7 +37,7 @@ class QueuePlace(ABC):
         """Make the first batches unlisted, as if they were acknowledged long ago."""
 
     def open(self, store: ObjectStore | None = None, **options: Any) -> Consumer:
-        """A consumer without background collection."""
+        """A consumer without trimming in the background."""
         return Consumer(self.queue(store), **{"trim_every": None, **options})
 
 

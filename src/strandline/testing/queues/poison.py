@@ -161,7 +161,7 @@ class PoisonContract(QueueFixtures):
             if call.path == path and call.stage == "before":
                 line.unhook()
                 five.open()
-                five.store.delete(path)  # as if a newer consumer had passed it, and it was collected
+                five.store.delete(path)  # as if a newer consumer had passed it, and it was trimmed
 
         line.hook(take_over)
         with pytest.raises(Fenced):

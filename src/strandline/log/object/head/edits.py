@@ -23,7 +23,7 @@ SPILL_AT: Final = 96
 
 
 class StaleUpload(StrandlineError):
-    """The object was uploaded so early that a collector may delete it: upload it again. The log handles this itself."""
+    """The object was uploaded so early that a trimmer may delete it: upload it again. The log handles this itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def apply_spills(head: Head, spills: Sequence[Spill]) -> Head:
     """The head with its oldest items replaced by references, as far as they are unchanged since they were written."""
     for spill in spills:
         if spill.reference.generation < head.min_generation:
-            continue  # the chunk was written before a collection, which may have deleted it
+            continue  # the chunk was written before a trim, which may have deleted it
         count = len(spill.items)
         levels = list(head.levels)
         if spill.level == 0:
@@ -277,7 +277,7 @@ def unlist_slot(head: Head, name: str) -> Head:
 
 
 class Outdated(StrandlineError):
-    """The log changed since a trim was planned: plan it again. The collector handles this itself."""
+    """The log changed since a trim was planned: plan it again. The trimmer handles this itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +308,7 @@ def apply_trim(head: Head, trim: Trim, now: int) -> Head:
     if head.membership != trim.membership:
         raise Outdated("A slot was created, moved or dropped since the slots were read.")
     if cut.upto <= head.floor:
-        return head  # another collector trimmed as far, or further
+        return head  # another trimmer trimmed as far, or further
     if trim.generation < head.min_generation:
         raise StaleUpload(f"{trim.location} is of generation {trim.generation}, below {head.min_generation}.")
     if cut.since != head.floor or plan_cut(head, cut.upto) != cut:
@@ -328,10 +328,10 @@ def cut_size(cut: Cut) -> int:
     return whole + sum(entry.size for entry in cut.entries)
 
 
-def begin_collection(head: Head, now: int, *, listed: int = 0) -> Head:
+def begin_trim_round(head: Head, now: int, *, listed: int = 0) -> Head:
     """The head after which no object of an older generation can be listed any more.
 
-    Uploads that began since the last collection stay valid; older ones have to be repeated.
+    Uploads that began since the last round stay valid; older ones have to be repeated.
     A trim with a time ahead of ``now`` was made by a wrong clock: its grace period starts again. Nothing is
     listed before ``listed`` from now on, whatever the clocks of producers say.
     """
@@ -340,17 +340,17 @@ def begin_collection(head: Head, now: int, *, listed: int = 0) -> Head:
         listed=max(head.listed, listed),
         generation=head.generation + 1,
         min_generation=head.generation,
-        collected=now,
+        trim_began=now,
         trimmed=tuple(replace(gone, at=now) if gone.at > now + TOLERANCE else gone for gone in head.trimmed),
     )
 
 
-def is_due(collected: int, now: int, pause: float) -> bool:
+def is_due(began: int, now: int, pause: float) -> bool:
     """Whether a round may begin. A round that began in the future was begun by a wrong clock, and does not count."""
-    return pause <= 0 or not -TOLERANCE <= now - collected < pause * SECOND
+    return pause <= 0 or not -TOLERANCE <= now - began < pause * SECOND
 
 
-def end_collection(head: Head, swept: int, done: frozenset[str]) -> Head:
+def end_trim_round(head: Head, swept: int, done: frozenset[str]) -> Head:
     """The head after the objects below generation ``swept`` were examined, and some cuts were deleted."""
     trimmed = tuple(gone for gone in head.trimmed if gone.location not in done)
     if trimmed == head.trimmed and swept <= head.swept_generation:

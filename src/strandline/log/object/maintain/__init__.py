@@ -1,1 +1,1 @@
-"""Maintenance of an object log: garbage collection, slot lag, verification."""
+"""Maintenance of an object log: trimming, slot lag, verification."""

@@ -116,10 +116,10 @@ class ListingPosition:
         if name is None:
             yield f"the batch at offset {entry.first} is at {entry.location!r}, where no batch of a log belongs"
         elif name[0] < self.generation - 1:
-            # Only objects of the current generation and of the one before can be listed. The collector relies on it.
+            # Only objects of the current generation and of the one before can be listed. The trimmer relies on it.
             yield (
                 f"the batch at offset {entry.first} is of generation {name[0]}, and one before it of "
-                f"{self.generation}: a collection may delete it"
+                f"{self.generation}: a trim may delete it"
             )
         else:
             self.generation = max(self.generation, name[0])
@@ -200,7 +200,7 @@ def check_slot(state: SlotState, *, floor: int, end: int, pinned: bool) -> Itera
     """Faults of a slot of a log from ``floor`` to ``end``; ``pinned``: it is being moved."""
     if state.dropped:
         if state.expires is not None:
-            yield Severity.NOTE, "belongs to a hold that is being released: the next collection finishes that"
+            yield Severity.NOTE, "belongs to a hold that is being released: the next trim finishes that"
         elif not pinned:
             yield Severity.DAMAGE, "says that the slot was dropped, but the head names it: drop it again"
     elif state.position > end:

@@ -1,4 +1,4 @@
-"""Clock checks of a collection: this machine's clock against the store's and against the log's listing times.
+"""Clock checks of a trim: this machine's clock against the store's and against the log's listing times.
 
 One wrong clock delays expiry by time, and does no other harm; :mod:`strandline.model.times` has the rules.
 """
@@ -80,8 +80,8 @@ class Clocks:
             )
         if not self.may_expire:
             said.append(
-                "The last collection was more than two days ago, or this machine's clock was set ahead since. Nothing "
-                "expires by age until a collection a day from now confirms that."
+                "The last trim was more than two days ago, or this machine's clock was set ahead since. Nothing "
+                "expires by age until a trim a day from now confirms that."
             )
         return said
 
@@ -100,7 +100,7 @@ def compare_clocks(store: ObjectStore, head: Head, *, clock: Clock, dry_run: boo
     present = Present(clock.now(), skew, is_witnessed)
     if not is_witnessed:
         before = _read_note(store)
-        doubt = doubt_of(present, before, listed=head.listed, collected=head.collected)
+        doubt = doubt_of(present, before, listed=head.listed, last_trim=head.trim_began)
         if doubt != before and not dry_run:
             store.put(NOTE, encode_clock_note(doubt))
     ahead = head.listed - present.now

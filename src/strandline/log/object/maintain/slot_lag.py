@@ -20,8 +20,8 @@ class SlotLag:
     """Lag of one slot.
 
     ``seconds_behind`` is the age of the oldest batch that it has not passed. ``retained`` are the bytes that the next
-    collection would delete if this slot alone were up to date. ``bytes_left`` and ``seconds_left`` are the distance to
-    its limits (None: no such limit, or it pins nothing; below zero: the next collection invalidates it), and
+    trim would delete if this slot alone were up to date. ``bytes_left`` and ``seconds_left`` are the distance to
+    its limits (None: no such limit, or it pins nothing; below zero: the next trim invalidates it), and
     ``expires_in`` the remaining time of a hold. ``pending`` is the position of an unfinished move.
     """
 
@@ -83,7 +83,7 @@ def trim_end(
     now: int,
     up_to_date: AbstractSet[str] = frozenset(),
 ) -> int:
-    """The offset up to which the next collection may trim, if the slots of these names were up to date.
+    """The offset up to which the next trim may go, if the slots of these names were up to date.
 
     The batch that holds the offset stays; slots that will break a limit by then count as they are now.
     """

@@ -49,7 +49,7 @@ _SLOT: Final = re.compile(r"slots/([A-Za-z0-9][A-Za-z0-9_.-]{0,127})\.json")
 
 
 class ObjectLogVerifier:
-    """One verification of an object log. Changes nothing; the log may be used meanwhile, by collectors too.
+    """One verification of an object log. Changes nothing; the log may be used meanwhile, by trimmers too.
 
     ``quick`` only checks by a listing that each batch object exists and has its size; otherwise all of them are
     read, ``workers`` at a time, and checked.
@@ -152,7 +152,7 @@ class ObjectLogVerifier:
             try:
                 cut = decode_cut(self._store.get(gone.location).data, f"{self._store.url}/{gone.location}")
             except NotFound:
-                upto = None  # a collector has finished it, but not recorded that yet
+                upto = None  # a trimmer has finished it, but not recorded that yet
                 continue
             except CorruptData as error:
                 self._damaged(FindingKind.TRIM, gone.location, error)
@@ -267,13 +267,13 @@ class ObjectLogVerifier:
         if generation > head.generation or self._holes or not paths:
             return  # newer than the head that was read; or listed in an unreadable part of the listing
         if generation < head.min_generation:
-            what = "was never listed and can never be: the next collection deletes it"
+            what = "was never listed and can never be: the next trim deletes it"
             if generation < head.swept_generation:
-                what = "was never listed and arrived after its generation was swept: 'gc --everything' deletes it"
+                what = "was never listed, and arrived late: 'strandline trim --everything' deletes it"
             for path in paths:
                 yield self._finding(Severity.WASTE, FindingKind.ORPHAN, path, what)
             return
-        which = "next collection" if generation < head.generation else "collection after the next"
+        which = "next trim" if generation < head.generation else "trim after the next"
         what = f"is not listed: its upload is under way, or was given up; then the {which} deletes it"
         used = frozenset(used_since(paths))  # read last, after all objects were listed
         for path in paths:
@@ -319,7 +319,7 @@ class ObjectLogVerifier:
 
     def _stranger(self, path: str) -> Finding:
         return self._finding(
-            Severity.NOTE, FindingKind.STRANGER, path, "does not belong to the log: no collection ever deletes it"
+            Severity.NOTE, FindingKind.STRANGER, path, "does not belong to the log: no trim ever deletes it"
         )
 
     def _slots(self, head: Head) -> Iterator[Finding]:

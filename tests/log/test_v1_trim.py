@@ -1,14 +1,14 @@
-"""Garbage collection on queues of version 1: which objects are deleted, and which are kept."""
+"""Trimming of queues of version 1: which objects are deleted, and which are kept."""
 
 from __future__ import annotations
 
 import pytest
 
 from strandline.compat.v1.edits import list_batches, new_location
-from strandline.compat.v1.gc import Collection, QueueCollector, is_old, unlisted
 from strandline.compat.v1.log import QueueLog
 from strandline.compat.v1.manifest_format import encode_manifest
 from strandline.compat.v1.queue import V1Queue
+from strandline.compat.v1.trimming import QueueTrimmer, QueueTrimResult, is_old, unlisted
 from strandline.errors import CorruptData, TransientStorageError
 from strandline.model.head import QueueEntry, QueueManifest
 from strandline.storage.objects.store import ObjectInfo
@@ -39,8 +39,8 @@ def place() -> Place:
     return place
 
 
-def gone(collection: Collection) -> list[str]:
-    return [item.path for item in collection.garbage]
+def gone(trim: QueueTrimResult) -> list[str]:
+    return [item.path for item in trim.garbage]
 
 
 # --- what goes -------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def test_an_unlisted_object_goes_when_it_is_a_grace_period_old(place):
     orphan = place.ulid(0)
     place.store.put(orphan, b"orphan")
     place.clock.advance(GRACE - 1)
-    assert place.log.trim() == Collection((), 1)
+    assert place.log.trim() == QueueTrimResult((), 1)
     place.clock.advance(1)
     assert gone(place.log.trim()) == [orphan]
     assert orphan not in paths(place.store)
@@ -91,8 +91,8 @@ def test_a_dry_run_reports_what_would_be_deleted_and_deletes_nothing(place):
     place.store.put(orphan, b"orphan")
     place.clock.advance(GRACE)
     before = paths(place.store)
-    collection = place.log.trim(dry_run=True)
-    assert (gone(collection), collection.size, collection.dry_run) == ([orphan], 6, True)
+    trim = place.log.trim(dry_run=True)
+    assert (gone(trim), trim.size, trim.dry_run) == ([orphan], 6, True)
     assert paths(place.store) == before
     assert not place.line.named("delete")
 
@@ -122,7 +122,7 @@ def test_a_delete_that_fails_is_made_up_for_in_the_next_round(place):
 
 def test_listed_objects_stay_forever(place):
     place.clock.advance(1000 * GRACE)
-    assert place.log.trim() == Collection((), 0)
+    assert place.log.trim() == QueueTrimResult((), 0)
     assert [value for _, value in content(place.log)] == [b"a", b"b"]
 
 
@@ -144,7 +144,7 @@ def test_nothing_outside_the_data_folder_or_in_a_folder_below_it_is_touched(plac
     for path in strangers:
         place.store.put(path, b"not ours")
     place.clock.advance(10 * GRACE)
-    assert place.log.trim() == Collection((), 0)
+    assert place.log.trim() == QueueTrimResult((), 0)
     assert set(strangers) < set(paths(place.store))
 
 
@@ -154,10 +154,10 @@ def test_without_a_manifest_nothing_is_deleted():
     store = PlainStore(clock=clock)
     append(opened(store, clock=clock), b"a", number=0)
     clock.advance(10 * GRACE)
-    assert opened(store, clock=clock, manifest="ingest/mnaifest").trim() == Collection()
+    assert opened(store, clock=clock, manifest="ingest/mnaifest").trim() == QueueTrimResult()
     before = paths(store)
     store.delete("ingest/manifest")
-    assert opened(store, clock=clock).trim() == Collection()
+    assert opened(store, clock=clock).trim() == QueueTrimResult()
     assert paths(store) == [path for path in before if path != "ingest/manifest"]
 
 
@@ -183,14 +183,14 @@ def test_a_ulid_that_is_younger_than_the_object_s_time_is_kept(place):
     young = place.ulid(0, age=-GRACE)  # uploaded by a machine whose clock is ahead
     place.store.put(young, b"x")
     place.clock.advance(GRACE)
-    assert place.log.trim() == Collection((), 1)
+    assert place.log.trim() == QueueTrimResult((), 1)
     place.clock.advance(GRACE)
     assert gone(place.log.trim()) == [young]
 
 
 def test_an_object_whose_name_is_old_but_that_was_written_just_now_is_kept(place):
     place.store.put(place.ulid(0, age=10 * GRACE), b"copied from elsewhere")
-    assert place.log.trim() == Collection((), 1)
+    assert place.log.trim() == QueueTrimResult((), 1)
 
 
 NOW = 1_700_000_000_000_000
@@ -214,18 +214,18 @@ def test_unlisted_objects_are_found_by_their_whole_path():
 # --- in the background -----------------------------------------------------------------------------------------------
 
 
-def test_a_background_collector_deletes_only_what_it_saw_unlisted_for_a_grace_period(place):
-    collector = place.log.collector(remember=True)
+def test_a_background_trimmer_deletes_only_what_it_saw_unlisted_for_a_grace_period(place):
+    trimmer = place.log.trimmer(remember=True)
     place.clock.advance(10 * GRACE)  # both batches are old
-    assert collector.run() == Collection((), 0)
+    assert trimmer.run() == QueueTrimResult((), 0)
     held = place.log.plan(place.log.start())
     place.log.slots.claim("queue", "me").advance(place.log.end())
-    assert collector.run() == Collection((), 2)
+    assert trimmer.run() == QueueTrimResult((), 2)
     place.clock.advance(GRACE - 1)
-    assert collector.run() == Collection((), 2)
+    assert trimmer.run() == QueueTrimResult((), 2)
     assert held[0].fetch()[0].column("value").to_pylist() == [b"a"]
     place.clock.advance(1)
-    assert len(collector.run().garbage) == 2
+    assert len(trimmer.run().garbage) == 2
     assert paths(place.store) == ["ingest/manifest"]
 
 
@@ -235,9 +235,9 @@ def test_the_command_has_no_such_memory(place):
     assert len(place.log.trim().garbage) == 2
 
 
-def test_a_background_collector_s_own_slowness_counts_for_nothing(place):
+def test_a_background_trimmer_s_own_slowness_counts_for_nothing(place):
     """An object is unlisted since the manifest was read, and that may be long after the round began."""
-    collector = place.log.collector(remember=True)
+    trimmer = place.log.trimmer(remember=True)
     place.clock.advance(10 * GRACE)
 
     def slow(call: Call) -> None:
@@ -247,39 +247,39 @@ def test_a_background_collector_s_own_slowness_counts_for_nothing(place):
             place.line.unhook()
 
     place.line.hook(slow)
-    assert collector.run() == Collection((), 2)
+    assert trimmer.run() == QueueTrimResult((), 2)
     place.clock.advance(GRACE - 1)
-    assert collector.run() == Collection((), 2)
+    assert trimmer.run() == QueueTrimResult((), 2)
 
 
-def test_a_background_collector_forgets_what_was_listed_again(place):
+def test_a_background_trimmer_forgets_what_was_listed_again(place):
     orphan = "ingest/orphan.batch"
     place.store.put(orphan, b"x")
-    collector = place.log.collector(remember=True)
-    collector.run()
+    trimmer = place.log.trimmer(remember=True)
+    trimmer.run()
     place.clock.advance(GRACE / 2)
     manifest = manifest_in(place.store)
     relisted = QueueManifest((*manifest.entries, QueueEntry(2, orphan)), 3)
     place.store.put("ingest/manifest", encode_manifest(relisted))
-    collector.run()
+    trimmer.run()
     other = QueueManifest((*manifest.entries, QueueEntry(2, "ingest/other")), 3)
     place.store.put("ingest/manifest", encode_manifest(other))
     place.clock.advance(GRACE / 2)
-    assert collector.run().garbage == ()
+    assert trimmer.run().garbage == ()
     place.clock.advance(GRACE)
-    assert gone(collector.run()) == [orphan]
+    assert gone(trimmer.run()) == [orphan]
 
 
-def test_a_wall_clock_that_jumps_ahead_does_not_hurry_the_background_collector(place):
+def test_a_wall_clock_that_jumps_ahead_does_not_hurry_the_background_trimmer(place):
     place.store.put(place.ulid(0), b"just uploaded")
-    collector = place.log.collector(remember=True)
+    trimmer = place.log.trimmer(remember=True)
     place.clock.set_wall(place.clock.now() + int(100 * GRACE * 1e6))
-    assert collector.run() == Collection((), 1)
+    assert trimmer.run() == QueueTrimResult((), 1)
     place.clock.advance(GRACE - 1)
-    assert collector.run() == Collection((), 1)
+    assert trimmer.run() == QueueTrimResult((), 1)
 
 
-def test_the_consumer_s_queue_collects_with_memory(place):
+def test_the_consumer_s_queue_trims_with_memory(place):
     queue = V1Queue(place.log)
     queue.claim("me", None)
     place.clock.advance(10 * GRACE)
@@ -295,8 +295,8 @@ def test_the_consumer_s_queue_collects_with_memory(place):
 # --- the order of listing and reading --------------------------------------------------------------------------------
 
 
-def held_up(place: Place, collector: QueueCollector, first: str) -> list[str]:
-    """Delay the collector for an hour after its first read, while a batch is uploaded and listed."""
+def held_up(place: Place, trimmer: QueueTrimmer, first: str) -> list[str]:
+    """Delay the trimmer for an hour after its first read, while a batch is uploaded and listed."""
 
     def hold(call: Call) -> None:
         if call.name == first and call.stage == "after":
@@ -306,20 +306,20 @@ def held_up(place: Place, collector: QueueCollector, first: str) -> list[str]:
             place.clock.advance(3600)
 
     place.line.hook(hold)
-    collector.run()
+    trimmer.run()
     return [entry.location for entry in manifest_in(place.store).entries]
 
 
-def test_a_collector_that_is_held_up_between_its_reads_deletes_nothing_that_is_listed(place):
+def test_a_trimmer_that_is_held_up_between_its_reads_deletes_nothing_that_is_listed(place):
     for first in ("list", "get"):
-        listed = held_up(place, place.log.collector(remember=False), first)
+        listed = held_up(place, place.log.trimmer(remember=False), first)
         assert set(listed) <= set(paths(place.store))
 
 
-class ManifestFirst(QueueCollector):
+class ManifestFirst(QueueTrimmer):
     """Reads the manifest, then lists the objects: the wrong way round."""
 
-    def run(self, **options) -> Collection:
+    def run(self, **options) -> QueueTrimResult:
         manifest = self._read_manifest()
         objects = list(self.store.list(f"{self.folder}/"))
         now = self.clock.now()
@@ -329,7 +329,7 @@ class ManifestFirst(QueueCollector):
         ]
         for item in garbage:
             self.store.delete(item.path)
-        return Collection(tuple(garbage))
+        return QueueTrimResult(tuple(garbage))
 
 
 def test_a_twin_that_reads_the_manifest_first_is_caught(place):
@@ -356,14 +356,14 @@ def test_a_producer_that_lists_too_late_would_list_what_is_gone(place, monkeypat
 
     assert set(late(0)) <= set(paths(place.store))
     monkeypatch.setattr("strandline.compat.v1.shipper.list_batches", _patient)
-    assert not set(late(1)) <= set(paths(place.store)), "the twin has listed what was collected"
+    assert not set(late(1)) <= set(paths(place.store)), "the twin has listed what was trimmed"
 
 
 def _patient(manifest, listings, now, patience):
     return list_batches(manifest, listings, now, float("inf"))
 
 
-def test_dead_letters_are_never_collected(place):
+def test_dead_letters_are_never_trimmed(place):
     V1Queue(place.log).dead_letter(manifest_in(place.store).entries[0], "because")
     place.clock.advance(100 * GRACE)
     place.log.trim()

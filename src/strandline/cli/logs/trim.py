@@ -1,4 +1,4 @@
-"""``strandline gc``: trim a log by its retention and slots, and delete unreferenced objects."""
+"""``strandline trim``: trim a log by its retention and slots, and delete unreferenced objects."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from strandline.cli.shared.common import (
     object_log_at,
     open_shared,
 )
-from strandline.compat.v1.gc import GRACE, Collection
-from strandline.log.object.maintain import collector
-from strandline.log.object.maintain.collector import TrimResult
+from strandline.compat.v1.trimming import GRACE, QueueTrimResult
+from strandline.log.object.maintain import trimmer
+from strandline.log.object.maintain.trimmer import TrimResult
 
 Line = tuple[str, str]
 """One word for the action, and a sentence."""
 
 
 @guarded
-def gc(
+def trim(
     url: Url,
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would be done.")] = False,
@@ -58,7 +58,7 @@ def gc(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Collect garbage: invalidate slots that break a limit, trim as retention and slots allow, delete unneeded objects.
+    """Trim a log: invalidate slots that break a limit, unlist what retention and slots allow, delete unneeded objects.
 
     Objects that are trimmed now are deleted by a later run, after the grace period; so are objects that were uploaded
     but never listed. Safe at any time: the next run finishes what a killed one left. Consumers do the same in the
@@ -67,7 +67,7 @@ def gc(
     A queue-v1 has no slot limits: unlisted objects are deleted when they are older than the grace period, which must be
     the same for all its producers.
 
-    Example: strandline gc s3://bucket/orders --dry-run
+    Example: strandline trim s3://bucket/orders --dry-run
     """
     if format is TargetFormat.LOG:
         log = object_log_at(url)
@@ -91,8 +91,8 @@ def gc(
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Suppress the collector's log messages: the command prints them at the end, with advice for a shell."""
-    logger = logging.getLogger(collector.__name__)
+    """Suppress the trimmer's log messages: the command prints them at the end, with advice for a shell."""
+    logger = logging.getLogger(trimmer.__name__)
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
@@ -170,7 +170,7 @@ def lines(done: TrimResult, grace: int) -> list[Line]:
     return output
 
 
-def queue_fields(done: Collection) -> dict[str, Any]:
+def queue_fields(done: QueueTrimResult) -> dict[str, Any]:
     """The fields of ``--json`` for a queue."""
     return {
         "dry_run": done.dry_run,
@@ -180,7 +180,7 @@ def queue_fields(done: Collection) -> dict[str, Any]:
     }
 
 
-def queue_lines(done: Collection, grace: int) -> list[Line]:
+def queue_lines(done: QueueTrimResult, grace: int) -> list[Line]:
     """The text output for a queue."""
     output = []
     if done.garbage:
@@ -192,5 +192,5 @@ def queue_lines(done: Collection, grace: int) -> list[Line]:
     return output
 
 
-def _word(done: TrimResult | Collection, past: str, present: str) -> str:
+def _word(done: TrimResult | QueueTrimResult, past: str, present: str) -> str:
     return f"would {present}" if done.dry_run else past

@@ -1,4 +1,4 @@
-"""Trimming and garbage collection of an object log: which objects are deleted, when, and which never are."""
+"""Trimming of an object log: which objects are deleted, when, and which never are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strandline.followers.consumer.consumer import Consumer
 from strandline.log.object import slots
 from strandline.log.object.head.edits import CHUNK, SPILL_AT
 from strandline.log.object.log import ObjectLog, open_log
-from strandline.log.object.maintain import collector
+from strandline.log.object.maintain import trimmer
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
@@ -62,8 +62,8 @@ class Bench:
     def values(self) -> list[int]:
         return [int(value.strip(b".")) for batch in self.log.read() for value in batch["value"].to_pylist()]
 
-    def collect_all(self) -> None:
-        """Collect until nothing waits."""
+    def trim_all(self) -> None:
+        """Trim until nothing waits."""
         self.log.trim()
         self.clock.advance(GRACE)
         self.log.trim()
@@ -121,7 +121,7 @@ def test_a_log_that_keeps_forever_is_never_trimmed():
     bench.append(5)
     bench.log.slots.create("done", 5)
     bench.clock.advance(10**9)
-    bench.collect_all()
+    bench.trim_all()
     assert bench.values() == list(range(5))
 
 
@@ -311,7 +311,7 @@ def test_chunks_go_with_what_they_list(bench: Bench):
     slot = bench.log.slots.claim("done", "me")
     for position in (CHUNK // 2, CHUNK + 3, 4 * CHUNK, total - 5, total):
         slot.advance(Cursor(bench.log.log_id, position))
-        bench.collect_all()
+        bench.trim_all()
         assert bench.values() == list(range(position, total))
         assert len(bench.paths("batches/")) == total - position
     assert bench.paths("chunks/") == []
@@ -328,7 +328,7 @@ def test_many_levels_of_chunks_are_trimmed_in_the_middle(monkeypatch: pytest.Mon
     slot = bench.log.slots.claim("done", "me")
     for position in (1, 2, 40, 41, 77, 100, 148, 150):
         slot.advance(Cursor(bench.log.log_id, position))
-        bench.collect_all()
+        bench.trim_all()
         assert bench.values() == list(range(position, 150))
         assert len(bench.paths("batches/")) == 150 - position
     assert bench.paths("chunks/") == []
@@ -343,19 +343,19 @@ def test_an_upload_that_was_never_listed_is_deleted_and_can_no_longer_be_listed(
     assert bench.values() == [0, 1]
 
 
-def test_an_upload_under_way_outlives_one_collection_and_is_repeated_after_two(bench: Bench):
-    """The producer's own retry hides it: the record is listed, once, whatever the collector did."""
+def test_an_upload_under_way_outlives_one_trim_and_is_repeated_after_two(bench: Bench):
+    """The producer's own retry hides it: the record is listed, once, whatever the trimmer did."""
     for rounds in range(4):
         store = FaultyStore(bench.store)
         seen = []
 
-        def collect(call: Call, rounds=rounds, seen=seen) -> None:
+        def trim(call: Call, rounds=rounds, seen=seen) -> None:
             if call.name == "put" and call.path.startswith("batches/") and call.stage == "after" and not seen:
                 seen.append(call.path)
                 for _ in range(rounds):
                     bench.log.trim()
 
-        store.hook(collect)
+        store.hook(trim)
         log = bench.open(store)
         batch = record_batch(timestamps=[0], ops=[0], keys=[None], values=[b"%d" % rounds])
         log.append(batch, writer=WriterId(UUID(int=100 + rounds)), number=0).result(120)
@@ -403,7 +403,7 @@ def test_a_late_orphan_is_found_when_everything_is_looked_through(bench: Bench):
     assert bench.values() == [0]
 
 
-def test_collectors_that_are_many_do_no_more_than_one(bench: Bench):
+def test_trimmers_that_are_many_do_no_more_than_one(bench: Bench):
     bench.append(4)
     bench.log.slots.create("done", 3)
     assert not bench.log.trim(pause=100).skipped
@@ -450,11 +450,11 @@ def test_appends_and_spills_during_a_trim_lose_nothing(bench: Bench):
     bench.log.slots.create("billing", CHUNK + 2)
     during_trim(bench, lambda: bench.append(5)).trim()
     assert bench.values() == list(range(CHUNK + 2, SPILL_AT + 5))
-    bench.collect_all()
+    bench.trim_all()
     assert len(bench.paths("batches/")) == SPILL_AT + 5 - CHUNK - 2
 
 
-def test_two_collectors_at_once_delete_each_object_once_and_nothing_else(bench: Bench):
+def test_two_trimmers_at_once_delete_each_object_once_and_nothing_else(bench: Bench):
     bench.append(CHUNK + SPILL_AT)
     bench.log.slots.create("billing", CHUNK)
     during_trim(bench, bench.log.trim).trim()
@@ -476,10 +476,10 @@ def test_a_reset_pins_before_its_cell_is_written(bench: Bench):
     store.hook(die)
     with pytest.raises(Crash):
         bench.open(store).slots.reset("billing", 1)
-    bench.collect_all()
+    bench.trim_all()
     assert bench.log.bounds().first == 1
     bench.log.slots.claim("billing", "a new holder")  # nobody can finish that reset any more
-    bench.collect_all()
+    bench.trim_all()
     assert bench.log.bounds().first == 8
 
 
@@ -516,7 +516,7 @@ def test_a_slot_dropped_and_created_again_keeps_its_old_holder_fenced(bench: Ben
 
 
 @pytest.mark.parametrize("every", sampled(12))
-@pytest.mark.parametrize("action", ["create", "reset", "drop", "hold", "release", "collect", "collect-late"])
+@pytest.mark.parametrize("action", ["create", "reset", "drop", "hold", "release", "trim", "trim-late"])
 def test_death_at_any_operation_leaves_a_log_that_continues(action: str, every: int, monkeypatch: pytest.MonkeyPatch):
     """At every store operation of an action, before it and after: then everything still works and nothing is lost."""
     monkeypatch.setattr("strandline.log.object.head.edits.CHUNK", 3)
@@ -528,13 +528,13 @@ def test_death_at_any_operation_leaves_a_log_that_continues(action: str, every: 
         bench.log.slots.create("keeper", 5)
         bench.log.slots.create("billing", 19)
         held = bench.log.hold(7, 60)
-        if action == "collect-late":
+        if action == "trim-late":
             for _ in range(3):
                 bench.log.trim()  # what is there now is looked through: it can only go by being trimmed
-        if action.startswith("collect"):
+        if action.startswith("trim"):
             bench.log.slots.reset("keeper", 17)
             held.release()
-        if action == "collect-late":
+        if action == "trim-late":
             bench.log.trim()
             bench.clock.advance(GRACE)
         store = FaultyStore(bench.store)
@@ -553,8 +553,8 @@ def test_death_at_any_operation_leaves_a_log_that_continues(action: str, every: 
             "drop": lambda log=log: log.slots.drop("billing"),
             "hold": lambda log=log: log.hold(6, 60),
             "release": lambda log=log, held=held: type(held)(log.slots, held.name, 1).release(),
-            "collect": log.trim,
-            "collect-late": log.trim,
+            "trim": log.trim,
+            "trim-late": log.trim,
         }[action]
         with contextlib.suppress(Crash):
             act()
@@ -562,8 +562,8 @@ def test_death_at_any_operation_leaves_a_log_that_continues(action: str, every: 
         floor = bench.log.slots.floor()
         assert floor is not None
         bench.append(3)
-        bench.collect_all()
-        bench.collect_all()
+        bench.trim_all()
+        bench.trim_all()
         first = bench.log.bounds().first
         assert first <= min([floor, *(slot.position for slot in bench.log.slots.list() if slot.pins)])
         assert bench.values() == list(range(first, bench.number))
@@ -592,10 +592,10 @@ def test_a_claim_that_takes_away_another_s_pin_lets_a_trim_pass_the_slot(bench: 
 
 @pytest.mark.matrix
 def test_deleting_a_chunk_before_what_it_lists_leaves_objects_behind(monkeypatch):
-    honest = collector.objects_of
-    monkeypatch.setattr(collector, "objects_of", lambda cut, chunks: reversed(list(honest(cut, chunks))))
+    honest = trimmer.objects_of
+    monkeypatch.setattr(trimmer, "objects_of", lambda cut, chunks: reversed(list(honest(cut, chunks))))
     with pytest.raises(AssertionError):
-        test_death_at_any_operation_leaves_a_log_that_continues("collect-late", 1, monkeypatch)
+        test_death_at_any_operation_leaves_a_log_that_continues("trim-late", 1, monkeypatch)
 
 
 # --- holds, newcomers, retention -------------------------------------------------------------------------------
@@ -639,7 +639,23 @@ def test_a_hold_that_is_renewed_in_the_last_moment_holds(bench: Bench):
     assert bench.log.bounds().first == 2
 
 
-def test_holds_of_readers_that_died_are_removed_by_a_full_collection(bench: Bench):
+def test_trimmed_bytes_are_those_of_the_batches_also_within_a_chunk(bench: Bench):
+    bench.append(3 * SPILL_AT)
+    assert bench.log.head().levels[0][0].next > 2, "the first records are in a chunk"
+    sizes = {item.path: item.size for item in bench.store.list("batches/")}
+    bench.log.slots.create("reader", 0)
+    slot = bench.log.slots.claim("reader", "test")
+    told = []
+    for upto in (2, 5, SPILL_AT + 1, 3 * SPILL_AT):
+        slot.advance(bench.log.cursor_at(upto))
+        assert bench.log.trim(dry_run=True).trimmed_bytes > 0
+        told.append(bench.log.trim().trimmed_bytes)
+    assert all(size > 0 for size in told)
+    assert sum(told) == sum(sizes.values())
+    assert told[1] == told[0] // 2 * 3
+
+
+def test_holds_of_readers_that_died_are_removed_by_a_full_trim(bench: Bench):
     bench.append(3)
     hold = bench.log.hold(1, 30)
     store = FaultyStore(bench.store)
@@ -704,7 +720,7 @@ def test_reading_what_is_trimmed_meanwhile_raises_cursor_expired(bench: Bench):
     reading = bench.log.read(bench.log.start())
     next(reading)
     bench.log.slots.create("done", SPILL_AT)
-    bench.collect_all()
+    bench.trim_all()
     with pytest.raises(CursorExpired):
         list(reading)
 
@@ -717,7 +733,7 @@ def test_a_log_is_trimmed_up_to_the_tierer_s_slot_whatever_its_followers_need(be
     bench.log.slots.create("follower", 1)
     bench.log.slots.create(TIER_SLOT, 4)
     bench.log.set_retention("consumed")
-    bench.collect_all()
+    bench.trim_all()
     assert bench.log.bounds().first == 4
     assert [slot.pins for slot in bench.log.slots.list()] == [True, True]
     assert bench.log.slots.floor() == 1
@@ -731,9 +747,9 @@ def test_a_consumer_that_reads_no_cold_tier_keeps_the_hot_one(bench: Bench):
         consumer.flush()
         bench.log.slots.create(TIER_SLOT, 5)
         bench.log.set_retention("consumed")
-        bench.collect_all()
+        bench.trim_all()
         assert bench.log.bounds().first == 2
         assert consumer.next_batch().sequence == 2
     bench.log.slots.claim("queue", "a follower")
-    bench.collect_all()
+    bench.trim_all()
     assert bench.log.bounds().first == 5

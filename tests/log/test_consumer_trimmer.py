@@ -1,4 +1,4 @@
-"""The background collector of a consumer: runs at its interval, survives failures, and ends with the consumer."""
+"""The background trimmer of a consumer: runs at its interval, survives failures, and ends with the consumer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def queue(line: FaultyStore) -> Watched:
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """Moves only the collector: the log has a clock of its own."""
+    """Moves only the trimmer: the log has a clock of its own."""
     return ManualClock(auto=False)
 
 
@@ -59,7 +59,7 @@ def a_round(queue: Watched, clock: ManualClock, seconds: float = 300.0) -> None:
     assert queue.rounds.acquire(timeout=SOON)
 
 
-def test_every_five_minutes_the_log_is_trimmed_and_collected(queue: Watched, clock: ManualClock) -> None:
+def test_every_five_minutes_the_log_is_trimmed(queue: Watched, clock: ManualClock) -> None:
     with Consumer(queue, clock=clock) as consumer:
         consumer.next_descriptors(4)
         consumer.ack_through(1)
@@ -91,7 +91,7 @@ def test_a_round_that_fails_is_logged_and_the_next_one_comes(
         with caplog.at_level(logging.WARNING), line.down():
             a_round(queue, clock)
             assert clock.wait_until_blocked(1)
-        (record,) = [record for record in caplog.records if "Collecting" in record.message]
+        (record,) = [record for record in caplog.records if "Trimming" in record.message]
         assert "is down" in record.message
         assert "tried again in 300 s" in record.message
         a_round(queue, clock)
@@ -100,9 +100,9 @@ def test_a_round_that_fails_is_logged_and_the_next_one_comes(
 
 def test_closing_stops_it_at_once(queue: Watched, clock: ManualClock) -> None:
     consumer = Consumer(queue, clock=clock)
-    assert consumer._threads.collector.running
+    assert consumer._threads.trimmer.running
     consumer.close()
-    assert not consumer._threads.collector.running
+    assert not consumer._threads.trimmer.running
     clock.advance(3000.0)
     assert not queue.rounds.acquire(blocking=False)
 
@@ -113,7 +113,7 @@ def test_closing_stops_it_even_if_the_flush_fails(queue: Watched, clock: ManualC
     consumer.ack(0)
     with line.down(), pytest.raises(StorageError):
         consumer.close()
-    assert not consumer._threads.collector.running
+    assert not consumer._threads.trimmer.running
     consumer.close()
     assert Consumer(queue, trim_every=None).next_to_ack == 1
 
@@ -125,12 +125,12 @@ def test_a_fenced_consumer_s_is_stopped_too(queue: Watched, clock: ManualClock) 
     Consumer(open_log(queue._store), trim_every=None)
     with pytest.raises(Fenced):
         consumer.close()
-    assert not consumer._threads.collector.running
+    assert not consumer._threads.trimmer.running
 
 
-def test_a_consumer_that_was_never_closed_stops_its_collector(queue: Watched, clock: ManualClock) -> None:
+def test_a_consumer_that_was_never_closed_stops_its_trimmer(queue: Watched, clock: ManualClock) -> None:
     consumer = Consumer(queue, clock=clock)
-    thread = consumer._threads.collector._thread
+    thread = consumer._threads.trimmer._thread
     del consumer
     gc.collect()
     thread.join(SOON)
@@ -154,7 +154,7 @@ def test_a_round_updates_when_the_slot_was_last_seen(queue: Watched, clock: Manu
         assert queue._log.slots.get("default").last_seen == before + 100_000_000
 
 
-def test_a_round_of_a_fenced_consumer_collects_and_leaves_the_slot_alone(queue: Watched, clock: ManualClock) -> None:
+def test_a_round_of_a_fenced_consumer_trims_and_leaves_the_slot_alone(queue: Watched, clock: ManualClock) -> None:
     consumer = Consumer(queue, clock=clock)
     with Consumer(open_log(queue._store, clock=ManualClock()), trim_every=None) as other:
         other.next_descriptors(4)

@@ -1,4 +1,4 @@
-"""Trimming and collecting cost what was written or trimmed since the last round, not what is there."""
+"""Trimming costs what was written or trimmed since the last round, not what is there."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _compare(folder: str, *, trim: bool) -> list[Result]:
     for _ in range(_ROUNDS):
         small.round(trim=trim)
         large.round(trim=trim)
-    what = "trim_and_gc" if trim else "gc"
+    what = "trim" if trim else "sweep"
     done = f"{_WRITTEN} batches written" + (f", {_WRITTEN // 4} trimmed" if trim else "") + " since the last round"
     beside = f"{_FEW:,} listed, {median(small.seconds) * 1e3:.0f} ms; {done}"
     calls = f"{median(small.asked):.0f} store calls"
@@ -89,4 +89,4 @@ def _compare(folder: str, *, trim: bool) -> list[Result]:
 
 def run() -> list[Result]:
     with scratch() as folder:
-        return [*_compare(f"{folder}/gc", trim=False), *_compare(f"{folder}/trim", trim=True)]
+        return [*_compare(f"{folder}/sweep", trim=False), *_compare(f"{folder}/trim", trim=True)]

@@ -1,4 +1,4 @@
-"""Garbage collection on a queue of version 1: by listing and by the clock, conservatively.
+"""Trimming of a queue of version 1: by listing and by the clock, conservatively.
 
 The format has no generations, so time has to decide. A producer lists an object within half the grace period after
 its upload began, or not at all. So an object that is a whole grace period old and not in a manifest that was read
@@ -24,7 +24,7 @@ GRACE: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Collection:
+class QueueTrimResult:
     """Result of a round or a dry run: the deleted objects, and how many unlisted objects are kept for now."""
 
     garbage: tuple[ObjectInfo, ...] = ()
@@ -65,8 +65,8 @@ def is_old(item: ObjectInfo, now: int, grace: float) -> bool:
 
 
 @dataclass(slots=True)
-class QueueCollector:
-    """Collects one queue. With ``remember`` it deletes only objects that it has seen unlisted for a grace period.
+class QueueTrimmer:
+    """Trims one queue. With ``remember`` it deletes only objects that it has seen unlisted for a grace period.
 
     Then a batch that was just acknowledged is kept for readers that hold its descriptor, and no wall clock has to be
     right. Without it, one round suffices: for a command.
@@ -80,7 +80,7 @@ class QueueCollector:
     remember: bool
     _seen: dict[str, float] = field(default_factory=dict)
 
-    def run(self, *, dry_run: bool = False, on_progress: Callable[[int], None] | None = None) -> Collection:
+    def run(self, *, dry_run: bool = False, on_progress: Callable[[int], None] | None = None) -> QueueTrimResult:
         """One round. ``on_progress`` is called with the number of objects deleted so far.
 
         Where there is no manifest nothing is deleted: it may be lost, or its path mistyped.
@@ -89,11 +89,11 @@ class QueueCollector:
         # By both clocks: a clock that is ahead would make new uploads look like leftovers.
         now = self.clock.now() if dry_run else cautious_now(self.store, f"{self.folder}-clock/now", clock=self.clock)
         # In this order. If the manifest were read before the listing, it would lack objects that were listed in
-        # between, and a slow collector would find those objects old and unlisted.
+        # between, and a slow trimmer would find those objects old and unlisted.
         objects = list(self.store.list(f"{self.folder}/"))
         manifest = self._read_manifest()
         if manifest is None:
-            return Collection(dry_run=dry_run)
+            return QueueTrimResult(dry_run=dry_run)
         free = unlisted(objects, manifest, self.folder, self.manifest)
         garbage = [item for item in free if is_old(item, now, self.grace)]
         if self.remember:
@@ -106,7 +106,7 @@ class QueueCollector:
                 self.store.delete(item.path)
             if on_progress is not None:
                 on_progress(deleted)
-        return Collection(tuple(garbage), len(free) - len(garbage), dry_run)
+        return QueueTrimResult(tuple(garbage), len(free) - len(garbage), dry_run)
 
     def _read_manifest(self) -> QueueManifest | None:
         try:

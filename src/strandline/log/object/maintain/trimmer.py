@@ -1,4 +1,4 @@
-"""Garbage collector of an object log: invalidates slots, moves the floor, deletes unneeded objects.
+"""The trimmer of an object log: invalidates slots, moves the floor, deletes unneeded objects.
 
 Whether an object may be deleted never depends on a clock: an unlisted object may go when its generation can no longer
 be listed, a trimmed one when the floor has moved past it. Clocks only decide when.
@@ -24,10 +24,10 @@ from strandline.log.object.head.edits import (
     StaleUpload,
     Trim,
     apply_trim,
-    begin_collection,
+    begin_trim_round,
     bounds_of,
     cut_size,
-    end_collection,
+    end_trim_round,
     is_due,
     plan_cut,
     set_back,
@@ -61,11 +61,9 @@ GRACE: Final = 600.0
 """Seconds that trimmed objects are kept, for readers that have planned to read them."""
 
 _LOGGER = logging.getLogger(__name__)
-
 _TRIES: Final = 16
 WORKERS: Final = 8
 """Number of objects that are deleted at the same time."""
-
 
 _NAME: Final = re.compile(r"(?:batches|trimmed|chunks)/([0-9]{16})/[0-9a-f-]{32,64}\.(?:batch|cut|chunk)")
 _CHUNK: Final = re.compile(r"chunks/[0-9]{16}/([0-9]{2})-([0-9]{20})-[0-9]{20}\.chunk")
@@ -73,9 +71,9 @@ _CHUNK: Final = re.compile(r"chunks/[0-9]{16}/([0-9]{2})-([0-9]{20})-[0-9]{20}\.
 
 @dataclass(slots=True)
 class TrimResult:
-    """Result of one collection, or of a dry run.
+    """Result of one trim, or of a dry run.
 
-    ``trimmed_bytes`` are about the bytes that this collection unlisted; they are deleted after the grace period.
+    ``trimmed_bytes`` are the bytes of the batches that it unlisted; they are deleted after the grace period.
     ``waiting`` counts earlier trims within their grace period. ``orphans`` were uploaded and never listed. ``clocks``
     is the result of the clock check; None if nothing was done.
     """
@@ -96,7 +94,7 @@ class TrimResult:
 
 
 @dataclass(frozen=True, slots=True)
-class GarbageCollector:
+class Trimmer:
     """Trims one log and deletes its garbage. Any number may run at once, on any machine; each may crash at any time."""
 
     slots: SlotKeeper
@@ -118,17 +116,17 @@ class GarbageCollector:
         again, not only those since the last round: for objects of uploads that arrived very late.
         """
         head, done = self.slots.read_head(), TrimResult(dry_run=dry_run)
-        if not is_due(head.collected, self.slots.clock.now(), pause):
+        if not is_due(head.trim_began, self.slots.clock.now(), pause):
             done.floor, done.skipped = head.floor, True
             return done
-        with metrics.timed(metrics.GC_SECONDS, self.slots.clock.monotonic):
+        with metrics.timed(metrics.TRIM_SECONDS, self.slots.clock.monotonic):
             clocks = self._compare_clocks(head, done)
             self.trim(done, clocks)
             self._sweep(done, clocks, everything=everything, on_progress=on_progress or (lambda _: None))
         return done
 
     def _edit(self, edit: Callable[[Head], Head]) -> Head:
-        return self.slots.head.update(self.slots.op(), edit, role="collector")
+        return self.slots.head.update(self.slots.op(), edit, role="trimmer")
 
     def _compare_clocks(self, head: Head, done: TrimResult) -> Clocks:
         """Determine the time, and set back listing times that are certainly ahead of it."""
@@ -168,6 +166,7 @@ class GarbageCollector:
 
     def _try_trim(self, head: Head, members: Members, upto: int, done: TrimResult, clocks: Clocks) -> bool:
         cut = plan_cut(head, upto)
+        size = self._size(head, cut)
         if not done.dry_run:
             trim = Trim(
                 cut,
@@ -182,8 +181,15 @@ class GarbageCollector:
                 return False
         done.floor = upto
         done.trimmed_records += cut.upto - cut.since
-        done.trimmed_bytes += cut_size(cut)
+        done.trimmed_bytes += size
         return True
+
+    def _size(self, head: Head, cut: Cut) -> int:
+        """The bytes of the batches of a cut; about that if another trimmer has deleted a chunk meanwhile."""
+        try:
+            return bytes_from(head, cut.since, self.slots.chunks) - bytes_from(head, cut.upto, self.slots.chunks)
+        except MissingChunk:
+            return cut_size(cut)
 
     def _boundary(self, head: Head, offset: int) -> int:
         """The offset, or the first offset of the batch that holds it: batches are trimmed whole."""
@@ -255,7 +261,7 @@ class GarbageCollector:
 
         def begin(head: Head) -> Head:
             now = clocks.now()
-            return begin_collection(head, now, listed=now if clocks.keeps_time else 0)
+            return begin_trim_round(head, now, listed=now if clocks.keeps_time else 0)
 
         # From here on nothing of an older generation can be listed: what is unlisted now stays unlisted.
         head = begin(self.slots.read_head()) if done.dry_run else self._edit(begin)
@@ -266,26 +272,28 @@ class GarbageCollector:
         done.orphan_bytes = sum(item.size for item in garbage)
         self._delete([DeletedObject(item.path, 0, item.size) for item in garbage], done, on_progress)
         if not done.dry_run:
-            metrics.ORPHANS_COLLECTED.inc(len(garbage))
+            metrics.ORPHANS_DELETED.inc(done.orphans)
+            metrics.ORPHAN_BYTES_DELETED.inc(done.orphan_bytes)
         finished = []
         for location, cut in takewhile(lambda item: self._is_past_grace(head, item[0], clocks.now()), cuts):
             # In order: a later cut may delete a chunk through which an earlier one finds its batches.
             if cut is not None:
                 for group in objects_of(cut, self.slots.chunks):
                     self._delete(group, done, on_progress)
+                    self._count(group, done)
             self._delete([DeletedObject(location, 0, 0)], done, on_progress)
             finished.append(location)
         done.waiting = len(cuts) - len(finished)
         if not done.dry_run:
             swept, ended = head.min_generation, frozenset(finished)
-            self._edit(lambda now: end_collection(now, swept, ended))
+            self._edit(lambda now: end_trim_round(now, swept, ended))
 
     def _is_past_grace(self, head: Head, location: str, now: int) -> bool:
         at = next(gone.at for gone in head.trimmed if gone.location == location)
         return at + self.grace * SECOND <= now
 
     def _cuts(self, head: Head) -> list[tuple[str, Cut | None]]:
-        """The trims whose objects are not all deleted yet, oldest first; None for one that another collector ended."""
+        """The trims whose objects are not all deleted yet, oldest first; None for one that another trimmer ended."""
         cuts: list[tuple[str, Cut | None]] = []
         for gone in head.trimmed:
             try:
@@ -366,16 +374,20 @@ class GarbageCollector:
     def _delete(self, group: list[DeletedObject], done: TrimResult, on_progress: Callable[[int], None]) -> None:
         if not done.dry_run:
             self._delete_now([gone.path for gone in group])
-            metrics.BATCHES_COLLECTED.inc(sum(gone.records > 0 for gone in group))
-            metrics.RECORDS_COLLECTED.inc(sum(gone.records for gone in group))
-            metrics.BYTES_COLLECTED.inc(sum(gone.size for gone in group))
         done.deleted += len(group)
         done.deleted_bytes += sum(gone.size for gone in group)
         on_progress(done.deleted)
 
+    @staticmethod
+    def _count(group: list[DeletedObject], done: TrimResult) -> None:
+        if not done.dry_run:
+            metrics.BATCHES_TRIMMED.inc(sum(gone.records > 0 for gone in group))
+            metrics.RECORDS_TRIMMED.inc(sum(gone.records for gone in group))
+            metrics.BYTES_TRIMMED.inc(sum(gone.size for gone in group))
+
     def _delete_now(self, paths: list[str]) -> None:
         if min(len(paths), WORKERS) > 1:
-            with ThreadPoolExecutor(WORKERS, thread_name_prefix="strandline-collect") as pool:
+            with ThreadPoolExecutor(WORKERS, thread_name_prefix="strandline-trim") as pool:
                 for _ in pool.map(self.slots.store.delete, paths):
                     pass
         else:

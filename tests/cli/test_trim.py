@@ -1,4 +1,4 @@
-"""Garbage collection from the shell."""
+"""``strandline trim`` from the shell."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from uuid import UUID
 import pytest
 
 import strandline as sl
-from strandline.cli.logs.gc import lines
+from strandline.cli.logs.trim import lines
 from strandline.log.object.log import open_log
-from strandline.log.object.maintain.collector import TrimResult
+from strandline.log.object.maintain.trimmer import TrimResult
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
 from strandline.model.retention import SlotLimits
@@ -30,16 +30,16 @@ def objects(url: str) -> dict[str, bytes]:
 def test_batches_that_every_slot_has_passed_are_trimmed_and_deleted_a_grace_period_later(run: Run, log: str) -> None:
     opened = fill(log)
     opened.slots.create("billing", 6)
-    done = run("gc", log)
+    done = run("trim", log)
     assert done.exit_code == 0, done.output
     assert "trimmed  6 records" in done.stdout
     assert "up to offset 6; a run in 10 min deletes their objects" in done.stdout
     assert "waiting  1 trim" in done.stdout
     assert opened.bounds().first == 6
-    fields = json.loads(run("gc", log, "--grace", "0s", "--json").stdout)
+    fields = json.loads(run("trim", log, "--grace", "0s", "--json").stdout)
     assert fields["deleted_objects"] == 7  # six batches, and the list of them
     assert fields["trims_waiting"] == 0
-    assert run("gc", log).stdout.splitlines()[1] == "  nothing  to trim, and nothing to delete"
+    assert run("trim", log).stdout.splitlines()[1] == "  nothing  to trim, and nothing to delete"
 
 
 def test_a_dry_run_changes_nothing_and_reports_what_would_be_done(run: Run, log: str) -> None:
@@ -49,7 +49,7 @@ def test_a_dry_run_changes_nothing_and_reports_what_would_be_done(run: Run, log:
     opened.store.put(f"batches/{0:016d}/{'f' * 32}.batch", b"an upload that was never listed")
     opened.trim(dry_run=True)
     before = objects(log)
-    done = run("gc", log, "--dry-run", "--everything")
+    done = run("trim", log, "--dry-run", "--everything")
     assert objects(log) == before
     assert "would invalidate  1 slot" in done.stdout
     assert "would trim  6 records" in done.stdout
@@ -59,7 +59,7 @@ def test_a_dry_run_changes_nothing_and_reports_what_would_be_done(run: Run, log:
 def test_an_invalidated_slot_is_shouted_about_once_with_what_to_do(start: Start, log: str) -> None:
     opened = fill(log, limits=SlotLimits(lag_bytes=1))
     opened.slots.create("stalled", 0)
-    process = start("gc", log, "--json")
+    process = start("trim", log, "--json")
     out, err = process.communicate(timeout=600)
     assert json.loads(out)["invalidated"] == [{"slot": "stalled", "position": 0, "reason": "horizon"}]
     (shouted,) = err.splitlines()
@@ -70,7 +70,7 @@ def test_an_invalidated_slot_is_shouted_about_once_with_what_to_do(start: Start,
 def test_an_upload_that_was_never_listed_is_deleted_and_counted_as_an_orphan(run: Run, log: str) -> None:
     opened = fill(log)
     opened.store.put(f"batches/{0:016d}/{'f' * 32}.batch", b"x" * 50)
-    first, second = (json.loads(run("gc", log, "--json").stdout) for _ in range(2))
+    first, second = (json.loads(run("trim", log, "--json").stdout) for _ in range(2))
     assert (first["orphans"], second["orphans"], second["orphan_bytes"]) == (0, 1, 50)
 
 
@@ -101,7 +101,7 @@ def test_orphans_are_reported_once_if_nothing_else_was_deleted() -> None:
 
 def test_a_grace_period_that_is_no_time_is_wrong_usage(run: Run, log: str) -> None:
     fill(log, 1)
-    assert run("gc", log, "--grace", "soon").exit_code == 2
+    assert run("trim", log, "--grace", "soon").exit_code == 2
 
 
 # --- shared queues ---------------------------------------------------------------------------------------------
@@ -122,15 +122,15 @@ def queue(log: str) -> sl.compat.QueueLog:
 def test_unlisted_objects_of_a_shared_queue_are_deleted_when_they_are_old(
     run: Run, log: str, queue: sl.compat.QueueLog
 ) -> None:
-    young = json.loads(run("gc", log, "--format", "queue-v1", "--json").stdout)
+    young = json.loads(run("trim", log, "--format", "queue-v1", "--json").stdout)
     assert (young["deleted_objects"], young["objects_waiting"]) == (0, 2)
     before = objects(log)
-    dry = run("gc", log, "--format", "queue-v1", "--grace", "1s", "--dry-run")
+    dry = run("trim", log, "--format", "queue-v1", "--grace", "1s", "--dry-run")
     assert dry.exit_code == 0
     assert objects(log) == before
     for path in before:
         os.utime(path, (0, 0))  # the names say that they are young
-    again = json.loads(run("gc", log, "--format", "queue-v1", "--json").stdout)
+    again = json.loads(run("trim", log, "--format", "queue-v1", "--json").stdout)
     assert again["deleted_objects"] == 0
     assert queue.bounds().next == 3
 
@@ -139,21 +139,21 @@ def test_a_grace_period_shorter_than_the_writers_has_to_be_confirmed(
     run: Run, log: str, queue: sl.compat.QueueLog
 ) -> None:
     before = objects(log)
-    done = run("gc", log, "--format", "queue-v1", "--grace", "1s")
+    done = run("trim", log, "--format", "queue-v1", "--grace", "1s")
     assert done.exit_code == 1
     assert "repeat it with --yes" in done.stderr
     assert objects(log) == before
-    assert run("gc", log, "--format", "queue-v1", "--grace", "1s", "--yes").exit_code == 0
-    assert run("gc", log, "--format", "queue-v1", "--everything").exit_code == 2
+    assert run("trim", log, "--format", "queue-v1", "--grace", "1s", "--yes").exit_code == 0
+    assert run("trim", log, "--format", "queue-v1", "--everything").exit_code == 2
 
 
-def test_gc_says_which_clock_is_wrong_and_by_how_much(run: Run, log: str) -> None:
+def test_trim_says_which_clock_is_wrong_and_by_how_much(run: Run, log: str) -> None:
     opened = fill(log)
     ahead = ManualClock(now=opened.clock.now() + 365 * 86400 * 1_000_000)
     open_log(opened.store, clock=ahead).append(
         record_batch(timestamps=[0], ops=[0], keys=[None], values=[b"x"]), writer=WriterId(UUID(int=7)), number=0
     ).result(120)
-    done = run("gc", log)
+    done = run("trim", log)
     assert done.exit_code == 0, done.output
     assert "listed up to 365 days ahead of the present, by a producer whose clock was ahead" in done.stderr
-    assert json.loads(run("gc", log, "--json").stdout)["listed_ahead_seconds"] == pytest.approx(365 * 86400, abs=600)
+    assert json.loads(run("trim", log, "--json").stdout)["listed_ahead_seconds"] == pytest.approx(365 * 86400, abs=600)
