@@ -74,7 +74,7 @@ class _Jobs:
 
     def fold(self) -> None:
         with sl.AppendLogStore.open(self.new("store"), sync=False) as store:
-            sl.follow(self.log, store, until="end")
+            sl.follow(self.log, store, upto="end")
             store.export_to(self.new("exported"))
 
     def snapshot(self, pool: Any) -> None:

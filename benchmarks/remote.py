@@ -80,7 +80,7 @@ class _Counting:
 
 def _follow(log: Any) -> None:
     sink = _Counting()
-    sl.follow(log, sink, until="end")
+    sl.follow(log, sink, upto="end")
     if sink.count != _BATCHES * _PER_BATCH:
         raise AssertionError(f"{sink.count} records were followed")
 

@@ -31,9 +31,9 @@ def main(dsn: str, folder: Path) -> None:
             producer.append(key=b"8", op=sl.Op.DELETE)  # left
 
     # 2. The table: one row per customer, typed columns, and the cursor in the same transaction. A service would follow
-    # for ever, without until=; two of them cannot both commit.
+    # for ever, without upto=; two of them cannot both commit.
     table = sl.PostgresSink(dsn, table="customers", mode="latest", value="log")
-    end = sl.follow(log, table, slot="postgres", until="end")
+    end = sl.follow(log, table, slot="postgres", upto="end")
     print(f"The table is at offset {end.next}; right: {sl.tables.verify(table, log).is_right}.")
 
     # 3. It is a table as any other: other tables refer to it, and queries join it.

@@ -59,7 +59,7 @@ def content(snapshot: Path | str, into: Any = sl.AppendLogStore) -> tuple[list[t
 def followed(log: Any, upto: int | None = None) -> tuple[list[tuple[bytes, bytes]], Any]:
     store = sl.MemoryStore()
     if upto is None:
-        sl.follow(log, store, until="end")
+        sl.follow(log, store, upto="end")
     else:
         records = pa.Table.from_batches(log.read(upto=upto))
         store.apply(records, since=log.cursor_at(0), upto=log.cursor_at(upto))
@@ -99,7 +99,7 @@ def test_a_store_bootstraps_from_it_and_follows_on_without_gap_or_overlap(log: A
         producer.append(key=b"k2", op=Op.DELETE)
     with sl.snapshots.bootstrap(tmp_path / "snapshot", tmp_path / "store", into, log=log) as store:
         assert store.position().cursor.next == 100
-        sl.follow(log, store, until="end")
+        sl.follow(log, store, upto="end")
         assert (list(store.range()), store.position()) == followed(log)
     assert not list(tmp_path.glob("*.scratch")) + list(tmp_path.glob("*.rocksdb"))
 

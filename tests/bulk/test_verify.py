@@ -359,7 +359,7 @@ class Fixed:
 def test_tables_are_compared_with_the_log_at_their_own_cursor(log: ObjectLog, tmp_path: Path, mode: Any) -> None:
     right, wrong = (sl.DeltaSink(tmp_path / name, mode=mode) for name in ("right", "wrong"))
     for sink in (right, wrong):
-        sl.follow(log, sink, until="end")
+        sl.follow(log, sink, upto="end")
     grown(log, 20)
     audit = sl.bulk.verify(log, tables=[right, wrong])
     assert audit.is_clean, audit.verification.findings
@@ -387,7 +387,7 @@ def test_a_row_outside_of_the_offsets_of_a_table_is_an_extra_one(
     log: ObjectLog, tmp_path: Path, place: int, offset: int
 ) -> None:
     sink = sl.DeltaSink(tmp_path / "table", mode="append")
-    sl.follow(log, sink, until="end")
+    sl.follow(log, sink, upto="end")
     path = next((tmp_path / "table").glob("*.parquet"))
     rows = pq.read_table(path)
     offsets = rows.column("offset").to_pylist()
@@ -400,7 +400,7 @@ def test_a_row_outside_of_the_offsets_of_a_table_is_an_extra_one(
 
 def test_a_row_in_a_file_of_other_keys_is_an_extra_one(log: ObjectLog, tmp_path: Path) -> None:
     sink = sl.DeltaSink(tmp_path / "table")
-    sl.follow(log, sink, until="end")
+    sl.follow(log, sink, upto="end")
     (task,) = sink.comparison(120, 1)
     (path,) = task.paths
     rows = pq.read_table(tmp_path / "table" / path)
@@ -417,7 +417,7 @@ def test_a_row_in_a_file_of_other_keys_is_an_extra_one(log: ObjectLog, tmp_path:
 def test_stores_are_compared_with_the_log_at_their_own_cursor(log: ObjectLog, tmp_path: Path) -> None:
     with sl.AppendLogStore.open(tmp_path / "right") as right, sl.AppendLogStore.open(tmp_path / "wrong") as wrong:
         for store in (right, wrong):
-            sl.follow(log, store, until="end")
+            sl.follow(log, store, upto="end")
         grown(log, 20)
         assert sl.bulk.verify(log, stores=[right, wrong]).is_clean
         wrong.begin_resync(log.log_id)
@@ -456,7 +456,7 @@ def test_the_events_of_a_cold_tier_are_checked(tiers: Tiers) -> None:
 
 def test_a_table_that_another_program_changed_is_a_finding(log: ObjectLog, tmp_path: Path) -> None:
     sink = sl.DeltaSink(tmp_path / "table")
-    sl.follow(log, sink, until="end")
+    sl.follow(log, sink, upto="end")
     DeltaTable(tmp_path / "table").delete()
     audit = sl.bulk.verify(log, tables=[sl.DeltaSink(tmp_path / "table")])
     assert kinds(audit) == [FindingKind.TABLE]

@@ -57,7 +57,7 @@ def test_every_log_is_produced_to_tailed_verified_and_its_slots_are_managed(run,
         (1, "k2", "v2"),
         (2, "k1", "v3"),
     ]
-    assert run("tail", url, "--since", "2").stdout.endswith("k1  v3\n")
+    assert run("tail", url, "--from", "2").stdout.endswith("k1  v3\n")
     assert document(run("slots", "create", url, "billing", "--at", "1", "--json"))["position"] == 1
     (slot,) = document(run("slots", url, "--json"))["slots"]
     assert (slot["slot"], slot["position"], slot["records_behind"]) == ("billing", 1, 2)
@@ -192,7 +192,7 @@ def test_a_node_that_is_killed_again_and_again_is_produced_to_and_tailed_without
         return process
 
     node = run_node()
-    tail = start("tail", f"grpc://{place}", "--since", "beginning", "--follow", "--limit", 400, "--json")
+    tail = start("tail", f"grpc://{place}", "--from", "beginning", "--follow", "--limit", 400, "--json")
     with sl.open(f"grpc://{place}", timeout=2.0) as log, log.producer(linger=0.0) as producer:
         handles, first = [], ""
         for turn in range(4):

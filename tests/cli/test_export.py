@@ -23,7 +23,7 @@ def test_a_range_is_exported_and_said(run: Run, log: str, tmp_path: Path) -> Non
     (part,) = json.loads((tmp_path / "out" / "manifest.json").read_text())["parts"]
     found = pq.read_table(tmp_path / "out" / part["path"])
     assert found.drop_columns("offset").equals(content(source))
-    some = json.loads(run("export", log, tmp_path / "some", "--from", "10", "--to", "12", "--json").stdout)
+    some = json.loads(run("export", log, tmp_path / "some", "--from", "10", "--until", "12", "--json").stdout)
     assert (some["first"], some["next"], some["records"], some["parts"]) == (10, 12, 2, 1)
     assert run("export", log, tmp_path / "none", "--from", "100").stdout.startswith("There was nothing to export")
 
@@ -56,6 +56,6 @@ def test_a_write_ahead_log_is_exported_as_json_lines(run: Run, tmp_path: Path) -
 def test_another_range_at_the_same_place_is_an_error(run: Run, log: str, tmp_path: Path) -> None:
     fill(sl.open(log, create=True))
     run("export", log, tmp_path / "out")
-    refused = run("export", log, tmp_path / "out", "--to", "5")
+    refused = run("export", log, tmp_path / "out", "--until", "5")
     assert refused.exit_code == 1
     assert "ask for the same range, or export into another folder" in " ".join(refused.stderr.split())

@@ -159,11 +159,11 @@ def test_tail_shows_the_last_ten_records_by_default(run: Run, log: str) -> None:
 
 def test_tail_begins_at_since_and_stops_at_its_limit(run: Run, log: str) -> None:
     fill(log, 25)
-    assert offsets(run("tail", log, "--json", "--since", "beginning").stdout) == list(range(25))
-    assert offsets(run("tail", log, "--json", "--since", 7, "--limit", 3).stdout) == [7, 8, 9]
-    assert offsets(run("tail", log, "--json", "--since", 24, "--limit", 5).stdout) == [24]
-    assert run("tail", log, "--json", "--since", "now").stdout == ""
-    assert offsets(run("tail", log, "--json", "--since", 3, "--limit", 2, "--follow").stdout) == [3, 4]
+    assert offsets(run("tail", log, "--json", "--from", "beginning").stdout) == list(range(25))
+    assert offsets(run("tail", log, "--json", "--from", 7, "--limit", 3).stdout) == [7, 8, 9]
+    assert offsets(run("tail", log, "--json", "--from", 24, "--limit", 5).stdout) == [24]
+    assert run("tail", log, "--json", "--from", "now").stdout == ""
+    assert offsets(run("tail", log, "--json", "--from", 3, "--limit", 2, "--follow").stdout) == [3, 4]
 
 
 def test_tail_shows_text_as_text_and_everything_else_so_that_no_terminal_is_harmed(run: Run, log: str) -> None:
@@ -200,11 +200,11 @@ def test_debug_keeps_the_error_itself(run: Run, log: str) -> None:
 
 def test_an_offset_past_the_end_is_an_error_and_nonsense_is_wrong_usage(run: Run, log: str) -> None:
     fill(log, 3)
-    past = run("tail", log, "--since", 4)
+    past = run("tail", log, "--from", 4)
     assert past.exit_code == 1
     assert "past the log's end at 3" in past.stderr
-    assert run("tail", log, "--since", "yesterday").exit_code == 2
-    assert run("tail", log, "--since", "2026-01-15T05:29:00").exit_code == 2  # of which time zone?
+    assert run("tail", log, "--from", "yesterday").exit_code == 2
+    assert run("tail", log, "--from", "2026-01-15T05:29:00").exit_code == 2  # of which time zone?
     assert run("tail", log, "--hold", "long").exit_code == 2
     assert run("tail").exit_code == 2
     assert run("tail", log, "--limit", 0).exit_code == 2
@@ -241,7 +241,7 @@ def test_ctrl_c_while_producing_keeps_what_was_read_and_says_so(start: Start, lo
 @pytest.mark.matrix
 def test_a_reader_that_goes_away_is_no_error(start: Start, log: str) -> None:
     fill(log, 20_000)
-    process = start("tail", log, "--since", "beginning")
+    process = start("tail", log, "--from", "beginning")
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
@@ -256,9 +256,9 @@ def test_tail_begins_with_what_was_listed_at_a_time_or_later(run: Run, log: str)
     listed = sl.open(log).head().tail[-1].listed
     fill(log, 2)
     later = datetime.fromtimestamp((listed + 1) / 1e6, UTC).isoformat()
-    assert offsets(run("tail", log, "--json", "--since", later).stdout) == [3, 4]
-    assert offsets(run("tail", log, "--json", "--since", "2020-01-01T00:00:00Z").stdout) == [0, 1, 2, 3, 4]
-    assert run("tail", log, "--json", "--since", "2999-01-01T00:00:00Z").stdout == ""
+    assert offsets(run("tail", log, "--json", "--from", later).stdout) == [3, 4]
+    assert offsets(run("tail", log, "--json", "--from", "2020-01-01T00:00:00Z").stdout) == [0, 1, 2, 3, 4]
+    assert run("tail", log, "--json", "--from", "2999-01-01T00:00:00Z").stdout == ""
 
 
 @pytest.mark.matrix
@@ -266,7 +266,7 @@ def test_a_hold_keeps_what_tail_still_has_to_read_and_is_gone_with_it(start: Sta
     opened = sl.open(log, create=True, retention="consumed")
     fill(log, 5)
     opened.slots.create("done", 5)
-    process = start("tail", log, "--since", 2, "--follow", "--json", "--hold", "10m")
+    process = start("tail", log, "--from", 2, "--follow", "--json", "--hold", "10m")
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["offset"] == 2
     held = [state for state in opened.slots.list() if state.expires is not None]

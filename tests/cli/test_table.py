@@ -23,7 +23,7 @@ def place(tmp_path):
             producer.append(key=b"k%d" % (n % 4), value=json.dumps({"id": n, "city": "Oslo"}).encode())
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
     value = sl.Json(json.dumps(SCHEMA))
-    sl.follow(log, sl.DeltaSink(str(tmp_path / "table"), mode="append", value=value), until="end")
+    sl.follow(log, sl.DeltaSink(str(tmp_path / "table"), mode="append", value=value), upto="end")
     return tmp_path
 
 

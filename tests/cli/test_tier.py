@@ -608,13 +608,13 @@ def test_a_restored_log_is_refused_with_the_command_that_truncates_its_cold_tier
         with WriteAheadLog.open(folder, background=False) as wal:
             wal.append(payload)
         done = run("tier", "run", folder, "--all")
-    one_sentence(done, 1, "another record at offset 200", "'strandline tier truncate --to 200'")
-    one_sentence(run("tier", "truncate", folder, "--to", 200), 1, "repeat it with --yes", "Nothing was changed")
-    one_sentence(run("tier", "truncate", folder, "--to", 300, "--yes"), 1, "the log itself has 0 up to 201")
-    cut = fields(run, "tier", "truncate", folder, "--to", 200, "--yes")
+    one_sentence(done, 1, "another record at offset 200", "'strandline tier truncate --from 200'")
+    one_sentence(run("tier", "truncate", folder, "--from", 200), 1, "repeat it with --yes", "Nothing was changed")
+    one_sentence(run("tier", "truncate", folder, "--from", 300, "--yes"), 1, "the log itself has 0 up to 201")
+    cut = fields(run, "tier", "truncate", folder, "--from", 200, "--yes")
     assert [(segment["start"], segment["end"]) for segment in cut["retired"]] == [(200, 200)]
     assert "(1 record, " in run("tier", "run", folder, "--all").stdout
-    assert "nothing cut or removed" in run("tier", "truncate", folder, "--to", 201, "--yes").stdout
+    assert "nothing cut or removed" in run("tier", "truncate", folder, "--from", 201, "--yes").stdout
 
 
 def test_a_log_that_was_rewound_says_what_became_of_the_segments_of_its_old_end(run: Run, folder: Path) -> None:
@@ -633,7 +633,7 @@ def test_the_log_of_a_node_is_refused_by_every_command_of_the_cold_tier(run: Run
     with sl.node.Primary.open(tmp_path / "node") as primary:
         primary.append_values([b"order 1 is new"])
         folder = primary.running.node.primary.log.folder
-    for command in (("attach",), ("run",), ("serve",), ("status",), ("truncate", "--to", 0, "--yes")):
+    for command in (("attach",), ("run",), ("serve",), ("status",), ("truncate", "--from", 0, "--yes")):
         done = run("tier", command[0], folder, *command[1:])
         one_sentence(done, 1, "belongs to the node in", "use 'strandline node run --cold'")
     for command in ("list", "map", "verify"):
@@ -653,11 +653,11 @@ def test_tail_shows_both_tiers_as_one_log(run: Run, cold: sl.log.ObjectLog) -> N
         assert done.exit_code == 0, done.output
         return [json.loads(line)["offset"] for line in done.stdout.splitlines()]
 
-    assert offsets("--since", "beginning") == list(range(140))
-    assert offsets("--since", 35, "--limit", 10) == list(range(35, 45))
-    assert offsets("--since", 115, "--hold", "1m") == list(range(115, 140))
-    assert offsets("--since", 35, "--limit", 10, "--hold", "1m", "--follow") == list(range(35, 45))
-    assert offsets("--since", "2020-01-01T00:00:00Z", "--limit", 1) == [0]
+    assert offsets("--from", "beginning") == list(range(140))
+    assert offsets("--from", 35, "--limit", 10) == list(range(35, 45))
+    assert offsets("--from", 115, "--hold", "1m") == list(range(115, 140))
+    assert offsets("--from", 35, "--limit", 10, "--hold", "1m", "--follow") == list(range(35, 45))
+    assert offsets("--from", "2020-01-01T00:00:00Z", "--limit", 1) == [0]
     assert offsets() == list(range(130, 140))
     assert all(state.expires is None for state in cold.slots.list())
 
@@ -677,7 +677,7 @@ def test_a_tail_of_the_hot_tier_does_not_need_the_cold_one(run: Run, cold: sl.lo
     events = Path(cold.url.removeprefix("file://")) / "cold" / "events"
     events.rename(events.with_name("elsewhere"))
     assert len(run("tail", cold.url, "--json").stdout.splitlines()) == 10
-    one_sentence(run("tail", cold.url, "--since", "beginning"), 1)
+    one_sentence(run("tail", cold.url, "--from", "beginning"), 1)
 
 
 @pytest.mark.matrix

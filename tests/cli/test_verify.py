@@ -49,7 +49,7 @@ def test_damage_is_named_and_ends_with_status_1(run: Run, log: str) -> None:
 
 def test_a_deep_verification_compares_tables_and_draws_a_picture(run: Run, log: str, tmp_path: Path) -> None:
     opened = fill(log)
-    sl.follow(opened, sl.DeltaSink(tmp_path / "table", mode="append"), until="end")
+    sl.follow(opened, sl.DeltaSink(tmp_path / "table", mode="append"), upto="end")
     picture = tmp_path / "picture.svg"
     done = run("verify", log, "--table", str(tmp_path / "table"), "--picture", str(picture), "--json")
     assert done.exit_code == 0, done.output

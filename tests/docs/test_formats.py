@@ -35,7 +35,7 @@ def test_the_manifest_of_a_snapshot_is_as_the_page_shows_it(tmp_path: Path) -> N
     with log.producer() as producer:
         producer.append(key=b"a", value=b"1")
     with sl.AppendLogStore.open(str(tmp_path / "store")) as store:
-        sl.follow(log, store, until="end")
+        sl.follow(log, store, upto="end")
         store.export_to(str(tmp_path / "snapshot"))
     stored = json.loads((tmp_path / "snapshot" / "MANIFEST.json").read_text())
     assert shape(stored) == shape(shown("cursor"))

@@ -49,7 +49,7 @@ def commands(text: str) -> Iterator[list[str]]:
 def check_command(words: list[str]) -> None:
     """Refuse a command or an option that does not exist.
 
-    >>> check_command(["tail", "./orders", "--since", "5"])
+    >>> check_command(["tail", "./orders", "--from", "5"])
     >>> check_command(["tail", "./orders", "--backwards"])
     Traceback (most recent call last):
     tests.docs.test_mentioned.Mistaken: strandline tail ./orders --backwards: No such option: --backwards

@@ -62,7 +62,7 @@ def log():
 def fold(log, tmp_path):
     """A store that has followed the whole log."""
     store = AppendLogStore.open(str(tmp_path / "veteran"), sync=False)
-    follow(log, store, until="end")
+    follow(log, store, upto="end")
     yield store
     store.close()
 
@@ -89,8 +89,8 @@ class TestNewcomers:
         with bootstrap(source, str(tmp_path / "dest"), AppendLogStore, log=log, sync=False) as store:
             assert store.position().cursor == fold.position().cursor == log.start().at(8)
             assert list(store.range()) == list(fold.range())
-            follow(log, store, until="end")
-            follow(log, fold, until="end")
+            follow(log, store, upto="end")
+            follow(log, fold, upto="end")
             assert list(store.range()) == list(fold.range())
             assert store.get(b"a") == b"later"
         assert not [name for name in names(tmp_path) if name.startswith(".")], "nothing hidden stays behind"
@@ -103,7 +103,7 @@ class TestNewcomers:
         log.trim(8)
         append(log, (b"late", b"1"))
         with bootstrap(source, str(tmp_path / "dest"), AppendLogStore, log=log, slot="new") as store:
-            follow(log, store, "new", until="end")
+            follow(log, store, "new", upto="end")
             assert (store.get(b"late"), store.get(b"k0")) == (b"1", b"x")
 
     def test_no_snapshot_at_all_says_what_to_do(self, artifacts, log, tmp_path):
@@ -117,7 +117,7 @@ class TestNewcomers:
         many = str(tmp_path / "many")
         fold.export_to(numbered(many, 1))
         append(log, (b"a", b"5"))
-        follow(log, fold, until="end")
+        follow(log, fold, upto="end")
         fold.export_to(numbered(many, 2))
         (Path(numbered(many, 2)) / "MANIFEST.json").unlink()
         with bootstrap(many, str(tmp_path / "dest"), AppendLogStore, log=log) as store:
@@ -201,19 +201,19 @@ class TestSlots:
         for number in range(6):
             append(log, (b"a", b"%d" % number * 400))
         lagging = AppendLogStore.open(str(tmp_path / "lagging"))
-        follow(log, lagging, "lagging", until=2)
+        follow(log, lagging, "lagging", upto=2)
         ahead = AppendLogStore.open(str(tmp_path / "ahead"))
-        follow(log, ahead, "ahead", until="end")
+        follow(log, ahead, "ahead", upto="end")
         artifacts.export(ahead, scratch=str(tmp_path / "scratch"))
         append(log, (b"later", b"1"))
         log.trim()
         assert log.bounds().first > 2
         with pytest.raises((CursorExpired, SlotInvalid)):
-            follow(log, lagging, "lagging", until="end")
+            follow(log, lagging, "lagging", upto="end")
         lagging.close()
         with bootstrap(artifacts, str(tmp_path / "lagging"), AppendLogStore, log=log, slot="lagging") as healed:
             assert healed.position().cursor.next == 6
-            follow(log, healed, "lagging", until="end")
+            follow(log, healed, "lagging", upto="end")
             assert healed.get(b"later") == b"1"
         assert all(slot.invalid is None for slot in log.slots.list())
 
@@ -233,7 +233,7 @@ class TestWhatIsThere:
     def test_a_store_whose_cursor_is_retained_is_reused_and_reported(self, source, log, tmp_path, caplog):
         dest = str(tmp_path / "dest")
         mine = AppendLogStore.open(dest)
-        follow(log, mine, until=4)
+        follow(log, mine, upto=4)
         mine.close()
         with (
             caplog.at_level(logging.INFO),
@@ -246,7 +246,7 @@ class TestWhatIsThere:
     def test_a_store_that_is_too_old_is_replaced(self, source, log, tmp_path, caplog):
         dest = str(tmp_path / "dest")
         mine = AppendLogStore.open(dest)
-        follow(log, mine, until=4)
+        follow(log, mine, upto=4)
         mine.close()
         log.trim(6)
         with caplog.at_level(logging.WARNING), bootstrap(source, dest, AppendLogStore, log=log) as store:
@@ -257,7 +257,7 @@ class TestWhatIsThere:
     def test_a_store_that_is_too_old_stays_if_there_is_nothing_better(self, artifacts, log, tmp_path):
         dest = str(tmp_path / "dest")
         mine = AppendLogStore.open(dest)
-        follow(log, mine, until=4)
+        follow(log, mine, upto=4)
         mine.close()
         log.trim(6)
         with pytest.raises(NotFound):
@@ -268,7 +268,7 @@ class TestWhatIsThere:
     def test_a_store_that_is_too_old_comes_back_if_the_import_fails(self, source, log, tmp_path):
         dest = str(tmp_path / "dest")
         mine = AppendLogStore.open(dest)
-        follow(log, mine, until=4)
+        follow(log, mine, upto=4)
         mine.close()
         log.trim(6)
 
@@ -291,7 +291,7 @@ class TestWhatIsThere:
         dest, other = str(tmp_path / "dest"), MemoryLog()
         append(other, (b"a", b"1"))
         mine = AppendLogStore.open(dest)
-        follow(other, mine, until="end")
+        follow(other, mine, upto="end")
         mine.close()
         with pytest.raises(Diverged):
             bootstrap(source, dest, AppendLogStore, log=log)
@@ -301,7 +301,7 @@ class TestWhatIsThere:
     def test_a_store_without_cursor_or_in_the_middle_of_a_resync_is_replaced(self, source, log, tmp_path):
         AppendLogStore.open(str(tmp_path / "new")).close()
         half = AppendLogStore.open(str(tmp_path / "half"))
-        follow(log, half, until=4)
+        follow(log, half, upto=4)
         half.begin_resync(log.log_id)
         half.close()
         for name in ("new", "half"):
@@ -311,7 +311,7 @@ class TestWhatIsThere:
     def test_a_store_is_replaced_when_asked(self, source, log, tmp_path):
         dest = str(tmp_path / "dest")
         mine = AppendLogStore.open(dest)
-        follow(log, mine, until=4)
+        follow(log, mine, upto=4)
         mine.close()
         with bootstrap(source, dest, AppendLogStore, log=log, replace=True) as store:
             assert store.position().cursor.next == 8
@@ -351,7 +351,7 @@ def test_an_empty_apply_leaves_a_cursor_that_a_snapshot_can_be_taken_of(tmp_path
 @pytest.mark.parametrize("kind", [AppendLogStore, RocksStore])
 def test_a_newcomer_watches_on_from_its_snapshot_where_the_log_begins_no_earlier(kind, log, artifacts, tmp_path):
     veteran = kind.open(str(tmp_path / "old"), sync=False)
-    follow(log, veteran, until="end")
+    follow(log, veteran, upto="end")
     assert artifacts.export(veteran, scratch=str(tmp_path)).outcome == "published"
     veteran.close()
     log.trim(log.bounds().next)
@@ -370,7 +370,7 @@ def test_a_newcomer_watches_on_from_its_snapshot_where_the_log_begins_no_earlier
 
 def test_a_watcher_of_a_trimmed_log_has_to_bootstrap_and_its_store_is_unchanged(log, fold, artifacts, tmp_path):
     late = AppendLogStore.open(str(tmp_path / "late"), sync=False)
-    follow(log, late, until=2)
+    follow(log, late, upto=2)
     before = late.position(), list(late.range())
     artifacts.export(fold, scratch=str(tmp_path))
     log.trim(log.bounds().next)
@@ -401,7 +401,7 @@ def test_a_store_that_cannot_be_pinned_is_closed_again(log, fold, artifacts, mon
 
 
 def test_a_store_whose_place_is_trimmed_before_it_is_pinned_is_replaced(log, fold, artifacts, tmp_path, monkeypatch):
-    follow(log, late := AppendLogStore.open(str(tmp_path / "late"), sync=False), until=2)
+    follow(log, late := AppendLogStore.open(str(tmp_path / "late"), sync=False), upto=2)
     late.close()
     artifacts.export(fold, scratch=str(tmp_path))
     real = log.slots.create

@@ -83,7 +83,7 @@ def test_a_request_to_stop_applies_what_was_received_and_then_finishes():
 
 
 def test_the_engine_ends_at_its_last_offset_and_asks_for_nothing_beyond():
-    engine = Engine(Batching(), until=2)
+    engine = Engine(Batching(), upto=2)
     assert engine.step(Began(AT), 0.0) == Open(AT)
     assert isinstance(engine.step(Signal.OPENED, 0.0), Receive)
     assert engine.step(received(0, 2), 0.0) == Apply(["0+2"])
@@ -93,7 +93,7 @@ def test_the_engine_ends_at_its_last_offset_and_asks_for_nothing_beyond():
 
 
 def test_the_engine_ends_at_once_at_its_last_offset():
-    assert Engine(Batching(), until=0).step(Began(AT), 0.0) == Finish(AT)
+    assert Engine(Batching(), upto=0).step(Began(AT), 0.0) == Finish(AT)
 
 
 def test_an_empty_log_is_waited_for():

@@ -901,7 +901,7 @@ def test_a_newcomer_reads_a_trimmed_log_from_a_snapshot_of_a_follower(tmp_path: 
     for number in range(30):
         writer.put(b"%d" % (number % 10), b"%d" % number)
     with RocksStore.open(str(tmp_path / "store"), sync=False) as store:
-        follow(log, store, until="end")
+        follow(log, store, upto="end")
         store.export_to(str(tmp_path / "snapshot"))
     writer.delete(b"3")
     expected = {entry.key: entry.value for entry in writer.scan()}

@@ -106,7 +106,7 @@ def test_a_newcomer_after_one_that_was_killed_takes_its_slot(log: ObjectLog, clo
     killed(log)
     sink = Slow()
     sink.go_on.set()
-    follow(log, sink, "billing", until="end", clock=clock)
+    follow(log, sink, "billing", upto="end", clock=clock)
     trim(log, clock, 10 * NEWCOMER_SECONDS)
     assert log.slots.get("billing").position == 1
 

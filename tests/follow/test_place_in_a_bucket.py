@@ -37,7 +37,7 @@ def table_at(url: str, options: dict[str, str]) -> None:
     with sl.open(f"memory://{uuid4()}", create=True) as log:
         with log.producer() as producer:
             producer.append(key=b"k", value=b"v")
-        sl.follow(log, DeltaSink(url, options=options), until="end")
+        sl.follow(log, DeltaSink(url, options=options), upto="end")
 
 
 THINGS = {"an object log": log_at, "a topic": topic_at, "a queue of version 1": queue_at, "a Delta table": table_at}
@@ -70,7 +70,7 @@ def test_a_followed_table_is_not_created_on_the_log_itself(place: Place) -> None
     log_at(*place)
     with sl.open(place[0], options=place[1]) as log:
         with pytest.raises(WrongKind, match="is an object log"):
-            sl.follow(log, DeltaSink(place[0], options=place[1]), slot="s", until="end")
+            sl.follow(log, DeltaSink(place[0], options=place[1]), slot="s", upto="end")
         assert log.slots.list() == []
 
 

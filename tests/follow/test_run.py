@@ -73,26 +73,26 @@ def test_a_sink_ends_up_exactly_as_the_log_says(log):
     rows = stream(1)
     fill(log, rows)
     sink = MemorySink()
-    assert follow(log, sink, until="end", batching=SMALL) == log.end()
+    assert follow(log, sink, upto="end", batching=SMALL) == log.end()
     assert applied(sink) == folded(rows)
     assert sink.applies > 3
 
 
 def test_the_room_itself_is_the_function(log):
     sink = MemorySink()
-    assert sl.follow(log, sink, until="end") == log.start()
+    assert sl.follow(log, sink, upto="end") == log.start()
 
 
 def test_an_empty_log_leaves_a_newcomer_at_the_beginning(log):
     sink = MemorySink()
-    assert follow(log, sink, until="end") == Cursor(log.log_id, 0)
+    assert follow(log, sink, upto="end") == Cursor(log.log_id, 0)
     assert sink.at == Cursor(log.log_id, 0)
 
 
 def test_one_record_is_followed(log, tmp_path):
     fill(log, [(b"k", b"v")])
     sink = DeltaSink(str(tmp_path / "table"))
-    follow(log, sink, until="end")
+    follow(log, sink, upto="end")
     assert pa.table(DeltaTable(sink.url).to_pyarrow_table())["value"].to_pylist() == [b"v"]
 
 
@@ -100,7 +100,7 @@ def test_one_huge_record_is_followed(log, tmp_path):
     value = bytes(48 << 20)
     fill(log, [(b"k", value), (b"l", b"small")])
     sink = DeltaSink(str(tmp_path / "table"))
-    follow(log, sink, until="end")
+    follow(log, sink, upto="end")
     table = pa.table(DeltaTable(sink.url).to_pyarrow_table()).sort_by("offset")
     assert [len(one) for one in table["value"].to_pylist()] == [48 << 20, 5]
 
@@ -108,16 +108,16 @@ def test_one_huge_record_is_followed(log, tmp_path):
 def test_a_newcomer_that_asks_for_now_gets_only_what_comes_from_then_on_also_after_a_restart(log):
     fill(log, stream(2))
     sink = MemorySink()
-    begin = follow(log, sink, start="now", until="end")
+    begin = follow(log, sink, start="now", upto="end")
     assert begin == log.end()
     fill(log, [(b"new", b"1")])
-    follow(log, sink, start="now", until="end")
+    follow(log, sink, start="now", upto="end")
     assert [row[1] for row in sink.rows()] == [b"new"]
 
 
 def test_a_start_that_means_nothing_is_refused(log):
     with pytest.raises(InvalidInput, match="'beginning'"):
-        follow(log, MemorySink(), start="middle", until="end")
+        follow(log, MemorySink(), start="middle", upto="end")
 
 
 @pytest.mark.parametrize("mode", ["latest", "append"])
@@ -126,7 +126,7 @@ def test_the_beginning_of_a_trimmed_log_is_expired_and_not_its_middle(tmp_path, 
     fill(log, stream(4))
     log.trim(20)
     with pytest.raises(CursorExpired, match="start='retained'"):
-        follow(log, sink, "s", until="end")
+        follow(log, sink, "s", upto="end")
     assert sink.cursor(log.log_id) is None
     assert log.slots.list() == []
 
@@ -135,8 +135,8 @@ def test_a_follower_from_the_retained_start_begins_there_and_resumes_from_its_cu
     log, sink = MemoryLog(), MemorySink()
     fill(log, stream(4))
     log.trim(20)
-    follow(log, sink, "s", start="retained", until=30)
-    follow(log, sink, "s", until="end")
+    follow(log, sink, "s", start="retained", upto=30)
+    follow(log, sink, "s", upto="end")
     assert [offset for offset, _, _ in sink.rows()] == list(range(20, 60))
 
 
@@ -144,19 +144,19 @@ def test_a_sink_with_a_cursor_of_its_own_ignores_start(log):
     rows = stream(3)
     fill(log, rows[:30])
     sink = MemorySink()
-    follow(log, sink, until="end")
+    follow(log, sink, upto="end")
     fill(log, rows[30:])
-    follow(log, sink, start="now", until="end")
+    follow(log, sink, start="now", upto="end")
     assert applied(sink) == folded(rows)
 
 
 def test_an_expired_cursor_is_raised_and_nothing_is_skipped():
     log, sink = MemoryLog(), MemorySink()
     fill(log, stream(4))
-    follow(log, sink, until=10)
+    follow(log, sink, upto=10)
     log.trim(20)
     with pytest.raises(CursorExpired, match="bootstrap"):
-        follow(log, sink, until="end")
+        follow(log, sink, upto="end")
     assert sink.at == Cursor(log.log_id, 10)
 
 
@@ -164,7 +164,7 @@ def test_a_sink_past_the_end_of_the_log_is_diverged(log):
     sink = MemorySink()
     sink.at = Cursor(log.log_id, 5)
     with pytest.raises(Diverged, match="past the log's end"):
-        follow(log, sink, until=9)
+        follow(log, sink, upto=9)
 
 
 def test_a_request_to_stop_applies_what_was_fetched_and_returns():
@@ -189,14 +189,14 @@ def test_a_request_to_stop_applies_what_was_fetched_and_returns():
 
 def test_the_slot_follows_the_sinks_own_cursor(log):
     fill(log, stream(6))
-    follow(log, MemorySink(), slot="billing", until=40)
+    follow(log, MemorySink(), slot="billing", upto=40)
     assert log.slots.get("billing").position == 40
     assert log.slots.floor() == 40
 
 
 def test_a_sink_that_was_rebuilt_takes_its_slot_back_with_it(log):
     fill(log, stream(3))
-    follow(log, MemorySink(), "billing", until="end")
+    follow(log, MemorySink(), "billing", upto="end")
     assert log.slots.list()[0].position == log.end().next
     floors = []
 
@@ -205,7 +205,7 @@ def test_a_sink_that_was_rebuilt_takes_its_slot_back_with_it(log):
             floors.append(log.slots.floor())
             super().apply(table, since=since, upto=upto)
 
-    follow(log, Watching(), "billing", until="end", batching=SMALL)
+    follow(log, Watching(), "billing", upto="end", batching=SMALL)
     assert floors[0] == 0  # what it needs again is pinned before it is read
     assert log.slots.list()[0].position == log.end().next
 
@@ -238,11 +238,11 @@ def test_a_second_follower_of_the_same_slot_fences_the_first_which_changes_nothi
         def apply(self, records, *, since, upto):
             super().apply(records, since=since, upto=upto)
             if records.num_rows and second.at is None:
-                follow(log, second, slot="billing", until=21, batching=SMALL)
+                follow(log, second, slot="billing", upto=21, batching=SMALL)
 
     first = Slow()
     with pytest.raises(Fenced):
-        follow(log, first, slot="billing", until="end", batching=SMALL)
+        follow(log, first, slot="billing", upto="end", batching=SMALL)
     assert log.slots.get("billing").position == 21
     assert first.at.next < 21
 
@@ -274,11 +274,11 @@ def survive(log, sink, *, crashes, seed):
     for _ in range(crashes):
         crashing = CrashingSink(sink, dice.randint(1, 6), landed=dice.random() < 0.5)
         with contextlib.suppress(Crash):
-            follow(log, crashing, slot="s", until="end", batching=Batching(records=dice.randint(1, 9)))
+            follow(log, crashing, slot="s", upto="end", batching=Batching(records=dice.randint(1, 9)))
         at = sink.cursor(log.log_id)
         for slot in log.slots.list():
             assert slot.position <= (0 if at is None else at.next), "the slot ran ahead of the sink"
-    follow(log, sink, slot="s", until="end")
+    follow(log, sink, slot="s", upto="end")
 
 
 @pytest.mark.parametrize("seed", some(range(40), 15))
@@ -363,10 +363,10 @@ def test_a_twin_that_keys_by_batch_number_is_caught():
     log, sink = MemoryLog(), ByRunSink()
     rows = stream(1)
     fill(log, rows)
-    follow(log, sink, until=20, batching=SMALL)
+    follow(log, sink, upto=20, batching=SMALL)
     cursor = sink.at
     sink.apply(changes(10, *rows[10:20]), since=cursor.at(10), upto=cursor)  # delivered again, in another cut
-    follow(log, sink, until="end", batching=SMALL)
+    follow(log, sink, upto="end", batching=SMALL)
     with pytest.raises(AssertionError):
         applied(sink)
 
@@ -385,7 +385,7 @@ def test_a_corrupt_batch_is_named_and_the_sink_stays_before_it(log, tmp_path):
     name = damaged(log, tmp_path, 3, lambda path: path.write_bytes(path.read_bytes()[:-20] + b"\0" * 20))
     sink = MemorySink()
     with pytest.raises(CorruptData, match=name):
-        follow(log, sink, slot="s", until="end", batching=Batching(records=5))
+        follow(log, sink, slot="s", upto="end", batching=Batching(records=5))
     assert sink.at == Cursor(log.log_id, 15)
     assert log.slots.get("s").position == 15
 
@@ -395,7 +395,7 @@ def test_a_missing_batch_is_named_and_the_sink_stays_before_it(log, tmp_path):
     name = damaged(log, tmp_path, 3, Path.unlink)
     sink = MemorySink()
     with pytest.raises(NotFound, match=f"{name} is missing .*offsets 15 to 19"):
-        follow(log, sink, slot="s", until="end", batching=Batching(records=5))
+        follow(log, sink, slot="s", upto="end", batching=Batching(records=5))
     assert sink.at == Cursor(log.log_id, 15)
 
 
@@ -407,5 +407,5 @@ def test_a_store_that_is_down_for_a_while_is_waited_for(tmp_path):
     fill(log, rows)
     faulty.fail_next("get", times=9)
     sink = MemorySink()
-    follow(log, sink, until="end", clock=clock)
+    follow(log, sink, upto="end", clock=clock)
     assert applied(sink) == folded(rows)

@@ -67,7 +67,7 @@ def assert_exact(sink, rows):
 
 def in_steps(log, sink, *ends, slot="s"):
     for end in ends:
-        follow(log, sink, slot, until=end)
+        follow(log, sink, slot, upto=end)
 
 
 def running(log, sink):
@@ -78,7 +78,7 @@ def running(log, sink):
 
 def restarted(log, sink):
     """A follower starts, in another process."""
-    follow(log, again(sink), "s", until="end")
+    follow(log, again(sink), "s", upto="end")
 
 
 MEETINGS = (running, restarted)
@@ -157,10 +157,10 @@ def test_a_table_that_others_changed_is_diverged_and_nothing_moves(log, sink, ch
 def test_repair_goes_back_to_the_last_right_version_and_on_from_its_cursor(log, sink, change):
     in_steps(log, sink, 10, 20)
     change(sink)
-    assert follow(log, again(sink), "s", until="end", repair=True) == log.end()
+    assert follow(log, again(sink), "s", upto="end", repair=True) == log.end()
     assert_exact(sink, ROWS[:30])
     fill(log, ROWS[30:])
-    follow(log, again(sink), "s", until="end")
+    follow(log, again(sink), "s", upto="end")
     assert_exact(sink, ROWS)
 
 
@@ -170,7 +170,7 @@ def test_repair_takes_an_older_version_if_the_files_of_the_last_one_are_gone(log
     DeltaTable(sink.url).restore(1)
     for gone in last - set(DeltaTable(sink.url).file_uris()):
         Path(gone.removeprefix("file://")).unlink()
-    follow(log, again(sink), "s", until="end", repair=True)
+    follow(log, again(sink), "s", upto="end", repair=True)
     assert_exact(sink, ROWS[:30])
 
 
@@ -182,13 +182,13 @@ def test_repair_that_finds_no_version_the_log_can_continue_from_raises(log, sink
         Path(gone.removeprefix("file://")).unlink()
     log.trim(20)
     with pytest.raises(Diverged, match="cannot be repaired"):
-        follow(log, again(sink), "s", until="end", repair=True)
+        follow(log, again(sink), "s", upto="end", repair=True)
 
 
 def test_the_start_is_found_after_commits_were_cleaned_up_under_an_open_sink(log, sink):
     in_steps(log, sink, 10, 20)
     used = again(sink)
-    follow(log, used, "s", until="end")
+    follow(log, used, "s", upto="end")
     commits_cleaned_up(sink)
     assert used.start() == 0
 
@@ -196,7 +196,7 @@ def test_the_start_is_found_after_commits_were_cleaned_up_under_an_open_sink(log
 def test_repair_leaves_a_table_alone_that_needs_none(log, sink):
     in_steps(log, sink, 10, 20)
     version = DeltaTable(sink.url).version()
-    follow(log, again(sink), "s", until=20, repair=True)
+    follow(log, again(sink), "s", upto=20, repair=True)
     assert DeltaTable(sink.url).version() == version
 
 
@@ -206,7 +206,7 @@ def test_a_table_that_its_owner_knows_to_be_right_can_be_adopted(log, sink):
     left = rows_of(sink)
     assert sink.adopt(log.log_id) == Cursor(log.log_id, 20)
     assert rows_of(sink) == left
-    follow(log, again(sink), "s", until="end")
+    follow(log, again(sink), "s", upto="end")
     assert again(sink).cursor(log.log_id) == log.end()
 
 
@@ -228,7 +228,7 @@ def test_of_two_that_adopt_a_table_at_once_each_finds_it_adopted(log, sink, monk
     rows_deleted(sink)
     at = adopted_while(sink, log, monkeypatch, lambda: again(sink).adopt(log.log_id))
     assert at == Cursor(log.log_id, 20)
-    follow(log, again(sink), "s", until="end")
+    follow(log, again(sink), "s", upto="end")
     assert again(sink).cursor(log.log_id) == log.end()
 
 
@@ -253,7 +253,7 @@ def test_a_table_that_is_changed_while_it_is_committed_to_is_diverged(log, sink,
     version = DeltaTable(sink.url).version()
     monkeypatch.setattr(DeltaCommits, "commit", too_late)
     with pytest.raises(Diverged, match="RESTORE to 1"):
-        follow(log, again(sink), "s", until="end")
+        follow(log, again(sink), "s", upto="end")
     assert log.slots.get("s").position == 20
 
 
@@ -273,7 +273,7 @@ def removing_after(sink, offset):
 @pytest.mark.parametrize("slot", ["s", None])
 def test_a_table_that_is_removed_while_it_is_followed_is_not_created_again_from_the_middle(log, sink, slot):
     with pytest.raises(Diverged, match="was removed while it was followed"):
-        follow(log, removing_after(sink, 10), slot, until="end", batching=Batching(records=10))
+        follow(log, removing_after(sink, 10), slot, upto="end", batching=Batching(records=10))
     assert not os.path.exists(sink.url)
 
 
@@ -289,21 +289,21 @@ def test_a_table_that_is_removed_between_two_commits_is_not_created_again_from_t
 def test_a_table_that_was_removed_between_runs_is_built_again_from_the_beginning(log, sink, caplog):
     in_steps(log, sink, 10, 20)
     shutil.rmtree(sink.url)
-    follow(log, again(sink), "s", until="end")
+    follow(log, again(sink), "s", upto="end")
     assert_exact(sink, ROWS[:30])
     assert "it is built again from offset 0 on" in caplog.text
 
 
 @pytest.mark.parametrize("start", ["now", 15])
 def test_a_table_that_was_removed_between_runs_does_not_begin_in_the_middle(log, sink, start):
-    follow(log, sink, "s", until=20, start=5)
+    follow(log, sink, "s", upto=20, start=5)
     shutil.rmtree(sink.url)
     with pytest.raises(Diverged, match="drop the slot"):
-        follow(log, again(sink), "s", until="end", start=start)
+        follow(log, again(sink), "s", upto="end", start=start)
     assert not os.path.exists(sink.url)
     assert log.slots.get("s").position == 20
     log.slots.drop("s")
-    follow(log, again(sink), "s", until="end", start=start)
+    follow(log, again(sink), "s", upto="end", start=start)
 
 
 def test_a_table_that_was_removed_is_not_built_from_what_a_trimmed_log_has_left(log, sink):
@@ -311,7 +311,7 @@ def test_a_table_that_was_removed_is_not_built_from_what_a_trimmed_log_has_left(
     shutil.rmtree(sink.url)
     log.trim(20)
     with pytest.raises(CursorExpired):
-        follow(log, again(sink), "s", until="end")
+        follow(log, again(sink), "s", upto="end")
     assert not os.path.exists(sink.url)
     assert log.slots.get("s").position == 20
 
@@ -345,7 +345,7 @@ def test_a_commit_that_lands_in_a_table_created_again_meanwhile_is_not_taken_for
 
     monkeypatch.setattr(DeltaCommits, "commit", into_another)
     with pytest.raises((Diverged, StorageError)):
-        follow(log, again(sink), "s", until="end")
+        follow(log, again(sink), "s", upto="end")
     assert log.slots.get("s").position == 20
 
 
@@ -357,7 +357,7 @@ def test_an_older_copy_of_the_table_is_noticed_by_a_running_follower_and_taken_b
     shutil.copytree(sink.url + "-backup", sink.url)
     with pytest.raises(Diverged, match="an older copy"):
         running(log, sink)
-    follow(log, again(sink), "s", until="end")
+    follow(log, again(sink), "s", upto="end")
     assert_exact(sink, ROWS[:30])
 
 
@@ -365,8 +365,8 @@ def test_a_copy_of_a_table_is_followed_beside_it_with_a_slot_of_its_own(log, sin
     in_steps(log, sink, 10, 20)
     copy = DeltaSink(sink.url + "-copy", mode=sink.mode)
     shutil.copytree(sink.url, copy.url)
-    follow(log, copy, "copy", until="end")
-    follow(log, again(sink), "s", until="end")
+    follow(log, copy, "copy", upto="end")
+    follow(log, again(sink), "s", upto="end")
     assert_exact(sink, ROWS[:30])
     assert_exact(copy, ROWS[:30])
 
@@ -378,14 +378,14 @@ def test_a_copy_that_takes_the_slot_of_its_original_fences_that_and_both_stay_ex
 
     def overtaken(upto):
         if upto.next == 20:
-            follow(log, copy, "s", until="end")
+            follow(log, copy, "s", upto="end")
 
     stale = around_commits(sink.url, mode=sink.mode, after=overtaken)
     with pytest.raises(Fenced):
-        follow(log, stale, "s", until="end", batching=Batching(records=10))
+        follow(log, stale, "s", upto="end", batching=Batching(records=10))
     assert_exact(copy, ROWS[:30])
     assert_exact(sink, ROWS[:20])
-    follow(log, again(sink), "original", until="end")
+    follow(log, again(sink), "original", upto="end")
     assert_exact(sink, ROWS[:30])
 
 
@@ -438,7 +438,7 @@ def test_maintenance_does_not_stop_a_follower(log, sink, job, meet):
     in_steps(log, sink, 10, 20)
     job(sink)
     meet(log, sink)
-    follow(log, again(sink), "s", until="end")
+    follow(log, again(sink), "s", upto="end")
     assert_exact(sink, ROWS[:30])
 
 
@@ -452,7 +452,7 @@ def test_maintenance_that_commits_at_the_same_moment_does_not_stop_a_follower(lo
         write(self, *arguments)
 
     monkeypatch.setattr(DeltaCommits, "commit", meanwhile)
-    follow(log, again(sink), "s", until="end")
+    follow(log, again(sink), "s", upto="end")
     assert_exact(sink, ROWS[:30])
 
 
@@ -463,9 +463,9 @@ def test_commits_since_ours_that_are_gone_are_unknown_and_not_harmless(log, sink
     properties_changed(sink)
     commits_cleaned_up(sink)
     with pytest.raises(Diverged, match="is missing, so that it is unknown"):
-        follow(log, again(sink), "s", until="end")
+        follow(log, again(sink), "s", upto="end")
     assert again(sink).adopt(log.log_id) == Cursor(log.log_id, 20)
-    follow(log, again(sink), "s", until="end")
+    follow(log, again(sink), "s", upto="end")
     assert_exact(sink, ROWS[:30])
 
 
@@ -484,7 +484,7 @@ def test_columns_that_were_changed_stop_a_follower_before_it_creates_anything(lo
     in_steps(log, sink, 10, 20)
     DeltaTable(sink.url).alter.add_columns(Field("extra", PrimitiveType("string")))
     with pytest.raises(Diverged, match="columns"):
-        follow(log, again(sink), "other", until="end")
+        follow(log, again(sink), "other", upto="end")
     assert [slot.name for slot in log.slots.list()] == ["s"]
 
 
@@ -509,7 +509,7 @@ def test_a_table_of_an_earlier_release_is_adopted_and_guarded_from_then_on(log, 
     assert_exact(sink, ROWS[:20])
     restored(sink)
     with pytest.raises(Diverged):
-        follow(log, again(sink), "s", until="end")
+        follow(log, again(sink), "s", upto="end")
 
 
 @each_change
@@ -518,7 +518,7 @@ def test_a_table_of_an_earlier_release_that_others_changed_since_is_diverged(log
     as_written_before(sink)
     change(sink)
     with pytest.raises(Diverged):
-        follow(log, again(sink), "s", until="end")
+        follow(log, again(sink), "s", upto="end")
 
 
 # --- what is durable -------------------------------------------------------------------------------------------------
@@ -547,7 +547,7 @@ def test_the_commit_that_is_synced_is_ours_also_if_another_job_commits_right_aft
 
     monkeypatch.setattr(owner, before, crowd)
     crowded = DeltaSink(sink.url, mode=sink.mode, disk=Watching())
-    follow(log, crowded, "s", until="end", batching=Batching(records=10))
+    follow(log, crowded, "s", upto="end", batching=Batching(records=10))
     assert len(seen) == 4
     folder = Path(sink.url, "_delta_log")
     ours = [file for file in folder.glob("*.json") if '"txn"' in file.read_text()]
@@ -567,7 +567,7 @@ def test_the_name_of_a_new_table_is_synced_with_its_first_commit(log, tmp_path):
             super().sync_folder(path)
 
     table = tmp_path / "tables" / "orders"
-    follow(log, DeltaSink(str(table), mode="append", disk=Watching()), "s", until="end")
+    follow(log, DeltaSink(str(table), mode="append", disk=Watching()), "s", upto="end")
     assert {str(folder) for folder in (tmp_path, table.parent, table, table / "_delta_log")} <= set(synced)
 
 
@@ -582,7 +582,7 @@ def test_the_commits_of_a_table_without_rows_are_synced_with_the_name_of_their_f
             if list((table / "_delta_log").glob("*.json")):  # what was synced before does not count
                 synced.add(path)
 
-    follow(MemoryLog(), DeltaSink(str(table), disk=Watching()), "s", until="end")
+    follow(MemoryLog(), DeltaSink(str(table), disk=Watching()), "s", upto="end")
     assert {str(table), str(table / "_delta_log")} <= synced
 
 

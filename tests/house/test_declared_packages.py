@@ -95,7 +95,7 @@ TABLES = """if True:
             producer.append(key=b"%d" % (number % 7), value=b"%d" % number)
         producer.append(key=b"3", op=sl.Op.DELETE)
     for mode in ("latest", "append"):
-        assert sl.follow(log, TABLE, until="end").next == 21
+        assert sl.follow(log, TABLE, upto="end").next == 21
     assert sl.bulk.build_snapshot(log, FOLDER + "/snapshot").cursor.next == 21
 """
 COMMANDS = """if True:

@@ -47,7 +47,7 @@ def acknowledge_the_batch_itself(log: Any, _: Path) -> None:
         (lambda _, path: sl.follow(path / "log", sl.MemoryStore()), "log is a Log .sl.open.address. opens one., not"),
         (lambda log, _: sl.follow(log, "./table"), "sink is a Sink such as sl.DeltaSink.path., not"),
         (
-            lambda log, _: sl.follow(log, OnlyApplies(), until="end"),
+            lambda log, _: sl.follow(log, OnlyApplies(), upto="end"),
             "OnlyApplies cannot .* no cursor... Implement",
         ),
         (

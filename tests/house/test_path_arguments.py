@@ -122,5 +122,5 @@ def test_a_path_object_and_its_text_open_the_same_folder(tmp_path: Path) -> None
     assert consumer.next_batch() is not None
     consumer.close()
     sink = sl.DeltaSink(tmp_path / "table")
-    assert sl.follow(sl.open(tmp_path / "orders"), sl.DeltaSink(tmp_path / "keyless", mode="append"), until="end").next
+    assert sl.follow(sl.open(tmp_path / "orders"), sl.DeltaSink(tmp_path / "keyless", mode="append"), upto="end").next
     assert repr(sink) == repr(sl.DeltaSink(str(tmp_path / "table")))

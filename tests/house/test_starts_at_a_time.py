@@ -149,7 +149,7 @@ def place(
 def starts(log: Any, since: Any) -> list[list[bytes]]:
     """What a reader and a follower get that start there; they agree with the position."""
     sink = Received()
-    sl.follow(log, sink, start=since, until="end")
+    sl.follow(log, sink, start=since, upto="end")
     read = [value for batch in log.read(since=since) for value in batch.column("value").to_pylist()]
     assert log.bounds().next - log.position_of(since) == len(read)
     return [read, sink.values]
@@ -184,4 +184,4 @@ def test_what_is_no_log_that_can_be_followed_says_so_and_what_can(tmp_path):
         sl.compat.WriteAheadLog.open(tmp_path / "w") as written,
         pytest.raises(Unsupported, match=r"A WriteAheadLog cannot be followed.*\(wal.log\)"),
     ):
-        sl.follow(written, Received(), start=datetime.now(UTC), until="end")
+        sl.follow(written, Received(), start=datetime.now(UTC), upto="end")

@@ -48,13 +48,13 @@ def test_a_follower_moved_to_the_copy_and_back_applies_each_record_once(tmp_path
         fill(source)
         sl.ingest(source, target)
         first = MemorySink()
-        here = sl.follow(source, first, until=37)
+        here = sl.follow(source, first, upto=37)
         there = sl.translate_cursor(here, source=source, target=target)
         second = MemorySink()
-        there = sl.follow(target, second, start=there, until=there.next + 40)
+        there = sl.follow(target, second, start=there, upto=there.next + 40)
         back = sl.translate_cursor(there, source=source, target=target)
         third = MemorySink()
-        assert sl.follow(source, third, start=back, until="end").next == 100
+        assert sl.follow(source, third, start=back, upto="end").next == 100
         rows = [row for sink in (first, second, third) for row in applied(sink)]
         assert rows == content(source).to_pylist()
 

@@ -62,7 +62,7 @@ def test_no_delta_table_begins_in_the_place_of_something_else_whose_files_its_va
     with log.producer() as producer:
         producer.append(key=b"k", value=b"v")
     with pytest.raises(WrongKind, match="an empty Delta table there would hide it"):
-        sl.follow(log, sl.DeltaSink(place), "slot", until="end")
+        sl.follow(log, sl.DeltaSink(place), "slot", upto="end")
     assert things.state_of(tmp_path) == before
     assert log.slots.list() == []
 

@@ -57,7 +57,7 @@ def values(log: ObjectLog) -> list[bytes]:
 
 def followed(log: ObjectLog, slot: str | None = None) -> int:
     store = sl.MemoryStore()
-    sl.follow(log, store, slot, until="end")
+    sl.follow(log, store, slot, upto="end")
     return len(list(store.range()))
 
 

@@ -75,7 +75,7 @@ class Restored:
             self.common = log.cursor_at(5)
             put(log, b"f", b"g", b"h", b"i", b"j")
             self.stores = [MemoryStore(), AppendLogStore.open(str(place / "store"))]
-            self.cursors = [follow(log, store, until="end") for store in self.stores]
+            self.cursors = [follow(log, store, upto="end") for store in self.stores]
             self.taken = [cursor_after(log.start(), span) for span in log.plan(log.start())] + [
                 log.end(),
                 log.cursor_at(7),
@@ -98,7 +98,7 @@ def restored(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 def test_a_consumer_that_followed_the_other_history_has_diverged(restored: Restored) -> None:
     for store, cursor in zip(restored.stores, restored.cursors, strict=True):
         with pytest.raises(Diverged, match="restored from a copy"):
-            follow(restored.log, store, until="end")
+            follow(restored.log, store, upto="end")
         assert store.cursor(restored.log.log_id) == cursor
         assert store.get(b"other 0") is None  # nothing of the new history was mixed in
     with pytest.raises(Diverged):
@@ -128,7 +128,7 @@ def test_every_cursor_after_what_only_the_other_history_had_is_refused(restored:
 @pytest.mark.parametrize("restored", KINDS, indirect=True)
 def test_a_newcomer_at_a_snapshot_s_cursor_of_the_other_history_is_refused(restored: Restored) -> None:
     with pytest.raises(Diverged):
-        follow(restored.log, MemoryStore(), start=restored.cursors[0], until="end")
+        follow(restored.log, MemoryStore(), start=restored.cursors[0], upto="end")
 
 
 @pytest.mark.parametrize("behind_by", [30, 3600, 365 * 86400])
@@ -147,13 +147,13 @@ def test_a_write_ahead_log_that_was_restored_while_its_clock_was_behind_is_recog
     store = MemoryStore()
     with opened(now - behind_by * 1_000_000, 2) as log:
         put(log, b"c", b"d", b"e")
-        follow(log, store, until="end")
+        follow(log, store, upto="end")
     shutil.rmtree(tmp_path / "log")
     shutil.move(tmp_path / "backup", tmp_path / "log")
     with opened(now - behind_by * 1_000_000 + 1_000_000, 3) as log:
         put(log, b"w", b"x", b"y", b"z")
         with pytest.raises(Diverged, match="restored from a copy"):
-            follow(log, store, until="end")
+            follow(log, store, upto="end")
     assert store.get(b"z") is None
 
 
@@ -235,12 +235,12 @@ def test_a_table_that_followed_the_other_history_has_diverged_also_after_a_resta
     put(log, b"a", b"b")
     shutil.copytree(folder, tmp_path / "backup")
     put(log, b"c")
-    cursor = follow(log, sl.DeltaSink(table), until="end")
+    cursor = follow(log, sl.DeltaSink(table), upto="end")
     shutil.rmtree(folder)
     shutil.move(tmp_path / "backup", folder)
     put(object_log(folder), b"x")
     put(object_log(folder), b"y")
     sink = sl.DeltaSink(table)
     with pytest.raises(Diverged, match="restored from a copy"):
-        follow(object_log(folder), sink, until="end")
+        follow(object_log(folder), sink, upto="end")
     assert sink.cursor(log.log_id) == cursor

@@ -256,9 +256,9 @@ def test_following_a_write_ahead_log_is_as_following_any_other(tmp_path, as_read
         log.append_batch(pa.table({"key": [b"a", b"b", b"a"], "value": [b"1", b"2", b"3"]})).result(SOON)
         with AppendLogStore.open(str(tmp_path / "fold")) as store:
             if as_reader:
-                assert sl.follow(WalReader(folder), store, until="end").next == 3
+                assert sl.follow(WalReader(folder), store, upto="end").next == 3
             else:
-                assert sl.follow(log, store, slot="fold", until="end").next == 3
+                assert sl.follow(log, store, slot="fold", upto="end").next == 3
                 assert log.slots.floor() == 3
             assert content_of(store) == {b"a": b"3", b"b": b"2"}
 

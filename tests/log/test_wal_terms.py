@@ -158,7 +158,7 @@ class TestFollowing:
                 log.append_batch(pa.table({"key": [b"%d" % offset], "value": [b"v"]}), term=term).result()
             store = MemoryStore()
             for until in (1, 3, 4, 10):
-                assert follow(log, store, until=until) == Cursor(log.log_id, until, TERMS[until - 1])
+                assert follow(log, store, upto=until) == Cursor(log.log_id, until, TERMS[until - 1])
                 assert store.cursor(log.log_id) == Cursor(log.log_id, until, TERMS[until - 1])
 
     def test_reading_goes_over_terms_from_a_cursor_that_has_one(self, log):

@@ -123,10 +123,10 @@ def test_a_table_follows_a_node_with_a_slot(primary: sl.node.Primary) -> None:
         for number in range(20):
             append(log, b"%d" % number, number=number)
         sink = MemorySink()
-        assert sl.follow(log, sink, "billing", until="end").next == 20
+        assert sl.follow(log, sink, "billing", upto="end").next == 20
         assert log.slots.get("billing").position == 20
         append(log, b"20", number=20)
-        assert sl.follow(primary, sink, "billing", until="end").next == 21
+        assert sl.follow(primary, sink, "billing", upto="end").next == 21
         assert log.slots.get("billing").position == 21
 
 
@@ -139,7 +139,7 @@ def test_what_a_replica_cannot_do_says_why(primary: sl.node.Primary, tmp_path: P
         with pytest.raises(NotReady, match="b is no primary: ask primary"):
             replica.slots.create("billing", 0)
         assert [batch.num_rows for batch in replica.read("beginning")] == [1]
-        assert sl.follow(replica, MemorySink(), until="end").next == 1
+        assert sl.follow(replica, MemorySink(), upto="end").next == 1
         with sl.node.RemoteLog(replica.url) as log:
             assert fetched(log.plan(log.start()))["offset"].to_pylist() == [0]
             with pytest.raises(NotReady):

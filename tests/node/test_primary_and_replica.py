@@ -244,7 +244,7 @@ def test_any_log_follower_follows_what_a_node_has_committed(primary, replica):
     store = sl.MemoryStore()
     commit = primary.append(pa.table({"key": pa.array([b"k"], pa.binary()), "value": pa.array([b"v"], pa.binary())}))
     log = replica.reading(after=commit.bookmark, timeout=WAIT)
-    assert sl.follow(log, store, start="beginning", until="end").next == 1
+    assert sl.follow(log, store, start="beginning", upto="end").next == 1
     assert store.get(b"k") == b"v"
 
 

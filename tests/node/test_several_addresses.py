@@ -326,12 +326,12 @@ def test_a_follower_and_a_writer_go_on_after_a_promotion(tmp_path: Path) -> None
         for replica in (b, c):
             replica.reading(after=log.end(), timeout=30)
         sink = MemorySink()
-        assert sl.follow(log, sink, until="end").next == 1
+        assert sl.follow(log, sink, upto="end").next == 1
         assert a.running.wait_until(lambda: a.commit_watermark(2) == 1, 30), "both have acknowledged it"
         a.close()
         b.promote()
         append(log, b"2", number=1)
-        assert sl.follow(log, sink, until="end").next == 2
+        assert sl.follow(log, sink, upto="end").next == 2
         assert log.topology().primary == "b"
 
 
@@ -379,7 +379,7 @@ def test_the_leader_is_killed_while_a_follower_follows_and_a_writer_appends(tmp_
         writing.result(60)
         following.result(60)
         assert [slot.position for slot in log.slots.list()] == [sink.at.next], "its slot is that of the first primary"
-        sl.follow(log, sink, "billing", until="end")
+        sl.follow(log, sink, "billing", upto="end")
         found = [mark_in(value) for _, _, value in sink.rows()]
         assert [(mark.number, mark.index) for mark in found] == [
             (number, index) for number in written for index in range(3)

@@ -157,7 +157,7 @@ class TestAReplica:
     def test_that_was_closed_lets_a_full_watch_remove_no_key_while_its_primary_is_away(self, pair):
         committed(pair, b"1", b"2", b"3")
         store = MemoryStore()
-        sl.follow(pair.nodes["b"].reading(), store, until="end")
+        sl.follow(pair.nodes["b"].reading(), store, upto="end")
         pair.stop("b")
         pair.stop("a")
         pair.start("b")
@@ -302,7 +302,7 @@ class TestOverSockets:
             replica.reading(after=commit.bookmark, timeout=WAIT)
         replica = Replica.open(tmp_path / "b", primary.url, name="b", **more)
         with replica, sl.AppendLogStore.open(tmp_path / "store") as store:
-            assert sl.follow(replica.reading(), store, until="end").next == 3
+            assert sl.follow(replica.reading(), store, upto="end").next == 3
         with Primary.open(tmp_path / "a", name="a", **more) as primary:
             assert primary.reading().bounds().next == 3
             assert primary.committed == 3

@@ -263,7 +263,7 @@ def test_a_follower_with_a_slot_goes_on_at_the_next_primary(tmp_path: Path) -> N
         log = opened.enter_context(sl.open(",".join(node.url for node in (a, b, c))))
         append(log, b"1", number=0)
         sink = MemorySink()
-        assert sl.follow(log, sink, "billing", until="end").next == 1
+        assert sl.follow(log, sink, "billing", upto="end").next == 1
         slot = log.slots.claim("billing", "worker")
         for replica in (b, c):
             replica.reading(after=log.end(), timeout=30)
@@ -277,7 +277,7 @@ def test_a_follower_with_a_slot_goes_on_at_the_next_primary(tmp_path: Path) -> N
         slot.advance(log.end())
         assert slot.state().epoch == slot.epoch
         assert (log.slots.get("billing").position, log.slots.get("billing").holder) == (2, "worker")
-        assert sl.follow(log, sink, "billing", until="end").next == 2
+        assert sl.follow(log, sink, "billing", upto="end").next == 2
         with pytest.raises(Fenced):
             slot.advance(log.end())
 

@@ -107,7 +107,7 @@ def test_no_delta_table_begins_around_a_log_that_a_vacuum_of_it_would_delete(tmp
         producer.produce([b"one"])
     before = things.state_of(tmp_path)
     with pytest.raises(WrongKind, match=r"data holds other files \((it|deep)\), which a VACUUM"):
-        sl.follow(log, sl.DeltaSink(tmp_path / "data", mode="append"), until="end")
+        sl.follow(log, sl.DeltaSink(tmp_path / "data", mode="append"), upto="end")
     assert things.state_of(tmp_path) == before, "nothing was changed"
 
 

@@ -70,9 +70,9 @@ def test_a_producer(opened: Opened) -> None:
 @pair("`follow` into a key-value store", queue_v1=NO_KEYS)
 def test_a_key_value_store_follows(opened: Opened) -> None:
     store = sl.MemoryStore()
-    assert sl.follow(opened.log, store, until="end").next == RECORDS
+    assert sl.follow(opened.log, store, upto="end").next == RECORDS
     opened.append(RECORDS)
-    assert sl.follow(opened.log, store, until="end").next == RECORDS + 1
+    assert sl.follow(opened.log, store, upto="end").next == RECORDS + 1
     assert dict(store.range()) == {b"k%d" % row: b"%d" % row for row in range(RECORDS + 1)}
 
 
@@ -82,7 +82,7 @@ def test_a_delta_table_follows(opened: Opened) -> None:
     for turn in range(2):
         if turn:
             opened.append(RECORDS)
-        sl.follow(opened.log, sl.DeltaSink(place, mode="append"), until="end")
+        sl.follow(opened.log, sl.DeltaSink(place, mode="append"), upto="end")
         found = DeltaTable(str(place)).to_pyarrow_table(columns=["value"])["value"].to_pylist()
         assert sorted(found) == sorted([*expected(), b"%d" % RECORDS][: RECORDS + turn])
         check = sl.tables.verify(sl.DeltaSink(place, mode="append"), opened.log)
@@ -98,10 +98,10 @@ def test_a_delta_table_follows(opened: Opened) -> None:
 )
 def test_a_follower_with_a_slot(opened: Opened) -> None:
     sink = MemorySink()
-    assert sl.follow(opened.log, sink, "billing", until="end").next == RECORDS
+    assert sl.follow(opened.log, sink, "billing", upto="end").next == RECORDS
     assert opened.log.slots.get("billing").position == RECORDS
     opened.append(RECORDS)
-    sl.follow(opened.log, sink, "billing", until="end")
+    sl.follow(opened.log, sink, "billing", upto="end")
     assert opened.log.slots.get("billing").position == RECORDS + 1
 
 
@@ -124,7 +124,7 @@ def test_a_watch_of_keys(opened: Opened) -> None:
 def test_a_newcomer_bootstraps_from_a_snapshot(opened: Opened) -> None:
     folder = opened.folder
     with sl.AppendLogStore.open(folder / "veteran") as veteran:
-        sl.follow(opened.log, veteran, until="end")
+        sl.follow(opened.log, veteran, upto="end")
         artifacts = sl.snapshots.Artifacts((folder / "published").as_uri(), "routes")
         artifacts.export(veteran, scratch=str(folder / "scratch"))
     opened.append(RECORDS)
@@ -133,7 +133,7 @@ def test_a_newcomer_bootstraps_from_a_snapshot(opened: Opened) -> None:
     ) as newcomer:
         assert newcomer.position().cursor.next == RECORDS
         assert opened.log.slots.get("newcomer").position == RECORDS
-        sl.follow(opened.log, newcomer, "newcomer", until="end")
+        sl.follow(opened.log, newcomer, "newcomer", upto="end")
         assert len(list(newcomer.range())) == RECORDS + 1
 
 
@@ -230,7 +230,7 @@ _TAKES_LOGS = No(
 
 @pair("`strandline tail`", queue_v1=_TAKES_LOGS)
 def test_tail(opened: Opened) -> None:
-    lines = [json.loads(line) for line in command("tail", opened.url, "--since", "beginning", "--json").splitlines()]
+    lines = [json.loads(line) for line in command("tail", opened.url, "--from", "beginning", "--json").splitlines()]
     assert [(line["offset"], line["value"]) for line in lines] == [(row, f"{row}") for row in range(RECORDS)]
 
 
@@ -243,7 +243,7 @@ def test_tail(opened: Opened) -> None:
 def test_produce(opened: Opened) -> None:
     opened.release()
     command("produce", opened.url, given="one\ntwo\n")
-    assert command("tail", opened.url, "--since", RECORDS).count("\n") == 2
+    assert command("tail", opened.url, "--from", RECORDS).count("\n") == 2
 
 
 @pair("`strandline lag`", replica=No(CommandFailed, "no primary: ask a", REPLICA_SLOTS.reason))
@@ -314,7 +314,7 @@ def test_a_snapshot_that_is_built_in_bulk(opened: Opened) -> None:
     opened.append(RECORDS)
     with sl.snapshots.bootstrap(done.folder, opened.folder / "store", sl.AppendLogStore, log=opened.log) as store:
         assert store.position().cursor.next == RECORDS
-        sl.follow(opened.log, store, until="end")
+        sl.follow(opened.log, store, upto="end")
         assert len(list(store.range())) == RECORDS + 1
 
 

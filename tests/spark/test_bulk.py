@@ -75,7 +75,7 @@ def test_files_are_loaded_by_executors_once(spark: SparkSession, tmp_path: Path)
 def test_a_table_is_compared_by_executors(spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path) -> None:
     for mode in ("latest", "append", "history"):
         sink = sl.DeltaSink(tmp_path / mode, mode=mode)  # type: ignore[arg-type]
-        sl.follow(log, sink, until="end")
+        sl.follow(log, sink, upto="end")
         check = sl.tables.verify(sink, log, pool=sl.spark.executors(spark))
         assert (check.is_right, check.rows, check.cursor.next) == (True, sink.rows().num_rows, 100)
 
@@ -85,7 +85,7 @@ def test_a_table_is_rebuilt_by_executors_and_followed_from_there(
     spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path, mode: Any
 ) -> None:
     place = tmp_path / "table"
-    sl.follow(log, sl.DeltaSink(place, mode=mode), until="end")
+    sl.follow(log, sl.DeltaSink(place, mode=mode), upto="end")
     DeltaTable(place).delete()  # damaged by another writer
     append(log, numbered(100, 10))
     cursor = sl.spark.rebuild(spark, log, sl.DeltaSink(place, mode=mode), place="executors")
@@ -118,7 +118,7 @@ def test_a_new_table_is_built_from_an_offset_of_both_tiers_and_followed_from_the
     with sl.open(log.url) as both:
         check = sl.tables.verify(sink(), both)
         assert (check.is_right, check.cursor.next) == (True, 120)
-        sl.follow(both, sink("twin"), start=33, until="end")
+        sl.follow(both, sink("twin"), start=33, upto="end")
     by = [(name, "ascending") for name in sink().rows().column_names if "offset" in name]
     assert sink().rows().sort_by(by).equals(sink("twin").rows().sort_by(by))
 
@@ -143,7 +143,7 @@ def test_rows_that_executors_lost_are_never_committed(
 ) -> None:
     mark = tmp_path / "mark"
     sink = sl.DeltaSink(tmp_path / "table", mode="append", transform=Forgets(mark))
-    sl.follow(log, sink, until="end")
+    sl.follow(log, sink, upto="end")
     version = DeltaTable(tmp_path / "table").version()
     mark.touch()
     with pytest.raises(CorruptData, match="1 missing, 0 too many"):
@@ -193,7 +193,7 @@ def test_a_table_in_a_database_is_not_rebuilt_by_executors(
     spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path
 ) -> None:
     sink = sl.SqliteSink(tmp_path / "tables.db", table="orders")
-    sl.follow(log, sink, until="end")
+    sl.follow(log, sink, upto="end")
     with pytest.raises(Unsupported, match="build it again without Spark"):
         sl.spark.rebuild(spark, log, sink)
 
@@ -233,7 +233,7 @@ def test_executors_copy_a_backlog_and_compact_and_the_command_does_the_same(
 
 
 def test_the_command_rebuilds_a_table_on_executors(spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path) -> None:
-    sl.follow(log, sl.DeltaSink(tmp_path / "table"), until="end")
+    sl.follow(log, sl.DeltaSink(tmp_path / "table"), upto="end")
     DeltaTable(tmp_path / "table").delete()
     result = CliRunner().invoke(app, ["spark", "rebuild", str(tmp_path / "table"), log.url, "--yes", "--json"])
     assert result.exit_code == 0, result.output

@@ -111,7 +111,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_jobs_whose_executors_die_within_a_task_are_whole(cluster: Cluster, log: ObjectLog, tmp_path: Path) -> None:
     truth = read(log)
     sink = sl.DeltaSink(tmp_path / "table", mode="append", transform=lambda rows: rows)
-    sl.follow(log, sink, until="end")
+    sl.follow(log, sink, upto="end")
     DeltaTable(tmp_path / "table").delete()  # damaged by another writer
     with executor_killer() as (port, killed):
         given = {"port": port, "settings": cluster.settings(), "log": log.url, "folder": str(tmp_path)}
@@ -149,8 +149,8 @@ def test_the_command_runs_jobs_on_a_cluster(cluster: Cluster, log: ObjectLog, tm
     assert exported(tmp_path / "export").sort_by("offset").equals(truth.combine_chunks())
     assert said("verify", log.url)["findings"] == []
     sink = sl.DeltaSink(tmp_path / "table", mode="append")
-    sl.follow(log, sink, until="end")
-    said("rebuild", sink.url, log.url, "--start", "30", "--yes")
+    sl.follow(log, sink, upto="end")
+    said("rebuild", sink.url, log.url, "--from", "30", "--yes")
     assert sl.DeltaSink(tmp_path / "table", mode="append").rows().num_rows == BATCHES * 10 - 30
 
 
@@ -230,7 +230,7 @@ def test_a_driver_that_is_killed_in_a_rebuild_leaves_the_old_rows_or_the_new_one
     def sink() -> sl.DeltaSink:
         return sl.DeltaSink(tmp_path / "table", mode="append")
 
-    sl.follow(log, sink(), until="end")
+    sl.follow(log, sink(), upto="end")
     command = [sys.executable, "-c", REBUILD, log.url, str(tmp_path / "table"), function]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
@@ -238,5 +238,5 @@ def test_a_driver_that_is_killed_in_a_rebuild_leaves_the_old_rows_or_the_new_one
     assert sl.tables.verify(sink(), log).is_right
     assert sl.tables.rebuild(sink(), log, start=40).next == BATCHES * 10
     append(log, numbered(BATCHES * 10, 10))
-    sl.follow(log, sink(), until="end")
+    sl.follow(log, sink(), upto="end")
     assert sorted(sink().rows().column("offset").to_pylist()) == list(range(40, BATCHES * 10 + 10))

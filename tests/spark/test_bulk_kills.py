@@ -87,7 +87,7 @@ def test_a_rebuild_that_loses_a_worker_is_right(
     mark = tmp_path / "killed"
     sink = sl.DeltaSink(tmp_path / "table", mode=mode, transform=KilledOnce(mark))
     mark.touch()
-    sl.follow(log, sink, until="end")
+    sl.follow(log, sink, upto="end")
     DeltaTable(tmp_path / "table").delete()  # damaged by another writer
     mark.unlink()
     assert sl.spark.rebuild(spark, log, sink, place="executors").next == 100

@@ -119,7 +119,7 @@ def check_tables(given: dict[str, Any], tmp_path: Path, transform=None) -> None:
     for mode in MODES:
         twin = str(tmp_path / mode)
         sink = sl.DeltaSink(twin, mode=mode, value=sl.Json(ORDER), dead_letters=f"{twin}-letters", transform=transform)
-        sl.follow(log, sink, until="end")
+        sl.follow(log, sink, upto="end")
         for suffix in ("", "-letters"):
             table = DeltaTable(f"{given['tables']}/{mode}{suffix}", storage_options=given["options"])
             expected = DeltaTable(twin + suffix).to_pyarrow_table()

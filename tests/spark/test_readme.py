@@ -21,7 +21,7 @@ def test_following_works_as_the_readme_shows_it(spark, tmp_path: Path, monkeypat
     # The example follows for ever, which a test cannot: the only changes are the trigger, and where it ends.
     code = code.replace('{"processingTime": "10 seconds"}', '{"availableNow": True}')
     assert "availableNow" in code
-    monkeypatch.setattr("strandline.followers.run.follow", partial(running.follow, until="end"))
+    monkeypatch.setattr("strandline.followers.run.follow", partial(running.follow, upto="end"))
     exec(compile(code, "README", "exec"), {"spark": spark})
     assert DeltaTable(str(tmp_path / "tables/orders")).to_pyarrow_table()["value"].to_pylist() == [b"1"]
     assert log.slots.get("billing").position == 1

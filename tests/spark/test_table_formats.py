@@ -42,7 +42,7 @@ def test_executors_write_the_iceberg_table_that_one_process_would(spark, log, tm
         return sorted(map(str, found.select(named).to_pylist()))
 
     with closing(catalog):
-        sl.follow(log, sink("here"), until="end")
+        sl.follow(log, sink("here"), upto="end")
         following = follow(spark, log, sink("there"), slot="s", trigger=NOW, place="executors")
         assert following.await_termination(600)
         assert rows("there") == rows("here")

@@ -48,7 +48,7 @@ def sink_at(place: Path, mode: str) -> sl.DeltaSink:
 
 @pytest.mark.parametrize("mode", ["history", pytest.param("latest", marks=pytest.mark.matrix), "append"])
 def test_executors_write_the_table_that_one_process_would(spark, log, tmp_path, mode):
-    sl.follow(log, sink_at(tmp_path / "here", mode), until="end")
+    sl.follow(log, sink_at(tmp_path / "here", mode), upto="end")
     following = follow(spark, log, sink_at(tmp_path / "there", mode), slot="s", trigger=NOW, place="executors")
     assert following.await_termination(600)
     assert rows_of(tmp_path / "there") == rows_of(tmp_path / "here")
@@ -76,7 +76,7 @@ def test_frames_do_the_same_as_jobs_on_rdds(spark, log, tmp_path):
     transaction = sink.begin(since=log.start(), upto=log.end(), tasks=2)
     written = workers.run(transaction.parts, log.plan(log.start()), "a test")
     transaction.commit(written)
-    sl.follow(log, sink_at(tmp_path / "here", "latest"), until="end")
+    sl.follow(log, sink_at(tmp_path / "here", "latest"), upto="end")
     assert rows_of(tmp_path / "table") == rows_of(tmp_path / "here")
 
 

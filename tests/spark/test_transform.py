@@ -148,7 +148,7 @@ AS_QUERY = """
     ],
 )
 def test_a_transform_of_spark_gives_the_table_that_the_same_one_in_arrow_does(spark, log, tmp_path, mode, given):
-    sl.follow(log, sink_at(tmp_path / "here", mode, transform=in_arrow), until="end")
+    sl.follow(log, sink_at(tmp_path / "here", mode, transform=in_arrow), upto="end")
     zone = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     try:
@@ -159,7 +159,7 @@ def test_a_transform_of_spark_gives_the_table_that_the_same_one_in_arrow_does(sp
     assert rows_of(tmp_path / "there-letters") == rows_of(tmp_path / "here-letters")
     assert following.progress().bad_records == 1
     append(log, [change(number) for number in range(300, 350)])
-    sl.follow(log, sink_at(tmp_path / "here", mode, transform=in_arrow), until="end")
+    sl.follow(log, sink_at(tmp_path / "here", mode, transform=in_arrow), upto="end")
     run(spark, log, sink_at(tmp_path / "there", mode), transform=given, slot="s")
     assert rows_of(tmp_path / "there") == rows_of(tmp_path / "here")
 
@@ -306,7 +306,7 @@ def shuffled(spark, log, sink, since=None) -> list[object]:
 @pytest.mark.parametrize("mode", ["latest", pytest.param("history", marks=pytest.mark.matrix)])
 def test_the_rows_of_many_keyed_parts_are_shuffled(spark, log, tmp_path, mode, monkeypatch):
     monkeypatch.setattr(layout, "FEW_SHARES", 16)
-    sl.follow(log, sink_at(tmp_path / "here", mode), until="end")
+    sl.follow(log, sink_at(tmp_path / "here", mode), upto="end")
     sink = sink_at(tmp_path / "there", mode)
     written = shuffled(spark, log, sink)
     assert {one.role for one in written} == {"reader", "writer"}
@@ -318,7 +318,7 @@ def test_the_rows_of_many_keyed_parts_are_shuffled(spark, log, tmp_path, mode, m
     since = log.end()
     append(log, [put(b"k1", order(1))])
     shuffled(spark, log, sink, since)
-    sl.follow(log, sink_at(tmp_path / "here", mode), until="end")
+    sl.follow(log, sink_at(tmp_path / "here", mode), upto="end")
     assert rows_of(tmp_path / "there") == rows_of(tmp_path / "here")
 
 

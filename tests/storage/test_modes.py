@@ -63,7 +63,7 @@ def test_a_rocksdb_store_is_in_a_folder_of_its_owner_s_alone(tmp_path):
 def test_a_delta_table_is_in_a_folder_of_its_owner_s_alone(tmp_path):
     with sl.open(str(tmp_path / "log"), create=True) as log:
         log.append(batch(), writer=sl.log.WriterId(UUID(int=1)), number=0).result(120)
-        sl.follow(log, sl.DeltaSink(str(tmp_path / "above" / "table")), until="end")
+        sl.follow(log, sl.DeltaSink(str(tmp_path / "above" / "table")), upto="end")
     made = [tmp_path / "above", tmp_path / "above" / "table"]
     assert [stat.S_IMODE(folder.stat().st_mode) for folder in made] == [FOLDERS, FOLDERS]
 

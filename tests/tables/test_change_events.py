@@ -116,7 +116,7 @@ def followed(tables: Tables, feed: str, records: int, **options: Any) -> list[di
             else:
                 producer.append(key=key, value=value)
         if number % 3 == 0 or number == len(changes) - 1:
-            sl.follow(log, tables.sink(**options), until="end", batching=Batching(records=records))
+            sl.follow(log, tables.sink(**options), upto="end", batching=Batching(records=records))
     check = sl.tables.verify(tables.sink(**options), log)
     assert check.is_right, check.first
     assert tables.letters() == bad
@@ -178,12 +178,12 @@ def test_exactly_the_allowed_share_of_records_may_be_bad(tables: Tables, share: 
     first = Batching(records=100)
     if share < 1:
         with pytest.raises(BadRecord, match=f"{most + 1} of 100 records"):
-            sl.follow(log, tables.sink(**options), until="end", batching=first)
+            sl.follow(log, tables.sink(**options), upto="end", batching=first)
         assert tables.sink(**options).cursor(log.log_id).next == 100
         with pytest.raises(BadRecord, match=f"{most + 1} of 100 records"):
-            sl.follow(log, tables.sink(**options), until="end", batching=first)
+            sl.follow(log, tables.sink(**options), upto="end", batching=first)
     else:
-        assert sl.follow(log, tables.sink(**options), until="end", batching=first).next == 200
+        assert sl.follow(log, tables.sink(**options), upto="end", batching=first).next == 200
     assert len(tables.letters()) == (most if share < 1 else 200)
 
 
@@ -207,7 +207,7 @@ def test_a_rebuild_has_the_same_bound_for_bad_records(tables: Tables) -> None:
         for value in (b"{}", b"bad"):
             producer.append(key=b"k", value=value)
     options = {"mode": "append", "value": sl.Json(ROW)}
-    sl.follow(log, tables.sink(**options), until="end")
+    sl.follow(log, tables.sink(**options), upto="end")
     with pytest.raises(BadRecord, match="1 of 2 records"):
         sl.tables.rebuild(tables.sink(**options, max_bad_share=0.4), log)
     sl.tables.rebuild(tables.sink(**options, max_bad_share=0.5), log)

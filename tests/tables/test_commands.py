@@ -42,12 +42,12 @@ class Place:
         sink = sl.DeltaSink(
             f"{self.folder}/table", mode="append", value=VALUE, dead_letters=f"{self.folder}/letters", **options
         )
-        sl.follow(self.log, sink, until="end")
+        sl.follow(self.log, sink, upto="end")
         return sink.url
 
     def sqlite(self) -> str:
         sink = sl.SqliteSink(f"{self.folder}/shop.db", table="orders", value=VALUE, dead_letters=True)
-        sl.follow(self.log, sink, until="end")
+        sl.follow(self.log, sink, upto="end")
         return f"sqlite:{self.folder}/shop.db#orders"
 
 
@@ -65,7 +65,7 @@ def test_every_command_on_a_table_in_postgres(
     dsn = f"host={postgres.host} port={postgres.port} user={postgres.user} dbname=postgres"
     with psycopg.connect(dsn) as connection:
         connection.execute("CREATE SCHEMA shop")
-    sl.follow(place.log, sl.PostgresSink(dsn, table="shop.orders", value=VALUE, dead_letters=True), until="end")
+    sl.follow(place.log, sl.PostgresSink(dsn, table="shop.orders", value=VALUE, dead_letters=True), upto="end")
     monkeypatch.setenv("PGUSER", postgres.user)
     url, log = f"postgresql://127.0.0.1:{postgres.port}/postgres#shop.orders", place.log.url
 
@@ -123,10 +123,10 @@ def test_a_table_is_built_again_from_a_start_and_into_another_one(run: Run, plac
 
     rows = {"delta": (8, 20), "sqlite": (4, 4)}[kind]
     text = f"{rows[0]} rows were built again, from offset 10 up to 18, and each is as the log says."
-    assert said("--start", "10", "--to", "18", "--into", other) == text
+    assert said("--from", "10", "--until", "18", "--into", other) == text
     assert said("--into", other, "--no-verify").startswith(f"{min(rows[1], 10)} rows were built again, from offset 10")
     assert f"{rows[1]} rows were built again, from offset 0 up to 21" in said()
-    assert "nor a time such as" in said("--start", "soon", status=2)
+    assert "nor a time such as" in said("--from", "soon", status=2)
     assert run("table", "verify", other, place.log.url, *place.schema).exit_code == 0
 
 

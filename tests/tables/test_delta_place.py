@@ -41,7 +41,7 @@ class Prefix:
 
     def follow(self, name: str) -> sl.DeltaSink:
         sink = sl.DeltaSink(f"{self.url}/{name}", options=self.options)
-        sl.follow(some_log(), sink, until="end")
+        sl.follow(some_log(), sink, upto="end")
         return sink
 
 
@@ -77,7 +77,7 @@ def test_dead_letters_within_another_table_are_refused_too(prefix: Prefix) -> No
     options = prefix.options
     sink = sl.DeltaSink(f"{prefix.url}/table", dead_letters=f"{prefix.url}/outer/letters", options=options)
     with pytest.raises(WrongKind, match="within the Delta table"):
-        sl.follow(some_log(), sink, until="end")
+        sl.follow(some_log(), sink, upto="end")
 
 
 def test_what_a_failed_creation_left_is_no_obstacle(prefix: Prefix) -> None:
@@ -121,7 +121,7 @@ def test_a_vacuum_of_a_table_around_another_one_removes_nothing(prefix: Prefix) 
 @pytest.mark.parametrize("what", ["table", "log"])
 def test_a_vacuum_of_a_folder_around_something_else_removes_nothing(tmp_path: Path, what: str) -> None:
     outer = sl.DeltaSink(str(tmp_path / "outer"))
-    sl.follow(some_log(), outer, until="end")
+    sl.follow(some_log(), outer, upto="end")
     if what == "table":
         write_deltalake(tmp_path / "outer" / "inner", pa.table({"x": [1]}))
     else:
@@ -137,7 +137,7 @@ def test_a_vacuum_of_a_folder_around_something_else_removes_nothing(tmp_path: Pa
 
 def test_a_vacuum_removes_data_files_deletion_vectors_and_unfinished_uploads(tmp_path: Path) -> None:
     sink = sl.DeltaSink(str(tmp_path / "table"))
-    sl.follow(some_log(), sink, until="end")
+    sl.follow(some_log(), sink, upto="end")
     names = ["part-0.parquet", "part-1.parquet#1", "deletion_vector_1.bin", "aB/part-2.parquet"]
     (tmp_path / "table" / "aB").mkdir()
     for name in names:
@@ -151,7 +151,7 @@ def test_a_vacuum_removes_data_files_deletion_vectors_and_unfinished_uploads(tmp
 def test_a_table_where_a_file_is_is_refused_and_not_tried_again(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises((WrongKind, StorageError), match="file is a file") as refused:
-        sl.follow(some_log(), sl.DeltaSink(str(tmp_path / name)), until="end")
+        sl.follow(some_log(), sl.DeltaSink(str(tmp_path / name)), upto="end")
     assert not isinstance(refused.value, TransientStorageError)
     assert (tmp_path / "file").read_bytes() == b"x"
 

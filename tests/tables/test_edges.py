@@ -41,7 +41,7 @@ def log() -> MemoryLog:
 def test_a_table_in_a_folder_with_an_odd_name_is_followed_and_looked_after(tmp_path, log, name):
     place = str(tmp_path / name / "table")
     for end in (10, 20):
-        sl.follow(log, sl.DeltaSink(place, mode="append"), until=end)
+        sl.follow(log, sl.DeltaSink(place, mode="append"), upto=end)
     sink = sl.DeltaSink(place, mode="append")
     assert describe(sink, log).rows == 20
     assert optimize(sink) == 1
@@ -67,7 +67,7 @@ def test_a_folder_that_deltalake_confuses_with_another_one_is_refused_at_the_doo
 def test_an_iceberg_location_with_odd_characters_is_taken_as_pyiceberg_takes_it(tmp_path, log, name):
     catalog = SqlCatalog("c", uri="sqlite:///:memory:", warehouse=f"file://{tmp_path}/{name}")
     for end in (10, 20):
-        sl.follow(log, sl.IcebergSink(catalog, "shop.orders", mode="append"), until=end)
+        sl.follow(log, sl.IcebergSink(catalog, "shop.orders", mode="append"), upto=end)
     assert catalog.load_table("shop.orders").scan().to_arrow().num_rows == 20
     assert [one.name for one in tmp_path.iterdir()] == [name]
     catalog.close()
@@ -76,7 +76,7 @@ def test_an_iceberg_location_with_odd_characters_is_taken_as_pyiceberg_takes_it(
 def test_an_iceberg_location_that_pyiceberg_would_cut_off_is_refused(tmp_path, log):
     catalog = SqlCatalog("c", uri="sqlite:///:memory:", warehouse=f"file://{tmp_path}/a?b")
     with pytest.raises(InvalidInput, match="choose another location"):
-        sl.follow(log, sl.IcebergSink(catalog, "shop.orders"), until="end")
+        sl.follow(log, sl.IcebergSink(catalog, "shop.orders"), upto="end")
     catalog.close()
 
 
@@ -86,28 +86,28 @@ def test_an_iceberg_location_that_pyiceberg_would_cut_off_is_refused(tmp_path, l
 def test_an_append_only_table_takes_all_changes_and_no_keyed_follower(tmp_path, log):
     for mode in ("append", "latest", "history"):
         place = str(tmp_path / mode)
-        sl.follow(log, sl.DeltaSink(place, mode=mode), until=10)
+        sl.follow(log, sl.DeltaSink(place, mode=mode), upto=10)
         DeltaTable(place).alter.set_table_properties({"delta.appendOnly": "true"})
         if mode == "append":
             sink = sl.DeltaSink(place, mode=mode)
-            assert sl.follow(log, sink, until="end").next == 20
+            assert sl.follow(log, sink, upto="end").next == 20
             assert verify(sink, log).is_right
             with pytest.raises(InvalidInput, match=r"delta\.appendOnly"):
                 rebuild(sink, log)
             continue
         with pytest.raises(InvalidInput, match=r"delta\.appendOnly.*replaces rows"):
-            sl.follow(log, sl.DeltaSink(place, mode=mode), until="end")
+            sl.follow(log, sl.DeltaSink(place, mode=mode), upto="end")
 
 
 def test_wider_columns_of_an_append_only_table_are_refused(tmp_path):
     log, place = MemoryLog(), str(tmp_path / "table")
     extend(log, [(b"a", b'{"n": 1}')])
-    sl.follow(log, sl.DeltaSink(place, mode="append", value=sl.Json(pa.schema({"n": pa.int32()}))), until="end")
+    sl.follow(log, sl.DeltaSink(place, mode="append", value=sl.Json(pa.schema({"n": pa.int32()}))), upto="end")
     DeltaTable(place).alter.set_table_properties({"delta.appendOnly": "true"})
     extend(log, [(b"a", b'{"n": 2}')])
     wider = sl.DeltaSink(place, mode="append", value=sl.Json(pa.schema({"n": pa.int64()})))
     with pytest.raises(InvalidInput, match="written again"):
-        sl.follow(log, wider, until="end")
+        sl.follow(log, wider, upto="end")
 
 
 # --- deletion vectors ------------------------------------------------------------------------------------------------
@@ -161,20 +161,20 @@ def delete_with_a_vector(place: str, rows: list[int]) -> None:
 @pytest.mark.parametrize("mode", ["latest", "history", "append"])
 def test_rows_that_a_deletion_vector_deleted_never_come_back(tmp_path, log, mode):
     place = str(tmp_path / "table")
-    sl.follow(log, sl.DeltaSink(place, mode=mode), until=4)
+    sl.follow(log, sl.DeltaSink(place, mode=mode), upto=4)
     delete_with_a_vector(place, [0, 1])
     with pytest.raises(sl.errors.Diverged):
-        sl.follow(log, sl.DeltaSink(place, mode=mode), until="end")
+        sl.follow(log, sl.DeltaSink(place, mode=mode), upto="end")
     sl.DeltaSink(place, mode=mode).adopt(log.log_id)
     sink = sl.DeltaSink(place, mode=mode)
     if mode == "append":  # no file is written again
-        assert sl.follow(log, sink, until="end").next == 20
+        assert sl.follow(log, sink, upto="end").next == 20
         assert pa.table(DeltaTable(place).deletion_vectors()).num_rows == 1
         with pytest.raises(InvalidInput, match="deletion vectors"):
             optimize(sink)
     else:
         with pytest.raises(InvalidInput, match="would bring the rows back"):
-            sl.follow(log, sink, until="end")
+            sl.follow(log, sink, upto="end")
     rebuild(sink, log)
     assert pa.table(DeltaTable(place).deletion_vectors()).num_rows == 0
     assert verify(sink, log).is_right
@@ -192,9 +192,9 @@ def test_both_zeros_are_one_key_and_so_are_all_nans(tmp_path, width):
     catalog = SqlCatalog("c", uri="sqlite:///:memory:", warehouse=f"file://{tmp_path}/warehouse")
     options = {"value": value, "key": "x"}
     for end in (2, 4):
-        sl.follow(log, sl.DeltaSink(str(tmp_path / "delta"), **options), until=end)
-        sl.follow(log, sl.IcebergSink(catalog, "shop.orders", **options), until=end)
-        sl.follow(log, sl.SqliteSink(str(tmp_path / "shop.db"), table="t", **options), until=end)
+        sl.follow(log, sl.DeltaSink(str(tmp_path / "delta"), **options), upto=end)
+        sl.follow(log, sl.IcebergSink(catalog, "shop.orders", **options), upto=end)
+        sl.follow(log, sl.SqliteSink(str(tmp_path / "shop.db"), table="t", **options), upto=end)
     delta = DeltaTable(str(tmp_path / "delta")).to_pyarrow_table()
     iceberg = catalog.load_table("shop.orders").scan().to_arrow()
     for found in (delta, iceberg):
@@ -213,10 +213,10 @@ def test_both_zeros_are_one_key_and_so_are_all_nans(tmp_path, width):
 @pytest.mark.parametrize("mode", ["latest", "append", "history"])
 def test_a_table_that_began_in_the_middle_is_verified_and_rebuilt_from_there(tmp_path, log, mode):
     sink = sl.DeltaSink(str(tmp_path / "table"), mode=mode)
-    sl.follow(log, sink, start=18, until="end")
+    sl.follow(log, sink, start=18, upto="end")
     assert sink.start() == 18
     extend(log, [(b"k1", b"new")])
-    sl.follow(log, sink, until="end")
+    sl.follow(log, sink, upto="end")
     assert verify(sink, log).is_right
     rows = sink.rows().num_rows
     rebuild(sink, log)
@@ -226,7 +226,7 @@ def test_a_table_that_began_in_the_middle_is_verified_and_rebuilt_from_there(tmp
 
 def test_the_start_of_a_table_that_did_not_record_it_is_found_in_its_first_commit(tmp_path, log):
     place = str(tmp_path / "table")
-    sl.follow(log, sl.DeltaSink(place, mode="append"), start=18, until="end")
+    sl.follow(log, sl.DeltaSink(place, mode="append"), start=18, upto="end")
     first = Path(place, "_delta_log", f"{0:020d}.json")
     text = first.read_text()
     assert '"strandline.start":"18"' in text
@@ -249,7 +249,7 @@ def test_joined_files_are_on_the_disk_before_optimize_returns(tmp_path, log):
 
     sink = sl.DeltaSink(str(tmp_path / "table"), mode="append", disk=Watched())
     for end in (10, 20):
-        sl.follow(log, sink, until=end)
+        sl.follow(log, sink, upto=end)
     synced.clear()
     optimize(sink)
     (file,) = DeltaTable(sink.url).file_uris()

@@ -48,14 +48,14 @@ def test_rows_that_were_rounded_are_built_again_before_their_column_is_wider(tmp
     sink = make_sink(kind, tmp_path, catalog)
     log = sl.open(str(tmp_path / "log"), create=True)
     append(log, codec(WIDE))
-    sl.follow(log, sink(value=codec(NARROW), key="id"), until="end")
+    sl.follow(log, sink(value=codec(NARROW), key="id"), upto="end")
     append(log, codec(WIDE))
     wide = sink(value=codec(WIDE), key="id")
     with pytest.raises(SchemaRefused, match=r"'price' .* rounded .*sl\.tables\.rebuild"):
-        sl.follow(log, wide, until="end")
+        sl.follow(log, wide, upto="end")
     rebuild(sink(value=codec(WIDE), key="id"), log)
     append(log, codec(WIDE))
-    assert sl.follow(log, sink(value=codec(WIDE), key="id"), until="end").next == 3
+    assert sl.follow(log, sink(value=codec(WIDE), key="id"), upto="end").next == 3
     assert verify(sink(value=codec(WIDE), key="id"), log).is_right
 
 
@@ -66,10 +66,10 @@ def test_floats_that_are_narrow_in_the_values_become_wider_and_stay_what_they_we
     narrow, wide = (sl.Arrow(pa.schema({"price": one})) for one in (pa.float32(), pa.float64()))
     with log.producer(value=narrow) as producer:
         producer.append(key=b"k", value={"price": 0.1})
-    sl.follow(log, sink(value=narrow), until="end")
+    sl.follow(log, sink(value=narrow), upto="end")
     with log.producer(value=wide) as producer:
         producer.append(key=b"l", value={"price": 0.1})
-    sl.follow(log, sink(value=wide), until="end")
+    sl.follow(log, sink(value=wide), upto="end")
     assert verify(sink(value=wide), log).is_right
 
 

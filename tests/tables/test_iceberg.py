@@ -449,19 +449,19 @@ def log():
 @mostly_in_the_matrix("change", [rolled_back, rows_deleted, rows_added], [rows_deleted])
 def test_repair_goes_back_to_the_last_snapshot_that_is_right_and_follows_on(catalog, log, change):
     for end in (2, 4):
-        sl.follow(log, sl.IcebergSink(catalog, "shop.orders"), "s", until=end, batching=Batching(records=2))
+        sl.follow(log, sl.IcebergSink(catalog, "shop.orders"), "s", upto=end, batching=Batching(records=2))
     change(catalog)
     with pytest.raises(Diverged):
-        sl.follow(log, sl.IcebergSink(catalog, "shop.orders"), "s", until="end")
-    assert sl.follow(log, sl.IcebergSink(catalog, "shop.orders"), "s", until="end", repair=True).next == 6
+        sl.follow(log, sl.IcebergSink(catalog, "shop.orders"), "s", upto="end")
+    assert sl.follow(log, sl.IcebergSink(catalog, "shop.orders"), "s", upto="end", repair=True).next == 6
     assert latest_of(catalog) == {b"0": b"3", b"1": b"4", b"2": b"5"}
 
 
 def test_a_table_that_was_dropped_between_runs_is_built_again_from_the_beginning(catalog, log):
     sink = sl.IcebergSink(catalog, "shop.orders")
-    sl.follow(log, sink, "s", until=3)
+    sl.follow(log, sink, "s", upto=3)
     dropped(catalog)
-    assert sl.follow(log, sink, "s", until="end").next == 6
+    assert sl.follow(log, sink, "s", upto="end").next == 6
     assert latest_of(catalog) == {b"0": b"3", b"1": b"4", b"2": b"5"}
 
 
@@ -488,7 +488,7 @@ def test_another_mode_or_name_than_the_tables_is_refused(catalog):
 
 def test_a_table_of_an_in_memory_catalog(tmp_path, log):
     with closing(InMemoryCatalog("m", warehouse=f"file://{tmp_path}")) as catalog:
-        assert sl.follow(log, sl.IcebergSink(catalog, "shop.orders"), until="end").next == 6
+        assert sl.follow(log, sl.IcebergSink(catalog, "shop.orders"), upto="end").next == 6
         assert latest_of(catalog) == {b"0": b"3", b"1": b"4", b"2": b"5"}
 
 

@@ -83,11 +83,11 @@ def test_a_commit_whose_answer_was_lost_is_found_by_its_snapshot(
     for end in (3, 6, 9):
         server.lose_commits(fault, landed=landed)
         if landed:
-            assert sl.follow(log, sink, until=end).next == end
+            assert sl.follow(log, sink, upto=end).next == end
         else:
             with pytest.raises((Contended, TransientStorageError)):
-                sl.follow(log, sink, until=end)
-            assert sl.follow(log, sink, until=end).next == end
+                sl.follow(log, sink, upto=end)
+            assert sl.follow(log, sink, upto=end).next == end
     assert offsets_of(server) == list(range(9))
     assert server.commits == [200] * 3
     assert sl.tables.verify(sink_of(server), log).is_right
@@ -97,20 +97,20 @@ def test_a_commit_on_an_older_state_is_refused_by_the_catalog_and_the_follower_i
     server: RestCatalogServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, slow = filled(9), sink_of(server)
-    sl.follow(log, slow, until=3)
+    sl.follow(log, slow, upto=3)
     commit = IcebergCommits.commit
 
     def overtaken(self: IcebergCommits, *arguments: Any) -> None:
         monkeypatch.undo()
-        sl.follow(log, sink_of(server), until=6)
+        sl.follow(log, sink_of(server), upto=6)
         commit(self, *arguments)
 
     monkeypatch.setattr(IcebergCommits, "commit", overtaken)
     with pytest.raises(Fenced):
-        sl.follow(log, slow, until=9)
+        sl.follow(log, slow, upto=9)
     assert server.commits == [200, 200, 409]
     assert offsets_of(server) == list(range(6))
-    assert sl.follow(log, sink_of(server), until=9).next == 9
+    assert sl.follow(log, sink_of(server), upto=9).next == 9
     assert offsets_of(server) == list(range(9))
 
 
@@ -122,12 +122,12 @@ def test_of_two_followers_that_create_a_table_one_does(
 
     def overtaken(self: IcebergCommits, *arguments: Any) -> None:
         monkeypatch.undo()
-        sl.follow(log, sink_of(server), until=3)
+        sl.follow(log, sink_of(server), upto=3)
         commit(self, *arguments)
 
     monkeypatch.setattr(IcebergCommits, "commit", overtaken)
     with pytest.raises(Fenced):
-        sl.follow(log, slow, until=6)
+        sl.follow(log, slow, upto=6)
     assert server.commits == [200, 409]
     assert offsets_of(server) == [0, 1, 2]
 
@@ -145,11 +145,11 @@ def test_a_catalog_that_is_down_is_tried_again_later(tmp_path: Path) -> None:
     log = filled(6)
     with RestCatalogServer(str(tmp_path)) as server:
         sink = sink_of(server)
-        sl.follow(log, sink, until=3)
+        sl.follow(log, sink, upto=3)
     with pytest.raises(TransientStorageError):
-        sl.follow(log, sink, until=6)
+        sl.follow(log, sink, upto=6)
     with RestCatalogServer(str(tmp_path)) as again:
-        assert sl.follow(log, sink_of(again), until=6).next == 6
+        assert sl.follow(log, sink_of(again), upto=6).next == 6
         assert offsets_of(again) == list(range(6))
 
 
@@ -170,7 +170,7 @@ if step:
     setattr(FollowedIceberg if step == "begin" else IcebergCommits, step, killed)
 sink = sl.IcebergSink(RestCatalog("shop", uri=uri), "shop.orders", mode="append")
 try:
-    sl.follow(sl.open(log), sink, until="end", batching=Batching(records=4))
+    sl.follow(sl.open(log), sink, upto="end", batching=Batching(records=4))
 except StrandlineError as error:
     print(type(error).__name__)
 else:

@@ -78,7 +78,7 @@ def test_a_letter_is_listed_with_the_commit_of_its_rows_after_a_crash_between_bo
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, crashing)
             with pytest.raises(Crash):
-                sl.follow(log, place.sink(value=NARROW, **place.options), until=until)
+                sl.follow(log, place.sink(value=NARROW, **place.options), upto=until)
         at = place.sink(value=NARROW, **place.options).cursor(log.log_id)
         if at is not None:
             assert told(place, log) == [offset for offset in BAD if offset < at.next]
@@ -86,7 +86,7 @@ def test_a_letter_is_listed_with_the_commit_of_its_rows_after_a_crash_between_bo
                 told(place, log)
             )
         crashes.append(until)
-        sl.follow(log, place.sink(value=NARROW, **place.options), until=until)
+        sl.follow(log, place.sink(value=NARROW, **place.options), upto=until)
         assert told(place, log) == [offset for offset in BAD if offset < until]
     assert crashes == [3, 5, 10]
 
@@ -108,7 +108,7 @@ def test_a_letter_whose_record_got_a_row_from_a_corrected_sink_after_a_crash_is_
     place.options["mode"] = mode
     with log.producer() as producer:
         producer.append(key=b"k", value=b"no JSON").result()
-    sl.follow(log, place.sink(value=NARROW, **place.options), until=2)
+    sl.follow(log, place.sink(value=NARROW, **place.options), upto=2)
     owner, name = COMMITS[type(place)]
     commit = getattr(owner, name)
 
@@ -120,7 +120,7 @@ def test_a_letter_whose_record_got_a_row_from_a_corrected_sink_after_a_crash_is_
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, crashing)
         with pytest.raises(Crash):
-            sl.follow(log, place.sink(value=NARROW, **place.options), until="end")
+            sl.follow(log, place.sink(value=NARROW, **place.options), upto="end")
     assert stored(place, log) == [*BAD, 10]
     ends = [5, 8, 11]
     for corrected in (WIDE, NARROW, WIDE):  # the range is divided differently, and the correction is taken back
@@ -145,7 +145,7 @@ def told_cursor(place: Any, log: MemoryLog) -> int:
 def test_letters_that_cannot_be_removed_behind_a_commit_are_removed_by_the_next_replay(
     place: Any, log: MemoryLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sl.follow(log, place.sink(value=NARROW, **place.options), until=2)
+    sl.follow(log, place.sink(value=NARROW, **place.options), upto=2)
     owner, name = COMMITS[type(place)]
     commit = getattr(owner, name)
     refused: list[bool] = []
@@ -158,9 +158,9 @@ def test_letters_that_cannot_be_removed_behind_a_commit_are_removed_by_the_next_
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, crashing)
         with pytest.raises(Crash):
-            sl.follow(log, place.sink(value=NARROW, **place.options), until="end")
+            sl.follow(log, place.sink(value=NARROW, **place.options), upto="end")
         refused.append(True)
-        assert sl.follow(log, place.sink(value=WIDE, **place.options), until="end") == log.end()
+        assert sl.follow(log, place.sink(value=WIDE, **place.options), upto="end") == log.end()
     assert "stay, though their records have rows" in caplog.text
     assert told(place, log, WIDE) == BAD
     assert sl.tables.replay_letters(place.sink(value=WIDE, **place.options), log).applied == len(BAD)
@@ -172,7 +172,7 @@ def test_a_rebuild_with_a_corrected_schema_removes_the_letters_of_the_rows_that_
     place: Any, log: MemoryLog, mode: str
 ) -> None:
     place.options["mode"] = mode
-    sl.follow(log, place.sink(value=NARROW, **place.options), until="end")
+    sl.follow(log, place.sink(value=NARROW, **place.options), upto="end")
     assert told(place, log) == BAD
     sl.tables.rebuild(place.sink(value=NARROW, **place.options), log, start=2)
     assert told(place, log) == [4, 5, 8]
@@ -189,7 +189,7 @@ def test_letters_that_a_rebuild_cannot_remove_are_removed_by_the_next_replay(
 ) -> None:
     if not isinstance(place.sink(**place.options), FileTableSink):
         return  # one transaction
-    sl.follow(log, place.sink(value=NARROW, **place.options), until="end")
+    sl.follow(log, place.sink(value=NARROW, **place.options), upto="end")
 
     def refused(_: Any) -> None:
         raise InvalidInput("Not now.")
@@ -215,7 +215,7 @@ def test_the_command_shows_letters_with_their_reasons(tmp_path: Path, is_sql: bo
     if is_sql:
         sink = sl.SqliteSink(tmp_path / "shop.db", table="orders", value=WIDE, dead_letters=True)
         arguments = [f"sqlite:{tmp_path}/shop.db#orders", log.url]
-    sl.follow(log, sink, until="end")
+    sl.follow(log, sink, upto="end")
     (tmp_path / "schema.json").write_text('{"type": "object", "properties": {"id": {"type": "integer"}}}')
     command = ["table", "letters", *arguments, "--schema", f"{tmp_path}/schema.json"]
     done = CliRunner().invoke(app, command)
@@ -237,7 +237,7 @@ def test_a_command_says_that_there_is_no_table_of_letters_at_an_address(tmp_path
     log = sl.open(f"{tmp_path}/log", create=True)
     with log.producer() as producer:
         producer.append(key=b"a", value=b"no JSON").result()
-    sl.follow(log, sl.DeltaSink(tmp_path / "table", value=WIDE, dead_letters=tmp_path / "bad"), until="end")
+    sl.follow(log, sl.DeltaSink(tmp_path / "table", value=WIDE, dead_letters=tmp_path / "bad"), upto="end")
     (tmp_path / "schema.json").write_text('{"type": "object", "properties": {"id": {"type": "integer"}}}')
     arguments = ["table", command, f"{tmp_path}/table", log.url, "--schema", f"{tmp_path}/schema.json"]
     wrong = CliRunner().invoke(app, [*arguments, "--dead-letters", f"{tmp_path}/bda"])

@@ -61,7 +61,7 @@ def test_a_log_without_columns_makes_no_table(tmp_path):
     log = sl.log.MemoryLog()
     log._values = (as_version(sl.Arrow()),)  # as a former release recorded it
     with pytest.raises(InvalidInput, match=r"has no columns: record a schema with the log's evolve_value"):
-        sl.follow(log, sl.DeltaSink(str(tmp_path / "table"), value="log"), until="end")
+        sl.follow(log, sl.DeltaSink(str(tmp_path / "table"), value="log"), upto="end")
 
 
 def append(log: Any, *values: Any) -> None:
@@ -82,7 +82,7 @@ def test_a_table_has_the_fields_that_its_log_names_and_takes_a_new_version_while
     log, table = sl.open(f"{tmp_path}/log", create=True, value=FIRST), kind(tmp_path)
     append(log, {"id": 1})
     sink = table.sink(mode="append", value="log")
-    sl.follow(log, sink, until="end")
+    sl.follow(log, sink, upto="end")
     assert seen(table, "id", "_offset") == [(1, 0)]
     log.evolve_value(SECOND)
     append(log, {"id": 1 << 40, "note": "n"})
@@ -90,7 +90,7 @@ def test_a_table_has_the_fields_that_its_log_names_and_takes_a_new_version_while
     sink.apply(pa.Table.from_batches(log.read(1)), since=since, upto=upto)  # a follower that was not started again
     assert seen(table, "id", "note", "_offset") == [(1, None, 0), (1 << 40, "n", 1)]
     append(log, {"id": 3})
-    sl.follow(log, table.sink(mode="append", value="log"), until="end")
+    sl.follow(log, table.sink(mode="append", value="log"), upto="end")
     assert seen(table, "id") == [(1,), (1 << 40,), (3,)]
 
 
@@ -100,24 +100,24 @@ def test_a_table_of_plain_records_keeps_its_columns_when_its_log_names_a_codec(
 ) -> None:
     log, table = sl.open(f"{tmp_path}/log", create=True), kind(tmp_path)
     append(log, b"old")
-    sl.follow(log, table.sink(mode="append", value="log"), until="end")
+    sl.follow(log, table.sink(mode="append", value="log"), upto="end")
     log.evolve_value(FIRST)
     append(log, {"id": 1})
     with caplog.at_level(logging.WARNING):
-        sl.follow(log, table.sink(mode="append", value="log"), until="end")
+        sl.follow(log, table.sink(mode="append", value="log"), upto="end")
     assert "keeps the columns of records" in caplog.text
     append(log, {"id": 2})
-    sl.follow(log, table.sink(mode="append"), until="end")
+    sl.follow(log, table.sink(mode="append"), upto="end")
     assert seen(table, "value") == [(b"old",), (b'{"id":1}',), (b'{"id":2}',)]
     append(log, {"id": 3})
     with pytest.raises(SchemaRefused):  # only a codec that is given refuses the table
-        sl.follow(log, table.sink(mode="append", value=FIRST), until="end")
+        sl.follow(log, table.sink(mode="append", value=FIRST), upto="end")
 
 
 def test_without_value_a_table_of_a_typed_log_has_the_records_own_columns(tmp_path: Path) -> None:
     log, table = sl.open(f"{tmp_path}/log", create=True, value=FIRST), _Delta(tmp_path)
     append(log, {"id": 1})
-    sl.follow(log, table.sink(), until="end")
+    sl.follow(log, table.sink(), upto="end")
     assert seen(table, "key", "value") == [(b"k", b'{"id":1}')]
 
 
@@ -135,7 +135,7 @@ def test_a_sink_that_has_not_met_its_log_says_so(tmp_path: Path, kind: type[_Del
 def test_verify_and_rebuild_decode_as_the_log_says(tmp_path: Path) -> None:
     log, table = sl.open(f"{tmp_path}/log", create=True, value=FIRST), _Delta(tmp_path)
     append(log, {"id": 1}, {"id": 2})
-    sl.follow(log, table.sink(value="log"), until="end")
+    sl.follow(log, table.sink(value="log"), upto="end")
     found = sl.tables.existing(table.url, value="log")
     assert sl.tables.verify(found, log).is_right
     log.evolve_value(SECOND)
@@ -155,5 +155,5 @@ def test_a_transform_that_drops_the_records_columns_goes_on_getting_the_values_f
     log, table = sl.open(f"{tmp_path}/log", create=True, value=FIRST), kind(tmp_path)
     for number in (1, 2):
         append(log, {"id": number})
-        sl.follow(log, table.sink(mode="append", value="log", transform=_only_ids), until="end")
+        sl.follow(log, table.sink(mode="append", value="log", transform=_only_ids), upto="end")
     assert sorted(row["id"] for row in table.rows()) == [1, 2]

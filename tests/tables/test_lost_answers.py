@@ -57,11 +57,11 @@ def test_a_delta_commit_that_the_store_did_not_answer_is_the_followers_own(tmp_p
             patch.setattr(DeltaTable, "create_write_transaction", unanswered(commit))
             patch.setattr(DeltaTable, "create", unanswered(create))
             if landed:
-                assert sl.follow(log, sink, until=end).next == end
+                assert sl.follow(log, sink, upto=end).next == end
                 continue
             with pytest.raises((Contended, TransientStorageError)):
-                sl.follow(log, sink, until=end)
-        assert sl.follow(log, sink, until=end).next == end
+                sl.follow(log, sink, upto=end)
+        assert sl.follow(log, sink, upto=end).next == end
     assert len(lost) >= 3
     assert sl.tables.verify(sink, log).is_right
 
@@ -101,11 +101,11 @@ def test_an_iceberg_commit_that_the_catalog_did_not_answer_is_found_by_its_snaps
 
             patch.setattr(SqlCatalog, "commit_table", unanswered)
             if landed:
-                assert sl.follow(log, sink, until=end).next == end
+                assert sl.follow(log, sink, upto=end).next == end
                 continue
             with pytest.raises((Contended, TransientStorageError)):
-                sl.follow(log, sink, until=end)
-        assert sl.follow(log, sink, until=end).next == end
+                sl.follow(log, sink, upto=end)
+        assert sl.follow(log, sink, upto=end).next == end
     rows = catalog.load_table("shop.orders").scan().to_arrow()
     assert sorted(rows["offset"].to_pylist()) == list(range(9))
     catalog.close()
@@ -139,7 +139,7 @@ def test_a_database_commit_that_had_no_answer_is_found_by_its_number(tmp_path, m
     log, sink = filled(9), sl.SqliteSink(str(tmp_path / "shop.db"), table="orders", mode="append")
     for end in (3, 6, 9):
         with without_answers(sink, monkeypatch):
-            assert sl.follow(log, sink, until=end).next == end
+            assert sl.follow(log, sink, upto=end).next == end
     assert sqlite_offsets(tmp_path / "shop.db") == list(range(9))
 
 

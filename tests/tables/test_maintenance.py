@@ -45,7 +45,7 @@ def log() -> MemoryLog:
 def sink(request, tmp_path, log) -> sl.DeltaSink:
     sink = sl.DeltaSink(str(tmp_path / "table"), mode=request.param, value=sl.Json(ORDER))
     for end in (10, 20, 30):
-        sl.follow(log, sink, until=end)
+        sl.follow(log, sink, upto=end)
     return sink
 
 
@@ -89,7 +89,7 @@ def test_a_damaged_table_is_rebuilt_in_one_commit_and_followed_on(sink, log):
     assert verify(fresh, log).is_right
     assert DeltaTable(sink.url).version() == version + 2
     extend(log, 10)
-    sl.follow(log, fresh, until="end")
+    sl.follow(log, fresh, upto="end")
     assert verify(fresh, log).is_right
 
 
@@ -104,7 +104,7 @@ def test_files_of_a_failed_job_are_removed_only_when_they_are_old(sink, log):
     assert not os.path.exists(orphan)
     assert verify(sink, log).is_right
     extend(log, 5)
-    sl.follow(log, sink, until="end")
+    sl.follow(log, sink, upto="end")
     with pytest.raises(InvalidInput):
         vacuum(sink, 0)
 
@@ -117,13 +117,13 @@ def test_small_files_of_all_changes_are_joined(sink, log):
     assert optimize(sink) == 2
     assert verify(sink, log).is_right
     extend(log, 5)
-    sl.follow(log, sink, until="end")
+    sl.follow(log, sink, upto="end")
     assert verify(sink, log).is_right
 
 
 def test_a_rebuild_takes_new_fields_and_dead_letters_along(tmp_path, log):
     place = str(tmp_path / "table")
-    sl.follow(log, sl.DeltaSink(place, mode="append", value=sl.Json(pa.schema({"id": pa.int64()}))), until="end")
+    sl.follow(log, sl.DeltaSink(place, mode="append", value=sl.Json(pa.schema({"id": pa.int64()}))), upto="end")
     wider = sl.DeltaSink(place, mode="append", value=sl.Json(ORDER), dead_letters=str(tmp_path / "letters"))
     rebuild(wider, log)
     assert verify(wider, log).is_right
@@ -132,7 +132,7 @@ def test_a_rebuild_takes_new_fields_and_dead_letters_along(tmp_path, log):
 
 def test_a_rebuild_refuses_a_table_of_another_log_of_none_and_of_another_kind(tmp_path, log):
     place = str(tmp_path / "table")
-    sl.follow(log, sl.DeltaSink(place, mode="append"), until="end")
+    sl.follow(log, sl.DeltaSink(place, mode="append"), upto="end")
     other = MemoryLog()
     extend(other, 5)
     with pytest.raises(Diverged):

@@ -159,15 +159,15 @@ def modes(place):
 
 def test_a_table_is_followed_and_built_again_only_with_the_key_that_it_was_made_with(place, log):
     options = {"value": sl.Json(ORDER)}
-    sl.follow(log, place.sink(key="city", **options), until="end")
+    sl.follow(log, place.sink(key="city", **options), upto="end")
     assert verify(place.sink(key="city", **options), log).is_right
     extend(log, 10)
     for key in ((), "id", ("city", "id")):
         sink = place.sink(key=key, **options)
-        for job in (lambda sink: sl.follow(log, sink, until="end"), lambda sink: rebuild(sink, log)):
+        for job in (lambda sink: sl.follow(log, sink, upto="end"), lambda sink: rebuild(sink, log)):
             with pytest.raises(InvalidInput, match=r"made with .*city"):
                 job(sink)
-    sl.follow(log, place.sink(key="city", **options), until="end")
+    sl.follow(log, place.sink(key="city", **options), upto="end")
     assert verify(place.sink(key="city", **options), log).is_right
 
 
@@ -180,7 +180,7 @@ def test_a_table_is_described_verified_and_built_again(place, log, mode):
     with pytest.raises(NotFound):
         describe(sink)
     for end in (10, 20, 30):
-        sl.follow(log, sink, until=end)
+        sl.follow(log, sink, upto=end)
     found = describe(sink, log)
     assert (found.kind, found.cursor) == (mode, log.end())
     assert found.rows == {"latest": 4, "append": 30}.get(mode, found.rows)
@@ -203,13 +203,13 @@ def test_a_table_is_described_verified_and_built_again(place, log, mode):
     if not isinstance(place, Iceberg):  # whose followers take over what a rebuild committed
         with pytest.raises(Fenced):
             sink.apply(pa.Table.from_batches(list(log.read(30))), since=log.cursor_at(30), upto=log.end())
-    sl.follow(log, place.sink(**options), until="end")
+    sl.follow(log, place.sink(**options), upto="end")
     assert verify(place.sink(**options), log).is_right
 
 
 def test_a_table_that_began_in_the_middle_is_verified_and_rebuilt_from_there(place, log):
     sink = place.sink(value=sl.Json(ORDER))
-    sl.follow(log, sink, start=22, until="end")
+    sl.follow(log, sink, start=22, upto="end")
     assert sink.start() == 22
     assert verify(sink, log).is_right
     rebuild(sink, log)
@@ -221,7 +221,7 @@ def test_a_table_that_began_in_the_middle_is_verified_and_rebuilt_from_there(pla
 def test_values_of_a_wider_schema_that_a_table_cannot_hold_are_named(place, log, mode):
     narrow = sl.Json(pa.schema({"id": pa.int32(), "city": pa.string()}))
     wide = sl.Json(pa.schema({"id": pa.int64(), "city": pa.string(), "tags": pa.list_(pa.string()), "x": pa.bool_()}))
-    sl.follow(log, place.sink(mode=mode, value=narrow), until="end")
+    sl.follow(log, place.sink(mode=mode, value=narrow), upto="end")
     with pytest.raises(SchemaRefused, match=r"values of tags \(list.*\), for which.*sl\.tables\.rebuild"):
         verify(place.sink(mode=mode, value=wide), log)
     assert rebuild(place.sink(mode=mode, value=wide), log) == log.end()
@@ -242,7 +242,7 @@ def told_changes(place):
 def test_the_history_tells_changed_columns_and_rebuilds(kind, tmp_path, log):
     place = kind(tmp_path)
     for columns in ({"id": pa.int32()}, {"id": pa.int32(), "city": pa.string()}, {"id": pa.int64()}):
-        sl.follow(log, place.sink(mode="append", value=sl.Json(pa.schema(columns))), until="end")
+        sl.follow(log, place.sink(mode="append", value=sl.Json(pa.schema(columns))), upto="end")
         extend(log, 5)
     rebuild(place.sink(mode="append", value=sl.Json(pa.schema({"id": pa.int64(), "x": pa.bool_()}))), log, start=10)
     *columns, last = told_changes(place)
@@ -266,13 +266,13 @@ def test_a_table_is_compared_after_its_log_has_evolved_and_before_it_has_new_rec
     log = sl.open(tmp_path / "log", create=True, value=sl.Json(pa.schema({"id": pa.int32()})))
     with log.producer() as producer:
         producer.append(key=b"k", value={"id": 1}).result()
-    sl.follow(log, place.sink(mode=mode, value="log"), until="end")
+    sl.follow(log, place.sink(mode=mode, value="log"), upto="end")
     log.evolve_value(sl.Json(pa.schema({"id": pa.int64(), "gift": pa.bool_()})))
     assert verify(place.sink(mode=mode, value="log"), log).is_right
     with log.producer() as producer:
         producer.append(key=b"l", value={"id": 1 << 40, "gift": True}).result()
     assert verify(place.sink(mode=mode, value="log"), log).is_right
-    sl.follow(log, place.sink(mode=mode, value="log"), until="end")
+    sl.follow(log, place.sink(mode=mode, value="log"), upto="end")
     assert verify(place.sink(mode=mode, value="log"), log).rows == 2
 
 
@@ -280,7 +280,7 @@ def test_a_follower_that_adds_a_column_while_a_comparison_begins_makes_no_differ
     log = sl.open(tmp_path / "log", create=True, value=sl.Json(pa.schema({"id": pa.int32()})))
     with log.producer() as producer:
         producer.append(key=b"k", value={"id": 1}).result()
-    sl.follow(log, place.sink(value="log"), until="end")
+    sl.follow(log, place.sink(value="log"), upto="end")
     sink, meet, events = place.sink(value="log"), type(place.sink()).meet, [True]
 
     def late(self, met):
@@ -290,7 +290,7 @@ def test_a_follower_that_adds_a_column_while_a_comparison_begins_makes_no_differ
             log.evolve_value(sl.Json(pa.schema({"id": pa.int64(), "gift": pa.bool_()})))
             with log.producer() as producer:
                 producer.append(key=b"l", value={"id": 2, "gift": True}).result()
-            sl.follow(log, place.sink(value="log"), until="end")
+            sl.follow(log, place.sink(value="log"), upto="end")
 
     monkeypatch.setattr(type(sink), "meet", late)
     found = verify(sink, log)
@@ -298,7 +298,7 @@ def test_a_follower_that_adds_a_column_while_a_comparison_begins_makes_no_differ
 
 
 def test_a_rebuild_refuses_a_table_of_another_log(place, log):
-    sl.follow(log, place.sink(value=sl.Json(ORDER)), until="end")
+    sl.follow(log, place.sink(value=sl.Json(ORDER)), upto="end")
     other = MemoryLog()
     extend(other, 40)
     with pytest.raises(Diverged):
@@ -313,7 +313,7 @@ def test_a_rebuild_stores_each_dead_letter_once(place):
             producer.append(key=value, value=value)
     letters = {"dead_letters": "shop.letters"} if isinstance(place, Iceberg) else {"dead_letters": True}
     options = {"value": sl.Json(ORDER), "mode": "append", **letters}
-    sl.follow(log, place.sink(**options), until="end")
+    sl.follow(log, place.sink(**options), upto="end")
     rebuild(place.sink(**options), log)
     assert verify(place.sink(**options), log).rows == 2
     if isinstance(place, Iceberg):
@@ -328,19 +328,19 @@ def test_files_of_an_iceberg_table_are_joined_and_snapshots_expire_but_for_the_p
     place = Iceberg(tmp_path)
     sink = place.sink(mode="append", value=sl.Json(ORDER))
     for end in range(5, 31, 5):
-        sl.follow(log, sink, until=end)
+        sl.follow(log, sink, upto=end)
     assert describe(sink).files == 6
     assert optimize(place.sink(mode="append", value=sl.Json(ORDER))) == 5
     assert describe(sink).files == 1
     assert verify(sink, log).is_right
     extend(log, 5)
-    sl.follow(log, sink, until="end")
+    sl.follow(log, sink, upto="end")
     assert vacuum(sink) == 0
     later = ManualClock(now=int((datetime.now(UTC) + timedelta(days=30)).timestamp() * 1e6))
     assert sink.vacuumed(1, clock=later) == 7
     assert verify(place.sink(mode="append", value=sl.Json(ORDER)), log).is_right
     extend(log, 5)
-    sl.follow(log, place.sink(mode="append", value=sl.Json(ORDER)), until="end")
+    sl.follow(log, place.sink(mode="append", value=sl.Json(ORDER)), upto="end")
     with pytest.raises(InvalidInput, match="kept compact"):
         optimize(place.sink(mode="latest"))
     place.close()
@@ -350,7 +350,7 @@ def test_a_compaction_beside_its_follower_loses_no_row(tmp_path, log, monkeypatc
     place = Iceberg(tmp_path)
     options = {"mode": "append", "value": sl.Json(ORDER)}
     for end in (10, 20):
-        sl.follow(log, place.sink(**options), until=end)
+        sl.follow(log, place.sink(**options), upto=end)
     begin = IcebergSink.begin
 
     def beside(self, **arguments):
@@ -360,14 +360,14 @@ def test_a_compaction_beside_its_follower_loses_no_row(tmp_path, log, monkeypatc
         return found
 
     monkeypatch.setattr(IcebergSink, "begin", beside)
-    sl.follow(log, place.sink(**options), until=30)
+    sl.follow(log, place.sink(**options), upto=30)
     assert verify(place.sink(**options), log).is_right
     place.close()
 
 
 def test_databases_say_that_they_need_neither_compaction_nor_vacuum(tmp_path, log):
     sink = Sqlite(tmp_path).sink(mode="append")
-    sl.follow(log, sink, until="end")
+    sl.follow(log, sink, upto="end")
     for upkeep in (optimize, vacuum):
         with pytest.raises(InvalidInput, match="The database keeps"):
             upkeep(sink)
@@ -375,12 +375,12 @@ def test_databases_say_that_they_need_neither_compaction_nor_vacuum(tmp_path, lo
 
 def test_a_commit_during_a_comparison_is_told_from_a_difference(tmp_path, log, monkeypatch):
     place = Sqlite(tmp_path)
-    sl.follow(log, place.sink(), until=20)
+    sl.follow(log, place.sink(), upto=20)
     compared = SqliteTransaction.compared
 
     def meanwhile(self, expected, schema):
         rows = list(expected)
-        sl.follow(log, place.sink(), until=30)
+        sl.follow(log, place.sink(), upto=30)
         return compared(self, rows, schema)
 
     monkeypatch.setattr(SqliteTransaction, "compared", meanwhile)
@@ -395,7 +395,7 @@ def test_a_commit_during_a_comparison_is_told_from_a_difference(tmp_path, log, m
 @pytest.mark.parametrize("kind", ["delta", "sqlite", "postgres"])
 def test_a_table_is_found_by_its_address_with_what_it_records(tmp_path, log, kind, soft, request, monkeypatch):
     with opened_place(kind, request, tmp_path, monkeypatch) as place:
-        sl.follow(log, place.sink(value=sl.Json(ORDER), soft_deletes=soft), until="end")
+        sl.follow(log, place.sink(value=sl.Json(ORDER), soft_deletes=soft), upto="end")
         found = existing(place.address, value=sl.Json(ORDER))
         assert verify(found, log).is_right
         assert describe(found, log).cursor == log.end()
@@ -420,10 +420,10 @@ def test_the_command_line_looks_after_a_table_in_sqlite_and_in_an_iceberg_catalo
         monkeypatch.setenv(f"PYICEBERG_CATALOG__KEPT__{name.upper()}", value)
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # it was read when the library was imported
     catalog = SqlCatalog("kept", **warehouse)
-    sl.follow(log, sl.IcebergSink(catalog, "shop.orders"), until="end")
+    sl.follow(log, sl.IcebergSink(catalog, "shop.orders"), upto="end")
     catalog.close()
     place = Sqlite(tmp_path)
-    sl.follow(log, place.sink(), until="end")
+    sl.follow(log, place.sink(), upto="end")
     for address in (place.address, "iceberg://kept/shop.orders"):
         for command, answer in (
             (["describe", address, str(tmp_path / "log")], "3 rows"),

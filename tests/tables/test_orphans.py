@@ -38,7 +38,7 @@ class Place:
     def follow(self, **options: Any) -> sl.DeltaSink:
         self.extend()
         sink = self.sink(**options)
-        sl.follow(self.log, sink, until="end")
+        sl.follow(self.log, sink, upto="end")
         return sink
 
     def begun(self) -> tuple[Any, Any]:

@@ -91,7 +91,7 @@ def content(sink: Any) -> list[Any]:
 
 def followed(place: Any, log: MemoryLog, mode: str, **options: Any) -> Any:
     sink = place.sink(mode=mode, value=VALUE)
-    sl.follow(log, sink, until="end", **options)
+    sl.follow(log, sink, upto="end", **options)
     return place.sink(mode=mode, value=VALUE)
 
 
@@ -104,7 +104,7 @@ def test_a_table_is_built_again_from_an_offset_and_followed_without_gap_or_overl
     sink = followed(place, log, mode)
     assert rebuild(sink, log, start=13) == log.end()
     extend(log, 10)
-    sl.follow(log, place.sink(mode=mode, value=VALUE), until="end")
+    sl.follow(log, place.sink(mode=mode, value=VALUE), upto="end")
     check = verify(place.sink(mode=mode, value=VALUE), log)
     assert (check.is_right, check.cursor) == (True, log.end()), check.first
     twin = beside(place, tmp_path / "twin")
@@ -144,7 +144,7 @@ def test_a_table_is_built_again_from_a_time_up_to_an_offset(place: Any) -> None:
     sink = followed(place, log, "append")
     assert rebuild(sink, log, start=moment, upto=25).next == 25
     assert (sink.start(), len(content(sink))) == (10, 15)
-    sl.follow(log, place.sink(mode="append", value=VALUE), until="end")
+    sl.follow(log, place.sink(mode="append", value=VALUE), upto="end")
     assert len(content(place.sink(mode="append", value=VALUE))) == 20
     with pytest.raises(InvalidInput, match="cannot be built up to offset 5"):
         rebuild(sink, log, upto=5)
@@ -156,7 +156,7 @@ def test_a_table_that_is_absent_is_built_from_a_start(place: Any, log: MemoryLog
     assert place.sink(mode="append", value=VALUE).cursor(log.log_id) is None
     assert rebuild(place.sink(mode="append", value=VALUE), log, start=20) == log.end()
     extend(log, 5)
-    sl.follow(log, place.sink(mode="append", value=VALUE), until="end")
+    sl.follow(log, place.sink(mode="append", value=VALUE), upto="end")
     assert len(content(place.sink(mode="append", value=VALUE))) == 15
     assert verify(place.sink(mode="append", value=VALUE), log).is_right
 
@@ -230,7 +230,7 @@ def test_a_transform_that_gives_other_rows_each_time_is_refused_unless_it_is_not
         return rows.append_column("n", pa.array([next(numbers) for _ in range(rows.num_rows)], pa.int64()))
 
     options = {"mode": "append", "value": VALUE, "transform": restless}
-    sl.follow(log, place.sink(**options), until="end")
+    sl.follow(log, place.sink(**options), upto="end")
     with pytest.raises(CorruptData, match="verify=False"):
         rebuild(place.sink(**options), log)
     assert rebuild(place.sink(**options), log, verify=False) == log.end()
@@ -271,7 +271,7 @@ def test_a_crash_at_any_step_leaves_the_old_rows_or_all_new_ones(
         producer.append(key=b"bad", value=b"no JSON").result()
     options = {"mode": "append", "value": VALUE, "dead_letters": letters(place, tmp_path)}
     if not is_new:
-        sl.follow(log, place.sink(**options), until="end")
+        sl.follow(log, place.sink(**options), upto="end")
     starts = iter([5, 0] * 10)
     start = None if is_new else 0
     for owner, name in STEPS[type(place)]:
@@ -298,7 +298,7 @@ def test_a_crash_at_any_step_leaves_the_old_rows_or_all_new_ones(
         assert (found.start(), len(content(found))) == (start, 30 - start)
         assert verify(found, log).is_right
     extend(log, 4)
-    sl.follow(log, place.sink(**options), until="end")
+    sl.follow(log, place.sink(**options), upto="end")
     assert verify(place.sink(**options), log).is_right
 
 
@@ -314,7 +314,7 @@ def test_a_follower_that_commits_meanwhile_makes_a_rebuild_a_conflict(place: Any
 
         def run(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
             done = IN_PROCESS.run(parts, spans, title)
-            sl.follow(log, place.sink(mode="append", value=VALUE), until="end")
+            sl.follow(log, place.sink(mode="append", value=VALUE), upto="end")
             return done
 
     with pytest.raises(Conflict):
@@ -338,7 +338,7 @@ def test_a_table_that_goes_back_before_a_rebuild_has_its_former_start_again(plac
     assert found is not None
     assert (found.next, place.sink(mode="append", value=VALUE).start()) == (30, 0)
     assert verify(place.sink(mode="append", value=VALUE), log).is_right
-    sl.follow(log, place.sink(mode="append", value=VALUE), until="end")
+    sl.follow(log, place.sink(mode="append", value=VALUE), upto="end")
     assert len(content(place.sink(mode="append", value=VALUE))) == 40
 
 
@@ -347,7 +347,7 @@ def test_a_follower_that_commits_before_the_range_is_planned_is_never_taken_back
 ) -> None:
     """Its slot is at its cursor: what a rebuild took back could be trimmed before it is followed again."""
     sink = followed(place, log, "append")
-    events: list[Callable[[], object]] = [lambda: sl.follow(log, place.sink(mode="append", value=VALUE), until="end")]
+    events: list[Callable[[], object]] = [lambda: sl.follow(log, place.sink(mode="append", value=VALUE), upto="end")]
 
     def commit() -> None:
         while events:
@@ -479,7 +479,7 @@ def test_a_database_compares_rows_that_arrive_in_pieces(
     for _ in range(5):
         extend(log, 10)
     shape = {"value": VALUE, **options}
-    sl.follow(log, place.sink(**shape), until="end")
+    sl.follow(log, place.sink(**shape), upto="end")
     assert verify(place.sink(**shape), log).is_right
     rebuild(place.sink(**shape), log, start=9)
     found = verify(place.sink(**shape), log)
@@ -619,7 +619,7 @@ def test_what_a_rebuild_reads_is_not_trimmed_meanwhile_and_its_pin_ends_with_it(
     place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, seen = consumed_log(tmp_path), list[Any]()
-    sl.follow(log, place.sink(mode="append", value=VALUE), until="end")
+    sl.follow(log, place.sink(mode="append", value=VALUE), upto="end")
     trimmed_at("planned", log, monkeypatch, seen)
     rebuild(place.sink(mode="append", value=VALUE), log, start=5)
     assert len(content(place.sink(mode="append", value=VALUE))) == 15
@@ -647,7 +647,7 @@ def test_the_slot_of_the_follower_pins_what_comes_behind_a_rebuild_before_that_i
     log = consumed_log(tmp_path)
     rebuild(place.sink(mode="append", value=VALUE), log, upto=12, slot="new")
     assert (log.slots.get("new").position, log.slots.get("new").expires) == (12, None)
-    sl.follow(log, place.sink(mode="append", value=VALUE), "new", until="end")
+    sl.follow(log, place.sink(mode="append", value=VALUE), "new", upto="end")
     assert log.slots.get("new").position == 20
     owner, name = STEPS[type(place)][-1]
     with monkeypatch.context() as crash:
@@ -657,7 +657,7 @@ def test_the_slot_of_the_follower_pins_what_comes_behind_a_rebuild_before_that_i
     assert log.slots.get("new").position == 15
     log.trim(grace=0)
     found = place.sink(mode="append", value=VALUE)
-    sl.follow(log, found, "new", until="end")
+    sl.follow(log, found, "new", upto="end")
     assert len(content(found)) == 20
 
 
@@ -665,12 +665,12 @@ def test_a_follower_that_starts_during_a_rebuild_does_not_move_its_slot_past_the
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = consumed_log(tmp_path)
-    sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="append"), "new", until="end")
+    sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="append"), "new", upto="end")
     planned = Rebuild.planned
 
     def late(self: Rebuild, began: int) -> Any:
         found = planned(self, began)
-        sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="append"), "new", until="end")  # has nothing to apply
+        sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="append"), "new", upto="end")  # has nothing to apply
         assert log.slots.get("new").position == 20
         return found
 
@@ -678,7 +678,7 @@ def test_a_follower_that_starts_during_a_rebuild_does_not_move_its_slot_past_the
     rebuild(sl.DeltaSink(tmp_path / "table", mode="append"), log, upto=15, slot="new")
     assert log.slots.get("new").position == 15
     log.trim(grace=0)
-    assert sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="append"), "new", until="end").next == 20
+    assert sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="append"), "new", upto="end").next == 20
 
 
 def test_a_time_that_no_record_is_behind_empties_no_table(place: Any, log: MemoryLog) -> None:
@@ -707,7 +707,7 @@ def test_a_log_without_slots_is_read_unpinned_and_that_is_said(
 
 
 def test_a_table_like_another_is_opened_elsewhere(tmp_path: Path, log: MemoryLog) -> None:
-    sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="history", value=VALUE, key="id"), until="end")
+    sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="history", value=VALUE, key="id"), upto="end")
     other = existing(tmp_path / "table", value=VALUE, key="id", into=tmp_path / "other")
     assert rebuild(other, log, start=10) == log.end()
     assert (other.mode, other.where) == ("history", str(tmp_path / "other"))
@@ -716,8 +716,8 @@ def test_a_table_like_another_is_opened_elsewhere(tmp_path: Path, log: MemoryLog
 
 
 def test_a_table_is_no_copy_of_itself(tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    sl.follow(log, sl.DeltaSink(tmp_path / "table", value=VALUE), until="end")
-    sl.follow(log, sl.SqliteSink(tmp_path / "shop.db", table="orders", value=VALUE), until="end")
+    sl.follow(log, sl.DeltaSink(tmp_path / "table", value=VALUE), upto="end")
+    sl.follow(log, sl.SqliteSink(tmp_path / "shop.db", table="orders", value=VALUE), upto="end")
     (tmp_path / "link").symlink_to(tmp_path / "table")
     monkeypatch.chdir(tmp_path)
     for one, other in (
@@ -739,7 +739,7 @@ def test_a_table_like_another_may_have_another_format(tmp_path: Path, log: Memor
     first: Any = sl.SqliteSink(tmp_path / "shop.db", table="orders", value=VALUE, dead_letters=True)
     if is_into_sql:
         first = sl.DeltaSink(delta, value=VALUE, dead_letters=tmp_path / "letters")
-    sl.follow(log, first, until="end")
+    sl.follow(log, first, upto="end")
     with pytest.raises(BadRecord, match="offset 30"):
         rebuild(existing(one, value=VALUE, into=other), log)
     letters = True if is_into_sql else f"{tmp_path}/others"
@@ -757,20 +757,20 @@ def test_a_table_of_a_transform_is_neither_written_nor_compared_without_one(
     place: Any, log: MemoryLog, mode: str, tmp_path: Path
 ) -> None:
     options = {"mode": mode, "value": VALUE, "dead_letters": letters(place, tmp_path)}
-    sl.follow(log, place.sink(**options, transform=_only_c1), until="end")
+    sl.follow(log, place.sink(**options, transform=_only_c1), upto="end")
     before = content(place.sink(**options))
     extend(log, 5)
     for job in (
         lambda: rebuild(place.sink(**options), log),
         lambda: verify(place.sink(**options), log),
-        lambda: sl.follow(log, place.sink(**options), until="end"),
+        lambda: sl.follow(log, place.sink(**options), upto="end"),
         lambda: sl.tables.replay_letters(place.sink(**options), log),
     ):
         with pytest.raises(InvalidInput, match="come from a transform"):
             job()
     assert content(place.sink(**options)) == before
     assert sl.tables.describe(place.sink(**options), log).cursor is not None
-    sl.follow(log, place.sink(**options, transform=_only_c1), until="end")
+    sl.follow(log, place.sink(**options, transform=_only_c1), upto="end")
     rebuild(place.sink(**options, transform=_only_c1), log)
     assert verify(place.sink(**options, transform=_only_c1), log).is_right
     with pytest.raises(InvalidInput, match="come from a transform"):
@@ -790,7 +790,7 @@ def test_a_value_that_cannot_be_decoded_is_not_called_a_missing_key(tmp_path: Pa
     with log.producer() as producer:
         producer.append(value=b"no JSON").result()
     with pytest.raises(BadRecord, match="JSON is malformed"):
-        sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="append", value=VALUE), until="end")
+        sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="append", value=VALUE), upto="end")
 
 
 def test_a_log_whose_schema_evolves_while_a_rebuild_begins_is_decoded_by_the_newest_version(
@@ -799,7 +799,7 @@ def test_a_log_whose_schema_evolves_while_a_rebuild_begins_is_decoded_by_the_new
     log = sl.open(f"{tmp_path}/log", create=True, value=sl.Json(pa.schema({"id": pa.int32()})))
     with log.producer() as producer:
         producer.append(key=b"a", value={"id": 1}).result()
-    sl.follow(log, place.sink(mode="append", value="log"), until="end")
+    sl.follow(log, place.sink(mode="append", value="log"), upto="end")
     end = type(log).end
     once = ["evolve"]
 

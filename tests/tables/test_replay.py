@@ -51,7 +51,7 @@ class Place:
         return sl.DeltaSink(f"{self.folder}/table", value=codec, dead_letters=letters, **{**self.options, **options})
 
     def follow(self, codec: Any = NARROW) -> None:
-        sl.follow(self.log, self.sink(codec), until="end")
+        sl.follow(self.log, self.sink(codec), upto="end")
 
     def replay(self) -> sl.tables.Replayed:
         return sl.tables.replay_letters(self.sink(WIDE), self.log)
@@ -246,7 +246,7 @@ def test_letters_above_the_cursor_and_of_other_logs_are_left_alone(tmp_path: Pat
     sl.follow(
         other.log,
         sl.DeltaSink(f"{tmp_path}/other-table", value=NARROW, dead_letters=f"{tmp_path}/letters"),
-        until="end",
+        upto="end",
     )
     with pytest.raises(InvalidInput, match="of several logs"):
         place.replay()
@@ -260,7 +260,7 @@ def test_two_tables_that_share_their_letters_each_replay_their_own(tmp_path: Pat
         return sl.DeltaSink(f"{tmp_path}/second", value=codec, dead_letters=f"{tmp_path}/letters")
 
     place.follow()
-    sl.follow(place.log, second(NARROW), until="end")
+    sl.follow(place.log, second(NARROW), upto="end")
     assert place.letters() == [0, 0]
     assert place.replay().applied == 1
     assert place.letters() == [0]
@@ -275,7 +275,7 @@ def test_a_table_leaves_the_letters_of_another_table_alone(tmp_path: Path) -> No
     place.append((b"a", 1), (b"b", BIG))
     lenient = sl.DeltaSink(f"{tmp_path}/second", mode="append", value=WIDE, dead_letters=f"{tmp_path}/letters")
     place.follow()
-    sl.follow(place.log, lenient, until="end")
+    sl.follow(place.log, lenient, upto="end")
     rows = DeltaTable(f"{tmp_path}/letters").to_pyarrow_table()
     assert (rows["offset"].to_pylist(), rows["of_table"].to_pylist()) == ([1], [f"{tmp_path}/table"])
     assert sl.tables.replay_letters(lenient, place.log) == sl.tables.Replayed(0, 0, 0, of_others=1)
@@ -294,7 +294,7 @@ def test_a_table_that_was_built_again_takes_all_letters_of_its_address_however_i
     place.follow()
     shutil.rmtree(tmp_path / "table")
     monkeypatch.chdir(tmp_path)
-    sl.follow(place.log, sl.DeltaSink("table", mode="append", value=NARROW, dead_letters="letters"), until="end")
+    sl.follow(place.log, sl.DeltaSink("table", mode="append", value=NARROW, dead_letters="letters"), upto="end")
     assert place.letters() == [0]
     same = sl.DeltaSink(f"file://{tmp_path}/table/", mode="append", value=WIDE, dead_letters="letters")
     assert sl.tables.replay_letters(same, place.log) == sl.tables.Replayed(1, 0, 0)
@@ -386,7 +386,7 @@ def test_a_fix_that_gives_later_records_other_keys_is_refused_before_anything_is
 ) -> None:
     place = Place(tmp_path, mode=mode)
     place.append((b"a", 1), (b"a", BIG), (b"a", later), (b"b", sl.Op.DELETE))
-    sl.follow(place.log, place.sink(NARROW, transform=_as_it_is), until="end")
+    sl.follow(place.log, place.sink(NARROW, transform=_as_it_is), upto="end")
     before = DeltaTable(f"{tmp_path}/table")
     with pytest.raises(InvalidInput, match=r"offset 2 under a key .* rebuild"):
         sl.tables.replay_letters(place.sink(WIDE, transform=_other_keys), place.log)
@@ -420,7 +420,7 @@ def test_letters_from_before_a_table_began_are_not_its_own(tmp_path: Path, mode:
         return sl.DeltaSink(f"{tmp_path}/late", mode=mode, value=codec, dead_letters=f"{tmp_path}/letters")
 
     place.follow()
-    sl.follow(place.log, late(NARROW), start=1, until="end")
+    sl.follow(place.log, late(NARROW), start=1, upto="end")
     assert place.letters() == [0, 1, 1]
     assert sl.tables.replay_letters(late(WIDE), place.log).applied == 1
     assert place.letters() == [0, 1]
@@ -504,7 +504,7 @@ def test_the_command_finds_the_letters_of_a_table_in_a_database_by_itself(run: R
     place = Place(tmp_path)
     place.append((b"a", BIG), (b"b", b"never"))
     database = f"{tmp_path}/shop.db"
-    sl.follow(place.log, sl.SqliteSink(database, table="orders", value=NARROW, dead_letters=True), until="end")
+    sl.follow(place.log, sl.SqliteSink(database, table="orders", value=NARROW, dead_letters=True), upto="end")
     place.log.evolve_value(WIDE)
     done = run("table", "replay", f"sqlite:{database}#orders", place.log.url)
     assert done.exit_code == 0, done.output

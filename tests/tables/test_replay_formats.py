@@ -76,7 +76,7 @@ class Place:
         raise NotImplementedError
 
     def follow(self, codec: Any = NARROW, **options: Any) -> None:
-        sl.follow(self.log, self.sink(codec, **options), until="end")
+        sl.follow(self.log, self.sink(codec, **options), upto="end")
 
     def replay(self, codec: Any = WIDE, **options: Any) -> sl.tables.Replayed:
         return sl.tables.replay_letters(self.sink(codec, **options), self.log)
@@ -307,7 +307,7 @@ def test_a_follower_that_runs_goes_on_after_a_replay(place: Place, mode: str) ->
     place.append((b"a", BIG), (b"b", 1))
     running = place.sink(WIDE)
     place.follow(NARROW)
-    sl.follow(place.log, running, until="end")
+    sl.follow(place.log, running, upto="end")
     cursor = place.log.end()
     assert place.replay().applied == 1
     place.append((b"a", BIG + 1))
@@ -408,7 +408,7 @@ def test_a_table_that_was_dropped_and_is_built_again_has_each_letter_once(place:
     place.drop()
     for _ in range(2):
         place.append((b"f", BIG), (b"g", 4))
-        sl.follow(place.log, place.sink(NARROW), until="end", batching=Batching(records=records))
+        sl.follow(place.log, place.sink(NARROW), upto="end", batching=Batching(records=records))
     assert place.letters() == [1, 3, 5, 7]
     assert place.replay().applied == 3
     assert place.letters() == [3]

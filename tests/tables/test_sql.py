@@ -544,9 +544,9 @@ def test_a_table_that_was_dropped_between_runs_is_built_again_from_the_beginning
     rows = changes(0, *[(b"%d" % (number % 2), b"%d" % number) for number in range(5)])
     log.append(rows.drop_columns("offset"), writer=WriterId(CHANCE.uuid()), number=0).result()
     sink = database.sink(dead_letters=True)
-    sl.follow(log, sink, "s", until="end")
+    sl.follow(log, sink, "s", upto="end")
     dropped(database)
-    assert sl.follow(log, sink, "s", until="end").next == 5
+    assert sl.follow(log, sink, "s", upto="end").next == 5
     assert latest_of(database) == {b"0": b"4", b"1": b"3"}
 
 

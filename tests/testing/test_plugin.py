@@ -76,7 +76,7 @@ def test_the_log_is_in_the_store(strandline_log, faulty_store, run):
         producer.append(value=b"v").result(60)
     assert [operation.outcome for operation in faulty_store.log].count("after") == 1
     sink = testing.MemorySink()
-    sl.follow(strandline_log, sink, until="end")
+    sl.follow(strandline_log, sink, upto="end")
     assert sink.rows() == [(0, None, b"v")]
 
 

@@ -106,7 +106,7 @@ def test_the_later_last_term_decides_and_not_the_terms_where_two_histories_part(
 
 
 def test_a_log_that_is_only_shorter_is_not_ready_and_one_that_forgot_where_it_parted_has_a_gap() -> None:
-    with pytest.raises(NotReady, match=r"ends at 2, but its cold tier has offset 2 in term 1.*tier truncate --to 2"):
+    with pytest.raises(NotReady, match=r"ends at 2, but its cold tier has offset 2 in term 1.*tier truncate --from 2"):
         plan_cuts([segment(0, [1, 1, 1])], history([1, 1], 0, before=False), PARTITION)
     with pytest.raises(Gap, match=r"behind a record of term 2, which its cold tier has in term 1"):
         plan_cuts([segment(0, [1, 1, 1])], history([1, 2, 2, 2], 2, before=True), PARTITION)

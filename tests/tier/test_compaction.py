@@ -466,6 +466,6 @@ def test_a_purge_of_another_history_erases_nothing() -> None:
     tiers.tierer(target=1).run_once()
     tiers.restore(backup)
     tiers.append(1)  # instead of the purge
-    with pytest.raises(Diverged, match="truncate --to 1"):
+    with pytest.raises(Diverged, match="truncate --from 1"):
         tiers.tierer(target=1, grace=DAY).compact(purge=True)
     assert found(tiers)[0][3] == b"value"

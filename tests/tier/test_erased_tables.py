@@ -51,7 +51,7 @@ def text_of(url: str) -> str:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_table_built_again_has_no_erased_value_and_equals_the_log(tiers: Tiers, tmp_path: Path, mode: str) -> None:
     codec = sl.Json(NAME)
-    sl.follow(tiers.tiered(), sink_of(tmp_path, mode, codec), "s", until="end")
+    sl.follow(tiers.tiered(), sink_of(tmp_path, mode, codec), "s", upto="end")
     log = erase(tiers)
     before = verify(sink_of(tmp_path, mode, codec), log)
     assert before.is_right is (mode == "latest"), "a table of older values differs from the log, and says so"
@@ -60,14 +60,14 @@ def test_a_table_built_again_has_no_erased_value_and_equals_the_log(tiers: Tiers
     assert "secret" not in text_of(str(tmp_path / mode))
     assert "b2" in text_of(str(tmp_path / mode))
     keyed(tiers, [(Op.PUT, b"anna", b'{"name": "new life"}')])
-    sl.follow(log, sink_of(tmp_path, mode, codec), "s", until="end")
+    sl.follow(log, sink_of(tmp_path, mode, codec), "s", upto="end")
     assert "new life" in text_of(str(tmp_path / mode))
     assert verify(sink_of(tmp_path, mode, codec), log).is_right
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_letter_of_a_purged_key_does_not_come_back_as_the_keys_value(tiers: Tiers, tmp_path: Path, mode: str) -> None:
-    sl.follow(tiers.tiered(), sink_of(tmp_path, mode, sl.Json(NAME)), "s", until="end")
+    sl.follow(tiers.tiered(), sink_of(tmp_path, mode, sl.Json(NAME)), "s", upto="end")
     assert "bad, and secret" in text_of(str(tmp_path / f"{mode}-letters"))
     log = erase(tiers)
     sl.tables.replay_letters(sink_of(tmp_path, mode, sl.Json(NAME)), log)  # still bad

@@ -125,14 +125,14 @@ def test_a_node_does_not_take_over_a_log_without_its_cold_tier(tmp_path: Path) -
 def test_following_something_that_is_no_log_is_refused_before_anything_is_begun(tmp_path: Path) -> None:
     with sl.compat.WriteAheadLog.open(tmp_path / "wal") as wal:
         with pytest.raises(Unsupported, match=r"^A WriteAheadLog cannot be followed: it has no bounds, end, plan"):
-            sl.follow(wal, MemorySink(), until="end")  # type: ignore[arg-type]
+            sl.follow(wal, MemorySink(), upto="end")  # type: ignore[arg-type]
         with pytest.raises(Unsupported, match=r"^A WriteAheadLog cannot be followed"):
             sl.snapshots.bootstrap("/nowhere", "/nowhere", sl.AppendLogStore, log=wal)  # type: ignore[arg-type]
 
 
 def test_a_primary_is_followed_as_every_log_is(primary: sl.node.Primary) -> None:
     for log in (primary, primary.reading()):
-        assert sl.follow(log, MemorySink(), "billing", until="end").next == 1
+        assert sl.follow(log, MemorySink(), "billing", upto="end").next == 1
         primary.slots.drop("billing")
 
 

@@ -46,7 +46,7 @@ def test_a_log_restored_from_before_its_tierer_s_slot_forgets_nothing_before_a_t
     assert tiers.trim() == 0
     assert rows(tiers.hot().read()) == tiers.truth
     if more >= 6:
-        with pytest.raises(Diverged, match="truncate --to 4"):
+        with pytest.raises(Diverged, match="truncate --from 4"):
             tiers.tier(target=500)
         assert tiers.trim() <= 4
     tiers.tierer(target=500).truncate(4)
@@ -65,7 +65,7 @@ def test_a_log_whose_slots_are_newer_than_itself_is_not_trimmed_before_a_tierer_
     assert position(tiers) == 10
     assert tiers.trim() == 0
     assert rows(tiers.tiered().read()) == tiers.truth
-    with pytest.raises(Diverged, match="truncate --to 4"):
+    with pytest.raises(Diverged, match="truncate --from 4"):
         tiers.tier(target=500)
     tiers.tierer(target=500).truncate(4)
     settle(tiers)
@@ -176,7 +176,7 @@ def regrown(kind: Kind) -> Tiers:
 def test_a_log_that_grew_differently_and_then_has_equal_records_again_is_not_tiered_on(kind: Kind) -> None:
     tiers = regrown(kind)
     segments, objects = tiers.segments(), tiers.objects()
-    with pytest.raises(Diverged, match="truncate --to 4"):
+    with pytest.raises(Diverged, match="truncate --from 4"):
         tiers.tier(target=500)
     assert (tiers.segments(), tiers.objects()) == (segments, objects)
     assert tiers.trim() <= 4

@@ -334,7 +334,7 @@ def test_a_follower_goes_on_in_the_cold_tier_where_what_it_planned_was_moved(kin
 
     sink = MemorySink()
     # The first plan of a follower only looks whether its cursor can be served.
-    follow(Meanwhile(log, move, plans=2), sink, until="end", batching=Batching(records=1000), clock=tiers.clock)
+    follow(Meanwhile(log, move, plans=2), sink, upto="end", batching=Batching(records=1000), clock=tiers.clock)
     assert [(offset, value) for offset, _, value in sink.rows()] == tiers.truth
 
 
@@ -345,7 +345,7 @@ def test_a_follower_gets_an_error_for_records_that_are_really_missing(kind: Kind
     tiers.plain.delete(segment_path(segments[1].segment, segments[1].start))
     forget_tails()
     with pytest.raises(NotFound, match=f"offsets {segments[1].start} to"):
-        follow(log, sink, until="end", clock=tiers.clock, batching=Batching(records=1))
+        follow(log, sink, upto="end", clock=tiers.clock, batching=Batching(records=1))
     assert [offset for offset, _, _ in sink.rows()] == list(range(segments[1].start))
 
 
@@ -419,12 +419,12 @@ def test_a_consumer_follows_across_the_seam_while_everything_runs(kind: Kind, se
         keeper = threading.Thread(target=keep)
         keeper.start()
         try:
-            done = follow(log, sink, "billing", until=len(tiers.truth), holder="me")
+            done = follow(log, sink, "billing", upto=len(tiers.truth), holder="me")
             for number in range(40):
                 tiers.append(1 + number % 4)
                 if number % 7 == seed:
-                    done = follow(log, sink, "billing", until=len(tiers.truth), holder="me")
-            done = follow(log, sink, "billing", until=len(tiers.truth), holder="me")
+                    done = follow(log, sink, "billing", upto=len(tiers.truth), holder="me")
+            done = follow(log, sink, "billing", upto=len(tiers.truth), holder="me")
         finally:
             stop.set()
             keeper.join(120)
@@ -448,7 +448,7 @@ NEED_OLD: list[Callable[[TieredLog], object]] = [
     lambda log: log.slots.create("late", 1),
     lambda log: log.slots.reset("known", 1),
     lambda log: log.pieces(0, 4),
-    lambda log: follow(log, MemorySink(), until="end"),
+    lambda log: follow(log, MemorySink(), upto="end"),
 ]
 
 
@@ -463,9 +463,9 @@ def needs_nothing_old(tiers: Tiers, log: TieredLog) -> None:
     assert log.slots.create("new", first).position == first
     assert log.slots.reset("new", end).position == end
     sink = MemorySink()
-    assert follow(log, sink, "new", start=first, until="end", clock=tiers.clock).next == end
+    assert follow(log, sink, "new", start=first, upto="end", clock=tiers.clock).next == end
     assert [(offset, value) for offset, _, value in sink.rows()] == tiers.truth[first:]
-    assert follow(log, MemorySink(), start="now", until="end", clock=tiers.clock).next == end
+    assert follow(log, MemorySink(), start="now", upto="end", clock=tiers.clock).next == end
     log.slots.drop("new")
 
 

@@ -275,7 +275,7 @@ def test_a_log_restored_from_an_older_copy_is_read_but_not_tiered_before_an_oper
 ) -> None:
     tiers = restored(kind, slots=slots)
     segments, objects = tiers.segments(), tiers.objects()
-    with pytest.raises(NotReady, match=r"ends at 4, but its cold tier has offset 4 .*tier truncate --to 4"):
+    with pytest.raises(NotReady, match=r"ends at 4, but its cold tier has offset 4 .*tier truncate --from 4"):
         tiers.tier()
     assert (tiers.segments(), tiers.objects()) == (segments, objects)
     assert position(tiers) <= 4
@@ -299,7 +299,7 @@ def test_a_restored_log_that_grew_differently_within_its_term_is_refused_and_bot
     with pytest.raises((Diverged, NotReady)) as refused:
         tiers.tier()
     assert refused.type is (NotReady if more < 6 else Diverged)
-    assert f"truncate --to {4 if more >= 6 else 4 + more}" in str(refused.value)
+    assert f"truncate --from {4 if more >= 6 else 4 + more}" in str(refused.value)
     assert (tiers.segments(), tiers.objects()) == (segments, objects)
     assert tiers.trim() <= 4  # the hot tier forgets nothing of the new one
     assert rows(tiers.tiered().read()) == tiers.truth
@@ -310,7 +310,7 @@ def test_the_first_look_at_a_log_that_grew_differently_puts_the_slot_back_to_whe
     tiers = restored("object", slots=False)
     go_on(tiers, 8, term=1)
     assert position(tiers) == 10
-    with pytest.raises(Diverged, match="truncate --to 4"):
+    with pytest.raises(Diverged, match="truncate --from 4"):
         tiers.tier()
     assert position(tiers) == 4
     assert tiers.trim() == 4
@@ -342,7 +342,7 @@ def test_the_cold_tier_is_truncated_within_a_segment() -> None:
     tiers.rewind(5)
     go_on(tiers, 6, term=1)
     tierer = tiers.tierer(target=EVERYTHING)
-    with pytest.raises(Diverged, match="truncate --to 5"):
+    with pytest.raises(Diverged, match="truncate --from 5"):
         tierer.run_once(everything=True)
     tiers.trim(2)
     assert ranges(tierer.truncate(5)) == [(0, 9, (1,))]
@@ -369,7 +369,7 @@ def test_a_restored_log_that_grew_within_its_term_and_then_in_a_new_one_is_refus
     go_on(tiers, 2, term=1)
     go_on(tiers, 4, term=2)
     segments = tiers.segments()
-    with pytest.raises(Diverged, match=r"another record at offset 4.*truncate --to 4"):
+    with pytest.raises(Diverged, match=r"another record at offset 4.*truncate --from 4"):
         tiers.tier()
     assert tiers.segments() == segments
     assert tiers.trim() <= 4

@@ -42,7 +42,7 @@ def append_orders(log: sl.log.ObjectLog) -> dict[bytes, str]:
 def test_orders_are_found_by_their_words(strandline_log: sl.log.ObjectLog, tmp_path: Path) -> None:
     append_orders(strandline_log)
     index = OrderSearch(tmp_path / "orders.db")
-    sl.follow(strandline_log, index, until="end")
+    sl.follow(strandline_log, index, upto="end")
     assert index.find("red boat") == [b"order-7"]
 
 
@@ -87,7 +87,7 @@ def test_a_store_that_fails_now_and_then_changes_nothing(
     path = tmp_path / "orders.db"
     for _ in range(100):
         try:
-            sl.follow(strandline_log, OrderSearch(path), slot="search", until="end")
+            sl.follow(strandline_log, OrderSearch(path), slot="search", upto="end")
             break
         except sl.errors.TransientStorageError:
             continue  # a service would be started again

@@ -50,7 +50,7 @@ def append(url: str, changes: int) -> dict[bytes, bytes]:
 def follow(url: str, table: str) -> None:
     """Apply the log to a Delta table, up to its present end, in small commits, so that it can be killed half-way."""
     batching = sl.followers.Batching(records=2000)
-    sl.follow(sl.open(url), sl.DeltaSink(table, mode="latest"), slot="quickstart", batching=batching, until="end")
+    sl.follow(sl.open(url), sl.DeltaSink(table, mode="latest"), slot="quickstart", batching=batching, upto="end")
 
 
 def follow_and_kill(url: str, table: str) -> int:

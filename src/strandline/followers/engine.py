@@ -44,7 +44,7 @@ class Engine:
     """
 
     batching: Batching
-    until: int | None = None
+    upto: int | None = None
     can_resync: bool = False
     usual_window: float = 1.0
     retries: Backoff = STORE_RETRIES
@@ -229,7 +229,7 @@ class Engine:
     def _done(self) -> bool:
         if self._stopping or self._ended:
             return True
-        return self.until is not None and self._read is not None and self._read.next >= self.until
+        return self.upto is not None and self._read is not None and self._read.next >= self.upto
 
     def _flushes(self, now: float) -> bool:
         if self._due is None:

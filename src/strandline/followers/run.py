@@ -48,7 +48,7 @@ def follow(
     batching: Batching | None = None,
     start: Start = "beginning",
     repair: bool = False,
-    until: int | Literal["end"] | None = None,
+    upto: int | Literal["end"] | None = None,
     stop: StopEvent | None = None,
     holder: str | None = None,
     on_progress: Callable[[Cursor], None] = lambda _: None,
@@ -60,7 +60,7 @@ def follow(
     Resumes from the sink's own cursor, whatever happened to earlier runs; only a new follower uses ``start``. By
     default that is the log's very first record, and ``CursorExpired`` if that was trimmed: a table of the latest
     values would lack keys. ``start="retained"`` begins at the first retained record. Ends at the
-    offset ``until`` (``"end"``: the log's end as of this call), or when ``stop`` is set, after applying the fetched
+    offset ``upto`` (``"end"``: the log's end as of this call), or when ``stop`` is set, after applying the fetched
     records. ``slot`` names the slot that pins unread records; it is created if missing, claimed for ``holder``
     and advanced only to the sink's stored cursor. ``on_progress`` gets that cursor, after each commit.
 
@@ -75,7 +75,7 @@ def follow(
     # Also while the sink applies a batch.
     alive = contextlib.nullcontext(committer) if slot is None else SlotHeartbeat(committer, log, clock=clock)
     with committer.abandoned_on_error(), alive as position:
-        engine = Engine(batching or Batching(), until=log.end().next if until == "end" else until)
+        engine = Engine(batching or Batching(), upto=log.end().next if upto == "end" else upto)
         follower = Follower(engine, log, committer, position, clock, on_progress=on_progress)
         end = follower.run(committer.start, stop)
         committer.settle()
@@ -317,7 +317,7 @@ class Follower:
             case events.Open():
                 return Signal.OPENED  # a log is planned again each time
             case events.Receive(since, records, size, seconds, batches) if since is not None:
-                limit = Limit(records=records, bytes=size, batches=batches, upto=self.engine.until)
+                limit = Limit(records=records, bytes=size, batches=batches, upto=self.engine.upto)
                 return self._receive(since, limit, seconds)
             case events.StoreBatch(events.AppliedRange(chunks, since, upto)) if since is not None:
                 return self._stored(chunks, since, upto)

@@ -228,7 +228,7 @@ def ingest_log(
             slot,
             start=start,
             retries_outages=keep_following,
-            until=None if keep_following else end,
+            upto=None if keep_following else end,
             stop=stop,
             batching=limits,
             clock=clock,

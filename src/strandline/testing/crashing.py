@@ -86,7 +86,7 @@ def crashing_at(owner: Any, name: str, *, after: bool = False) -> Iterator[list[
 
 def _follow_and_crash(log: Log, sink: Sink, end: int, owner: Any, name: str, *, after: bool = False) -> bool:
     with crashing_at(owner, name, after=after) as reached:
-        follow(log, sink, batching=Batching(batches=1), until=end)
+        follow(log, sink, batching=Batching(batches=1), upto=end)
     return bool(reached)
 
 

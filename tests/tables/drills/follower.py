@@ -110,7 +110,7 @@ def main() -> None:
     began = time.monotonic()
     try:
         until: Any = orders.until
-        end = sl.follow(log, sink, orders.slot, until=until, batching=Batching(records=orders.records))
+        end = sl.follow(log, sink, orders.slot, upto=until, batching=Batching(records=orders.records))
     except StrandlineError as error:
         print(type(error).__name__, flush=True)
         print(error, file=sys.stderr)

@@ -205,7 +205,7 @@ def test_a_follower_killed_before_its_commit_leaves_nothing_of_it(tmp_path):
     world.extend(4)
     world.killed(("SqliteTransaction", "store"))
     assert world.check() == 0
-    assert sl.follow(world.log, sink_of(world.orders), "s", until="end").next == 4
+    assert sl.follow(world.log, sink_of(world.orders), "s", upto="end").next == 4
     world.check(4)
 
 

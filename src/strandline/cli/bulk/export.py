@@ -44,7 +44,7 @@ def export(
     ] = _START,
     upto: Annotated[
         int | None,
-        typer.Option("--to", metavar="OFFSET", help="Where it ends, without it; by default the log's end."),
+        typer.Option("--until", metavar="OFFSET", help="Where it ends, without it; by default the log's end."),
     ] = None,
     format: Annotated[Format, typer.Option(help="Parquet, or a JSON document per line.")] = Format.PARQUET,  # noqa: A002
     workers: Workers = None,

@@ -33,7 +33,7 @@ def snapshot(
     kind: Annotated[Kind, typer.Option(help="The kind of store that imports it.")] = Kind.APPEND_LOG,
     upto: Annotated[
         int | None,
-        typer.Option("--to", metavar="OFFSET", help="Where it ends, without it; by default the log's end."),
+        typer.Option("--until", metavar="OFFSET", help="Where it ends, without it; by default the log's end."),
     ] = None,
     scratch: Annotated[
         str | None,

@@ -286,8 +286,9 @@ def _compacted(done: Compacted, seconds: float, *, stopped: bool) -> str:
 def truncate(
     log: Place,
     *,
-    to: Annotated[
-        int, typer.Option(metavar="OFFSET", min=0, help="The first offset that is removed from the cold tier.")
+    since: Annotated[
+        int,
+        typer.Option("--from", metavar="OFFSET", min=0, help="The first offset that is removed from the cold tier."),
     ],
     yes: Yes = False,
     json: Json = False,
@@ -298,15 +299,15 @@ def truncate(
     run' refuses such a log, and names the offset. The next run copies the log's own records. Nothing below the
     offset is removed, and nothing at all if the log itself does not continue from there.
 
-    Example: strandline tier truncate ./orders --to 40000
+    Example: strandline tier truncate ./orders --from 40000
     """
-    question = f"Remove everything from offset {to:,} on from the cold tier of {log}, for good?"
+    question = f"Remove everything from offset {since:,} on from the cold tier of {log}, for good?"
     confirm(question, yes=yes)
     with open_to_tier(log) as opened:
         with tiering(opened) as tierer:
-            gone = tierer.truncate(to)
-        text = f"{_counted(gone)} cut or removed; the cold tier ends at {to:,} or before."
-        show.answer({**_of(opened), "to": to, "retired": _each(gone)}, text, as_json=json)
+            gone = tierer.truncate(since)
+        text = f"{_counted(gone)} cut or removed; the cold tier ends at {since:,} or before."
+        show.answer({**_of(opened), "next": since, "retired": _each(gone)}, text, as_json=json)
 
 
 # --- as a service ----------------------------------------------------------------------------------------------

@@ -73,11 +73,11 @@ def produce(url: str, workload: DemoWorkload, index: int, rate: float) -> None:
             done += len(part)
 
 
-def consume(url: str, table: str, mode: str, slot: str, until: int) -> None:
+def consume(url: str, table: str, mode: str, slot: str, upto: int) -> None:
     """Follow the log from its beginning into a Delta table, up to an offset."""
     exit_with_parent()
     sink = sl.DeltaSink(table, mode="append" if mode == "append" else "latest")
-    sl.follow(sl.open(url), sink, slot=slot, start="beginning", until=until)
+    sl.follow(sl.open(url), sink, slot=slot, start="beginning", upto=upto)
 
 
 if __name__ == "__main__":
@@ -85,5 +85,5 @@ if __name__ == "__main__":
     if role == "produce":
         produce(url, DemoWorkload(**json.loads(arguments[0])), int(arguments[1]), float(arguments[2]))
     else:
-        table, mode, slot, until = arguments
-        consume(url, table, mode, slot, int(until))
+        table, mode, slot, upto = arguments
+        consume(url, table, mode, slot, int(upto))

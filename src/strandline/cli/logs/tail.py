@@ -38,6 +38,7 @@ def tail(
     since: Annotated[
         str | None,
         typer.Option(
+            "--from",
             metavar="WHERE",
             help="Where to begin: an offset, a time, now, or beginning, which is all that is retained; by default with "
             "the last 10 records.",

@@ -115,7 +115,7 @@ def follow(
             cast("sl.Sink", sink),
             slot,
             start=cast("Start", start),
-            until=end,
+            upto=end,
             stop=stop,
             on_progress=lambda cursor: tell(cursor.next - first),
         )

@@ -149,15 +149,15 @@ def rebuild(
     start: Annotated[
         Any,
         typer.Option(
-            "--start",
-            metavar="START",
+            "--from",
+            metavar="WHERE",
             parser=known_start,
             help="Where its rows begin: beginning, retained, an offset, a time; by default where they began before.",
         ),
     ] = None,
     upto: Annotated[
         int | None,
-        typer.Option("--to", metavar="OFFSET", help="Where they end, without it; by default the log's end."),
+        typer.Option("--until", metavar="OFFSET", help="Where they end, without it; by default the log's end."),
     ] = None,
     slot: Annotated[
         str | None,
@@ -181,7 +181,7 @@ def rebuild(
     Name the table's dead letters if it has some: a record that cannot become a row is an error otherwise. A Delta or
     Iceberg table is built by a cluster with 'strandline spark rebuild'.
 
-    Example: strandline table rebuild ./tables/orders ./orders --start 2026-01-15T00:00Z
+    Example: strandline table rebuild ./tables/orders ./orders --from 2026-01-15T00:00Z
     """
     opened = _log(log)
     letters: str | bool | None = dead_letters

@@ -107,7 +107,7 @@ def follow(
             position = None if slot is None else stack.enter_context(SlotHeartbeat(committer, source, clock=clock))
             engine = Engine(
                 _batching(timing, read.limit, max_bytes_per_trigger),
-                until=_until(read.end, source.end().next if timing.is_bounded else None),
+                upto=_upto(read.end, source.end().next if timing.is_bounded else None),
                 retries=PATIENCE,
                 is_strict=True,
             )
@@ -148,7 +148,7 @@ def _check_session(spark: Any) -> None:
     raise InvalidInput(f"The first argument is a SparkSession, not {type(spark).__name__}.")
 
 
-def _until(end: Position, now: int | None) -> int | None:
+def _upto(end: Position, now: int | None) -> int | None:
     """The offset at which a pipeline ends: that of ``endingOffset``, and of the log's end if it is bounded by that."""
     named = end.next if isinstance(end, Cursor) else end if isinstance(end, int) else None
     return min((offset for offset in (named, now) if offset is not None), default=None)

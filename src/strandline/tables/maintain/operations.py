@@ -190,7 +190,7 @@ def replay_letters(sink: MaintainedTable, log: Log) -> Replayed:
     >>> def sink(kind: pa.DataType) -> sl.DeltaSink:
     ...     codec = sl.Json(pa.schema({"id": kind}))
     ...     return sl.DeltaSink(f"{folder}/table", value=codec, dead_letters=f"{folder}/letters")
-    >>> sl.follow(log, sink(pa.int32()), until="end").next
+    >>> sl.follow(log, sink(pa.int32()), upto="end").next
     1
     >>> sl.tables.replay_letters(sink(pa.int64()), log)
     Replayed(applied=1, unreadable=0, expired=0, first_reason='', of_others=0)
@@ -215,7 +215,7 @@ def letters(sink: MaintainedTable, log: Log) -> pa.Table:
     ...     _ = producer.append(key=b"a", value=b"no JSON").result()
     >>> codec = sl.Json(pa.schema({"id": pa.int64()}))
     >>> sink = sl.DeltaSink(f"{folder}/table", value=codec, dead_letters=f"{folder}/letters")
-    >>> sl.follow(log, sink, until="end").next
+    >>> sl.follow(log, sink, upto="end").next
     1
     >>> sl.tables.letters(sink, log).select(["offset", "value"]).to_pylist()
     [{'offset': 0, 'value': b'no JSON'}]

@@ -53,7 +53,7 @@ class SqliteSink(SqlSink):
     >>> with log.producer() as producer:
     ...     _ = producer.append(key=b"k", value=b"v").result(timeout=10)
     >>> file = tempfile.mkdtemp() + "/orders.db"
-    >>> sl.follow(log, sl.SqliteSink(file, table="orders"), until="end").next
+    >>> sl.follow(log, sl.SqliteSink(file, table="orders"), upto="end").next
     1
     >>> sqlite3.connect(file).execute("SELECT key, value FROM orders").fetchall()
     [(b'k', b'v')]

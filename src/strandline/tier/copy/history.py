@@ -123,7 +123,7 @@ def _check_older(segment: SegmentMetadata, at: int, history: TermHistory, partit
         raise NotReady(
             f"The log of {partition} ends at {history.next}, but its cold tier has offset {at} in term {term}: the log "
             "was restored from an older copy, or truncated. Restore a newer copy; or continue in a later term; or "
-            f"remove the records that are only in segments with 'strandline tier truncate --to {history.next}'. "
+            f"remove the records that are only in segments with 'strandline tier truncate --from {history.next}'. "
             "Nothing was changed."
         )
     raise Diverged(

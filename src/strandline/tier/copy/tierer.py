@@ -247,19 +247,19 @@ class Tierer:
             return True
         return slots.begin_at(first) >= first
 
-    def truncate(self, to: int) -> list[SegmentMetadata]:
-        """Truncate the cold tier to an offset at which the log diverges from it within a term.
+    def truncate(self, since: int) -> list[SegmentMetadata]:
+        """Truncate the cold tier: remove everything from ``since`` on, where the log diverges from it within a term.
 
         For a log that was restored from an older copy and stays as it is. Returns the deleted segments; their records
-        below ``to`` are kept. The next round copies the log's own records. ``InvalidInput``, and no change, if the log
-        does not have ``to``, or if the two diverge below it.
+        below ``since`` are kept. The next round copies the log's own records. ``InvalidInput``, and no change, if the
+        log does not have ``since``, or if the two diverge below it.
         """
         slot = self._claimed()
         if slot is None:
             return []
         segments, _ = self._cleaned_up(slot)
-        cuts = self._truncation.plan_at(segments, to)
-        return self._truncation.cut(self._put_back(slot, to), cuts)
+        cuts = self._truncation.plan_at(segments, since)
+        return self._truncation.cut(self._put_back(slot, since), cuts)
 
     def compact(
         self, *, purge: bool = False, everything: bool = False, stop: threading.Event | None = None

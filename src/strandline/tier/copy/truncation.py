@@ -125,7 +125,7 @@ class Truncation:
         return Diverged(
             f"The log of {self.ledger.partition} has another record at offset {diverged_at} than its cold tier, in "
             "the same term: it was restored from an older copy and appended to. Restore a newer copy; or, if the log "
-            f"should stay as it is, remove the other records with 'strandline tier truncate --to {diverged_at}'."
+            f"should stay as it is, remove the other records with 'strandline tier truncate --from {diverged_at}'."
         )
 
     def _is_same(self, segment: SegmentMetadata, offset: int) -> bool:
