@@ -34,7 +34,7 @@ def main(dsn: str, folder: Path) -> None:
     # for ever, without upto=; two of them cannot both commit.
     table = sl.PostgresSink(dsn, table="customers", mode="latest", value="log")
     end = sl.follow(log, table, slot="postgres", upto="end")
-    print(f"The table is at offset {end.next}; right: {sl.tables.verify(table, log).is_right}.")
+    print(f"The table is at offset {end.next}; clean: {sl.tables.verify(table, log).is_clean}.")
 
     # 3. It is a table as any other: other tables refer to it, and queries join it.
     with psycopg.connect(dsn) as db:

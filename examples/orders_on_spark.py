@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
     table = sl.DeltaSink(f"{folder}/orders-table", mode="latest", value="log")
     sl.spark.follow(spark, orders.url, table, slot="table", trigger={"availableNow": True}).await_termination()
     rows = DeltaTable(f"{folder}/orders-table").count()
-    print(f"The table has {rows:,} orders; right: {sl.tables.verify(table, orders).is_right}.")
+    print(f"The table has {rows:,} orders; clean: {sl.tables.verify(table, orders).is_clean}.")
 
     # 3. Any query over the log, by the names of the value's fields.
     frame = spark.read.format("strandline").option("decode", "true").load(orders.url)

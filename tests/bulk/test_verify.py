@@ -367,7 +367,7 @@ def test_tables_are_compared_with_the_log_at_their_own_cursor(log: ObjectLog, tm
     damage_file(tmp_path / "wrong")
     audit = sl.bulk.verify(log, tables=[right, wrong], pool=sl.bulk.ThreadPool(4))
     assert kinds(audit) == [FindingKind.TABLE]
-    assert [check.is_right for _, check in audit.tables] == [True, False]
+    assert [check.is_clean for _, check in audit.tables] == [True, False]
     (_, check) = audit.tables[1]
     assert (check.missing, check.extra) == (1, 1)
     assert [bool(row.damage) for row in audit.rows] == [False, False, True]

@@ -56,8 +56,9 @@ def test_a_difference_is_shown_and_ends_with_status_1_and_a_rebuild_mends_it(pla
     text = call("verify", *common(place), status=1)
     assert "1 missing, 0 too many" in text
     assert "strandline table rebuild" in text
+    assert json.loads(call("verify", *common(place), "--json", status=1))["clean"] is False
     assert "20 rows were built again" in call("rebuild", *common(place), "--yes")
-    call("verify", *common(place))
+    assert json.loads(call("verify", *common(place), "--json"))["clean"] is True
 
 
 def test_a_table_that_others_changed_is_repaired(place):

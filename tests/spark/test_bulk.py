@@ -77,7 +77,7 @@ def test_a_table_is_compared_by_executors(spark: SparkSession, log: sl.log.Objec
         sink = sl.DeltaSink(tmp_path / mode, mode=mode)  # type: ignore[arg-type]
         sl.follow(log, sink, upto="end")
         check = sl.tables.verify(sink, log, pool=sl.spark.executors(spark))
-        assert (check.is_right, check.rows, check.cursor.next) == (True, sink.rows().num_rows, 100)
+        assert (check.is_clean, check.rows, check.cursor.next) == (True, sink.rows().num_rows, 100)
 
 
 @pytest.mark.parametrize("mode", ["latest", "append", "history"])
@@ -90,12 +90,12 @@ def test_a_table_is_rebuilt_by_executors_and_followed_from_there(
     append(log, numbered(100, 10))
     cursor = sl.spark.rebuild(spark, log, sl.DeltaSink(place, mode=mode), place="executors")
     assert cursor.next == 110
-    assert sl.tables.verify(sl.DeltaSink(place, mode=mode), log).is_right
+    assert sl.tables.verify(sl.DeltaSink(place, mode=mode), log).is_clean
     append(log, numbered(110, 10))
     following = sl.spark.follow(spark, log, sl.DeltaSink(place, mode=mode), trigger={"availableNow": True})
     following.await_termination(600)
     done = sl.tables.verify(sl.DeltaSink(place, mode=mode), log)
-    assert (done.is_right, sl.DeltaSink(place, mode=mode).cursor(log.log_id)) == (True, log.end())
+    assert (done.is_clean, sl.DeltaSink(place, mode=mode).cursor(log.log_id)) == (True, log.end())
 
 
 @pytest.mark.parametrize("mode", ["latest", "append", pytest.param("history", marks=pytest.mark.matrix)])
@@ -117,7 +117,7 @@ def test_a_new_table_is_built_from_an_offset_of_both_tiers_and_followed_from_the
     sl.spark.follow(spark, log.url, sink(), trigger={"availableNow": True}).await_termination(600)
     with sl.open(log.url) as both:
         check = sl.tables.verify(sink(), both)
-        assert (check.is_right, check.cursor.next) == (True, 120)
+        assert (check.is_clean, check.cursor.next) == (True, 120)
         sl.follow(both, sink("twin"), start=33, upto="end")
     by = [(name, "ascending") for name in sink().rows().column_names if "offset" in name]
     assert sink().rows().sort_by(by).equals(sink("twin").rows().sort_by(by))
@@ -237,7 +237,7 @@ def test_the_command_rebuilds_a_table_on_executors(spark: SparkSession, log: sl.
     DeltaTable(tmp_path / "table").delete()
     result = CliRunner().invoke(app, ["spark", "rebuild", str(tmp_path / "table"), log.url, "--yes", "--json"])
     assert result.exit_code == 0, result.output
-    assert sl.tables.verify(sl.DeltaSink(tmp_path / "table"), log).is_right
+    assert sl.tables.verify(sl.DeltaSink(tmp_path / "table"), log).is_clean
 
 
 def test_executors_ingest_a_log_and_the_command_goes_on(

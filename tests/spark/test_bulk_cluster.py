@@ -120,7 +120,7 @@ def test_jobs_whose_executors_die_within_a_task_are_whole(cluster: Cluster, log:
     assert done == dict.fromkeys((*jobs, "snapshot"), BATCHES * 10)
     assert set(killed) == {*jobs, "snapshot-1", "snapshot-2"}
     assert exported(tmp_path / "export").sort_by("offset").equals(truth.combine_chunks())
-    assert sl.tables.verify(sink, log).is_right
+    assert sl.tables.verify(sink, log).is_clean
     assert read(log).equals(truth)
     for name in ("loaded", "ingested"):
         with sl.open(f"file://{tmp_path}/{name}") as copy:
@@ -235,7 +235,7 @@ def test_a_driver_that_is_killed_in_a_rebuild_leaves_the_old_rows_or_the_new_one
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     assert sink().start() == (30 if function == "_settle" else 0)
-    assert sl.tables.verify(sink(), log).is_right
+    assert sl.tables.verify(sink(), log).is_clean
     assert sl.tables.rebuild(sink(), log, start=40).next == BATCHES * 10
     append(log, numbered(BATCHES * 10, 10))
     sl.follow(log, sink(), upto="end")

@@ -92,7 +92,7 @@ def test_a_rebuild_that_loses_a_worker_is_right(
     mark.unlink()
     assert sl.spark.rebuild(spark, log, sink, place="executors").next == 100
     assert mark.exists()
-    assert sl.tables.verify(sink, log).is_right
+    assert sl.tables.verify(sink, log).is_clean
 
 
 @pytest.mark.matrix

@@ -34,7 +34,7 @@ def output(name: str, place: Path | str) -> list[str]:
 @pytest.mark.matrix
 def test_orders_on_spark_gives_the_same_again(tmp_path: Path) -> None:
     first = output("orders_on_spark.py", tmp_path)
-    assert first[:2] == ["The log ends at offset 1,001.", "The table has 999 orders; right: True."]
+    assert first[:2] == ["The log ends at offset 1,001.", "The table has 999 orders; clean: True."]
     assert first[2] == "c0: 143 orders, 7,071.00 in all"
     assert len(first) == 9
     assert output("orders_on_spark.py", tmp_path) == first

@@ -47,7 +47,7 @@ def test_a_table_in_a_folder_with_an_odd_name_is_followed_and_looked_after(tmp_p
     assert optimize(sink) == 1
     vacuum(sink)
     rebuild(sink, log)
-    assert verify(sink, log).is_right
+    assert verify(sink, log).is_clean
     done = CliRunner().invoke(app, ["table", "describe", place])
     assert done.exit_code == 0, done.output
     assert "20 rows" in done.output
@@ -91,7 +91,7 @@ def test_an_append_only_table_takes_all_changes_and_no_keyed_follower(tmp_path, 
         if mode == "append":
             sink = sl.DeltaSink(place, mode=mode)
             assert sl.follow(log, sink, upto="end").next == 20
-            assert verify(sink, log).is_right
+            assert verify(sink, log).is_clean
             with pytest.raises(InvalidInput, match=r"delta\.appendOnly"):
                 rebuild(sink, log)
             continue
@@ -177,7 +177,7 @@ def test_rows_that_a_deletion_vector_deleted_never_come_back(tmp_path, log, mode
             sl.follow(log, sink, upto="end")
     rebuild(sink, log)
     assert pa.table(DeltaTable(place).deletion_vectors()).num_rows == 0
-    assert verify(sink, log).is_right
+    assert verify(sink, log).is_clean
 
 
 # --- float keys ------------------------------------------------------------------------------------------------------
@@ -217,10 +217,10 @@ def test_a_table_that_began_in_the_middle_is_verified_and_rebuilt_from_there(tmp
     assert sink.start() == 18
     extend(log, [(b"k1", b"new")])
     sl.follow(log, sink, upto="end")
-    assert verify(sink, log).is_right
+    assert verify(sink, log).is_clean
     rows = sink.rows().num_rows
     rebuild(sink, log)
-    assert verify(sink, log).is_right
+    assert verify(sink, log).is_clean
     assert sink.rows().num_rows == rows
 
 
@@ -233,7 +233,7 @@ def test_the_start_of_a_table_that_did_not_record_it_is_found_in_its_first_commi
     first.write_text(text.replace('"strandline.start":"18"', '"other":"1"'))
     sink = sl.DeltaSink(place, mode="append")
     assert sink.start() == 18
-    assert verify(sink, log).is_right
+    assert verify(sink, log).is_clean
 
 
 # --- durability ------------------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def test_a_commit_whose_answer_was_lost_is_found_by_its_snapshot(
             assert sl.follow(log, sink, upto=end).next == end
     assert offsets_of(server) == list(range(9))
     assert server.commits == [200] * 3
-    assert sl.tables.verify(sink_of(server), log).is_right
+    assert sl.tables.verify(sink_of(server), log).is_clean
 
 
 def test_a_commit_on_an_older_state_is_refused_by_the_catalog_and_the_follower_is_fenced(

@@ -131,7 +131,7 @@ def test_a_letter_whose_record_got_a_row_from_a_corrected_sink_after_a_crash_is_
             assert told(place, log) == [1, 5]
     assert told(place, log) == stored(place, log) == [1, 5, 10]
     assert sl.tables.replay_letters(place.sink(value=WIDE, **place.options), log).applied == 2
-    assert sl.tables.verify(place.sink(value=WIDE, **place.options), log).is_right
+    assert sl.tables.verify(place.sink(value=WIDE, **place.options), log).is_clean
     assert stored(place, log) == [10]
 
 
@@ -180,7 +180,7 @@ def test_a_rebuild_with_a_corrected_schema_removes_the_letters_of_the_rows_that_
     assert told(place, log, WIDE) == []
     sl.tables.rebuild(place.sink(value=WIDE, **place.options), log, start="beginning")
     assert told(place, log, WIDE) == []
-    assert sl.tables.verify(place.sink(value=WIDE, **place.options), log).is_right
+    assert sl.tables.verify(place.sink(value=WIDE, **place.options), log).is_clean
     assert sl.tables.replay_letters(place.sink(value=WIDE, **place.options), log).applied == 0
 
 

@@ -137,7 +137,7 @@ def test_verify_and_rebuild_decode_as_the_log_says(tmp_path: Path) -> None:
     append(log, {"id": 1}, {"id": 2})
     sl.follow(log, table.sink(value="log"), upto="end")
     found = sl.tables.existing(table.url, value="log")
-    assert sl.tables.verify(found, log).is_right
+    assert sl.tables.verify(found, log).is_clean
     log.evolve_value(SECOND)
     assert sl.tables.rebuild(sl.tables.existing(table.url, value="log"), log).next == 2
     assert seen(table, "id", "note") == [(2, None)]

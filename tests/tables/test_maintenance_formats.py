@@ -160,7 +160,7 @@ def modes(place):
 def test_a_table_is_followed_and_built_again_only_with_the_key_that_it_was_made_with(place, log):
     options = {"value": sl.Json(ORDER)}
     sl.follow(log, place.sink(key="city", **options), upto="end")
-    assert verify(place.sink(key="city", **options), log).is_right
+    assert verify(place.sink(key="city", **options), log).is_clean
     extend(log, 10)
     for key in ((), "id", ("city", "id")):
         sink = place.sink(key=key, **options)
@@ -168,7 +168,7 @@ def test_a_table_is_followed_and_built_again_only_with_the_key_that_it_was_made_
             with pytest.raises(InvalidInput, match=r"made with .*city"):
                 job(sink)
     sl.follow(log, place.sink(key="city", **options), upto="end")
-    assert verify(place.sink(key="city", **options), log).is_right
+    assert verify(place.sink(key="city", **options), log).is_clean
 
 
 @pytest.mark.parametrize("mode", some(["latest", "append", "history"], 1))
@@ -186,7 +186,7 @@ def test_a_table_is_described_verified_and_built_again(place, log, mode):
     assert found.rows == {"latest": 4, "append": 30}.get(mode, found.rows)
     assert found.bytes > 0
     check = verify(sink, log)
-    assert check.is_right, check.first
+    assert check.is_clean, check.first
     assert check.rows == found.rows
     place.lose()
     if isinstance(place, Iceberg):
@@ -198,23 +198,23 @@ def test_a_table_is_described_verified_and_built_again(place, log, mode):
     assert (check.missing, check.extra) == (1, 0)
     assert "29" in check.first[0]
     rebuild(place.sink(**options), log)
-    assert verify(place.sink(**options), log).is_right
+    assert verify(place.sink(**options), log).is_clean
     extend(log, 10)
     if not isinstance(place, Iceberg):  # whose followers take over what a rebuild committed
         with pytest.raises(Fenced):
             sink.apply(pa.Table.from_batches(list(log.read(30))), since=log.cursor_at(30), upto=log.end())
     sl.follow(log, place.sink(**options), upto="end")
-    assert verify(place.sink(**options), log).is_right
+    assert verify(place.sink(**options), log).is_clean
 
 
 def test_a_table_that_began_in_the_middle_is_verified_and_rebuilt_from_there(place, log):
     sink = place.sink(value=sl.Json(ORDER))
     sl.follow(log, sink, start=22, upto="end")
     assert sink.start() == 22
-    assert verify(sink, log).is_right
+    assert verify(sink, log).is_clean
     rebuild(sink, log)
     assert sink.start() == 22
-    assert verify(sink, log).is_right
+    assert verify(sink, log).is_clean
 
 
 @pytest.mark.parametrize("mode", ["append", "latest"])
@@ -225,7 +225,7 @@ def test_values_of_a_wider_schema_that_a_table_cannot_hold_are_named(place, log,
     with pytest.raises(SchemaRefused, match=r"values of tags \(list.*\), for which.*sl\.tables\.rebuild"):
         verify(place.sink(mode=mode, value=wide), log)
     assert rebuild(place.sink(mode=mode, value=wide), log) == log.end()
-    assert verify(place.sink(mode=mode, value=wide), log).is_right
+    assert verify(place.sink(mode=mode, value=wide), log).is_clean
 
 
 def told_changes(place):
@@ -268,10 +268,10 @@ def test_a_table_is_compared_after_its_log_has_evolved_and_before_it_has_new_rec
         producer.append(key=b"k", value={"id": 1}).result()
     sl.follow(log, place.sink(mode=mode, value="log"), upto="end")
     log.evolve_value(sl.Json(pa.schema({"id": pa.int64(), "gift": pa.bool_()})))
-    assert verify(place.sink(mode=mode, value="log"), log).is_right
+    assert verify(place.sink(mode=mode, value="log"), log).is_clean
     with log.producer() as producer:
         producer.append(key=b"l", value={"id": 1 << 40, "gift": True}).result()
-    assert verify(place.sink(mode=mode, value="log"), log).is_right
+    assert verify(place.sink(mode=mode, value="log"), log).is_clean
     sl.follow(log, place.sink(mode=mode, value="log"), upto="end")
     assert verify(place.sink(mode=mode, value="log"), log).rows == 2
 
@@ -294,7 +294,7 @@ def test_a_follower_that_adds_a_column_while_a_comparison_begins_makes_no_differ
 
     monkeypatch.setattr(type(sink), "meet", late)
     found = verify(sink, log)
-    assert (found.is_right, found.rows) == (True, 2), found.first
+    assert (found.is_clean, found.rows) == (True, 2), found.first
 
 
 def test_a_rebuild_refuses_a_table_of_another_log(place, log):
@@ -303,7 +303,7 @@ def test_a_rebuild_refuses_a_table_of_another_log(place, log):
     extend(other, 40)
     with pytest.raises(Diverged):
         rebuild(place.sink(value=sl.Json(ORDER)), other)
-    assert verify(place.sink(value=sl.Json(ORDER)), log).is_right
+    assert verify(place.sink(value=sl.Json(ORDER)), log).is_clean
 
 
 def test_a_rebuild_stores_each_dead_letter_once(place):
@@ -332,13 +332,13 @@ def test_files_of_an_iceberg_table_are_joined_and_snapshots_expire_but_for_the_p
     assert describe(sink).files == 6
     assert optimize(place.sink(mode="append", value=sl.Json(ORDER))) == 5
     assert describe(sink).files == 1
-    assert verify(sink, log).is_right
+    assert verify(sink, log).is_clean
     extend(log, 5)
     sl.follow(log, sink, upto="end")
     assert vacuum(sink) == 0
     later = ManualClock(now=int((datetime.now(UTC) + timedelta(days=30)).timestamp() * 1e6))
     assert sink.vacuumed(1, clock=later) == 7
-    assert verify(place.sink(mode="append", value=sl.Json(ORDER)), log).is_right
+    assert verify(place.sink(mode="append", value=sl.Json(ORDER)), log).is_clean
     extend(log, 5)
     sl.follow(log, place.sink(mode="append", value=sl.Json(ORDER)), upto="end")
     with pytest.raises(InvalidInput, match="kept compact"):
@@ -361,7 +361,7 @@ def test_a_compaction_beside_its_follower_loses_no_row(tmp_path, log, monkeypatc
 
     monkeypatch.setattr(IcebergSink, "begin", beside)
     sl.follow(log, place.sink(**options), upto=30)
-    assert verify(place.sink(**options), log).is_right
+    assert verify(place.sink(**options), log).is_clean
     place.close()
 
 
@@ -397,7 +397,7 @@ def test_a_table_is_found_by_its_address_with_what_it_records(tmp_path, log, kin
     with opened_place(kind, request, tmp_path, monkeypatch) as place:
         sl.follow(log, place.sink(value=sl.Json(ORDER), soft_deletes=soft), upto="end")
         found = existing(place.address, value=sl.Json(ORDER))
-        assert verify(found, log).is_right
+        assert verify(found, log).is_clean
         assert describe(found, log).cursor == log.end()
 
 

@@ -62,7 +62,7 @@ class Place:
         return OrphanSweeper(self.sink()._followed, hours).removed()
 
     def check(self) -> None:
-        assert sl.tables.verify(self.sink(), self.log).is_right
+        assert sl.tables.verify(self.sink(), self.log).is_clean
 
 
 @pytest.fixture(params=["append", "latest", "history"])

@@ -106,14 +106,14 @@ def test_a_table_is_built_again_from_an_offset_and_followed_without_gap_or_overl
     extend(log, 10)
     sl.follow(log, place.sink(mode=mode, value=VALUE), upto="end")
     check = verify(place.sink(mode=mode, value=VALUE), log)
-    assert (check.is_right, check.cursor) == (True, log.end()), check.first
+    assert (check.is_clean, check.cursor) == (True, log.end()), check.first
     twin = beside(place, tmp_path / "twin")
     assert content(place.sink(mode=mode, value=VALUE)) == content(followed(twin, log, mode, start=13))
     twin.close()
     assert place.sink(mode=mode, value=VALUE).start() == 13
     rebuild(place.sink(mode=mode, value=VALUE), log, start="beginning")
     assert place.sink(mode=mode, value=VALUE).start() == 0
-    assert verify(place.sink(mode=mode, value=VALUE), log).is_right
+    assert verify(place.sink(mode=mode, value=VALUE), log).is_clean
 
 
 def test_a_description_tells_where_the_rows_begin(place: Any, log: MemoryLog) -> None:
@@ -158,7 +158,7 @@ def test_a_table_that_is_absent_is_built_from_a_start(place: Any, log: MemoryLog
     extend(log, 5)
     sl.follow(log, place.sink(mode="append", value=VALUE), upto="end")
     assert len(content(place.sink(mode="append", value=VALUE))) == 15
-    assert verify(place.sink(mode="append", value=VALUE), log).is_right
+    assert verify(place.sink(mode="append", value=VALUE), log).is_clean
 
 
 def test_a_start_that_was_trimmed_is_refused_before_anything_is_made(tmp_path: Path) -> None:
@@ -216,9 +216,9 @@ def test_rows_that_are_not_those_of_the_log_never_become_visible(
             rebuild(place.sink(mode=mode, value=VALUE), log)
         assert content(place.sink(mode=mode, value=VALUE)) == before
         rebuild(place.sink(mode=mode, value=VALUE), log, verify=False)  # the broken twin without the comparison
-    assert not verify(place.sink(mode=mode, value=VALUE), log).is_right
+    assert not verify(place.sink(mode=mode, value=VALUE), log).is_clean
     rebuild(place.sink(mode=mode, value=VALUE), log)
-    assert verify(place.sink(mode=mode, value=VALUE), log).is_right
+    assert verify(place.sink(mode=mode, value=VALUE), log).is_clean
 
 
 def test_a_transform_that_gives_other_rows_each_time_is_refused_unless_it_is_not_compared(
@@ -292,14 +292,14 @@ def test_a_crash_at_any_step_leaves_the_old_rows_or_all_new_ones(
             assert is_new, name  # there is no table yet, or an empty one
         else:
             assert (found.start(), len(content(found))) in {(before, 30 - (before or 0)), (start, 30 - start)}, name
-            assert verify(place.sink(**options), log).is_right
+            assert verify(place.sink(**options), log).is_clean
         rebuild(place.sink(**options), log, start=start)
         found = place.sink(**options)
         assert (found.start(), len(content(found))) == (start, 30 - start)
-        assert verify(found, log).is_right
+        assert verify(found, log).is_clean
     extend(log, 4)
     sl.follow(log, place.sink(**options), upto="end")
-    assert verify(place.sink(**options), log).is_right
+    assert verify(place.sink(**options), log).is_clean
 
 
 def test_a_follower_that_commits_meanwhile_makes_a_rebuild_a_conflict(place: Any, log: MemoryLog) -> None:
@@ -321,7 +321,7 @@ def test_a_follower_that_commits_meanwhile_makes_a_rebuild_a_conflict(place: Any
         rebuild_table(sink, log, start=5, upto=None, workers=Overtaken(), is_verified=True)
     found = place.sink(mode="append", value=VALUE)
     assert (found.start(), len(content(found))) == (0, 40)
-    assert verify(found, log).is_right
+    assert verify(found, log).is_clean
 
 
 def test_a_table_that_goes_back_before_a_rebuild_has_its_former_start_again(place: Any, log: MemoryLog) -> None:
@@ -337,7 +337,7 @@ def test_a_table_that_goes_back_before_a_rebuild_has_its_former_start_again(plac
     found = fresh.repair(log.log_id, lambda cursor: cursor.next <= 30)
     assert found is not None
     assert (found.next, place.sink(mode="append", value=VALUE).start()) == (30, 0)
-    assert verify(place.sink(mode="append", value=VALUE), log).is_right
+    assert verify(place.sink(mode="append", value=VALUE), log).is_clean
     sl.follow(log, place.sink(mode="append", value=VALUE), upto="end")
     assert len(content(place.sink(mode="append", value=VALUE))) == 40
 
@@ -372,7 +372,7 @@ def test_a_follower_that_commits_before_the_range_is_planned_is_never_taken_back
         with pytest.raises(Conflict):
             rebuild(sink, log)
     found = verify(place.sink(mode="append", value=VALUE), log)
-    assert (found.is_right, found.cursor.next, found.rows) == (True, 40, 40)
+    assert (found.is_clean, found.cursor.next, found.rows) == (True, 40, 40)
 
 
 def restored_by(how: str, address: str, version: int, moment: datetime | None = None) -> None:
@@ -404,7 +404,7 @@ def test_a_delta_table_that_another_restores_has_the_start_of_its_rows(
         place.sink(mode="append", value=VALUE).cursor(log.log_id)
     place.sink(mode="append", value=VALUE).adopt(log.log_id)
     found = verify(place.sink(mode="append", value=VALUE), log)
-    assert (found.is_right, found.rows) == (True, 30), found.first
+    assert (found.is_clean, found.rows) == (True, 30), found.first
     restored_by(how, place.address, second, later)
     assert place.sink(mode="append", value=VALUE).start() == 20
     rebuild(place.sink(mode="append", value=VALUE), log)
@@ -424,7 +424,7 @@ def test_a_delta_table_that_is_repaired_after_a_restore_to_a_time_has_the_start_
     place.sink(mode="append", value=VALUE).repair(log.log_id, lambda _: True)
     assert place.sink(mode="append", value=VALUE).start() == 20
     found = verify(place.sink(mode="append", value=VALUE), log)
-    assert (found.is_right, found.rows) == (True, 10)
+    assert (found.is_clean, found.rows) == (True, 10)
 
 
 def test_the_start_of_rows_that_no_known_version_has_is_that_of_the_last_rebuild(
@@ -480,10 +480,10 @@ def test_a_database_compares_rows_that_arrive_in_pieces(
         extend(log, 10)
     shape = {"value": VALUE, **options}
     sl.follow(log, place.sink(**shape), upto="end")
-    assert verify(place.sink(**shape), log).is_right
+    assert verify(place.sink(**shape), log).is_clean
     rebuild(place.sink(**shape), log, start=9)
     found = verify(place.sink(**shape), log)
-    assert (found.is_right, found.rows) == (True, len(content(place.sink(**shape))))
+    assert (found.is_clean, found.rows) == (True, len(content(place.sink(**shape))))
     owner = STEPS[type(place)][0][0]
     monkeypatch.setattr(owner, "compared", lambda _, rows, __: RowDifferences(len(list(rows)), 0, 0))
     assert verify(place.sink(**shape), log).rows > 1  # pieces
@@ -540,7 +540,7 @@ def test_a_table_is_built_from_both_tiers(tmp_path: Path, mode: Any) -> None:
     with sl.open(log.url) as both:
         sink = sl.DeltaSink(tmp_path / "table", mode=mode)
         assert rebuild(sink, both, start=17, pool=ThreadPool(3)).next == 50
-        assert verify(sink, both).is_right
+        assert verify(sink, both).is_clean
         if mode == "append":
             assert sorted(sink.rows().column("offset").to_pylist()) == list(range(17, 50))
 
@@ -711,7 +711,7 @@ def test_a_table_like_another_is_opened_elsewhere(tmp_path: Path, log: MemoryLog
     other = existing(tmp_path / "table", value=VALUE, key="id", into=tmp_path / "other")
     assert rebuild(other, log, start=10) == log.end()
     assert (other.mode, other.where) == ("history", str(tmp_path / "other"))
-    assert verify(other, log).is_right
+    assert verify(other, log).is_clean
     assert sl.DeltaSink(tmp_path / "table", mode="history", value=VALUE, key="id").start() == 0
 
 
@@ -772,7 +772,7 @@ def test_a_table_of_a_transform_is_neither_written_nor_compared_without_one(
     assert sl.tables.describe(place.sink(**options), log).cursor is not None
     sl.follow(log, place.sink(**options, transform=_only_c1), upto="end")
     rebuild(place.sink(**options, transform=_only_c1), log)
-    assert verify(place.sink(**options, transform=_only_c1), log).is_right
+    assert verify(place.sink(**options, transform=_only_c1), log).is_clean
     with pytest.raises(InvalidInput, match="come from a transform"):
         verify(place.sink(**options), log)
     if hasattr(place, "address"):
@@ -815,4 +815,4 @@ def test_a_log_whose_schema_evolves_while_a_rebuild_begins_is_decoded_by_the_new
     monkeypatch.setattr(type(log), "end", evolving)
     assert rebuild(place.sink(mode="append", value="log"), log).next == 2
     assert "Oslo" in str(content(place.sink(mode="append", value="log")))
-    assert verify(place.sink(mode="append", value="log"), log).is_right
+    assert verify(place.sink(mode="append", value="log"), log).is_clean

@@ -61,7 +61,7 @@ class Place:
 
     def check(self) -> None:
         found = sl.tables.verify(self.sink(WIDE), self.log)
-        assert found.is_right, found.first
+        assert found.is_clean, found.first
 
 
 SHAPES: list[dict[str, Any]] = [
@@ -267,7 +267,7 @@ def test_two_tables_that_share_their_letters_each_replay_their_own(tmp_path: Pat
     assert sl.tables.replay_letters(second(WIDE), place.log).applied == 1
     assert place.letters() == []
     place.check()
-    assert sl.tables.verify(second(WIDE), place.log).is_right
+    assert sl.tables.verify(second(WIDE), place.log).is_clean
 
 
 def test_a_table_leaves_the_letters_of_another_table_alone(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_a_table_leaves_the_letters_of_another_table_alone(tmp_path: Path) -> No
     assert (rows["offset"].to_pylist(), rows["of_table"].to_pylist()) == ([1], [f"{tmp_path}/table"])
     assert sl.tables.replay_letters(lenient, place.log) == sl.tables.Replayed(0, 0, 0, of_others=1)
     assert place.letters() == [1]
-    assert sl.tables.verify(lenient, place.log).is_right
+    assert sl.tables.verify(lenient, place.log).is_clean
     assert place.replay() == sl.tables.Replayed(1, 0, 0)
     assert place.letters() == []
     place.check()
@@ -395,7 +395,7 @@ def test_a_fix_that_gives_later_records_other_keys_is_refused_before_anything_is
     sl.tables.rebuild(place.sink(WIDE, transform=_other_keys), place.log)
     sl.tables.replay_letters(place.sink(WIDE, transform=_other_keys), place.log)
     assert place.letters() == []
-    assert sl.tables.verify(place.sink(WIDE, transform=_other_keys), place.log).is_right
+    assert sl.tables.verify(place.sink(WIDE, transform=_other_keys), place.log).is_clean
 
 
 @pytest.mark.parametrize("mode", ["latest", "history"])
@@ -510,4 +510,4 @@ def test_the_command_finds_the_letters_of_a_table_in_a_database_by_itself(run: R
     assert done.exit_code == 0, done.output
     assert "1 dead letter applied" in done.stdout
     sink = sl.SqliteSink(database, table="orders", value=WIDE, dead_letters=True)
-    assert sl.tables.verify(sink, place.log).is_right
+    assert sl.tables.verify(sink, place.log).is_clean

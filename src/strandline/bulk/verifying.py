@@ -309,9 +309,9 @@ class _Job:
                 self.table_rows.append(AuditRow(table.where, 0, 0, ((0, 0),)))
                 continue
             held = (table.start(), check.cursor.next)
-            self.table_rows.append(AuditRow(table.where, *held, () if check.is_right else (held,)))
+            self.table_rows.append(AuditRow(table.where, *held, () if check.is_clean else (held,)))
             self.found.examined["rows"] += check.rows
-            if not check.is_right:
+            if not check.is_clean:
                 what = (
                     f"{table.where} differs from the log at offset {check.cursor.next}: {check.missing:,} rows are "
                     f"missing, {check.extra:,} are too many. {'; '.join(check.first[:3])}. Build the table again "

@@ -118,6 +118,7 @@ def verify(
     with show.busy("comparing rows with the log"):
         check = sl.tables.verify(sink, opened, pool=pool)
     fields: dict[str, Any] = {
+        "clean": check.is_clean,
         "cursor": str(check.cursor),
         "rows": check.rows,
         "missing": check.missing,
@@ -126,13 +127,13 @@ def verify(
     }
     text = f"{show.counted(check.rows, 'row')}, up to offset {check.cursor.next:,}: "
     more: list[str] = []
-    if check.is_right:
+    if check.is_clean:
         text += "each is as the log says."
     else:
         text += f"{check.missing:,} missing, {check.extra:,} too many."
         more = [*(f"  {one}" for one in check.first), f"Build it again with 'strandline table rebuild {url} {log}'."]
     show.answer(fields, text, *more, as_json=json)
-    if not check.is_right:
+    if not check.is_clean:
         raise typer.Exit(1)
 
 

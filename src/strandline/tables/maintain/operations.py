@@ -77,7 +77,7 @@ class TableCheck:
     """The first differences."""
 
     @property
-    def is_right(self) -> bool:
+    def is_clean(self) -> bool:
         """Whether there is no difference."""
         return not self.missing and not self.extra
 
