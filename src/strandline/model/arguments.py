@@ -24,6 +24,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, overload
 
 from strandline.errors import InvalidInput, printable
+from strandline.model.call_shapes import misfit
 from strandline.model.optional_calls import OptionalCalls, with_article
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -43,9 +44,11 @@ _DESCRIPTIONS: Final[Mapping[str, str]] = {
     "MaintainedTable": "a table's sink (sl.tables.existing(address) gives it)",
     "Prefix": "a Prefix such as sl.Prefix(b'orders.')",
     "RecordBatch": "a pyarrow.RecordBatch (log.producer() appends single records)",
+    "Shipper": "a Shipper (log.producer() makes a producer)",
     "Sink": "a Sink such as sl.DeltaSink(path)",
     "Table": "a pyarrow.Table",
     "Watcher": "a Watcher such as sl.kv.LogKeyValue(log)",
+    "WriterId": "a UUID (log.producer() numbers appends by itself)",
 }
 """Classes whose name alone does not say how to get an instance."""
 
@@ -169,7 +172,8 @@ def kind_of(hint: Any) -> ArgumentKind | None:  # noqa: PLR0911 - one answer for
     "'now', a whole number from 0 up to 2**63 - 1 or None"
     """
     if hasattr(hint, "__supertype__"):  # a NewType
-        return kind_of(hint.__supertype__)
+        kind, description = kind_of(hint.__supertype__), _DESCRIPTIONS.get(hint.__name__)
+        return kind if kind is None or description is None else kind._replace(description=description)
     origin, parameters = get_origin(hint), get_args(hint)
     if (plain := _PLAIN.get(NoneType if hint is None else origin or hint)) is not None:
         return plain
@@ -284,6 +288,7 @@ def _checked(call: Callable[..., Any], name: str, *, is_bound: bool = False) -> 
     kinds: dict[str, ArgumentKind] = {}
     positional: list[tuple[str, ArgumentKind | None]] = []
     is_known = False
+    door = _Door(call, name, kinds, is_bound)
 
     @functools.wraps(call)
     def checked_call(*args: Any, **options: Any) -> Any:
@@ -293,18 +298,62 @@ def _checked(call: Callable[..., Any], name: str, *, is_bound: bool = False) -> 
             is_known = True
         for (parameter, kind), value in zip(positional, args, strict=False):
             if kind is not None and not kind.admits(value):
-                kind.check(value, f"{_public_name(args[0], name) if is_bound else name}: {parameter}")
+                door.refuse(kind, parameter, value, args)
         for parameter, value in options.items():
             if (named := kinds.get(parameter)) is not None and not named.admits(value):
-                named.check(value, f"{_public_name(args[0], name) if is_bound else name}: {parameter}")
-        return call(*args, **options)
+                door.refuse(named, parameter, value, args)
+        try:
+            return call(*args, **options)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # from within the call
+            if (said := door.misfit(args, options)) is None:
+                raise
+        raise InvalidInput(said)
 
     return checked_call
 
 
-def _public_name(owner: Any, method: str) -> str:
-    name = owner.__name__ if isinstance(owner, type) else type(owner).__name__
-    return name if method == "__init__" else f"{name}.{method}"
+class _Door(NamedTuple):
+    """The errors of one call. ``is_bound``: its first argument is the object, or the class."""
+
+    call: Callable[..., Any]
+    name: str
+    kinds: Mapping[str, ArgumentKind]
+    is_bound: bool
+
+    def refuse(self, kind: ArgumentKind, parameter: str, value: Any, args: tuple[Any, ...]) -> None:
+        """Raise the error of a value that is not of its kind."""
+        if (said := self._opener(args)) is not None:
+            raise InvalidInput(said)
+        kind.check(value, f"{self._called(args)}: {parameter}")
+
+    def misfit(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> str | None:
+        """The sentence on arguments that the signature does not have; None if it has them."""
+        own = functools.partial(self.call, args[0]) if self.is_bound else self.call
+        said = misfit(own, self._called(args), args[self.is_bound :], options, self._describe)
+        return said and (self._opener(args) or said)
+
+    def _describe(self, parameter: str) -> str | None:
+        return self.kinds[parameter].description if parameter in self.kinds else None
+
+    def _called(self, args: tuple[Any, ...]) -> str:
+        if not self.is_bound:
+            return self.name
+        owner = _class_of(args[0]).__name__
+        return owner if self.name == "__init__" else f"{owner}.{self.name}"
+
+    def _opener(self, args: tuple[Any, ...]) -> str | None:
+        """Of a constructor whose class has a method that opens: what to call instead."""
+        owner = _class_of(args[0]) if self.is_bound and self.name == "__init__" else object
+        if not isinstance(inspect.getattr_static(owner, "open", None), classmethod):
+            return None
+        needed = [one.name for one in inspect.signature(owner.open).parameters.values() if one.default is one.empty]  # type: ignore[attr-defined]
+        return f"{owner.__name__}.open({', '.join(needed)}) opens {with_article(owner.__name__)}."
+
+
+def _class_of(owner: Any) -> type:
+    return owner if isinstance(owner, type) else type(owner)
 
 
 def _learn(

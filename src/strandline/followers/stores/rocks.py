@@ -41,11 +41,13 @@ from strandline.storage.fork_check import Origin, bound_to_process
 
 if TYPE_CHECKING:
     from rocksdict import Rdict
+else:
+    Rdict = Any  # of an extra
 
 
 @bound_to_process()
 @final
-@checked(own=("__init__", "get"))
+@checked(own=("get",))
 class RocksStore(RuledStore):
     """A :class:`~strandline.model.sink.Store` on disk: a write is one RocksDB batch, with the cursor inside.
 

@@ -6,7 +6,8 @@ import asyncio
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import Any, Final, Self
+from datetime import datetime
+from typing import Any, Final, Never, Self
 
 from strandline.errors import InvalidInput, Unsupported
 from strandline.log.contract import Receipt
@@ -16,6 +17,7 @@ from strandline.log.produce.handles import BatchHandle, ProduceHandle, RecordHan
 from strandline.log.produce.limits import Limits
 from strandline.log.produce.outbox import Outbox, ReentrantEvent
 from strandline.log.produce.rows import (
+    BY_NAME,
     CALL,
     ENTRY,
     ONLY_VALUES,
@@ -25,8 +27,8 @@ from strandline.log.produce.rows import (
     check_opaque,
     check_rare,
     check_size,
-    check_timestamp,
     header_bytes,
+    microseconds_of,
 )
 from strandline.log.produce.shipper import Shipper
 from strandline.log.produce.typed import TYPES, ValueEncoder
@@ -121,18 +123,20 @@ class Producer(Closing):
 
     def append(  # noqa: C901, PLR0912 - called per record: a helper would cost 10 %
         self,
-        *,
+        *by_position: Never,
         key: bytes | None = None,
         value: Any = None,
         op: int = _PUT,
-        timestamp: int | None = None,
+        timestamp: int | datetime | None = None,
         headers: Headers | None = None,
     ) -> RecordHandle:
-        """Append one record; ``timestamp`` is in microseconds and defaults to now.
+        """Append one record; ``timestamp`` is a datetime, or in microseconds, and defaults to now.
 
         ``value`` is bytes, None, or, where there is a codec, a mapping, a dataclass or a Struct with its fields. One
         that does not fit is ``InvalidInput``, with the field, and nothing is appended.
         """
+        if by_position:
+            raise InvalidInput(BY_NAME)
         buffer = self._buffer
         large = False
         if value is None:
@@ -156,7 +160,7 @@ class Producer(Closing):
         if large:
             check_size(key, value, headers, buffer.most_record_bytes)
         if timestamp is not None:
-            check_timestamp(timestamp)
+            timestamp = microseconds_of(timestamp)
         if buffer.full:
             buffer.wait_for_room()
         ticket_range = buffer.ticket_range  # before the ticket: the record is in this range or a later one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from itertools import accumulate, chain, compress, count, repeat
 from operator import itemgetter, mul
 from typing import Final, NamedTuple, cast
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 from strandline.errors import InvalidInput
 from strandline.log.produce.shipper import RANGE_BYTES
 from strandline.model.arguments import shown
+from strandline.model.cursor import microseconds
 from strandline.model.head import MetadataRanges
 from strandline.model.records import Op, record_batch
 
@@ -55,6 +57,8 @@ ONLY_VALUES: Final = (
     "This log keeps values and nothing else: a record may have no key, no headers and no operation but put, and must "
     "have a value."
 )
+
+BY_NAME: Final = "Producer.append takes its arguments by name: append(value=…), or append(key=…, value=…)."
 
 _MAX_TIME: Final = ((1 << 63) - 1) // 1000
 
@@ -262,10 +266,14 @@ def header_bytes(headers: Headers) -> int:
     return sum(len(name.encode()) + len(value) + 8 for name, value in headers.items())
 
 
-def check_timestamp(timestamp: int) -> None:
-    """Refuse a value that is not a time in microseconds."""
-    if type(timestamp) is not int or not -_MAX_TIME <= timestamp <= _MAX_TIME:
-        raise InvalidInput(f"A timestamp is a whole number of microseconds since 1970, not {shown(timestamp)}.")
+def microseconds_of(timestamp: int | datetime) -> int:
+    """A record's time in microseconds since 1970; other values are refused."""
+    found = microseconds(timestamp) if isinstance(timestamp, datetime) else timestamp
+    if type(found) is not int or not -_MAX_TIME <= found <= _MAX_TIME:
+        raise InvalidInput(
+            f"A timestamp is a datetime, or a whole number of microseconds since 1970, not {shown(timestamp)}."
+        )
+    return found
 
 
 def check_opaque(batches: list[pa.RecordBatch]) -> None:

@@ -27,8 +27,6 @@ def position_of(start: Start, log_id: UUID, bounds: Bounds, listed_since: Callab
         case "now":
             return bounds.next
         case datetime():
-            if start.tzinfo is None:
-                raise InvalidInput(f"The time {start} has no time zone: add one, such as datetime.now(UTC).")
             found = listed_since(microseconds(start))
             return bounds.next if found is None else max(bounds.first, found)
         case Cursor():
