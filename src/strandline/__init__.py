@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from strandline import tables as tables
     from strandline import tier as tier
     from strandline import values as values
+    from strandline.followers.consumer.consumer import Consumer as Consumer
     from strandline.followers.run import follow as follow
     from strandline.followers.stores.append_log import AppendLogStore as AppendLogStore
     from strandline.followers.stores.rocks import RocksStore as RocksStore
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from strandline.model.records import Op as Op
     from strandline.model.sink import Sink as Sink
     from strandline.model.sink import Store as Store
-    from strandline.opening import Consumer as Consumer
     from strandline.opening import open_url
     from strandline.tables.delta.sink import DeltaSink as DeltaSink
     from strandline.tables.iceberg.sink import IcebergSink as IcebergSink
@@ -69,7 +69,7 @@ _get, __dir__, __all__ = lazy(
         "AppendLogStore": "strandline.followers.stores.append_log",
         "Arrow": "strandline.values.codecs.arrow",
         "Avro": "strandline.values.codecs.avro",
-        "Consumer": "strandline.opening",
+        "Consumer": "strandline.followers.consumer.consumer",
         "Cursor": "strandline.model.cursor",
         "DeltaSink": "strandline.tables.delta.sink",
         "IcebergSink": "strandline.tables.iceberg.sink",

@@ -9,8 +9,6 @@ from typing import Any, Final, Literal, TypeAlias, overload
 
 from strandline.compat.v1.log import QueueLog, open_queue
 from strandline.errors import InvalidInput, Unsupported
-from strandline.followers.consumer.consumer import Consumer
-from strandline.followers.consumer.opening import OPENERS
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
@@ -28,7 +26,7 @@ from strandline.tier.opening import tiered
 from strandline.tier.read.tiered_log import TieredLog
 from strandline.values.contract import Codec
 
-__all__ = ["AddressedLog", "Consumer", "open_url"]
+__all__ = ["AddressedLog", "open_url"]
 
 AddressedLog: TypeAlias = ObjectLog | TieredLog | WalLog | WalReader | RemoteLog | QueueLog
 """The kinds of logs that ``open`` returns, by the scheme of the address."""
@@ -216,6 +214,3 @@ def _only(scheme: str, schemes: tuple[str, ...], what: str, **given: Any) -> Non
 
 # Its public name, in help() and in pickles. Here it must not hide the builtin.
 open_url.__module__, open_url.__name__, open_url.__qualname__ = "strandline", "open", "open"
-
-# The package of the consumer is below this one and opens object logs only. It opens other addresses through these.
-OPENERS.update(dict.fromkeys(("wal", *NODE_SCHEMES), open_url))

@@ -86,14 +86,17 @@ def acknowledge_the_batch_itself(log: Any, _: Path) -> None:
         (lambda log, _: log.producer().append(value=b"v", headers={"a": "b"}), "text to bytes: encode their values"),
         (lambda _, path: sl.open(path / "new", creat=True), "open has no argument creat=: did you mean create="),
         (lambda _, path: sl.open(path / "new", create=True, value={"id": "int"}), "a Codec such as sl.Json.schema."),
-        (lambda _, path: sl.follow(path / "log", sl.MemoryStore()), "log is a Log .sl.open.address. opens one., not"),
+        (
+            lambda *_: sl.follow(3, sl.MemoryStore()),
+            "log is a Log .sl.open.address. opens one., .* a path object, not 3",
+        ),
         (lambda log, _: sl.follow(log, "./table"), "sink is a Sink such as sl.DeltaSink.path., not"),
         (
             lambda log, _: sl.follow(log, OnlyApplies(), upto="end"),
             "OnlyApplies cannot .* no cursor... Implement",
         ),
         (
-            lambda *_: sl.tables.describe("./table"),
+            lambda log, _: sl.tables.verify("./table", log),
             "a table's sink .sl.tables.existing.address. gives it., not",
         ),
         (

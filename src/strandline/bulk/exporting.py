@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from strandline.compat.v1.log import QueueLog
 from strandline.errors import AlreadyExists, CorruptData, Diverged, InvalidInput, NotFound, Unsupported
+from strandline.log.addressed import log_at
 from strandline.log.contract import READING, LogReading, require
 from strandline.log.read.planning import divided
 from strandline.log.read.span_tasks import is_same_history, records_between, run_located, spans_between
@@ -85,7 +86,7 @@ class ExportManifest(msgspec.Struct, frozen=True):
 
 @checked
 def export(
-    log: LogReading,
+    log: LogReading | Address,
     target: Address,
     *,
     since: Start = "retained",
@@ -106,41 +107,42 @@ def export(
     ``InvalidInput`` if there is an export of another range or log at the target; ``Diverged`` if the log was restored
     since, and has other records there; ``CursorExpired`` if records were deleted before they were exported.
     """
-    require(log, "exported", *READING)
-    if isinstance(log, QueueLog):
-        raise Unsupported(
-            f"{log!r} is a queue of version 1, whose offsets number batches and not records: copy it into a log with "
-            "sl.ingest, and export that."
-        )
-    store = open_store(target, options)
-    with contextlib.suppress(NotFound):
-        whole = _decoded(store, MANIFEST, ExportManifest)
-        _check_same(whole, log, store, since, upto, format)
-        return whole
-    plan = _planned(log, store, since, upto, format, part_bytes)
-    ends = [*plan.cuts, plan.upto][1:]
-    names = [f"part-{first:020d}-{end:020d}.{_SUFFIX[format]}" for first, end in zip(plan.cuts, ends, strict=True)]
-    sizes = {item.path: item.size for item in store.list("part-") if item.size}  # an empty one is no part
-    total, done = plan.upto - plan.since, 0
-    missing: list[PartTask] = []
-    for name, first, end in zip(names, plan.cuts, ends, strict=True):
-        if name in sizes:
-            done += end - first
-        else:
-            missing.append(PartTask(store, name, format, first, end, spans_between(log, first, end)))
-    on_progress(done, total)
-    for task, size in run_located(log, missing, pool or ThreadPool(), f"export to {store.url}"):
-        sizes[task.name] = size
-        done += task.next - task.first
+    with log_at(log) as source:
+        require(source, "exported", *READING)
+        if isinstance(source, QueueLog):
+            raise Unsupported(
+                f"{source!r} is a queue of version 1, whose offsets number batches and not records: copy it into a log "
+                "with sl.ingest, and export that."
+            )
+        store = open_store(target, options)
+        with contextlib.suppress(NotFound):
+            whole = _decoded(store, MANIFEST, ExportManifest)
+            _check_same(whole, source, store, since, upto, format)
+            return whole
+        plan = _planned(source, store, since, upto, format, part_bytes)
+        ends = [*plan.cuts, plan.upto][1:]
+        names = [f"part-{first:020d}-{end:020d}.{_SUFFIX[format]}" for first, end in zip(plan.cuts, ends, strict=True)]
+        sizes = {item.path: item.size for item in store.list("part-") if item.size}  # an empty one is no part
+        total, done = plan.upto - plan.since, 0
+        missing: list[PartTask] = []
+        for name, first, end in zip(names, plan.cuts, ends, strict=True):
+            if name in sizes:
+                done += end - first
+            else:
+                missing.append(PartTask(store, name, format, first, end, spans_between(source, first, end)))
         on_progress(done, total)
-    parts = [
-        ExportedPart(name, first, end, sizes[name]) for name, first, end in zip(names, plan.cuts, ends, strict=True)
-    ]
-    _check_history(plan, log, store)  # the log may have been restored meanwhile
-    _check_stored(parts, store)
-    manifest = ExportManifest(plan.log_id, plan.since, plan.upto, format, total, tuple(parts), plan.cursor)
-    store.put(MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
-    return manifest
+        for task, size in run_located(source, missing, pool or ThreadPool(), f"export to {store.url}"):
+            sizes[task.name] = size
+            done += task.next - task.first
+            on_progress(done, total)
+        parts = [
+            ExportedPart(name, first, end, sizes[name]) for name, first, end in zip(names, plan.cuts, ends, strict=True)
+        ]
+        _check_history(plan, source, store)  # the log may have been restored meanwhile
+        _check_stored(parts, store)
+        manifest = ExportManifest(plan.log_id, plan.since, plan.upto, format, total, tuple(parts), plan.cursor)
+        store.put(MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
+        return manifest
 
 
 def _planned(

@@ -23,6 +23,7 @@ from strandline.errors import (
     StrandlineError,
     Unsupported,
 )
+from strandline.log.addressed import log_at
 from strandline.log.object import ObjectLog
 from strandline.log.object.head.edits import BatchListing
 from strandline.log.object.staging import FOLDER, StagedAppend
@@ -65,7 +66,7 @@ class LoadNote(msgspec.Struct, frozen=True):
 @checked
 def load(
     sources: Address | Sequence[Address],
-    log: Any,
+    log: Address | Any,
     *,
     job: Named,
     format: Literal["jsonl", "csv", "parquet", "arrow"] | None = None,  # noqa: A002 - the field's own word
@@ -98,11 +99,12 @@ def load(
     began; ``Diverged`` if the log has the job with other files or fields. Nothing is appended then. ``Unsupported`` for
     a log that is no object log: load into one, and move that with ``sl.ingest``.
     """
-    target = _object_log(log)
     given = [sources] if isinstance(sources, str) or not isinstance(sources, Sequence) else sources
     fields = RecordFields(key, op, timestamp, value, truncates_times=truncate_times)
-    work = _LoadJob(target, job, files_at(given, format, options), fields, pool or ThreadPool(), on_progress)
-    return work.run(part_bytes)
+    with log_at(log) as found:
+        target = _object_log(found)
+        work = _LoadJob(target, job, files_at(given, format, options), fields, pool or ThreadPool(), on_progress)
+        return work.run(part_bytes)
 
 
 def _object_log(log: Any) -> ObjectLog:

@@ -15,6 +15,7 @@ from strandline.bulk.snapshot_tasks import MergeTask, ReduceTask, counts_in, mer
 from strandline.errors import AlreadyExists, CorruptData, Diverged, InvalidInput, NotFound, NullKey
 from strandline.followers.stores.append_log import seal_frames
 from strandline.followers.stores.append_log_file import encode_columns
+from strandline.log.addressed import log_at
 from strandline.log.contract import READING, LogReading, require
 from strandline.log.read.planning import divided
 from strandline.log.read.span_tasks import is_same_history, run_located, spans_between
@@ -58,7 +59,7 @@ class SnapshotPlan(msgspec.Struct, frozen=True):
 
 @checked
 def build_snapshot(
-    log: LogReading,
+    log: LogReading | Address,
     folder: Address,
     *,
     kind: Literal["append-log", "rocksdb"] = "append-log",
@@ -84,31 +85,32 @@ def build_snapshot(
     store has their keys. ``AlreadyExists`` if the folder holds anything but a snapshot of this log, ``Diverged`` if the
     log was restored from a copy meanwhile.
     """
-    require(log, "folded", *READING)
     folder = as_folder(folder)
-    store = open_store(f"{folder}.scratch" if scratch is None else scratch, options)
-    snapshot = _sealed(folder, log, kind, upto)
-    if snapshot is None:
-        check_free(folder, disk=DISK)
-        job = _Build(log, store, pool or ThreadPool(), on_progress)
-        try:
-            snapshot = job.run(folder, kind, upto, group_bytes)
-        except NullKey:
-            if scratch is None:
-                _remove_empty(f"{folder}.scratch")
-            raise
-        except (AlreadyExists, NotFound):
-            # Another process that builds the same may have sealed it meanwhile, and removed the scratch.
-            snapshot = _sealed(folder, log, kind, upto)
-            if snapshot is None:
+    with log_at(log) as source:
+        require(source, "folded", *READING)
+        store = open_store(f"{folder}.scratch" if scratch is None else scratch, options)
+        snapshot = _sealed(folder, source, kind, upto)
+        if snapshot is None:
+            check_free(folder, disk=DISK)
+            job = _Build(source, store, pool or ThreadPool(), on_progress)
+            try:
+                snapshot = job.run(folder, kind, upto, group_bytes)
+            except NullKey:
+                if scratch is None:
+                    _remove_empty(f"{folder}.scratch")
                 raise
-            _remove_orphans(store)
-    _clean(store, snapshot.cursor)
-    if scratch is None:
-        _remove_empty(f"{folder}.scratch")
-    if publish is not None:
-        publish.publish(folder)
-    return snapshot
+            except (AlreadyExists, NotFound):
+                # Another process that builds the same may have sealed it meanwhile, and removed the scratch.
+                snapshot = _sealed(folder, source, kind, upto)
+                if snapshot is None:
+                    raise
+                _remove_orphans(store)
+        _clean(store, snapshot.cursor)
+        if scratch is None:
+            _remove_empty(f"{folder}.scratch")
+        if publish is not None:
+            publish.publish(folder)
+        return snapshot
 
 
 def _remove_empty(folder: str) -> None:

@@ -10,12 +10,14 @@ from strandline.bulk.audit import AuditRow, LogAudit
 from strandline.bulk.span_checks import COLD, HOT, CheckTask, Problem, objects_within
 from strandline.bulk.store_check import compared_store
 from strandline.errors import CorruptData, CursorExpired, Diverged, NotFound, NotReady
+from strandline.log.addressed import log_at
 from strandline.log.contract import READING, Log, LogReading, require
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.log.read.planning import pack
 from strandline.log.read.span_tasks import MOVES, spans_between
+from strandline.model.addresses import Address
 from strandline.model.arguments import checked
 from strandline.model.cursor import Bounds, Cursor, Limit, Span, Start
 from strandline.model.retention import SlotState
@@ -41,7 +43,7 @@ _PLANNED: Final = 4096
 
 @checked
 def verify(
-    log: LogReading,
+    log: LogReading | Address,
     *,
     pool: TaskPool | None = None,
     tables: Sequence[MaintainedTable] = (),
@@ -61,18 +63,19 @@ def verify(
 
     The log may be used meanwhile: records that move to the cold tier are located again, and trimmed ones are a note.
     """
-    require(log, "verified", *READING)
-    job = _Job(log, pool or ThreadPool(), on_progress)
-    if not job.check_listing():
-        return LogAudit(0, 0, job.found, ())
-    job.check_events()
-    bounds = job.verified_range(since, upto)
-    job.check_slots(job.log.bounds())
-    job.check_segments(quick=quick)
-    job.check(bounds, quick=quick)
-    checks = tuple(job.checked_tables(tables))
-    job.check_stores(stores)
-    return LogAudit(bounds.first, bounds.next, job.found, tuple(job.rows(bounds)), checks)
+    with log_at(log) as source:
+        require(source, "verified", *READING)
+        job = _Job(source, pool or ThreadPool(), on_progress)
+        if not job.check_listing():
+            return LogAudit(0, 0, job.found, ())
+        job.check_events()
+        bounds = job.verified_range(since, upto)
+        job.check_slots(job.log.bounds())
+        job.check_segments(quick=quick)
+        job.check(bounds, quick=quick)
+        checks = tuple(job.checked_tables(tables))
+        job.check_stores(stores)
+        return LogAudit(bounds.first, bounds.next, job.found, tuple(job.rows(bounds)), checks)
 
 
 @dataclass(slots=True)

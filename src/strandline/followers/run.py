@@ -19,10 +19,12 @@ from strandline.followers.committer import SinkCommitter, begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching, Signal
 from strandline.followers.job_descriptions import job_description
+from strandline.log.addressed import log_at
 from strandline.log.contract import Log
 from strandline.log.read.planning import cursor_after, joined
 from strandline.log.read.reading import fetch_in_order
 from strandline.log.slots.heartbeat import SlotHeartbeat, TouchableSlot
+from strandline.model.addresses import Address
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.head import LogBatch
@@ -41,7 +43,7 @@ _SEEN_EVERY = 60.0
 
 @checked
 def follow(
-    log: Log,
+    log: Log | Address,
     sink: Sink,
     slot: str | None = None,
     *,
@@ -55,7 +57,7 @@ def follow(
     clock: Clock = CLOCK,
     chance: Chance = CHANCE,
 ) -> Cursor:
-    """Keep a sink exactly in step with a log; returns the cursor that the sink has stored.
+    """Keep a sink exactly in step with a log, or the log at an address; returns the cursor that the sink has stored.
 
     Resumes from the sink's own cursor, whatever happened to earlier runs; only a new follower uses ``start``. By
     default that is the log's very first record, and ``CursorExpired`` if that was trimmed: a table of the latest
@@ -71,15 +73,16 @@ def follow(
     Raises ``CursorExpired`` or ``Diverged`` if the log cannot serve the sink's cursor, ``Fenced`` if a newer follower
     took over, ``CorruptData`` or ``NotFound`` naming a damaged object; the sink is then unchanged.
     """
-    committer = begin(log, sink, slot, start=start, holder=holder or str(chance.uuid()), repair=repair)
-    # Also while the sink applies a batch.
-    alive = contextlib.nullcontext(committer) if slot is None else SlotHeartbeat(committer, log, clock=clock)
-    with committer.abandoned_on_error(), alive as position:
-        engine = Engine(batching or Batching(), upto=log.end().next if upto == "end" else upto)
-        follower = Follower(engine, log, committer, position, clock, on_progress=on_progress)
-        end = follower.run(committer.start, stop)
-        committer.settle()
-        return end
+    with log_at(log, changes_slots=slot is not None) as source:
+        committer = begin(source, sink, slot, start=start, holder=holder or str(chance.uuid()), repair=repair)
+        # Also while the sink applies a batch.
+        alive = contextlib.nullcontext(committer) if slot is None else SlotHeartbeat(committer, source, clock=clock)
+        with committer.abandoned_on_error(), alive as position:
+            engine = Engine(batching or Batching(), upto=source.end().next if upto == "end" else upto)
+            follower = Follower(engine, source, committer, position, clock, on_progress=on_progress)
+            end = follower.run(committer.start, stop)
+            committer.settle()
+            return end
 
 
 @runtime_checkable

@@ -11,8 +11,10 @@ import contextlib
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from strandline.errors import CursorExpired, Diverged, NotReady, Unsupported
+from strandline.log.addressed import log_at
 from strandline.log.contract import LogReading, require
 from strandline.log.writers.source import advance_of, known_as, source_writer
+from strandline.model.addresses import Address
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import StoredAppend, WriterId, WriterState
@@ -62,9 +64,10 @@ class CopiedRange(NamedTuple):
 
 
 @checked
-def translate_cursor(cursor: Cursor, *, source: LogReading, target: IngestedLog) -> Cursor:
+def translate_cursor(cursor: Cursor, *, source: LogReading | Address, target: IngestedLog | Address) -> Cursor:
     """The cursor of a consumer of a source in its ingested copy, or the reverse: it continues exactly where it was.
 
+    ``source`` and ``target`` are the logs, or their addresses.
     A cursor of the source becomes the cursor before the first of its records that the consumer has not applied. Records
     that other writers have appended to the target before that one are skipped, later ones are not. A cursor of the
     target becomes the cursor behind all records of the source that the consumer has applied.
@@ -85,6 +88,11 @@ def translate_cursor(cursor: Cursor, *, source: LogReading, target: IngestedLog)
     >>> there.next, translate_cursor(there, source=orders, target=copy).next
     (3, 1)
     """
+    with log_at(source) as original, log_at(target) as copy:
+        return _translated(cursor, original, copy)
+
+
+def _translated(cursor: Cursor, source: LogReading, target: IngestedLog) -> Cursor:
     require(source, "translated from", "plan", "cursor_at")
     require(target, "translated to", "append_at", "last_append", "cursor_at", "bounds", "plan")
     if cursor.log_id not in (source.log_id, target.log_id):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from strandline.errors import AlreadyExists, CursorExpired, InvalidInput, NotFound, StorageError
+from strandline.log.addressed import log_at
 from strandline.log.contract import READING, Log, require
 from strandline.log.slots.pin import SlotPin
 from strandline.model.addresses import Address, as_folder
@@ -46,7 +47,7 @@ def bootstrap(
     dest: Address,
     into: StoreKind[S],
     *,
-    log: Log | None = None,
+    log: Log | Address | None = None,
     slot: str | None = None,
     replace: bool = False,
     disk: Disk = DISK,
@@ -68,32 +69,33 @@ def bootstrap(
     """
     if slot is not None and log is None:
         raise InvalidInput(f"Slot {slot!r} cannot be pinned without its log: pass log=.")
-    if log is not None:
-        require(log, "followed", *READING, slots=slot is not None)
-    dest = as_folder(dest)
-    source = source if isinstance(source, Artifacts) else as_folder(source)
-    there = _is_occupied(dest, disk)
-    if there and not replace:
-        store = _usable(dest, into, log, slot, options)
-        if store is not None:
-            at = store.position().cursor
-            _LOGGER.info("The store at %s is at %s and is used as it is; no snapshot was imported.", dest, at)
+    with contextlib.nullcontext() if log is None else log_at(log, changes_slots=slot is not None) as found:
+        if found is not None:
+            require(found, "followed", *READING, slots=slot is not None)
+        dest = as_folder(dest)
+        source = source if isinstance(source, Artifacts) else as_folder(source)
+        there = _is_occupied(dest, disk)
+        if there and not replace:
+            store = _usable(dest, into, found, slot, options)
+            if store is not None:
+                at = store.position().cursor
+                _LOGGER.info("The store at %s is at %s and is used as it is; no snapshot was imported.", dest, at)
+                return store
+        with contextlib.ExitStack() as held:
+            pinned = None
+            if found is not None and slot is not None:
+                pinned = held.enter_context(SlotPin(found, slot, options.get("clock", CLOCK)))
+            snapshot = held.enter_context(_local_snapshot(source, dest, found, pinned, disk=disk, chance=chance))
+            with _moved_aside(dest, disk=disk, chance=chance) if there else contextlib.nullcontext():
+                store = into.import_from(snapshot.folder, dest, **options)
+            _LOGGER.info("The store at %s was imported from a snapshot at %s.", dest, snapshot.cursor)
+            try:
+                if pinned is not None:
+                    pinned.keep(str(chance.uuid()))
+            except BaseException:
+                store.close()
+                raise
             return store
-    with contextlib.ExitStack() as held:
-        pinned = None
-        if log is not None and slot is not None:
-            pinned = held.enter_context(SlotPin(log, slot, options.get("clock", CLOCK)))
-        snapshot = held.enter_context(_local_snapshot(source, dest, log, pinned, disk=disk, chance=chance))
-        with _moved_aside(dest, disk=disk, chance=chance) if there else contextlib.nullcontext():
-            store = into.import_from(snapshot.folder, dest, **options)
-        _LOGGER.info("The store at %s was imported from a snapshot at %s.", dest, snapshot.cursor)
-        try:
-            if pinned is not None:
-                pinned.keep(str(chance.uuid()))
-        except BaseException:
-            store.close()
-            raise
-        return store
 
 
 def _is_occupied(dest: str, disk: Disk) -> bool:

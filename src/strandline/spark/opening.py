@@ -70,7 +70,7 @@ def security_of(access: NodeAccess) -> ClientSecurity | None:
     return None if found == ClientSecurity() else found
 
 
-def access_options(log: SharedLog | str, given: Mapping[str, str]) -> dict[str, str]:
+def access_options(log: SharedLog | Address, given: Mapping[str, str]) -> dict[str, str]:
     """The options, with how Spark's planning process calls the nodes of a log that is open here.
 
     Spark leaves the values of options with such names out of its plans and logs (``spark.redaction.regex``).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from os import PathLike
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
@@ -10,6 +10,7 @@ from strandline.compat.v1.log import QueueLog, open_queue
 from strandline.compat.v1.queue import V1Queue
 from strandline.compat.v1.slots import SLOT
 from strandline.errors import InvalidInput
+from strandline.log.addressed import open_address
 from strandline.log.contract import READING, Log, LogReading, require
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.queue.contract import Queue
@@ -28,8 +29,8 @@ Format = Literal["queue-v1"]
 
 DEFAULT_SLOT: Final = "default"
 
-OPENERS: Final[dict[str, Callable[[str], Log]]] = {}
-"""Functions that open logs outside of object stores, by the scheme of the address; packages above this one add them."""
+_OUTSIDE: Final = frozenset({"wal", "grpc", "grpc+tls"})
+"""Schemes of logs outside of object stores."""
 
 
 @runtime_checkable
@@ -118,7 +119,6 @@ def _open(address: Address, *, format: Format | None, **settings: Any) -> object
     if format is not None:
         return open_queue(address, **settings)
     url = as_address(address)
-    opener = OPENERS.get(split_address(url).scheme) if "://" in url else None
-    if opener is not None:
-        return opener(url)
+    if "://" in url and split_address(url).scheme in _OUTSIDE:
+        return open_address(url)
     return open_log(address, **{name: settings[name] for name in ("options", "clock", "chance")})

@@ -18,6 +18,7 @@ from strandline.errors import CursorExpired, InvalidInput, NotFound, NotReady, S
 from strandline.log.object import ObjectLog
 from strandline.log.object.slots import Hold
 from strandline.log.read.planning import known_columns
+from strandline.model.addresses import Address
 from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor, Start
 from strandline.model.records import READ_SCHEMA
@@ -55,7 +56,7 @@ _STRICT: Final = {
 @checked(name="spark.read")
 def read(
     spark: Annotated[SparkSession, anything("a SparkSession")],
-    log: SharedLog | str,
+    log: SharedLog | Address,
     *,
     since: Start | None = None,
     upto: int | None = None,

@@ -19,6 +19,7 @@ from strandline.followers.job_descriptions import pipeline_name
 from strandline.followers.run import Follower, PushedLog
 from strandline.log.lag import lag_of
 from strandline.log.slots.heartbeat import SlotHeartbeat
+from strandline.model.addresses import Address
 from strandline.model.arguments import Positive, anything, checked
 from strandline.model.cursor import Cursor, Limit, Start
 from strandline.model.sink import LogAwareSink, Sink, TableSink, TransformableSink
@@ -45,7 +46,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 @checked(name="spark.follow")
 def follow(
     spark: Annotated[Any, anything("a SparkSession")],
-    log: SharedLog | str,
+    log: SharedLog | Address,
     sink: Sink,
     *,
     slot: str | None = None,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
 from strandline.errors import Unsupported
+from strandline.model.addresses import Address
 from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor, Start
 from strandline.spark.executor_pool import executors
@@ -19,7 +20,7 @@ from strandline.tables.maintain.rebuilding import rebuild_table
 @checked
 def rebuild(
     spark: Annotated[Any, anything("a SparkSession")],
-    log: SharedLog | str,
+    log: SharedLog | Address,
     sink: Annotated[MaintainedTable, anything("a Delta or Iceberg sink")],
     *,
     transform: Annotated[Any, anything("a function from DataFrame to DataFrame, or a query as text")] = None,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Final
 
 import pyarrow as pa
 
 from strandline.errors import Conflict, InvalidInput, NotFound
+from strandline.log.addressed import log_at
 from strandline.log.contract import Log
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Named, checked
@@ -47,20 +49,28 @@ class TableDescription:
 
 
 @checked
-def describe(sink: MaintainedTable, log: Log | None = None) -> TableDescription:
+def describe(sink: MaintainedTable | Address, log: Log | Address | None = None) -> TableDescription:
     """The table's size and columns; with a log also its cursor, which is ``Diverged`` if others changed the rows.
 
-    A table in a SQL database has no files, and its version is the number of followers that it has had.
+    Both may be addresses. A table in a SQL database has no files, and its version is the number of followers that it
+    has had.
     """
-    found = sink.size()
+    table = _table(sink)
+    found, cursor = table.size(), None
     if log is not None:
-        sink.meet(log)
-    cursor = None if log is None else sink.cursor(log.log_id)
+        with log_at(log) as source:
+            table.meet(source)
+            cursor = table.cursor(source.log_id)
     return TableDescription(
-        *(sink.where, sink.mode, found.version, found.rows, found.files, found.bytes, found.columns),
+        *(table.where, table.mode, found.version, found.rows, found.files, found.bytes, found.columns),
         cursor,
-        None if cursor is None else sink.start(),
+        None if cursor is None else table.start(),
     )
+
+
+def _table(sink: MaintainedTable | Address) -> MaintainedTable:
+    """The sink, or that of the table at an address: for calls that read no values."""
+    return existing(sink) if isinstance(sink, str | PathLike) else sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +93,7 @@ class TableCheck:
 
 
 @checked
-def verify(sink: MaintainedTable, log: Log, *, pool: TaskPool | None = None) -> TableCheck:
+def verify(sink: MaintainedTable, log: Log | Address, *, pool: TaskPool | None = None) -> TableCheck:
     """Compare each row with the log, from the table's start up to its cursor. Changes nothing.
 
     ``pool`` runs the comparison: threads of this process, or ``sl.spark.executors(spark)``. Its tasks divide keyed
@@ -92,11 +102,12 @@ def verify(sink: MaintainedTable, log: Log, *, pool: TaskPool | None = None) -> 
     one should hold is computed here, in shares of its keys that fit into memory, each of which reads the whole log.
     ``CursorExpired`` if the log no longer has the records.
     """
-    sink.meet(log)
-    if isinstance(sink, ComparedInDatabase):
-        cursor, found = sink.compared(log)
-    else:
-        cursor, found = _compared_files(sink, log, pool or ThreadPool())
+    with log_at(log) as source:
+        sink.meet(source)
+        if isinstance(sink, ComparedInDatabase):
+            cursor, found = sink.compared(source)
+        else:
+            cursor, found = _compared_files(sink, source, pool or ThreadPool())
     return TableCheck(cursor, found.rows, found.missing, found.extra, found.first)
 
 
@@ -138,7 +149,7 @@ def existing(
 @checked
 def rebuild(
     sink: MaintainedTable,
-    log: Log,
+    log: Log | Address,
     *,
     start: Start | None = None,
     upto: int | None = None,
@@ -164,11 +175,12 @@ def rebuild(
     ``verify=False`` leaves that out: for a transform that gives other rows each time. ``CursorExpired`` if the log no
     longer has the start, ``Conflict`` if another job committed meanwhile.
     """
-    return rebuild_table(sink, log, start=start, upto=upto, slot=slot, pool=pool, is_verified=verify)
+    with log_at(log, changes_slots=slot is not None) as source:
+        return rebuild_table(sink, source, start=start, upto=upto, slot=slot, pool=pool, is_verified=verify)
 
 
 @checked
-def replay_letters(sink: MaintainedTable, log: Log) -> Replayed:
+def replay_letters(sink: MaintainedTable, log: Log | Address) -> Replayed:
     """Apply the dead letters of a table that can become rows by now, each exactly once, and remove them.
 
     For after a corrected schema, codec or transform: ``sink`` has the corrected one, and ``dead_letters``. A letter has
@@ -197,11 +209,12 @@ def replay_letters(sink: MaintainedTable, log: Log) -> Replayed:
     >>> sink(pa.int64()).rows().column("id").to_pylist()
     [3000000000]
     """
-    return sink.replay_letters(log)
+    with log_at(log) as source:
+        return sink.replay_letters(source)
 
 
 @checked
-def letters(sink: MaintainedTable, log: Log) -> pa.Table:
+def letters(sink: MaintainedTable, log: Log | Address) -> pa.Table:
     """The dead letters of a table, in the order of their offsets: the records, and the ``reason`` of each.
 
     Only those of the offsets that the table holds, from its start up to its cursor. So a letter is seen here together
@@ -220,24 +233,26 @@ def letters(sink: MaintainedTable, log: Log) -> pa.Table:
     >>> sl.tables.letters(sink, log).select(["offset", "value"]).to_pylist()
     [{'offset': 0, 'value': b'no JSON'}]
     """
-    return sink.stored_letters(log)
+    with log_at(log) as source:
+        return sink.stored_letters(source)
 
 
 @checked
-def optimize(sink: MaintainedTable) -> int:
+def optimize(sink: MaintainedTable | Address) -> int:
     """Join small files of a table of all changes; returns by how many files it has fewer. Safe beside its follower.
 
     Keyed tables are divided by their keys, and each trigger writes their files again: they need no compaction.
     """
-    if sink.mode != "append":
+    table = _table(sink)
+    if table.mode != "append":
         raise InvalidInput(
-            f"A table with mode={sink.mode!r} is kept compact by its follower, or its database: nothing can be joined."
+            f"A table with mode={table.mode!r} is kept compact by its follower, or its database: nothing can be joined."
         )
-    return sink.compacted()
+    return table.compacted()
 
 
 @checked
-def vacuum(sink: MaintainedTable, hours: int = GRACE_HOURS) -> int:
+def vacuum(sink: MaintainedTable | Address, hours: int = GRACE_HOURS) -> int:
     """Remove what no version of the last ``hours`` needs; returns how much.
 
     Delta: data files that no such version names, such as those of failed jobs. Iceberg: older snapshots, but never
@@ -247,4 +262,4 @@ def vacuum(sink: MaintainedTable, hours: int = GRACE_HOURS) -> int:
     """
     if hours < 1:
         raise InvalidInput("Files are kept for an hour at least: a running job may still commit them.")
-    return sink.vacuumed(hours)
+    return _table(sink).vacuumed(hours)

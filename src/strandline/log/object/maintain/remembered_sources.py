@@ -8,11 +8,13 @@ from typing import Annotated
 from uuid import UUID
 
 from strandline.errors import NotFound, Unsupported
+from strandline.log.addressed import log_at
 from strandline.log.contract import LogReading
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.source_names import forget_name, source_names
 from strandline.log.object.upload import Lister
 from strandline.log.writers.source import is_source
+from strandline.model.addresses import Address
 from strandline.model.arguments import anything, checked, shown
 from strandline.model.head import Head
 from strandline.model.stamp import OpId
@@ -36,12 +38,13 @@ class RememberedSource:
 
 
 @checked
-def sources(log: Annotated[LogReading, anything("an object log")]) -> list[RememberedSource]:
+def sources(log: Address | Annotated[LogReading, anything("an object log")]) -> list[RememberedSource]:
     """The sources whose positions an object log remembers, in the order of their last appends.
 
     A log remembers 256 of them. ``Unsupported`` for other kinds of logs.
     """
-    hot = _hot(log)
+    with log_at(log) as found:
+        hot = _hot(found)
     names = source_names(hot.store)
     return [
         RememberedSource(
@@ -53,14 +56,15 @@ def sources(log: Annotated[LogReading, anything("an object log")]) -> list[Remem
 
 
 @checked
-def forget_source(log: Annotated[LogReading, anything("an object log")], source: UUID) -> RememberedSource:
+def forget_source(log: Address | Annotated[LogReading, anything("an object log")], source: UUID) -> RememberedSource:
     """Forget a source that has ended, so that the log can remember another one; returns what was known of it.
 
     If the same source is ingested again, or a stream or job of the same name runs again, its records are appended
     again: the log no longer knows that it has them. ``NotFound`` if the log does not know the source.
     """
-    hot = _hot(log)
-    known = next((one for one in sources(log) if one.id == source), None)
+    with log_at(log) as found:
+        hot = _hot(found)
+    known = next((one for one in sources(hot) if one.id == source), None)
     if known is None:
         raise NotFound(
             f"{hot.url} remembers no source {source}: 'strandline sources list' and sl.log.sources show them."
