@@ -30,7 +30,7 @@ from strandline.model.records import READ_SCHEMA
 from strandline.model.retention import SlotLimits
 from strandline.snapshots.artifacts import Artifacts
 from strandline.snapshots.bootstrapping import bootstrap
-from strandline.snapshots.sealed import next_number, numbered
+from strandline.snapshots.sealed import next_number, snapshot_folder
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Crash, FaultyStore
@@ -76,11 +76,11 @@ def artifacts():
 def source(request, fold, artifacts, tmp_path):
     """The consumer's snapshot, in each of the places that a newcomer can be sent to."""
     many = str(tmp_path / "many")
-    fold.export_to(numbered(many, next_number(many)))
+    fold.export_to(snapshot_folder(many, next_number(many)))
     if request.param == "published":
-        artifacts.publish(numbered(many, 1))
+        artifacts.publish(snapshot_folder(many, 1))
         return artifacts
-    return many if request.param == "numbered" else numbered(many, 1)
+    return many if request.param == "numbered" else snapshot_folder(many, 1)
 
 
 class TestNewcomers:
@@ -115,11 +115,11 @@ class TestNewcomers:
 
     def test_the_newest_valid_one_of_many_is_taken(self, log, fold, tmp_path):
         many = str(tmp_path / "many")
-        fold.export_to(numbered(many, 1))
+        fold.export_to(snapshot_folder(many, 1))
         append(log, (b"a", b"5"))
         follow(log, fold, upto="end")
-        fold.export_to(numbered(many, 2))
-        (Path(numbered(many, 2)) / "MANIFEST.json").unlink()
+        fold.export_to(snapshot_folder(many, 2))
+        (Path(snapshot_folder(many, 2)) / "MANIFEST.json").unlink()
         with bootstrap(many, str(tmp_path / "dest"), AppendLogStore, log=log) as store:
             assert store.position().cursor.next == 8
 

@@ -67,12 +67,12 @@ def without_the_extra():
         ({"start": "middle"}, InvalidInput),
         ({"start": 99}, Diverged),
         ({"start": Cursor(MemoryLog().log_id, 0)}, Diverged),
-        ({"until": "end", "batching": "much"}, InvalidInput),
+        ({"upto": "end", "batching": "much"}, InvalidInput),
     ],
 )
 def test_a_refused_follower_leaves_neither_a_table_nor_a_slot(log, table, options, error):
     with pytest.raises(error):
-        follow(log, DeltaSink(table), "s", **{"until": "end", **options})
+        follow(log, DeltaSink(table), "s", **{"upto": "end", **options})
     assert_nothing_is_left(log, table)
 
 
@@ -134,7 +134,7 @@ def test_records_stored_before_a_refusal_stay_with_their_slot(log, table):
     assert sink.cursor(log.log_id).next == log.slots.get("s").position == 2
 
 
-@pytest.mark.parametrize("options", [{"until": 0}, {"start": "now", "until": "end"}])
+@pytest.mark.parametrize("options", [{"upto": 0}, {"start": "now", "upto": "end"}])
 def test_a_newcomer_with_nothing_to_store_remembers_where_it_starts(log, table, options):
     end = follow(log, DeltaSink(table, mode="append"), "s", **options)
     assert DeltaSink(table, mode="append").cursor(log.log_id) == end

@@ -15,9 +15,9 @@ from strandline.snapshots.sealed import (
     check_snapshot,
     newest_snapshot,
     next_number,
-    numbered,
     read_snapshot,
     seal,
+    snapshot_folder,
     trim,
     unpack,
 )
@@ -420,7 +420,7 @@ class TestNumbered:
     def take(self, store, folder: Path, offset: int) -> int:
         number = next_number(str(folder))
         store.set(store.state, cursor(offset))
-        store.export_to(numbered(str(folder), number))
+        store.export_to(snapshot_folder(str(folder), number))
         return number
 
     def test_the_newest_valid_one_wins(self, store, tmp_path):
@@ -429,7 +429,7 @@ class TestNumbered:
         assert [self.take(store, folder, offset) for offset in (10, 20, 30)] == [1, 2, 3]
         found = newest_snapshot(str(folder))
         assert found is not None
-        assert (found.cursor, found.folder) == (cursor(30), numbered(str(folder), 3))
+        assert (found.cursor, found.folder) == (cursor(30), snapshot_folder(str(folder), 3))
 
     def test_damaged_ones_are_passed_over_with_a_warning(self, store, tmp_path, caplog):
         folder = tmp_path / "many"

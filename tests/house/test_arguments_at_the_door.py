@@ -284,7 +284,7 @@ def examples(place: Place) -> dict[str, Callable[[], Any]]:
 
 
 NEVER_SEEN = object()
-ENDS = {"stop", "until"}
+ENDS = {"stop", "upto"}
 """Arguments that let a call end which would go on for ever: given unless they are what is tried."""
 BLOCKS = {*ENDS, "timeout", "pause"}
 """Arguments by which a call may last: tried only with what is refused."""

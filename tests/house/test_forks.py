@@ -242,7 +242,7 @@ def _producer(log: Any, read: Callable[[], list[bytes]], *, key: bytes | None) -
             "produce": lambda: producer.produce([b"x"]),
             "flush": producer.flush,
             "retry": producer.retry,
-            "drained": lambda: asyncio.run(producer.drained()),
+            "flush_async": lambda: asyncio.run(producer.flush_async()),
             "the handle of a record": handle.result,
             "awaiting it": lambda: asyncio.run(awaited(handle)),
             "the handle of entries": placed.result,

@@ -137,7 +137,7 @@ class TestAsyncio:
                             producer.append(value=b"%d" % number * 10_000)
                         except BufferFull:
                             refused += 1
-                            await producer.drained()
+                            await producer.flush_async()
                         else:
                             break
             return refused

@@ -322,7 +322,7 @@ class WatchModel:
 
 _UNTOLD = {"now", "before", "fate"}
 _TOLD = tuple(one.name for one in fields(World) if one.name not in _UNTOLD)
-_CONSTANT = {"batching", "until", "can_resync", "retries", "_due", "_retry"}
+_CONSTANT = {"batching", "upto", "can_resync", "retries", "_due", "_retry"}
 _REMEMBERED = tuple(one.name for one in fields(Engine) if one.name not in _CONSTANT)
 
 

@@ -164,7 +164,7 @@ SQLITE = ("strandline.tables.sql.sqlite_transaction", "SqliteTransaction")
             ("replay", COMMITS, "evolved"),
             ("replay", COMMITS, "commit"),
             ("repair", COMMITS, "restored"),
-            ("optimize", SINK, "compacted"),
+            ("optimize", SINK, "optimized"),
             ("vacuum", SINK, "vacuumed"),
         ],
         3,

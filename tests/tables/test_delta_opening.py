@@ -122,7 +122,7 @@ def test_a_compaction_does_not_move_the_handle_on_which_a_follower_is_about_to_c
     begun = sink.begin(since=Cursor(LOG, 3), upto=Cursor(LOG, 4), tasks=1)
     assert begun is not None
     assert begun.table is not None
-    sink.compacted()
+    sink.optimized()
     assert deltalake.DeltaTable(tmp_path / "table").version() > 3
     assert begun.table.version() == 3
 

@@ -111,7 +111,7 @@ def test_files_of_a_failed_job_are_removed_only_when_they_are_old(sink, log):
 
 def test_small_files_of_all_changes_are_joined(sink, log):
     if sink.mode != "append":
-        with pytest.raises(InvalidInput, match="kept compact by its follower"):
+        with pytest.raises(InvalidInput, match="has no files to join"):
             optimize(sink)
         return
     assert optimize(sink) == 2

@@ -125,7 +125,7 @@ def latest_of(database, table="orders"):
 
 class _Contract(TableContract):
     mode = "latest"
-    names = ("create", "stage", "lock", "look", "merge", "store")
+    names = ("create", "stage", "lock", "read_table", "merge", "store")
     locked = frozenset({"create", "merge", "store"})
 
     @pytest.fixture
@@ -414,7 +414,7 @@ def test_a_commit_whose_answer_was_lost_is_found_by_the_next_look(database, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(type(sink._database), "writing", unanswered)
-        patch.setattr(type(sink._database), "look", unreachable)
+        patch.setattr(type(sink._database), "read_table", unreachable)
         with pytest.raises(TransientStorageError):
             apply(sink, 1, (b"b", b"2"))
     assert sink.cursor(LOG) == Cursor(LOG, 2)
@@ -703,7 +703,7 @@ def test_a_table_in_a_schema_of_postgres(postgres):
 
 # --- crashes ---------------------------------------------------------------------------------------------------------
 
-STEPS = ["stage", "lock", "look", "merge", "put_dead_letters", "store"]
+STEPS = ["stage", "lock", "read_table", "merge", "put_dead_letters", "store"]
 
 FOLLOWER = """
 import os, signal, sys

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from strandline.snapshots.bootstrapping import bootstrap as bootstrap
     from strandline.snapshots.sealed import newest_snapshot as newest_snapshot
     from strandline.snapshots.sealed import next_number as next_number
-    from strandline.snapshots.sealed import numbered as numbered
+    from strandline.snapshots.sealed import snapshot_folder as snapshot_folder
     from strandline.snapshots.sealed import trim as trim
 
 __getattr__, __dir__, __all__ = lazy(
@@ -23,7 +23,7 @@ __getattr__, __dir__, __all__ = lazy(
         "bootstrap": "strandline.snapshots.bootstrapping",
         "newest_snapshot": "strandline.snapshots.sealed",
         "next_number": "strandline.snapshots.sealed",
-        "numbered": "strandline.snapshots.sealed",
+        "snapshot_folder": "strandline.snapshots.sealed",
         "trim": "strandline.snapshots.sealed",
     },
 )

@@ -151,7 +151,7 @@ def check_kind(snapshot: Snapshot, kind: str, kind_version: int) -> None:
 
 
 @checked
-def numbered(folder: Address, number: int) -> str:
+def snapshot_folder(folder: Address, number: int) -> str:
     """The folder of the snapshot with a number."""
     return f"{as_folder(folder)}/{number:020d}"
 
@@ -187,7 +187,7 @@ def trim(folder: Address, *, keep: int, disk: Disk = DISK, chance: Chance = CHAN
         return []
     gone = [number for number in _numbers(folder, disk=disk) if number < kept[-1]]
     for number in gone:
-        set_aside(numbered(folder, number), disk=disk, chance=chance)
+        set_aside(snapshot_folder(folder, number), disk=disk, chance=chance)
     sweep(folder, disk=disk, chance=chance)
     return gone
 
@@ -199,7 +199,7 @@ def _numbers(folder: str, *, disk: Disk) -> list[int]:
 def _valid(folder: str, *, disk: Disk) -> Iterator[Snapshot]:
     for number in sorted(_numbers(folder, disk=disk), reverse=True):
         try:
-            yield check_snapshot(numbered(folder, number), disk=disk)
+            yield check_snapshot(snapshot_folder(folder, number), disk=disk)
         except (CorruptData, UnsupportedVersion, NotFound) as error:
             _LOGGER.warning("A snapshot is skipped: %s", error)
 

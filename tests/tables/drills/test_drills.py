@@ -42,8 +42,8 @@ STEPS = {
         PART,
         SLOT,
     ],
-    "sqlite": [*[("SqliteTransaction", name) for name in ("look", "stage", "lock", "merge", "store")], SLOT],
-    "postgres": [*[("PostgresTransaction", name) for name in ("look", "stage", "lock", "merge", "store")], SLOT],
+    "sqlite": [*[("SqliteTransaction", name) for name in ("read_table", "stage", "lock", "merge", "store")], SLOT],
+    "postgres": [*[("PostgresTransaction", name) for name in ("read_table", "stage", "lock", "merge", "store")], SLOT],
 }
 COMMIT = {
     "delta": ("DeltaCommits", "commit"),

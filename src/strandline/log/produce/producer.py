@@ -70,7 +70,7 @@ class Producer(Closing):
     handles stay failed. A call that raised has appended nothing.
 
     In asyncio: ``async with log.producer(block=False) as producer``, ``await handle``, and, when an append raises
-    ``BufferFull``, ``await producer.drained()`` before trying again.
+    ``BufferFull``, ``await producer.flush_async()`` before trying again.
 
     >>> import strandline as sl
     >>> log = sl.open("memory://doctest-producer", create=True)
@@ -248,9 +248,9 @@ class Producer(Closing):
         """Block until everything appended before this call is durable and listed; raises the first failure."""
         self._committer.flush(timeout)
 
-    async def drained(self) -> None:
-        """Flush without blocking the event loop."""
-        await asyncio.to_thread(self.flush)
+    async def flush_async(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as in flush
+        """:meth:`flush` for asyncio: does not block the event loop."""
+        await asyncio.to_thread(self.flush, timeout)
 
     def retry(self, timeout: float | None = None) -> list[Receipt]:
         """Send the batches that a failure left unlisted again, and continue; returns one receipt for each, in order.

@@ -16,7 +16,7 @@ from strandline.model.retention import SlotState
 from strandline.model.snapshot import Snapshot
 from strandline.node.messages import SnapshotChunk, SnapshotOffer
 from strandline.node.node_folder import SNAPSHOTS, NodeFolder
-from strandline.snapshots.sealed import DATA, MANIFEST, check_snapshot, next_number, numbered
+from strandline.snapshots.sealed import DATA, MANIFEST, check_snapshot, next_number, snapshot_folder
 
 CHUNK_BYTES: Final = 1 << 20
 
@@ -83,7 +83,7 @@ class BootstrapSnapshots:
         if not number:
             return None
         try:
-            return check_snapshot(numbered(folder, number), disk=self._node_folder.disk)
+            return check_snapshot(snapshot_folder(folder, number), disk=self._node_folder.disk)
         except (NotFound, CorruptData):
             return None
 
@@ -110,7 +110,7 @@ class BootstrapSnapshots:
         self._log.slots.create(replica + BOOTSTRAP_SUFFIX, self._log.bounds().next, lifetime=PIN_SECONDS, hot=True)
         folder = self._node_folder.path(SNAPSHOTS, replica)
         self._node_folder.disk.make_folders(folder)
-        taken = self._exports[kind](numbered(folder, next_number(folder, disk=self._node_folder.disk)))
+        taken = self._exports[kind](snapshot_folder(folder, next_number(folder, disk=self._node_folder.disk)))
         for row in self._node_folder.disk.scan(folder):
             if row.is_folder and f"{folder}/{row.name}" != taken.folder:
                 self._node_folder.disk.remove_folder(f"{folder}/{row.name}")

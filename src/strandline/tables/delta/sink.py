@@ -85,7 +85,7 @@ class DeltaSink(FileTableSink):
 
     Before each commit the table's own history proves that it is the followed table and still matches its
     cursor (:mod:`~strandline.tables.delta.history`): a table that was restored, overwritten, replaced or removed is
-    ``Diverged``. Compaction, VACUUM, checkpoints, log cleanup and changed properties are allowed.
+    ``Diverged``. OPTIMIZE, VACUUM, checkpoints, log cleanup and changed properties are allowed.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class DeltaSink(FileTableSink):
         self._discard_letters(job.log)
         return end
 
-    def compacted(self) -> int:
+    def optimized(self) -> int:
         """Join small files; see :func:`~strandline.tables.maintain.operations.optimize`."""
         table = self._existing(is_moved=True)
         refuse_deletion_vectors(table)

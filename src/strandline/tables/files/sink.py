@@ -87,7 +87,7 @@ class FileTableSink(ABC):
     def apply(self: TableSink, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
         """Commit the range with its cursor, exactly once; see :class:`~strandline.model.sink.Sink`.
 
-        Commits of other writers that changed no row, such as a compaction, are allowed.
+        Commits of other writers that changed no row, such as an OPTIMIZE, are allowed.
         """
         apply_records(self, records, since=since, upto=upto)
 

@@ -30,7 +30,7 @@ of ``COMMIT_KEY`` is the next offset, and the snapshot that brought it there (``
 """
 
 HARMLESS: Final = frozenset({"replace"})
-"""Operations that keep all rows: compaction."""
+"""Operations that keep all rows: files were rewritten."""
 
 REMEDY: Final = (
     "Drop the table to build it again, or follow with repair=True, which goes back to the last snapshot that is known "

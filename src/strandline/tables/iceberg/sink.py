@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 SMALL_FILE: Final = 64 << 20
-"""Files with fewer bytes are joined by a compaction."""
+"""Files with fewer bytes are joined by ``optimize``."""
 
 
 @checked
@@ -57,7 +57,7 @@ class IcebergSink(FileTableSink):
 
     The cursor is in the summary of each snapshot, and with the snapshot's id in a property of the table. Two followers
     of one table cannot both commit: the catalog refuses the second, which gets ``Fenced``. A table that was rolled
-    back, overwritten, changed by other writers, dropped or re-created is ``Diverged``; compactions (snapshots that
+    back, overwritten, changed by other writers, dropped or re-created is ``Diverged``; rewritten files (snapshots that
     replace files and keep all rows) and changed properties are allowed.
     """
 
@@ -213,7 +213,7 @@ class IcebergSink(FileTableSink):
         added = [file for one in written for file in one.added]
         IcebergCommits(self._followed).commit(begun, added, list(self._followed.data_files(begun)), upto, start=start)
 
-    def compacted(self) -> int:
+    def optimized(self) -> int:
         """Join small files, with the cursor as it is; see :func:`~strandline.tables.maintain.operations.optimize`.
 
         ``Conflict`` if its follower commits at the same moment: nothing was changed.

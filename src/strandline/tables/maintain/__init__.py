@@ -1,1 +1,1 @@
-"""Maintenance of tables: describe, verify against the log, rebuild, compact, replay dead letters."""
+"""Maintenance of tables: describe, verify against the log, rebuild, optimize, replay dead letters."""

@@ -50,7 +50,7 @@ class RecordedTable:
 
 @runtime_checkable
 class MaintainedTable(Sink, Protocol):
-    """A table sink that can be described, verified, rebuilt, repaired and compacted."""
+    """A table sink that can be described, verified, rebuilt, repaired and optimized."""
 
     @property
     def where(self) -> str:
@@ -84,7 +84,7 @@ class MaintainedTable(Sink, Protocol):
     def rebuilt(self, job: Rebuild) -> Cursor:
         """Replace all rows by those of the log in one commit, which also records the start; returns the cursor."""
 
-    def compacted(self) -> int:
+    def optimized(self) -> int:
         """Join small files; returns by how many the table has fewer. ``InvalidInput`` if the format needs none."""
 
     def vacuumed(self, hours: int) -> int:

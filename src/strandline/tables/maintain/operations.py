@@ -1,4 +1,4 @@
-"""Maintenance of a table that follows a log: describe, verify by the log, rebuild, compact, remove orphan files."""
+"""Maintenance of a table that follows a log: describe, verify by the log, rebuild, optimize, remove orphan files."""
 
 from __future__ import annotations
 
@@ -241,14 +241,14 @@ def letters(sink: MaintainedTable, log: Log | Address) -> pa.Table:
 def optimize(sink: MaintainedTable | Address) -> int:
     """Join small files of a table of all changes; returns by how many files it has fewer. Safe beside its follower.
 
-    Keyed tables are divided by their keys, and each trigger writes their files again: they need no compaction.
+    Keyed tables are divided by their keys, and each trigger writes their files again: there is nothing to join.
     """
     table = _table(sink)
     if table.mode != "append":
         raise InvalidInput(
-            f"A table with mode={table.mode!r} is kept compact by its follower, or its database: nothing can be joined."
+            f"A table with mode={table.mode!r} has no files to join: its follower writes them whole, or it has none."
         )
-    return table.compacted()
+    return table.optimized()
 
 
 @checked

@@ -210,7 +210,7 @@ def merge_history(old: pa.Table, changes: pa.Table, names: ColumnNames, schema: 
     """The versions of a history after some changes, in the order of their offsets.
 
     Each put begins a version and ends the one before; a delete ends it. A purge ends it, too: versions that ended
-    before are kept, until the table is compacted. Ended versions among ``old`` are passed on.
+    before are kept, until the table is rebuilt. Ended versions among ``old`` are passed on.
     """
     import numpy as np
 

@@ -22,7 +22,7 @@ class SqlTransaction(Protocol):
     def lock(self) -> None:
         """Exclude other followers, and changes of the table's columns, until the end of the transaction."""
 
-    def look(self) -> SeenTable:
+    def read_table(self) -> SeenTable:
         """The table as it is now."""
 
     def create(self, changes: TableChanges) -> str:
@@ -68,7 +68,7 @@ class SqlTransaction(Protocol):
 class Database(ColumnRules, Protocol):
     """A database with one followed table."""
 
-    def look(self) -> SeenTable:
+    def read_table(self) -> SeenTable:
         """The table as it is now."""
 
     def reading(self) -> AbstractContextManager[SqlTransaction]:

@@ -143,10 +143,10 @@ class PostgresDatabase:
             if mask is not None:
                 yield pc.fill_null(mask, False), f"PostgreSQL cannot store the value of its field {field.name!r}."
 
-    def look(self) -> SeenTable:
+    def read_table(self) -> SeenTable:
         """The table as it is now."""
         with self._transaction() as transaction:
-            return transaction.look()
+            return transaction.read_table()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[PostgresTransaction]:

@@ -52,7 +52,7 @@ class PostgresTransaction:
         if self.run("SELECT to_regclass($1)", self._named()).fetchone() != (None,):
             self.run(f"LOCK TABLE {self._named()} IN ROW EXCLUSIVE MODE")
 
-    def look(self) -> SeenTable:
+    def read_table(self) -> SeenTable:
         """The table, its columns, and its cursor row."""
         found = self.run("SELECT oid::bigint, relkind FROM pg_class WHERE oid = to_regclass($1)", self._named())
         table = found.fetchone()

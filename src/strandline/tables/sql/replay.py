@@ -60,7 +60,7 @@ class ReplayedSql:
             if planned is not None:
                 transaction.stage(planned)
             transaction.lock()
-            found = self.expected.proved(transaction.look(), self.row.cursor.log_id, None)
+            found = self.expected.proved(transaction.read_table(), self.row.cursor.log_id, None)
             # A concurrent replay moves no cursor: the letters themselves tell whether it was faster.
             if found != self.row or transaction.remove_letters(done.to_pylist()) != len(done):
                 raise Conflict(f"The table {self.expected.where} was committed to while its letters were replayed.")
@@ -78,7 +78,7 @@ def replayed_sql(
     database: Database, expected: Expected, planner: ChangePlanner, log_id: UUID
 ) -> Iterator[ReplayedSql | None]:
     """The table and its letters. ``NotFound`` without a table, ``Diverged`` if it is not the one of the log."""
-    row = expected.proved(database.look(), log_id, None)
+    row = expected.proved(database.read_table(), log_id, None)
     if row is None:
         raise NotFound(f"There is no table {expected.where}.")
     refuse_lost_transform(planner.shape, expected.where, is_transformed=row.is_transformed)

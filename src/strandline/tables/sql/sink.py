@@ -107,7 +107,7 @@ class SqlSink:
         return ChangePlanner(self._shape, self._database, self._bad_share, self._has_dead_letters)
 
     def _columns_now(self) -> pa.Schema | None:
-        seen = self._database.look()
+        seen = self._database.read_table()
         return None if seen.identity is None or seen.row is None else seen.row.schema
 
     def cursor(self, log_id: UUID) -> Cursor | None:
@@ -117,7 +117,7 @@ class SqlSink:
         """
         self._logged.check_met()
         with self._lock:
-            row = self._expected.proved(self._database.look(), log_id, self._held)
+            row = self._expected.proved(self._database.read_table(), log_id, self._held)
         return None if row is None else row.cursor
 
     def resume(self, log_id: UUID) -> Cursor | None:
@@ -145,7 +145,7 @@ class SqlSink:
         """
         with self._lock, self._database.writing() as transaction:
             transaction.lock()
-            seen = transaction.look()
+            seen = transaction.read_table()
             if seen.identity is None or seen.row is None or seen.row.cursor.log_id != log_id:
                 raise NotFound(f"There is no table {self._expected.where} with a cursor in log {log_id} to adopt.")
             row = replace(seen.row, identity=seen.identity, epoch=seen.row.epoch + 1)
@@ -160,7 +160,7 @@ class SqlSink:
         with self._lock:
             self._refresh()
             while True:
-                found = self._expected.proved(self._database.look(), since.log_id, self._held)
+                found = self._expected.proved(self._database.read_table(), since.log_id, self._held)
                 todo = remaining(records, since=since, upto=upto, at=None if found is None else found.cursor)
                 if todo is None:
                     return
@@ -184,7 +184,7 @@ class SqlSink:
         return self._expected.where
 
     def _existing(self) -> SeenTable:
-        seen = self._database.look()
+        seen = self._database.read_table()
         if seen.identity is None:
             raise NotFound(f"There is no table {self.where}.")
         return seen
@@ -217,7 +217,7 @@ class SqlSink:
     def compared(self, log: Log) -> tuple[Cursor, RowDifferences]:
         """Compare the rows, in the database; see :func:`~strandline.tables.maintain.operations.verify`."""
         with self._lock:
-            row = self._expected.proved(self._database.look(), log.log_id, None)
+            row = self._expected.proved(self._database.read_table(), log.log_id, None)
             if row is None:
                 raise NotFound(f"There is no table {self.where}.")
             self._refresh()  # the codec of the last record that the table has, or a newer one
@@ -226,7 +226,7 @@ class SqlSink:
             expected = ExpectedRows(self._planner(), row.schema, read, self.size().bytes)
             with self._database.reading() as transaction:
                 found = transaction.compared(expected.pieces(), row.schema)
-                if transaction.look().row != row:
+                if transaction.read_table().row != row:
                     raise Conflict(
                         f"The table {self.where} was committed to while it was compared: stop its follower, or try "
                         "again."
@@ -241,7 +241,7 @@ class SqlSink:
         """
         with self._lock, self._database.writing(is_long=True) as transaction:
             transaction.lock()
-            found = self._expected.proved(transaction.look(), job.log.log_id, None)
+            found = self._expected.proved(transaction.read_table(), job.log.log_id, None)
             if found is None:
                 raise NotFound(f"There is no table {self.where}.")
             refuse_lost_transform(self._shape, self.where, is_transformed=found.is_transformed)
@@ -277,9 +277,9 @@ class SqlSink:
         source = log_of_letters(log, self._shape)
         return LetterReplay(self.where, opened, self._shape, planner.shaped, *source)
 
-    def compacted(self) -> int:
-        """``InvalidInput``: a database keeps its tables compact by itself."""
-        raise InvalidInput(f"The database keeps the table {self.where} compact by itself: there is nothing to join.")
+    def optimized(self) -> int:
+        """``InvalidInput``: a database has no files to join."""
+        raise InvalidInput(f"The table {self.where} is in a database, which has no files to join.")
 
     def vacuumed(self, hours: int) -> int:
         """``InvalidInput``: a database keeps no earlier versions of a table."""
@@ -296,7 +296,7 @@ class SqlSink:
             with self._database.writing() as transaction:
                 transaction.stage(changes)
                 transaction.lock()
-                seen = transaction.look()
+                seen = transaction.read_table()
                 row_now = self._expected.proved(seen, since.log_id, self._held)
                 if row_now != found:
                     if seen.row is not None and seen.row.commit_id in self._unanswered:
@@ -340,7 +340,7 @@ class SqlSink:
     def _is_stored(self, commit_id: str) -> bool:
         """Whether a commit has landed whose answer was lost; False if that cannot be known now."""
         try:
-            row = self._database.look().row
+            row = self._database.read_table().row
         except StorageError:
             return False
         return row is not None and row.commit_id == commit_id

@@ -118,13 +118,13 @@ class SqliteDatabase:
         """Nothing: SQLite stores whatever a record holds. NaN becomes null."""
         yield from ()
 
-    def look(self) -> SeenTable:
+    def read_table(self) -> SeenTable:
         """The table as it is now."""
         if not self._is_there():
             return NO_TABLE
         with self._named_errors(), contextlib.closing(self._connected()) as connection:
             connection.execute("BEGIN")  # one state of all tables
-            return SqliteTransaction(connection, self._table).look()
+            return SqliteTransaction(connection, self._table).read_table()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[SqliteTransaction]:

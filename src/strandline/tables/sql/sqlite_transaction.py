@@ -64,7 +64,7 @@ class SqliteTransaction:
         """Only one process writes to the file."""
         self.connection.execute("BEGIN IMMEDIATE")
 
-    def look(self) -> SeenTable:
+    def read_table(self) -> SeenTable:
         """The table, its columns, and its cursor row. The mark in its definition is its identity."""
         found = self.connection.execute(
             "SELECT type, name, sql FROM sqlite_master WHERE type IN ('table', 'view') AND name = ? COLLATE NOCASE",

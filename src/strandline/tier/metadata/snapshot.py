@@ -21,7 +21,7 @@ from strandline.formats.json.checked import decode_checked, encode_checked
 from strandline.log.topic.contract import NO_TOPIC
 from strandline.model.cursor import Cursor
 from strandline.model.json_values import LARGEST, natural
-from strandline.snapshots.sealed import DATA, check_kind, newest_snapshot, next_number, numbered, seal
+from strandline.snapshots.sealed import DATA, check_kind, newest_snapshot, next_number, seal, snapshot_folder
 from strandline.snapshots.staging import set_aside
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk
@@ -56,7 +56,7 @@ class MetadataSnapshots:
         """Store a snapshot atomically: durable when this returns; on failure the former one stays."""
         number = next_number(self.folder, disk=self.disk)
         seal(
-            numbered(self.folder, number),
+            snapshot_folder(self.folder, number),
             kind=KIND,
             kind_version=KIND_VERSION,
             cursor=self._cursor({partition: each.next for partition, each in taken.items()}),
