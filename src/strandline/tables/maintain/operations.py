@@ -246,7 +246,7 @@ def optimize(sink: MaintainedTable | Address) -> int:
     table = _table(sink)
     if table.mode != "append":
         raise InvalidInput(
-            f"A table with mode={table.mode!r} has no files to join: its follower writes them whole, or it has none."
+            f"A table with mode={table.mode!r} has no files to join: its follower, or its database, keeps them few."
         )
     return table.optimized()
 
