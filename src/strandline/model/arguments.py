@@ -324,9 +324,12 @@ class _Door(NamedTuple):
 
     def refuse(self, kind: ArgumentKind, parameter: str, value: Any, args: tuple[Any, ...]) -> None:
         """Raise the error of a value that is not of its kind."""
-        if (said := self._opener(args)) is not None:
-            raise InvalidInput(said)
-        kind.check(value, f"{self._called(args)}: {parameter}")
+        try:
+            kind.check(value, f"{self._called(args)}: {parameter}")
+        except InvalidInput as error:
+            if (opener := self._opener(args)) is None:
+                raise
+            raise InvalidInput(f"{str(error).removesuffix('.')}: {opener}") from None
 
     def misfit(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> str | None:
         """The sentence on arguments that the signature does not have; None if it has them."""
@@ -348,7 +351,8 @@ class _Door(NamedTuple):
         owner = _class_of(args[0]) if self.is_bound and self.name == "__init__" else object
         if not isinstance(inspect.getattr_static(owner, "open", None), classmethod):
             return None
-        needed = [one.name for one in inspect.signature(owner.open).parameters.values() if one.default is one.empty]  # type: ignore[attr-defined]
+        given = inspect.signature(owner.open).parameters.values()  # type: ignore[attr-defined]
+        needed = [one.name for one in given if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
         return f"{owner.__name__}.open({', '.join(needed)}) opens {with_article(owner.__name__)}."
 
 
