@@ -14,7 +14,7 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.addresses import NODE_SCHEMES, Address, as_address, local_path, split_address
 from strandline.model.arguments import checked
-from strandline.model.optional_calls import OPTIONAL_CALLS
+from strandline.model.calls.optional import OPTIONAL_CALLS
 from strandline.model.retention import Retention, SlotLimits
 from strandline.node.flight.client.channel import TIMEOUT
 from strandline.node.flight.client.node_channels import ReadFrom

@@ -18,8 +18,8 @@ from strandline.log.memory import MemoryLog
 from strandline.log.object.log import ObjectLog
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
+from strandline.model.calls.optional import OPTIONAL_CALLS
 from strandline.model.head import WriterId
-from strandline.model.optional_calls import OPTIONAL_CALLS
 from strandline.tier.read.tiered_log import TieredLog
 from tests.pairs.kinds import KINDS, RECORDS, Opened
 

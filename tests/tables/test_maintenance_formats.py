@@ -365,7 +365,7 @@ def test_a_compaction_beside_its_follower_loses_no_row(tmp_path, log, monkeypatc
     place.close()
 
 
-def test_databases_say_that_they_need_neither_compaction_nor_vacuum(tmp_path, log):
+def test_databases_say_that_they_need_neither_optimize_nor_vacuum(tmp_path, log):
     sink = Sqlite(tmp_path).sink(mode="append")
     sl.follow(log, sink, upto="end")
     for upkeep in (optimize, vacuum):

@@ -404,7 +404,7 @@ def test_a_commit_whose_answer_was_lost_is_found_by_the_next_look(database, monk
             yield session
         raise TransientStorageError("The answer was lost.")
 
-    look, looks = type(sink._database).look, []
+    look, looks = type(sink._database).read_table, []
 
     def unreachable(self):
         looks.append(look(self))

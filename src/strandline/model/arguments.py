@@ -24,8 +24,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, overload
 
 from strandline.errors import InvalidInput, printable
-from strandline.model.call_shapes import misfit
-from strandline.model.optional_calls import OptionalCalls, with_article
+from strandline.model.calls.optional import OptionalCalls, with_article
+from strandline.model.calls.shapes import misfit
 
 C = TypeVar("C", bound=Callable[..., Any])
 

@@ -27,9 +27,9 @@ from strandline.log.read.value_format import named_codec
 from strandline.log.slots import resume
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Duration, Timeout, checked
+from strandline.model.calls.optional import OptionalCalls
 from strandline.model.cursor import MILLISECOND, NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import MetadataRanges, QueueEntry, QueueManifest, WriterId
-from strandline.model.optional_calls import OptionalCalls
 from strandline.model.records import RecordSource, conform
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing

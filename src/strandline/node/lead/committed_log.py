@@ -11,9 +11,9 @@ from strandline.errors import NotReady, Unsupported
 from strandline.log.contract import LogReading
 from strandline.log.wal.read.reading import WalReading
 from strandline.log.wal.read.span import WalSpan
+from strandline.model.calls.optional import OptionalCalls
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import StoredAppend, WriterId
-from strandline.model.optional_calls import OptionalCalls
 from strandline.model.records import RecordSource
 from strandline.tier.read.tiered_slots import HotSlots
 

@@ -279,7 +279,7 @@ class SqlSink:
 
     def optimized(self) -> int:
         """``InvalidInput``: a database has no files to join."""
-        raise InvalidInput(f"The table {self.where} is in a database, which has no files to join.")
+        raise InvalidInput(f"The database keeps the table {self.where} as it should be: there are no files to join.")
 
     def vacuumed(self, hours: int) -> int:
         """``InvalidInput``: a database keeps no earlier versions of a table."""

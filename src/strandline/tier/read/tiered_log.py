@@ -27,9 +27,9 @@ from strandline.log.slots.table import SlotTable
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader, WalReading
 from strandline.model.arguments import Timeout, checked
+from strandline.model.calls.optional import refusal
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import WriterId
-from strandline.model.optional_calls import refusal
 from strandline.model.records import RecordSource
 from strandline.model.retention import NO_LIMITS, TIER_SLOT, SlotLimits, SlotState
 from strandline.model.segments import ColdTier, SegmentMetadata

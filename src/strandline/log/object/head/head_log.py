@@ -13,9 +13,9 @@ from strandline.log.read.planning import entries_after, plan_entries
 from strandline.log.slots import resume
 from strandline.log.writers.source import known_as
 from strandline.model.arguments import checked
+from strandline.model.calls.optional import OptionalCalls
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import Entry, Head, StoredAppend, WriterId, WriterState
-from strandline.model.optional_calls import OptionalCalls
 
 S = TypeVar("S", bound=Span)
 

@@ -25,9 +25,9 @@ from strandline.log.wal.read.watermark import MARK_READS, View, read_mark
 from strandline.log.wal.recover.scan_tail import read_identity, read_log_json, read_slots_file
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Signed, Timeout, checked
+from strandline.model.calls.optional import OptionalCalls
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import StoredAppend, WriterId
-from strandline.model.optional_calls import OptionalCalls
 from strandline.model.records import RecordSource
 from strandline.model.retention import Retention
 from strandline.model.times import TOLERANCE

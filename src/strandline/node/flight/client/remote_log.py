@@ -31,9 +31,9 @@ from strandline.log.slots import resume
 from strandline.log.writers.numbered import numbered
 from strandline.model.addresses import AddressText
 from strandline.model.arguments import Duration, Timeout, checked
+from strandline.model.calls.optional import OptionalCalls
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import StoredAppend, WriterId, WriterState
-from strandline.model.optional_calls import OptionalCalls
 from strandline.model.records import RecordSource
 from strandline.node.flight.client.channel import TIMEOUT, Channel
 from strandline.node.flight.client.monotonic_reads import MonotonicReads
