@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -58,11 +57,3 @@ def test_every_imported_library_is_declared() -> None:
         if not own & {name.lower().replace("_", "-") for name in known.get(module, [module])}
     }
     assert missing == set()
-
-
-def test_bulk_jobs_without_msgspec_name_the_extra_that_brings_it() -> None:
-    program = "import sys; sys.modules['msgspec'] = None\nimport strandline as sl\nsl.bulk.export"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1] == (
-        "strandline.errors.MissingExtra: sl.bulk.export needs the extra 'typed': pip install 'strandline[typed]'."
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from strandline.errors import MissingExtra
 from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
@@ -37,9 +36,4 @@ _get, __dir__, __all__ = lazy(
 
 
 def __getattr__(name: str) -> Any:
-    try:
-        return _get(name)
-    except ModuleNotFoundError as error:
-        if error.name != "msgspec":
-            raise
-        raise MissingExtra(f"sl.bulk.{name} needs the extra 'typed': pip install 'strandline[typed]'.") from error
+    return _get(name)
