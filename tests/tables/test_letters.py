@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from typer.testing import CliRunner
 
 import strandline as sl
@@ -165,6 +168,38 @@ def test_letters_that_cannot_be_removed_behind_a_commit_are_removed_by_the_next_
     assert told(place, log, WIDE) == BAD
     assert sl.tables.replay_letters(place.sink(value=WIDE, **place.options), log).applied == len(BAD)
     assert sl.tables.verify(place.sink(value=WIDE, **place.options), log).rows == 10
+
+
+def test_the_letter_of_another_log_at_an_offset_is_not_taken_for_the_own_one_after_a_crash(
+    tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Delta(tmp_path)
+    options = {"mode": "append", "dead_letters": tmp_path / "letters"}
+    sl.follow(log, place.sink(value=NARROW, **options), until="end")  # its letters are at BAD
+    shutil.rmtree(place.address)
+    other = MemoryLog()
+    with other.producer() as producer:
+        for number in range(10):
+            producer.append(key=b"k", value=b'{"id": %d, "n": %d}' % (1 << 40 if number == 7 else 1, number)).result()
+    sl.follow(other, place.sink(value=NARROW, **options), until=2)
+    commit = DeltaCommits.commit
+
+    def crashing(self: Any, *arguments: Any, **given: Any) -> Any:
+        if isinstance(self.followed.shape, DeadLetters):
+            return commit(self, *arguments, **given)
+        raise Crash
+
+    def apply(value: Any) -> None:
+        records = pa.Table.from_batches(list(other.read(2)))
+        place.sink(value=value, **options).apply(records, since=other.cursor_at(2), upto=other.end())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaCommits, "commit", crashing)
+        with pytest.raises(Crash):
+            apply(NARROW)  # stores the letter at 7
+    apply(sl.Json(pa.schema({"id": pa.int32(), "n": pa.bool_()})))  # all are bad now, also those at 4, 5 and 8
+    rows = pq.read_table(DeltaTable(tmp_path / "letters").file_uris()).to_pylist()
+    assert {row["offset"] for row in rows if b'"n"' in row["value"]} == {*range(2, 10)}
 
 
 @pytest.mark.parametrize("mode", ["append", "latest"])
