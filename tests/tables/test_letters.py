@@ -175,13 +175,13 @@ def test_the_letter_of_another_log_at_an_offset_is_not_taken_for_the_own_one_aft
 ) -> None:
     place = Delta(tmp_path)
     options = {"mode": "append", "dead_letters": tmp_path / "letters"}
-    sl.follow(log, place.sink(value=NARROW, **options), until="end")  # its letters are at BAD
+    sl.follow(log, place.sink(value=NARROW, **options), upto="end")  # its letters are at BAD
     shutil.rmtree(place.address)
     other = MemoryLog()
     with other.producer() as producer:
         for number in range(10):
             producer.append(key=b"k", value=b'{"id": %d, "n": %d}' % (1 << 40 if number == 7 else 1, number)).result()
-    sl.follow(other, place.sink(value=NARROW, **options), until=2)
+    sl.follow(other, place.sink(value=NARROW, **options), upto=2)
     commit = DeltaCommits.commit
 
     def crashing(self: Any, *arguments: Any, **given: Any) -> Any:
