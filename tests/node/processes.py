@@ -251,6 +251,12 @@ class ClusterOfProcesses:
     def _url(self, port: int) -> str:
         return f"grpc{'' if self._tls is None else '+tls'}://127.0.0.1:{port}"
 
+    @property
+    def url(self) -> str:
+        """The address of the log: those of all nodes, which they keep when they are started again."""
+        first, *others = (self._url(line.port) for line in self.lines.values())
+        return ",".join([first, *(other.partition("://")[2] for other in others)])
+
     def _clock(self, name: str) -> Path:
         return self.folder / f"{name}.clock"
 

@@ -28,8 +28,7 @@ def test_a_table_follows_exactly_while_primaries_are_killed_and_records_move_to_
     settings: dict[str, Any] = {"cold": (tmp_path / "cold").as_uri(), "tiering": BUSY, "retention": "consumed"}
     with ClusterOfProcesses(nest, tmp_path, automatic=True, **settings) as cluster:
         cluster.begin()
-        url = "grpc://" + ",".join(cluster.clients[name].url.removeprefix("grpc://") for name in cluster.names)
-        with sl.open(url) as log, Recorder(cluster) as recorder:
+        with sl.open(cluster.url) as log, Recorder(cluster) as recorder:
             recorder.more()
             for _ in range(2):
                 followed(spark, log, tmp_path / "table")
@@ -40,7 +39,7 @@ def test_a_table_follows_exactly_while_primaries_are_killed_and_records_move_to_
                 recorder.more()
                 cluster.start(old)
                 recorder.more()
-        with sl.open(url) as log:
+        with sl.open(cluster.url) as log:
             cluster.settled()
             followed(spark, log, tmp_path / "table")
         found = check(cluster, recorder, tiered=True)
