@@ -71,7 +71,7 @@ class _Contract(TableContract):
         (FollowedIceberg, "open"),
         (TablePart, "write"),
         (IcebergCommits, "commit"),
-        (IcebergCommits, "_make_durable"),
+        (FollowedIceberg, "make_durable"),
     )
 
     @pytest.fixture
@@ -495,23 +495,33 @@ def test_a_table_of_an_in_memory_catalog(tmp_path, log):
 # --- crashes and costs -----------------------------------------------------------------------------------------------
 
 
-def test_a_commit_is_on_disk_before_apply_returns(catalog, tmp_path):
-    synced = set()
+class Watching(LocalDisk):
+    """A disk that notes which files and folders are synced."""
 
-    class Watching(LocalDisk):
-        def sync_file(self, path):
-            synced.add(path)
-            super().sync_file(path)
+    def __init__(self, synced):
+        super().__init__()
+        self._synced = synced
 
-        def sync_folder(self, path):
-            synced.add(path)
-            super().sync_folder(path)
+    def sync_file(self, path):
+        self._synced.add(path)
+        super().sync_file(path)
 
-        def write_new(self, path, parts):
-            synced.add(path)
-            super().write_new(path, parts)
+    def sync_folder(self, path):
+        self._synced.add(path)
+        super().sync_folder(path)
 
-    apply(sl.IcebergSink(catalog, "shop.orders", disk=Watching()), 0, (b"a", b"1"))
+    def write_new(self, path, parts):
+        self._synced.add(path)
+        super().write_new(path, parts)
+
+
+@pytest.fixture
+def synced():
+    return set()
+
+
+def test_a_commit_is_on_disk_before_apply_returns(catalog, tmp_path, synced):
+    apply(sl.IcebergSink(catalog, "shop.orders", disk=Watching(synced)), 0, (b"a", b"1"))
     root = tmp_path / "warehouse" / "shop" / "orders"
     files = {str(path) for path in root.rglob("*") if path.is_file()}
     assert files
@@ -519,8 +529,31 @@ def test_a_commit_is_on_disk_before_apply_returns(catalog, tmp_path):
     assert {str(root), str(root / "metadata"), str(root.parent)} <= synced
 
 
+def test_a_commit_whose_process_died_before_its_sync_is_synced_before_its_cursor_is_told(
+    catalog, tmp_path, monkeypatch, synced
+):
+    def killed(self, table, snapshot_id):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FollowedIceberg, "make_durable", killed)
+        with pytest.raises(KeyboardInterrupt):
+            apply(sl.IcebergSink(catalog, "shop.orders"), 0, (b"a", b"1"))
+    sink = sl.IcebergSink(catalog, "shop.orders", disk=Watching(synced))
+    assert sink.cursor(LOG) == Cursor(LOG, 1)
+    metadata = tmp_path / "warehouse" / "shop" / "orders" / "metadata"
+    newest = str(table_of(catalog).metadata_location).removeprefix("file://")
+    assert {newest, *map(str, metadata.glob("*.avro")), str(metadata)} <= synced
+    synced.clear()
+    assert sink.cursor(LOG) == Cursor(LOG, 1)
+    apply(sink, 1, (b"b", b"2"))
+    synced.clear()
+    assert sink.cursor(LOG) == Cursor(LOG, 2)
+    assert not synced, "what this sink has committed is on disk"
+
+
 @pytest.mark.matrix
-@pytest.mark.parametrize("step", ["begin", "data_files", "commit", "_make_durable"])
+@pytest.mark.parametrize("step", ["begin", "data_files", "commit", "_committed"])
 def test_a_crash_at_any_step_leaves_the_table_at_its_cursor_or_behind_the_range(catalog, monkeypatch, step):
     apply(sl.IcebergSink(catalog, "shop.orders"), 0, (b"a", b"1"))
     owner = FollowedIceberg if step in {"begin", "data_files"} else IcebergCommits
@@ -534,7 +567,7 @@ def test_a_crash_at_any_step_leaves_the_table_at_its_cursor_or_behind_the_range(
         patch.setattr(owner, step, crashing)
         with pytest.raises(KeyboardInterrupt):
             apply(sl.IcebergSink(catalog, "shop.orders"), 1, (b"a", b"2"), (b"b", b"3"))
-    is_stored = step in {"commit", "_make_durable"}
+    is_stored = step in {"commit", "_committed"}
     assert sl.IcebergSink(catalog, "shop.orders").cursor(LOG) == Cursor(LOG, 3 if is_stored else 1)
     apply(sl.IcebergSink(catalog, "shop.orders"), 1, (b"a", b"2"), (b"b", b"3"))
     assert latest_of(catalog) == {b"a": b"2", b"b": b"3"}

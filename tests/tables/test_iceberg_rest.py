@@ -52,7 +52,7 @@ class TestRestCatalog(TableContract):
         (FollowedIceberg, "open"),
         (TablePart, "write"),
         (IcebergCommits, "commit"),
-        (IcebergCommits, "_make_durable"),
+        (FollowedIceberg, "make_durable"),
     )
 
     @pytest.fixture
@@ -160,14 +160,13 @@ from pyiceberg.catalog.rest import RestCatalog
 from strandline.errors import StrandlineError
 from strandline.followers.run import Batching
 from strandline.tables.iceberg.commits import IcebergCommits
-from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import FollowedIceberg
 
 uri, log, step = sys.argv[1:]
 if step:
     def killed(*arguments, **options):
         os.kill(os.getpid(), signal.SIGKILL)
-    setattr(FollowedIceberg if step == "begin" else IcebergCommits, step, killed)
+    setattr(FollowedIceberg if step in {"begin", "make_durable"} else IcebergCommits, step, killed)
 sink = sl.IcebergSink(RestCatalog("shop", uri=uri), "shop.orders", mode="append")
 try:
     sl.follow(sl.open(log), sink, upto="end", batching=Batching(records=4))
@@ -195,7 +194,7 @@ def test_processes_that_are_killed_and_that_race_apply_each_record_once(
             for n in range(9):
                 producer.append(key=b"k%d" % n, value=b"v")
 
-    for step in ("begin", "commit", "_committed", "_make_durable"):
+    for step in ("begin", "commit", "_committed", "make_durable"):
         extend()
         assert _follower(server, place, step).wait(120) < 0
     for _ in range(3):

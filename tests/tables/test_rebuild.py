@@ -37,6 +37,7 @@ from strandline.tables.delta.files import DeltaFiles
 from strandline.tables.delta.letters import LetterBox
 from strandline.tables.files import part as parts_module
 from strandline.tables.iceberg.commits import IcebergCommits
+from strandline.tables.iceberg.table import FollowedIceberg
 from strandline.tables.maintain.comparison import RowDifferences
 from strandline.tables.maintain.operations import existing, rebuild, verify
 from strandline.tables.maintain.rebuilding import rebuild_table
@@ -252,7 +253,7 @@ STEPS: dict[type, Sequence[tuple[Any, str]]] = {
         (parts_module, "write_file"),
         (IcebergCommits, "commit"),
         (IcebergCommits, "_committed"),
-        (IcebergCommits, "_make_durable"),
+        (FollowedIceberg, "make_durable"),
     ],
     Sqlite: [(SqliteTransaction, step) for step in _SQL],
     Postgres: [(PostgresTransaction, step) for step in _SQL],

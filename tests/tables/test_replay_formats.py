@@ -24,6 +24,7 @@ from strandline.followers.run import Batching
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.iceberg.commits import IcebergCommits
+from strandline.tables.iceberg.table import FollowedIceberg
 from strandline.tables.maintain.replay import LetterReplay
 from strandline.tables.rows.shape import DeadLetters
 from strandline.tables.sql.postgres_transaction import PostgresTransaction
@@ -104,7 +105,7 @@ class Delta(Place):
 
 
 class Iceberg(Place):
-    steps = ((IcebergCommits, "commit"), (IcebergCommits, "_committed"), (IcebergCommits, "_make_durable"))
+    steps = ((IcebergCommits, "commit"), (IcebergCommits, "_committed"), (FollowedIceberg, "make_durable"))
 
     def __init__(self, folder: Path) -> None:
         self.catalog = InMemoryCatalog("t", warehouse=f"file://{folder}/warehouse")

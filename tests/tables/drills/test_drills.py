@@ -37,8 +37,8 @@ STEPS = {
         *(PART, SLOT),
     ],
     "iceberg": [
-        ("FollowedIceberg", "begin"),
-        *[("IcebergCommits", name) for name in ("commit", "_committed", "_make_durable")],
+        *[("FollowedIceberg", name) for name in ("begin", "make_durable")],
+        *[("IcebergCommits", name) for name in ("commit", "_committed")],
         PART,
         SLOT,
     ],

@@ -14,7 +14,7 @@ from strandline.errors import Conflict, StrandlineError, TransientStorageError
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
 from strandline.tables.files.recorded import CHANGE_KEY, COMMIT_KEY, CURSOR_KEY, START_KEY, told_rebuild
-from strandline.tables.iceberg.files import data_file, location_path
+from strandline.tables.iceberg.files import data_file
 from strandline.tables.iceberg.history import NAME_KEY, KnownSnapshot, ancestors, commit_mark, start_in
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
 
@@ -61,7 +61,7 @@ class IcebergCommits:
             moved = {} if start is None else {START_KEY: str(start)}  # for when this snapshot has expired
             transaction.set_properties({COMMIT_KEY: commit_mark(upto, producer.snapshot_id), **moved})
         table = self._committed(transaction, producer)
-        self._make_durable(table, producer.snapshot_id)
+        self.followed.make_durable(table, producer.snapshot_id)
         self.followed.known[upto.log_id] = KnownSnapshot(table.metadata.table_uuid, producer.snapshot_id, upto)
 
     def _committed(self, transaction: Transaction, producer: Any) -> Table:
@@ -121,22 +121,6 @@ class IcebergCommits:
             with self.followed.named_errors():
                 table.maintenance.expire_snapshots().by_ids(old).commit()
         return len(old)
-
-    def _make_durable(self, table: Table, snapshot_id: int) -> None:
-        """Sync the metadata of a commit on a local disk: ``pyiceberg`` does not, and a slot may follow it."""
-        snapshot = table.metadata.snapshot_by_id(snapshot_id)
-        if location_path(table.metadata.location) is None or snapshot is None:
-            return
-        disk = self.followed.disk
-        manifests = [one for one in snapshot.manifests(table.io) if one.added_snapshot_id == snapshot_id]
-        written = [table.metadata_location, snapshot.manifest_list, *[one.manifest_path for one in manifests]]
-        paths = [path for path in map(location_path, written) if path is not None]
-        for path in paths:
-            disk.sync_file(path)
-        folders = {path.rpartition("/")[0] for path in paths}
-        for folder in folders | {str(location_path(table.metadata.location)).rstrip("/")}:
-            disk.sync_folder(folder)
-            disk.sync_folder(folder.rpartition("/")[0] or "/")
 
 
 def _line(table: Table) -> Iterator[int]:

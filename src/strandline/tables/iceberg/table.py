@@ -32,7 +32,7 @@ from strandline.tables.files.recorded import (
     warn_of_change,
 )
 from strandline.tables.iceberg.columns import arrow_schema, iceberg_library, iceberg_schema, in_iceberg
-from strandline.tables.iceberg.files import IcebergFiles
+from strandline.tables.iceberg.files import IcebergFiles, location_path
 from strandline.tables.iceberg.history import (
     LOG_KEY,
     NAME_KEY,
@@ -127,7 +127,26 @@ class FollowedIceberg:
             raise AssertionError("a commit of the sink has a cursor")
         commit = KnownSnapshot(table.metadata.table_uuid, found.snapshot_id, found.cursor)
         refuse_replaced(known, commit, where)
+        if commit != known:
+            # An earlier process may have died between its commit and its sync, and a slot will follow this cursor.
+            with self.named_errors():
+                self.make_durable(table, commit.snapshot_id)
         return commit
+
+    def make_durable(self, table: Table, snapshot_id: int) -> None:
+        """Sync the metadata of a commit on a local disk: ``pyiceberg`` does not, and a slot may follow it."""
+        snapshot = table.metadata.snapshot_by_id(snapshot_id)
+        if location_path(table.metadata.location) is None or snapshot is None:
+            return
+        manifests = [one for one in snapshot.manifests(table.io) if one.added_snapshot_id == snapshot_id]
+        written = [table.metadata_location, snapshot.manifest_list, *[one.manifest_path for one in manifests]]
+        paths = [path for path in map(location_path, written) if path is not None]
+        for path in paths:
+            self.disk.sync_file(path)
+        folders = {path.rpartition("/")[0] for path in paths}
+        for folder in folders | {str(location_path(table.metadata.location)).rstrip("/")}:
+            self.disk.sync_folder(folder)
+            self.disk.sync_folder(folder.rpartition("/")[0] or "/")
 
     def _chain(self, table: Table, log_id: UUID) -> Iterator[TableSnapshot]:
         """The snapshots from the current one to the oldest that has not expired."""
