@@ -698,13 +698,13 @@ def test_an_object_that_was_trimmed_and_deleted_between_plan_and_fetch_is_a_gap(
         kv.put(b"%d" % number, b"1")
     fresh = on_line(line)
 
-    def trim(call: Call) -> None:
+    def trim_meanwhile(call: Call) -> None:
         if call.path.startswith("batches/") and call.stage == "before" and kv._log.bounds().first == 0:
             trim(kv._log, 2)
             for batch in list(line._inner.list("batches/")):
                 line._inner.delete(batch.path)
 
-    line.hook(trim)
+    line.hook(trim_meanwhile)
     with fresh.watch_from(EVERYTHING, Cursor(kv.stream, 0)) as watch:
         for _ in range(3):
             with pytest.raises(Gap, match="trimmed to offset 2"):

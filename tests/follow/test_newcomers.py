@@ -25,6 +25,7 @@ from strandline.model.retention import NEWCOMER_SECONDS, Consumed, SlotLimits, S
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore
 from strandline.testing.simdisk import SimulatedDisk
+from strandline.testing.sinks import MemorySink
 from tests.follow.test_heartbeat import Fickle, Slow, wait_for
 
 
@@ -254,3 +255,28 @@ def test_of_two_newcomers_that_claim_a_slot_at_the_same_time_one_continues(
     with pytest.raises(Fenced):
         newcomers[inner].check_holder()
     assert [(slot.position, slot.holder) for slot in log.slots.list()] == [(end.next, outer)]
+
+
+def test_a_follower_that_starts_while_its_sink_is_rebuilt_goes_on_from_the_new_rows(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read its cursor, then a rebuild took the sink back and its slot with it, and then it claims the slot."""
+    with log.producer() as producer:
+        producer.produce([b"two", b"three"])
+    sink = MemorySink()
+    follow(log, sink, slot="billing", upto="end")
+    claim = SlotKeeper.claim
+
+    def claim_after_a_rebuild(slots: SlotKeeper, name: str, holder: str) -> Any:
+        monkeypatch.setattr(SlotKeeper, "claim", claim)
+        sink.records, sink.at = [pa.Table.from_batches(log.read(0))[:1]], log.cursor_at(1)
+        log.slots.reset("billing", 1)
+        return claim(slots, name, holder)
+
+    monkeypatch.setattr(SlotKeeper, "claim", claim_after_a_rebuild)
+    follower = begin(log, sink, "billing", start="beginning", holder="second")
+    assert follower.start == log.cursor_at(1)
+    assert log.slots.get("billing").position == 1
+    log.trim()
+    follow(log, sink, slot="billing", upto="end")
+    assert [value for _, _, value in sink.rows()] == [b"one", b"two", b"three"]

@@ -126,6 +126,10 @@ class SinkCommitter:
                 self._unclaimed = self._moved_back(known)
                 return
         self._slot = self._taken(name)
+        stored = self._sink.cursor(self._log.log_id)
+        if stored is not None and stored.next < self.start.next:
+            self.start = stored  # the sink was rebuilt before this follower held the slot, and lacks what follows
+            self._slot = self._taken(name)
         self._slot.advance(self.start)  # an earlier run may have died between the sink and the slot
 
     def _created(self, name: str) -> SlotState:
