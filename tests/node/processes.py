@@ -88,6 +88,7 @@ def config_of(options: dict[str, Any]) -> NodeConfig:
 
 def _be_node(order: dict[str, Any]) -> None:
     """Be a node until told to stop by SIGTERM."""
+    _tell(started=os.getpid())  # by the child, so that it comes before the port
     with contextlib.suppress(AttributeError, OSError):  # elsewhere the nest has to be asked to end
         ctypes.CDLL(None).prctl(_WITH_PARENT, signal.SIGKILL)
     out = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -132,7 +133,6 @@ def nest() -> None:
                 os.close(held)
                 living[life] = pid
                 waiting.register(life, select.POLLHUP)
-                _tell(started=pid)
 
 
 def _child(order: dict[str, Any], others: list[int]) -> None:
@@ -174,7 +174,10 @@ class Nest:
             what = json.loads(line)
             with self._told:
                 if "started" in what:
-                    self._started.append(what["started"])
+                    pid = what["started"]
+                    self.ports.pop(pid, None)  # of an earlier process with the same number
+                    self.statuses.pop(pid, None)
+                    self._started.append(pid)
                 elif "port" in what:
                     self.ports[what["pid"]] = what["port"]
                 else:
