@@ -272,7 +272,7 @@ def test_opening_a_write_ahead_log_as_an_object_log_says_how_to_open_it(tmp_path
     store = tmp_path / "object"
     sl.open(str(store), create=True)
     before = sorted(store.rglob("*"))
-    with pytest.raises(InvalidInput, match=r"is an object log .* Open it with strandline\.open"):
+    with pytest.raises(InvalidInput, match=r"is an object log .* open it with strandline\.open"):
         sl.compat.WriteAheadLog.open(store)
     assert sorted(store.rglob("*")) == before
     sl.open(str(store))

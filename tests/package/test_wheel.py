@@ -79,7 +79,7 @@ def test_the_readme_has_no_relative_link_on_a_package_index(metadata: Message) -
 def test_what_is_always_installed_is_little(metadata: Message) -> None:
     always = [text for text in metadata.get_all("Requires-Dist", []) if "extra ==" not in text]
     names = {re.split(r"[<>=\[ ]", text)[0] for text in always}
-    assert names == {"pyarrow", "obstore", "google-crc32c", "prometheus-client"}
+    assert names == {"pyarrow", "numpy", "obstore", "google-crc32c", "msgspec", "prometheus-client"}
 
 
 def test_a_wheel_can_be_built_from_the_source_archive(built: Path, wheel: zipfile.ZipFile, tmp_path: Path) -> None:

@@ -97,14 +97,16 @@ class AppendingContract:
 
     def test_no_reader_ever_sees_a_part_of_a_batch(self, log: Log) -> None:
         seen: set[int] = set()
-        over = threading.Event()
+        begun, over = threading.Event(), threading.Event()
 
         def look() -> None:
             while not over.is_set():
                 seen.add(log.bounds().next)
+                begun.set()
 
         def write() -> None:
             try:
+                begun.wait(60)
                 for number in range(self.appends):
                     append(log, *[b"x"] * 7, number=number)
             finally:
