@@ -14,6 +14,7 @@ from rich.progress import Task, TaskID
 import strandline as sl
 from strandline.cli.app import COMMANDS, imported_command
 from strandline.cli.shared import output as show
+from tests.cases import some
 from tests.cli.conftest import Run
 
 OnTerminal = Callable[..., tuple[int, str]]
@@ -34,7 +35,7 @@ def orders(run: Run, log: str) -> str:
     return log
 
 
-@pytest.mark.parametrize("columns", [40, 80, 140])
+@pytest.mark.parametrize("columns", some([40, 80, 140], 2))
 @pytest.mark.parametrize("command", ["lag", "slots"])
 def test_every_number_of_every_slot_is_shown_whole(
     run: Run, on_terminal: OnTerminal, orders: str, command: str, columns: int

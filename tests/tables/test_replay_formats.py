@@ -29,6 +29,7 @@ from strandline.tables.maintain.replay import LetterReplay
 from strandline.tables.rows.shape import DeadLetters
 from strandline.tables.sql.postgres_transaction import PostgresTransaction
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction
+from tests.cases import some
 
 NARROW = sl.Json(pa.schema({"id": pa.int8()}))
 WIDE = sl.Json(pa.schema({"id": pa.int64(), "note": pa.string()}))
@@ -246,7 +247,7 @@ class Crash(BaseException):
     """The end of a process."""
 
 
-@pytest.mark.parametrize("mode", ["append", "latest"])
+@pytest.mark.parametrize("mode", some(["latest", "append"], 1))
 def test_a_crash_at_any_step_is_repaired_by_the_next_replay(place: Place, mode: str) -> None:
     crashed = set()
     for owner, name in place.steps:
@@ -278,7 +279,7 @@ def test_a_crash_at_any_step_is_repaired_by_the_next_replay(place: Place, mode: 
     assert crashed == {name for _, name in place.steps}
 
 
-@pytest.mark.parametrize("mode", ["append", "latest"])
+@pytest.mark.parametrize("mode", some(["latest", "append"], 1))
 def test_a_follower_that_commits_meanwhile_loses_nothing_and_neither_does_the_replay(
     place: Place, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,7 +303,7 @@ def test_a_follower_that_commits_meanwhile_loses_nothing_and_neither_does_the_re
     place.check()
 
 
-@pytest.mark.parametrize("mode", ["append", "latest"])
+@pytest.mark.parametrize("mode", some(["latest", "append"], 1))
 def test_a_follower_that_runs_goes_on_after_a_replay(place: Place, mode: str) -> None:
     place.options = {"mode": mode}
     place.append((b"a", BIG), (b"b", 1))
@@ -343,7 +344,7 @@ def test_two_replays_at_once_apply_each_letter_once(
     place.check()
 
 
-@pytest.mark.parametrize("mode", ["append", "latest"])
+@pytest.mark.parametrize("mode", some(["latest", "append"], 1))
 def test_a_record_that_has_no_row_any_more_after_a_rebuild_is_a_letter(place: Place, mode: str) -> None:
     place.options = {"mode": mode}
     place.append((b"a", BIG), (b"b", 1), (b"c", b"never"), (b"d", 2))
@@ -401,7 +402,7 @@ def _as_it_is(changes: pa.Table) -> pa.Table:
     return changes
 
 
-@pytest.mark.parametrize("records", [1, 2, 100])
+@pytest.mark.parametrize("records", some([2, 1, 100], 1))
 def test_a_table_that_was_dropped_and_is_built_again_has_each_letter_once(place: Place, records: int) -> None:
     for row in ((b"a", 1), (b"b", BIG), (b"c", 2), (b"d", b"never"), (b"e", 3)):
         place.append(row)  # a batch of its own: ranges do not divide batches
