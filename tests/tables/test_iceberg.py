@@ -324,7 +324,9 @@ def test_expiry_keeps_the_snapshot_that_proves_the_cursor_below_a_compaction(cat
         apply(sink, first, (b"k%d" % first, b"1"))
     compacted(catalog)
     later = ManualClock(now=CLOCK.now() + 30 * 86_400_000_000)
-    assert sink.vacuumed(1, clock=later) == 2
+    before = len(table_of(catalog).snapshots())
+    sink.vacuumed(1, clock=later)
+    assert len(table_of(catalog).snapshots()) == before - 2
     again = sl.IcebergSink(catalog, "shop.orders")
     assert again.resume(LOG) == Cursor(LOG, 3)
     apply(again, 3, (b"k3", b"1"))

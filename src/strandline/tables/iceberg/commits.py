@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,10 @@ class IcebergCommits:
         _LOGGER.warning("The table %s is at snapshot %d again, at %s.", self.followed.identifier, snapshot_id, cursor)
 
     def expire(self, table: Table, log_id: UUID, before: datetime) -> int:
-        """Expire older snapshots, but neither the current one nor those back to the follower's last commit."""
+        """Expire older snapshots, but neither those back to the follower's last commit nor that which was current then.
+
+        That one may have readers who began before it was replaced, just now.
+        """
         proof = self.followed.last_commit(table, log_id).snapshot_id
         needed = set()
         for snapshot_id in _line(table):
@@ -111,6 +115,8 @@ class IcebergCommits:
             if snapshot_id == proof:
                 break
         limit = int(before.timestamp() * 1000)
+        then = (one.snapshot_id for one in ancestors(table.metadata) if one.timestamp_ms < limit)
+        needed |= set(itertools.islice(then, 1))
         refs = {ref.snapshot_id for ref in table.metadata.refs.values()}
         old = [
             one.snapshot_id

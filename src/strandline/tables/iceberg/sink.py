@@ -20,13 +20,14 @@ from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.disk import DISK, Disk
 from strandline.tables.apply import Work
 from strandline.tables.files.data_files import write_file
-from strandline.tables.files.layout import files_in, shares_of
+from strandline.tables.files.layout import files_in, job_name, shares_of
 from strandline.tables.files.part import TablePart, in_schema
 from strandline.tables.files.recorded import COMMIT_KEY, MODE_KEY, TRANSFORM_KEY
 from strandline.tables.files.sink import FileTableSink
 from strandline.tables.iceberg.columns import arrow_schema, iceberg_library
 from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.history import LOG_KEY, start_in
+from strandline.tables.iceberg.orphans import remove_orphans
 from strandline.tables.iceberg.replay import replayed_iceberg
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
 from strandline.tables.iceberg.transaction import IcebergLetters, IcebergTransaction
@@ -128,7 +129,7 @@ class IcebergSink(FileTableSink):
             self._shape,
             begun.columns,
             begun.files,
-            str(CHANCE.uuid()),
+            _job(begun),
             floor,
             dead=None if letters is None else letters.begun.files,
             known_letters=None if letters is None else letters.known(self._followed.identifier, floor),
@@ -231,17 +232,19 @@ class IcebergSink(FileTableSink):
             few.append(in_schema(begun.files.read(path), begun.columns))
             size += sizes[path]
             if size >= SMALL_FILE or path == small[-1]:
-                name = f"part-{CHANCE.uuid()}-{CHANCE.uuid()}.parquet"
+                name = f"part-{_job(begun)}-{CHANCE.uuid()}.parquet"
                 added.append(write_file(begun.files, name, pa.concat_tables(few)))
                 few, size = [], 0
         IcebergCommits(self._followed).commit(begun, added, small, cursor)
         return len(small) - len(added)
 
     def vacuumed(self, hours: int, *, clock: Clock = CLOCK) -> int:
-        """Expire older snapshots; see :func:`~strandline.tables.maintain.operations.vacuum`."""
+        """Expire snapshots, and remove unnamed files; see :func:`~strandline.tables.maintain.operations.vacuum`."""
         table = self._existing()
         before = datetime.fromtimestamp(clock.now() / 1_000_000, UTC) - timedelta(hours=hours)
-        return IcebergCommits(self._followed).expire(table, UUID(table.metadata.properties[LOG_KEY]), before)
+        IcebergCommits(self._followed).expire(table, UUID(table.metadata.properties[LOG_KEY]), before)
+        with self._followed.named_errors():
+            return remove_orphans(self._existing(), before)
 
     def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
         """Go back to the last snapshot that is known to be right; returns the cursor there.
@@ -293,3 +296,8 @@ def _catalog(given: Any) -> Any:
         except Exception as error:
             raise InvalidInput(f"The catalog {shown(given)} cannot be loaded: {error}.") from error
     raise InvalidInput(f"A catalog is one of pyiceberg, or its name, not {shown(given)}.")
+
+
+def _job(begun: Begun) -> str:
+    """The name of a job that commits with the next sequence number of a table."""
+    return job_name(begun.transaction.table_metadata.next_sequence_number(), str(CHANCE.uuid()))

@@ -253,12 +253,12 @@ def optimize(sink: MaintainedTable | Address) -> int:
 
 @checked
 def vacuum(sink: MaintainedTable | Address, hours: int = GRACE_HOURS) -> int:
-    """Remove what no version of the last ``hours`` needs; returns how much.
+    """Remove data files that no version of the last ``hours`` needs; returns how many.
 
-    Delta: data files that no such version names, such as those of failed jobs. Iceberg: older snapshots, but never
-    those that prove the cursor; their files stay. The table can then be restored only to versions of that time. A
-    commit that takes longer than ``hours`` would lose its files: keep them for longer than any job takes. ``WrongKind``
-    if files of something else are within a Delta table, such as another table.
+    Delta: all that no such version names. A commit that takes longer than ``hours`` would lose its files: keep them for
+    longer than any job takes. ``WrongKind`` if files of something else are within the table, such as another table.
+    Iceberg: older snapshots expire, but never those that prove the cursor; then the follower's files that no snapshot
+    names, and that no commit can name any more. The table can then be restored only to versions of that time.
     """
     if hours < 1:
         raise InvalidInput("Files are kept for an hour at least: a running job may still commit them.")

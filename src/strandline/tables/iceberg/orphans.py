@@ -1,0 +1,68 @@
+"""Removes data files of an Iceberg table that no snapshot names: those of failed jobs and of expired snapshots.
+
+A data file has the sequence number in its name as which its job was to be committed, and catalogs refuse a commit
+whose number the table has reached. So a file whose number was reached, and that no snapshot names, can never become
+part of the table, however slow its job is. Clocks decide only when it is removed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from pyarrow import fs
+
+from strandline.tables.files.layout import version_in
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+_NUMBERED_FORMAT: Final = 2
+"""Tables of older formats have no sequence numbers."""
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+def remove_orphans(table: Table, before: datetime) -> int:
+    """Remove unnamed data files that were written before a time; returns how many. ``table`` was loaded just now."""
+    metadata: Any = table.metadata
+    if metadata.format_version < _NUMBERED_FORMAT:
+        return 0
+    reached, named = metadata.last_sequence_number, _named(table)
+    gone = 0
+    for found in _listed(table):
+        number = version_in(found.base_name)
+        is_old = found.mtime is not None and found.mtime < before
+        if is_old and number is not None and number <= reached and found.base_name not in named:
+            table.io.delete(f"{_folder(table)}/{found.base_name}")
+            gone += 1
+    return gone
+
+
+def _folder(table: Table) -> str:
+    return f"{table.metadata.location.rstrip('/')}/data"
+
+
+def _named(table: Table) -> set[str]:
+    """The names of the files that any snapshot has, of all branches and tags. They are unique."""
+    manifests = {one.manifest_path: one for snapshot in table.snapshots() for one in snapshot.manifests(table.io)}
+    entries = (one.fetch_manifest_entry(table.io, discard_deleted=True) for one in manifests.values())
+    return {entry.data_file.file_path.rpartition("/")[2] for some in entries for entry in some}
+
+
+def _listed(table: Table) -> Iterator[Any]:
+    """The files in the folder of the follower's data files."""
+    from pyiceberg.io.pyarrow import PyArrowFileIO
+
+    if not isinstance(table.io, PyArrowFileIO):
+        _LOGGER.warning(
+            "Data files of %s that no snapshot names stay: %s cannot list them. Use the file access of pyarrow "
+            "(py-io-impl=pyiceberg.io.pyarrow.PyArrowFileIO).",
+            *(".".join(table.name()), type(table.io).__name__),
+        )
+        return
+    scheme, netloc, path = table.io.parse_location(_folder(table), table.io.properties)
+    store = table.io.fs_by_scheme(scheme, netloc)
+    listed = store.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    yield from (one for one in listed if one.type == fs.FileType.File)

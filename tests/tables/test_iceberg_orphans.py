@@ -1,0 +1,186 @@
+"""Data files of Iceberg tables that no snapshot names: removed when no commit can name them any more, no other ever."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+
+import strandline as sl
+from strandline.storage.clock import CLOCK
+from strandline.testing.clock import ManualClock
+
+DAY = 86_400
+
+
+class Place:
+    """A log and a table that follows it."""
+
+    def __init__(self, folder: Path, mode: Any, **properties: str) -> None:
+        self.mode = mode
+        self.log: Any = sl.log.MemoryLog()
+        self.catalog = SqlCatalog(
+            "shop",
+            uri=f"sqlite:///{folder}/catalog.db",
+            warehouse=f"file://{folder}/warehouse",
+            **properties,
+        )
+        self.catalog.create_namespace("shop")
+        self.data = folder / "warehouse" / "shop" / "orders" / "data"
+
+    def sink(self) -> sl.IcebergSink:
+        return sl.IcebergSink(self.catalog, "shop.orders", mode=self.mode)
+
+    def extend(self) -> None:
+        with self.log.producer() as producer:
+            for key in (b"a", b"b"):
+                producer.append(key=key, value=b"%d" % self.log.end().next)
+
+    def follow(self) -> None:
+        self.extend()
+        sl.follow(self.log, self.sink(), upto="end")
+
+    def begun(self) -> tuple[Any, Any]:
+        """A job that has written its files, and has not committed yet."""
+        self.extend()
+        sink = self.sink()
+        at = sink.cursor(self.log.log_id) or self.log.start()
+        transaction = sink.begin(since=at, upto=self.log.end(), tasks=1)
+        assert transaction is not None
+        return transaction, [part.write(self.log.read(at)) for part in transaction.parts]
+
+    def files(self) -> set[str]:
+        return {file.name for file in self.data.glob("*.parquet")}
+
+    def age(self, days: float = 8) -> None:
+        for file in self.data.glob("*.parquet"):
+            found = file.stat()
+            os.utime(file, (found.st_atime, found.st_mtime - days * DAY))
+
+    def snapshots(self) -> int:
+        return len(self.catalog.load_table("shop.orders").snapshots())
+
+    def check(self) -> None:
+        assert sl.tables.verify(self.sink(), self.log).is_clean
+
+
+@pytest.fixture(params=["append", "latest", "history"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return Place(tmp_path, request.param)
+
+
+def names(written: Any) -> set[str]:
+    return {file.path.rpartition("/")[2] for one in written for file in one.added}
+
+
+def test_files_of_a_job_that_lost_its_number_are_removed_after_the_grace_period(place: Place) -> None:
+    place.follow()
+    _, written = place.begun()
+    mine = names(written)
+    assert mine
+    place.follow()
+    assert sl.tables.vacuum(place.sink()) == 0, "they are young"
+    place.age()
+    assert sl.tables.vacuum(place.sink()) == len(mine)
+    assert not mine & place.files()
+    place.check()
+    place.follow()
+    place.check()
+
+
+def test_files_of_a_job_that_may_still_commit_stay_however_old_they_are(place: Place) -> None:
+    place.follow()
+    transaction, written = place.begun()
+    place.age(400)
+    assert sl.tables.vacuum(place.sink(), 1) == 0
+    transaction.commit(written)
+    place.check()
+
+
+def test_the_first_files_of_a_table_stay_until_their_commit(place: Place) -> None:
+    transaction, written = place.begun()
+    place.age(400)
+    transaction.commit(written)
+    place.age(400)
+    assert sl.tables.vacuum(place.sink(), 1) == 0
+    place.check()
+
+
+def test_a_job_that_lost_its_number_cannot_commit_though_the_table_goes_back_to_where_it_began(place: Place) -> None:
+    place.follow()
+    table = place.catalog.load_table("shop.orders")
+    before = table.current_snapshot()
+    assert before is not None
+    transaction, written = place.begun()
+    place.follow()
+    place.catalog.load_table("shop.orders").manage_snapshots().rollback_to_snapshot(before.snapshot_id).commit()
+    with pytest.raises(sl.errors.StrandlineError):
+        transaction.commit(written)
+
+
+def test_files_of_expired_snapshots_are_removed_and_those_of_kept_ones_stay(place: Place) -> None:
+    for _ in range(4):
+        place.follow()
+    kept = {
+        task.file.file_path.rpartition("/")[2] for task in place.catalog.load_table("shop.orders").scan().plan_files()
+    }
+    replaced = place.files() - kept
+    later = ManualClock(now=CLOCK.now() + 30 * DAY * 1_000_000)
+    assert place.sink().vacuumed(1, clock=later) == len(replaced)
+    assert (place.files(), place.snapshots()) == (kept, 1)
+    place.check()
+    place.follow()
+    place.check()
+
+
+def test_files_that_a_tag_names_stay(place: Place) -> None:
+    place.follow()
+    table = place.catalog.load_table("shop.orders")
+    tagged = table.current_snapshot()
+    assert tagged is not None
+    table.manage_snapshots().create_tag(tagged.snapshot_id, "audit").commit()
+    before = place.files()
+    for _ in range(2):
+        place.follow()
+    later = ManualClock(now=CLOCK.now() + 30 * DAY * 1_000_000)
+    place.sink().vacuumed(1, clock=later)
+    assert before <= place.files()
+    rows = place.catalog.load_table("shop.orders").scan(snapshot_id=tagged.snapshot_id).to_arrow()
+    assert rows.num_rows
+
+
+def test_a_snapshot_that_was_current_until_just_now_keeps_its_files(place: Place) -> None:
+    """Its readers may have begun a moment before the next commit."""
+    place.follow()
+    old = place.catalog.load_table("shop.orders").current_snapshot()
+    assert old is not None
+    hour = ManualClock(now=CLOCK.now() + 3_600_000_000)
+    place.follow()
+    place.age()
+    place.sink().vacuumed(1, clock=hour)
+    assert place.catalog.load_table("shop.orders").scan(snapshot_id=old.snapshot_id).to_arrow().num_rows
+
+
+def test_files_of_others_stay(place: Place) -> None:
+    place.follow()
+    (place.data / "part-00000-of-another-program.parquet").write_bytes(b"x")
+    (place.data / "notes.txt").write_bytes(b"x")
+    place.age()
+    before = {file.name for file in place.data.iterdir()}
+    sl.tables.vacuum(place.sink())
+    assert {file.name for file in place.data.iterdir()} == before
+
+
+def test_files_that_cannot_be_listed_stay_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = Place(tmp_path, "latest", **{"py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"})
+    for _ in range(3):
+        place.follow()
+    before = place.files()
+    later = ManualClock(now=CLOCK.now() + 30 * DAY * 1_000_000)
+    assert place.sink().vacuumed(1, clock=later) == 0
+    assert place.files() == before
+    assert "shop.orders that no snapshot names stay: FsspecFileIO cannot list them" in caplog.text
+    place.check()
