@@ -6,11 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 import strandline as sl
 from strandline.storage.clock import CLOCK
+from strandline.tables.iceberg import orphans
 from strandline.testing.clock import ManualClock
 
 DAY = 86_400
@@ -62,6 +64,11 @@ class Place:
 
     def snapshots(self) -> int:
         return len(self.catalog.load_table("shop.orders").snapshots())
+
+    def wait_past(self, moment: int) -> None:
+        """Wait until the clock is past a time in milliseconds."""
+        while CLOCK.now() // 1_000 <= moment:
+            pass
 
     def check(self) -> None:
         assert sl.tables.verify(self.sink(), self.log).is_clean
@@ -172,6 +179,142 @@ def test_files_of_others_stay(place: Place) -> None:
     before = {file.name for file in place.data.iterdir()}
     sl.tables.vacuum(place.sink())
     assert {file.name for file in place.data.iterdir()} == before
+
+
+def in_a_month() -> ManualClock:
+    return ManualClock(now=CLOCK.now() + 30 * DAY * 1_000_000)
+
+
+def test_files_of_a_renamed_table_stay_though_another_one_is_at_its_location(place: Place) -> None:
+    for _ in range(2):
+        place.follow()
+    place.catalog.rename_table("shop.orders", "shop.kept")
+    for _ in range(3):
+        place.follow()
+    kept = place.catalog.load_table("shop.kept")
+    assert kept.location() == place.catalog.load_table("shop.orders").location()
+    rows = kept.scan().to_arrow().num_rows
+    place.sink().vacuumed(1, clock=in_a_month())
+    assert kept.scan().to_arrow().num_rows == rows
+    place.check()
+
+
+def test_files_of_a_job_that_creates_the_table_again_stay(place: Place) -> None:
+    """It began before another job created the table, and commits after that table was dropped."""
+    transaction, written = place.begun()
+    place.follow()
+    place.sink().vacuumed(1, clock=in_a_month())
+    place.catalog.drop_table("shop.orders")
+    transaction.commit(written)
+    sl.follow(place.log, place.sink(), upto="end")
+    place.check()
+
+
+def test_a_table_that_goes_back_while_snapshots_expire_keeps_its_snapshot(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        place.follow()
+    first = place.catalog.load_table("shop.orders").snapshots()[0].snapshot_id
+    load, loads = place.catalog.load_table, list[int]()
+
+    def load_then_roll_back(identifier: Any) -> Any:
+        found = load(identifier)
+        loads.append(1)
+        if len(loads) == 1:
+            load(identifier).manage_snapshots().rollback_to_snapshot(first).commit()
+        return found
+
+    sink = place.sink()
+    monkeypatch.setattr(place.catalog, "load_table", load_then_roll_back)
+    with pytest.raises(sl.errors.Diverged, match="rolled back"):
+        sink.vacuumed(1, clock=in_a_month())
+    current = load("shop.orders").current_snapshot()
+    assert current is not None
+    assert current.snapshot_id == first
+    assert load("shop.orders").scan().to_arrow().num_rows
+
+
+def test_snapshots_expire_beside_a_follower_that_commits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        place.follow()
+    load, loads = place.catalog.load_table, list[int]()
+
+    def load_then_follow(identifier: Any) -> Any:
+        found = load(identifier)
+        loads.append(1)
+        if len(loads) == 1:
+            place.follow()
+        return found
+
+    sink = place.sink()
+    monkeypatch.setattr(place.catalog, "load_table", load_then_follow)
+    sink.vacuumed(1, clock=in_a_month())
+    assert place.snapshots() == 1
+    place.check()
+
+
+def test_a_snapshot_that_was_rolled_back_just_now_keeps_its_files(place: Place) -> None:
+    """It may have readers, though it is no ancestor of the current one."""
+    for _ in range(3):
+        place.follow()
+    table = place.catalog.load_table("shop.orders")
+    replaced, first = table.current_snapshot(), table.snapshots()[0].snapshot_id
+    assert replaced is not None
+    place.wait_past(replaced.timestamp_ms + 1)
+    hour = ManualClock(now=CLOCK.now() + 3_600_000_000)
+    table.manage_snapshots().rollback_to_snapshot(first).commit()
+    place.sink().repair(place.log.log_id, lambda _: True)
+    place.age()
+    place.sink().vacuumed(1, clock=hour)
+    rows = place.catalog.load_table("shop.orders").scan(snapshot_id=replaced.snapshot_id).to_arrow()
+    assert rows.num_rows
+
+
+def test_a_file_that_another_vacuum_removes_meanwhile_is_no_error(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.follow()
+    _, written = place.begun()
+    place.follow()
+    place.age()
+    others: list[int] = []
+    listed = orphans._listed
+
+    def list_then_vacuum(table: Any) -> Any:
+        found = list(listed(table))
+        monkeypatch.setattr(orphans, "_listed", listed)
+        others.append(sl.tables.vacuum(place.sink()))
+        return found
+
+    monkeypatch.setattr(orphans, "_listed", list_then_vacuum)
+    assert sl.tables.vacuum(place.sink()) == 0
+    assert others == [len(names(written))]
+    place.check()
+
+
+def test_nothing_is_removed_if_a_manifest_cannot_be_read(place: Place) -> None:
+    place.follow()
+    place.begun()
+    place.follow()
+    place.age()
+    before = place.files()
+    snapshot = place.catalog.load_table("shop.orders").snapshots()[0]
+    Path(snapshot.manifest_list.removeprefix("file://")).write_bytes(b"damaged")
+    with pytest.raises(sl.errors.StrandlineError):
+        sl.tables.vacuum(place.sink())
+    assert place.files() == before
+
+
+def test_any_number_of_hours_is_taken(place: Place) -> None:
+    place.follow()
+    assert sl.tables.vacuum(place.sink(), 10**15) == 0
+
+
+def test_a_table_that_follows_no_log_is_refused_in_one_sentence(place: Place) -> None:
+    place.catalog.create_table("shop.orders", schema=pa.schema({"id": pa.int64()}))
+    with pytest.raises(sl.errors.InvalidInput, match=r"shop\.orders follows no log"):
+        sl.tables.vacuum(place.sink())
 
 
 def test_files_that_cannot_be_listed_stay_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
 from strandline.tables.files.recorded import CHANGE_KEY, COMMIT_KEY, CURSOR_KEY, START_KEY, told_rebuild
 from strandline.tables.iceberg.files import data_file
-from strandline.tables.iceberg.history import NAME_KEY, KnownSnapshot, ancestors, commit_mark, start_in
+from strandline.tables.iceberg.history import NAME_KEY, KnownSnapshot, ancestors, commit_mark, current_since, start_in
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
 
 if TYPE_CHECKING:
@@ -104,9 +103,10 @@ class IcebergCommits:
         _LOGGER.warning("The table %s is at snapshot %d again, at %s.", self.followed.identifier, snapshot_id, cursor)
 
     def expire(self, table: Table, log_id: UUID, before: datetime) -> int:
-        """Expire older snapshots, but neither those back to the follower's last commit nor that which was current then.
+        """Expire older snapshots, but none back to the follower's last commit, and none that was current since.
 
-        That one may have readers who began before it was replaced, just now.
+        Those may have readers who began before they were replaced. ``Conflict`` if a branch or a tag was moved since
+        ``table`` was loaded: catalogs drop a branch whose snapshot expires, and the current snapshot is that of one.
         """
         proof = self.followed.last_commit(table, log_id).snapshot_id
         needed = set()
@@ -115,18 +115,28 @@ class IcebergCommits:
             if snapshot_id == proof:
                 break
         limit = int(before.timestamp() * 1000)
-        then = (one.snapshot_id for one in ancestors(table.metadata) if one.timestamp_ms < limit)
-        needed |= set(itertools.islice(then, 1))
-        refs = {ref.snapshot_id for ref in table.metadata.refs.values()}
+        needed |= current_since(table.metadata, limit) | {ref.snapshot_id for ref in table.metadata.refs.values()}
         old = [
             one.snapshot_id
             for one in table.metadata.snapshots
-            if one.timestamp_ms < limit and one.snapshot_id not in needed | refs
+            if one.timestamp_ms < limit and one.snapshot_id not in needed
         ]
         if old:
-            with self.followed.named_errors():
-                table.maintenance.expire_snapshots().by_ids(old).commit()
+            self._remove_snapshots(table, old)
         return len(old)
+
+    def _remove_snapshots(self, table: Table, old: Sequence[int]) -> None:
+        """Remove snapshots if all branches and tags are where they were; the library does not ask for that."""
+        from pyiceberg.table import update
+
+        updates: Any = update  # its models take names that type checkers do not know
+        refs = table.metadata.refs.items()
+        requirements = (
+            updates.AssertTableUUID(uuid=table.metadata.table_uuid),
+            *[updates.AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id) for name, ref in refs],
+        )
+        with self.followed.named_errors():
+            table.catalog.commit_table(table, requirements, (updates.RemoveSnapshotsUpdate(snapshot_ids=old),))
 
 
 def _line(table: Table) -> Iterator[int]:

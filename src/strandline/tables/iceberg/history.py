@@ -66,6 +66,17 @@ def ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
         snapshot = None if parent is None else metadata.snapshot_by_id(parent)
 
 
+def current_since(metadata: TableMetadata, limit: int) -> set[int]:
+    """The snapshots that were current at a time (in milliseconds) or after it, also those that were rolled back."""
+    line = [(one.timestamp_ms, one.snapshot_id) for one in ancestors(metadata)][::-1]
+    logged = [(one.timestamp_ms, one.snapshot_id) for one in metadata.snapshot_log]
+    found = set[int]()
+    for times in (line, logged):  # a log may lack what other programs removed of it
+        found.update(number for at, number in times if at >= limit)
+        found.update([number for at, number in times if at < limit][-1:])
+    return found
+
+
 def summary_of(snapshot: Snapshot) -> Mapping[str, str]:
     """What writers stored with a snapshot."""
     return {} if snapshot.summary is None else snapshot.summary.additional_properties

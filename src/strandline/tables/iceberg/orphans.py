@@ -1,12 +1,14 @@
 """Removes data files of an Iceberg table that no snapshot names: those of failed jobs and of expired snapshots.
 
-A data file has the sequence number in its name as which its job was to be committed, and catalogs refuse a commit
-whose number the table has reached. So a file whose number was reached, and that no snapshot names, can never become
-part of the table, however slow its job is. Clocks decide only when it is removed.
+A data file has the table's id in its name, and the sequence number as which its job was to be committed. Catalogs
+refuse a commit whose number the table has reached, or whose table has another id. So a file whose number was reached,
+and that no snapshot names, can never become part of the table, however slow its job is. Clocks decide only when it is
+removed. Files of another table at the same location stay: a table that was renamed leaves its location to the next one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from datetime import datetime
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyarrow import fs
 
-from strandline.tables.files.layout import version_in
+from strandline.tables.files.layout import job_name, version_in
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -34,9 +36,12 @@ def remove_orphans(table: Table, before: datetime) -> int:
     for found in _listed(table):
         number = version_in(found.base_name)
         is_old = found.mtime is not None and found.mtime < before
-        if is_old and number is not None and number <= reached and found.base_name not in named:
-            table.io.delete(f"{_folder(table)}/{found.base_name}")
-            gone += 1
+        if not is_old or number is None or number > reached or found.base_name in named:
+            continue
+        if job_name(number, str(metadata.table_uuid)) in found.base_name:
+            with contextlib.suppress(FileNotFoundError):  # another vacuum was faster
+                table.io.delete(f"{_folder(table)}/{found.base_name}")
+                gone += 1
     return gone
 
 

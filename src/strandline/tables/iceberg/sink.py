@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import Conflict, Diverged, InvalidInput, NotFound
+from strandline.errors import Conflict, Diverged, InvalidInput, NotFound, TransientStorageError
 from strandline.model.arguments import Named, Positive, anything, checked, shown
 from strandline.model.cursor import Cursor
 from strandline.model.sink import check_coverage, is_applied
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 SMALL_FILE: Final = 64 << 20
 """Files with fewer bytes are joined by ``optimize``."""
+_TRIES: Final = 8
+"""Attempts to expire snapshots beside other commits."""
 
 
 @checked
@@ -220,8 +222,7 @@ class IcebergSink(FileTableSink):
         ``Conflict`` if its follower commits at the same moment: nothing was changed.
         """
         table = self._existing()
-        log_id = UUID(table.metadata.properties[LOG_KEY])
-        cursor = self._followed.last_commit(table, log_id).cursor
+        cursor = self._followed.last_commit(table, self._followed.log_of(table)).cursor
         begun = self._followed.on(table)
         sizes = {path: file.file_size_in_bytes for path, file in self._followed.data_files(begun).items()}
         small = [path for path, size in sizes.items() if size < SMALL_FILE]
@@ -240,11 +241,23 @@ class IcebergSink(FileTableSink):
 
     def vacuumed(self, hours: int, *, clock: Clock = CLOCK) -> int:
         """Expire snapshots, and remove unnamed files; see :func:`~strandline.tables.maintain.operations.vacuum`."""
-        table = self._existing()
         before = datetime.fromtimestamp(clock.now() / 1_000_000, UTC) - timedelta(hours=hours)
-        IcebergCommits(self._followed).expire(table, UUID(table.metadata.properties[LOG_KEY]), before)
+        self._expire(before)
         with self._followed.named_errors():
             return remove_orphans(self._existing(), before)
+
+    def _expire(self, before: datetime) -> None:
+        """Expire snapshots of the table as it is, again if it is changed at the same moment."""
+        for _ in range(_TRIES):
+            table = self._existing()
+            try:
+                IcebergCommits(self._followed).expire(table, self._followed.log_of(table), before)
+            except (Conflict, TransientStorageError):
+                if self._existing().metadata_location == table.metadata_location:
+                    raise
+            else:
+                return
+        raise Conflict(f"The table {self.table} was changed each time its snapshots were to expire: try again.")
 
     def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
         """Go back to the last snapshot that is known to be right; returns the cursor there.
@@ -299,5 +312,6 @@ def _catalog(given: Any) -> Any:
 
 
 def _job(begun: Begun) -> str:
-    """The name of a job that commits with the next sequence number of a table."""
-    return job_name(begun.transaction.table_metadata.next_sequence_number(), str(CHANCE.uuid()))
+    """The name of a job that commits with the next sequence number of a table: both are in the names of its files."""
+    metadata = begun.transaction.table_metadata
+    return job_name(metadata.next_sequence_number(), str(metadata.table_uuid))

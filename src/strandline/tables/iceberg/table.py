@@ -219,6 +219,13 @@ class FollowedIceberg:
             is_transformed = TRANSFORM_KEY in table.metadata.properties
             refuse_lost_transform(self.shape, self.identifier, is_transformed=is_transformed)
 
+    def log_of(self, table: Table) -> UUID:
+        """The log that a table follows; ``InvalidInput`` if it follows none."""
+        try:
+            return UUID(table.metadata.properties.get(LOG_KEY, ""))
+        except ValueError as error:
+            raise InvalidInput(f"The table {self.identifier} follows no log: name another.") from error
+
     def check_followed(self, table: Table, log_id: UUID) -> None:
         """``Diverged`` for a table of another log, or of none; ``InvalidInput`` for one of another kind."""
         properties = table.metadata.properties

@@ -26,6 +26,8 @@ from strandline.tables.rows.logged import Value
 
 GRACE_HOURS: Final = 168
 """Hours for which files are kept that no version names: a slow commit may still name them."""
+_MOST_HOURS: Final = 1_000_000
+"""More hours mean the same, and are beyond the first year of calendars."""
 _TRIES: Final = 8
 """Attempts to see a table's version and its cursor together."""
 
@@ -262,4 +264,4 @@ def vacuum(sink: MaintainedTable | Address, hours: int = GRACE_HOURS) -> int:
     """
     if hours < 1:
         raise InvalidInput("Files are kept for an hour at least: a running job may still commit them.")
-    return _table(sink).vacuumed(hours)
+    return _table(sink).vacuumed(min(hours, _MOST_HOURS))
