@@ -315,6 +315,7 @@ WRONG = [
     (["--lead", "--node", "b"], 1, "write --node NAME=grpc://host:port"),
     (["--lead", "--listen", "0.0.0.0:7450"], 1, "can be reached by other machines"),
     (["--lead", "--listen", "7450"], 2, "no address to listen on"),
+    (["--lead", "--listen", "grpc://127.0.0.1:7450"], 2, "write host:port"),
     (["--lead", "--max-lag-bytes", "much"], 2, "not a size"),
     (["--lead", "--refuse-at", "1", "--slow-at", "2"], 1, "slowed before they are refused"),
     (["--lead", "--tokens", "/nowhere/tokens"], 1, "/nowhere/tokens"),

@@ -52,7 +52,7 @@ def _place(text: str) -> tuple[str, int]:
     (('127.0.0.1', 7450), ('::1', 0))
     """
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > _HIGHEST_PORT:
+    if not host or "/" in host or not port.isdecimal() or int(port) > _HIGHEST_PORT:
         raise typer.BadParameter(f"{text!r} is no address to listen on: write host:port, such as 127.0.0.1:{PORT}.")
     return host.strip("[]"), int(port)
 
