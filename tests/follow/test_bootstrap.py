@@ -27,7 +27,7 @@ from strandline.log.memory import MemoryLog
 from strandline.log.slots.pin import SlotPin
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA
-from strandline.model.retention import SlotLimits
+from strandline.model.retention import NEWCOMER_SECONDS, SlotLimits
 from strandline.snapshots.artifacts import Artifacts
 from strandline.snapshots.bootstrapping import bootstrap
 from strandline.snapshots.sealed import next_number, snapshot_folder
@@ -242,6 +242,15 @@ class TestWhatIsThere:
             assert store.position().cursor.next == 4
         assert "is used as it is" in caplog.text
         assert log.slots.get("new").position == 4
+
+    def test_the_slot_that_a_killed_bootstrap_has_left_no_longer_expires(self, source, log, tmp_path):
+        dest = str(tmp_path / "dest")
+        mine = AppendLogStore.open(dest)
+        follow(log, mine, upto=4)
+        mine.close()
+        log.slots.create("new", 4, lifetime=NEWCOMER_SECONDS)
+        bootstrap(source, dest, AppendLogStore, log=log, slot="new").close()
+        assert (log.slots.get("new").position, log.slots.get("new").expires) == (4, None)
 
     def test_a_store_that_is_too_old_is_replaced(self, source, log, tmp_path, caplog):
         dest = str(tmp_path / "dest")

@@ -30,6 +30,7 @@ from strandline.errors import (
 from strandline.log.memory import MemoryLog
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Span
+from strandline.model.retention import NEWCOMER_SECONDS
 from strandline.model.sink import Part, Written
 from strandline.storage.task_pool import ThreadPool
 from strandline.tables.delta.commits import DeltaCommits
@@ -680,6 +681,33 @@ def test_a_follower_that_starts_during_a_rebuild_does_not_move_its_slot_past_the
     assert log.slots.get("new").position == 15
     log.trim(grace=0)
     assert sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="append"), "new", upto="end").next == 20
+
+
+def test_a_follower_that_claims_its_slot_during_a_rebuild_cannot_move_it_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read the former cursor, and was suspended before it moves its slot there."""
+    log = consumed_log(tmp_path)
+    sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="append"), "new", upto="end")
+    planned, claimed = Rebuild.planned, list[Any]()
+
+    def late(self: Rebuild, began: int) -> Any:
+        found = planned(self, began)
+        claimed.append(log.slots.claim("new", "suspended"))
+        return found
+
+    monkeypatch.setattr(Rebuild, "planned", late)
+    rebuild(sl.DeltaSink(tmp_path / "table", mode="append"), log, upto=15, slot="new")
+    with pytest.raises(sl.errors.Fenced):
+        claimed[0].advance(log.end())
+    assert log.slots.get("new").position == 15
+
+
+def test_the_slot_of_a_rebuild_that_was_killed_is_kept_by_the_next_one(tmp_path: Path) -> None:
+    log = consumed_log(tmp_path)
+    log.slots.create("new", 12, lifetime=NEWCOMER_SECONDS)
+    rebuild(sl.DeltaSink(tmp_path / "table", mode="append"), log, upto=12, slot="new")
+    assert (log.slots.get("new").position, log.slots.get("new").expires) == (12, None)
 
 
 def test_a_time_that_no_record_is_behind_empties_no_table(place: Any, log: MemoryLog) -> None:

@@ -120,7 +120,9 @@ def _usable(dest: str, into: StoreKind[S], log: Log | None, slot: str | None, op
         if log is not None:
             log.plan(position.cursor, _ONE)
             if slot is not None:
-                SlotPin(log, slot, CLOCK).hold(position.cursor, is_stored=True)
+                pin = SlotPin(log, slot, CLOCK)
+                pin.hold(position.cursor, is_stored=True)
+                pin.keep(str(CHANCE.uuid()))  # a bootstrap that was killed behind its import has left it to expire
     except CursorExpired as error:
         _LOGGER.warning("The store at %s is too old to resume and will be replaced: %s", dest, error)
         store.close()

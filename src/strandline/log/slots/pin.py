@@ -30,6 +30,8 @@ class SlotPin:
         self._slot = slot
         self._clock = clock
         self._created: SlotState | None = None
+        self._epoch: int | None = None
+        """The slot's, when it was last held."""
         self._alive = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -66,18 +68,30 @@ class SlotPin:
                 return
             found = self._state()
         if found is None or found.invalid is not None or found.position > cursor.next:
-            self._log.slots.reset(self._slot, cursor.next)
+            found = self._log.slots.reset(self._slot, cursor.next)
+        self._epoch = found.epoch
+
+    def hold_again(self, cursor: Cursor) -> None:
+        """As :meth:`hold`. A consumer that has claimed the slot since is fenced: it may be about to move it."""
+        found = self._state()
+        if found is not None and found.holder is not None and found.epoch != self._epoch:
+            self._epoch = self._log.slots.reset(self._slot, cursor.next).epoch
+        else:
+            self.hold(cursor)
 
     def _create(self, position: int, *, is_stored: bool) -> None:
         if is_stored:
             self._log.slots.create(self._slot, position)
         else:
             self._created = self._log.slots.create(self._slot, position, lifetime=NEWCOMER_SECONDS)
+            self._epoch = self._created.epoch
             self._alive.enter_context(SlotHeartbeat(self, self._log, clock=self._clock))
 
     def keep(self, holder: str) -> None:
-        """Keep the created slot for the consumer."""
-        if self._created is not None:
+        """Keep the slot for the consumer: one that was created here, or by an earlier run that was killed."""
+        found = self._state()
+        is_unclaimed = found is not None and found.holder is None and found.expires is not None
+        if self._created is not None or is_unclaimed:
             self._alive.close()
             self._log.slots.claim(self._slot, holder)
             self._created = None

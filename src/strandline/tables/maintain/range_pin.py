@@ -25,7 +25,7 @@ class RebuildPin:
     that is only read here, is read unpinned, with a warning: if it is trimmed meanwhile, the rebuild is refused. The
     follower's slot is put where the new rows end *before* they are committed, so that no crash leaves a table whose
     next records nothing pins; and once more behind the commit, while the job's own slot still pins them: a follower
-    that was started meanwhile has moved its slot up to the former cursor.
+    that was started meanwhile has moved its slot up to the former cursor, or is about to, and is fenced.
     """
 
     def __init__(self, log: Log, own: SlotPin, follower: SlotPin | None) -> None:
@@ -56,7 +56,7 @@ class RebuildPin:
     def keep(self) -> None:
         """Leave the follower's slot where the new rows end: they are committed."""
         if self._follower is not None and self._end is not None:
-            self._follower.hold(self._end)
+            self._follower.hold_again(self._end)
             self._follower.keep(str(CHANCE.uuid()))
 
 
