@@ -28,7 +28,9 @@ from strandline.node.messages import Caller
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
 from strandline.node.replicate.log_copy import LogCopy, from_offset
+from strandline.node.replicate.reads import ReplicaReads
 from strandline.node.replicate.replica import ReplicaRole
+from strandline.node.replicate.watermark import ReplicaWatermark
 from strandline.testing.simdisk import CrashMode
 from strandline.tier.claim import ClaimCell
 from strandline.tier.copy.expiry import Expiry
@@ -304,7 +306,12 @@ def is_elected_by_its_length_alone(patch):
 
 def shows_what_is_durable(patch):
     """Broken: readers of a replica see everything that it has."""
-    patch.setattr(ReplicaRole, "committed", property(lambda self: 0 if self.copy is None else self.copy.bounds().next))
+
+    def durable(self):
+        copy = self._copy()
+        return 0 if copy is None else copy.bounds().next
+
+    patch.setattr(ReplicaReads, "committed", property(durable))
 
 
 def believes_a_watermark_before_the_logs_agree(patch):
@@ -320,7 +327,7 @@ def believes_a_watermark_before_the_logs_agree(patch):
 
 def shows_what_it_remembers_after_a_crash(patch):
     """Broken: a node that was killed takes the watermark that it last wrote down for all that it has shown."""
-    patch.setattr(ReplicaRole, "knows_committed", property(lambda _: True, lambda *_: None), raising=False)
+    patch.setattr(ReplicaWatermark, "is_known", property(lambda _: True, lambda *_: None), raising=False)
 
 
 def shows_what_it_remembers_when_it_leads(patch):
