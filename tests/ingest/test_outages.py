@@ -172,7 +172,9 @@ def nats() -> Iterator[NatsServer]:
 
 @pytest.fixture
 def broker() -> Iterator[KafkaServer]:
-    with started(KafkaServer()) as server:
+    broker = KafkaServer()
+    broker.session_seconds = 6.0  # so long a killed one is kept out when it is started again
+    with started(broker) as server:
         yield server
 
 
