@@ -129,7 +129,7 @@ SCREENS = {
 }
 
 
-@pytest.mark.parametrize("arguments", SCREENS.values(), ids=SCREENS)
+@pytest.mark.parametrize("arguments", some(SCREENS.values(), 3), ids=SCREENS)
 def test_colours_are_for_terminals_and_not_with_no_color(
     run: Run, on_terminal: OnTerminal, log: str, arguments: list[str]
 ) -> None:

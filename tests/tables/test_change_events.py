@@ -98,7 +98,7 @@ class Tables:
             return [dict(row) for row in connection.execute(f"SELECT * FROM {table}")]
 
 
-@pytest.fixture(params=["delta", "iceberg", "sqlite"])
+@pytest.fixture(params=some(["delta", "iceberg", "sqlite"], 2))
 def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tables]:
     found = Tables(tmp_path, request.param)
     yield found

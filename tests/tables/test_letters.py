@@ -26,6 +26,7 @@ from strandline.tables.rows.shape import DeadLetters
 from strandline.tables.sql.postgres_transaction import PostgresTransaction
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction
 from strandline.testing.faulty import Crash
+from tests.cases import some
 from tests.tables.test_maintenance_formats import Delta, Iceberg, Postgres, Sqlite, opened_place
 from tests.tables.test_rebuild import letters
 
@@ -40,7 +41,7 @@ COMMITS: dict[type, tuple[type, str]] = {
 }
 
 
-@pytest.fixture(params=["delta", "iceberg", "sqlite", "postgres"])
+@pytest.fixture(params=some(["delta", "iceberg", "sqlite", "postgres"], 2))
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with opened_place(request.param, request, tmp_path, monkeypatch) as found:
         found.options = {"mode": "append", "dead_letters": letters(found, tmp_path)}

@@ -62,7 +62,7 @@ def log() -> MemoryLog:
     return log
 
 
-@pytest.fixture(params=["delta", "iceberg", "sqlite", "postgres"])
+@pytest.fixture(params=some(["delta", "iceberg", "sqlite", "postgres"], 2))
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with opened_place(request.param, request, tmp_path, monkeypatch) as found:
         yield found

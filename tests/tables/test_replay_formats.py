@@ -165,7 +165,7 @@ class Postgres(Place):
             connection.execute(f"DROP TABLE {self.name}")
 
 
-@pytest.fixture(params=["delta", "iceberg", "sqlite", "postgres"])
+@pytest.fixture(params=some(["delta", "iceberg", "sqlite", "postgres"], 2))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     found: Place
     if request.param == "postgres":
