@@ -248,9 +248,15 @@ class TestOneNode:
         primary.node.primary.register(Caller("c"))
         assert run("node", "unregister", primary.url, "c").exit_code == 1
         done = run("node", "unregister", primary.url, "c", "--yes")
-        assert done.stdout == "Replica 'c' is unregistered. It counts no longer, and its slot is dropped.\n"
+        assert done.stdout.startswith("Replica 'c' is unregistered. It counts no longer, and its slot is dropped.")
         again = run("node", "unregister", primary.url, "c", "--yes")
-        assert again.stdout.startswith("Replica 'c' was not registered")
+        assert again.exit_code == 1
+        assert "There is no replica 'c': nothing was changed. Registered: none." in " ".join(again.stderr.split())
+
+    def test_the_key_for_tickets_is_rotated_on_demand(self, primary, run):
+        before = primary.tickets.keys()[0]
+        assert run("node", "rotate-keys", primary.url).stdout.startswith("The key for tickets is rotated.")
+        assert primary.tickets.keys()[0].key != before.key
 
     def test_a_refused_promotion_has_status_1_and_the_reason_and_forcing_it_needs_a_confirmation(
         self, primary, replica, run

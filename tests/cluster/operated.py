@@ -195,9 +195,8 @@ class OperatedWorld(World):
     def forget_replicas(self, machine: Machine) -> None:
         """Let a primary retain nothing for nodes that are cut off."""
         primary = machine.running.primary
-        for name in NAMES:
-            if name != machine.name:
-                self.within(machine, partial(primary.unregister, Caller(name, 0)))
+        for name in list(primary.registry.replicas):
+            self.within(machine, partial(primary.unregister, Caller(name, 0)))
 
     def repair(self) -> None:
         """Restart nodes that lead and should not, let the head lead, and rebuild copies that diverged."""

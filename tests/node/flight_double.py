@@ -104,7 +104,7 @@ class Node:
     def __init__(self, folder):
         self.log = WalLog.open(str(folder))
         self.tickets = Tickets(f"{folder}/tickets.json", disk=DISK, clock=CLOCK, chance=CHANCE)
-        self.tickets.ensure()
+        self.tickets.rotate()
         self.watermark = None
         self.epoch = 0
         self.error = None  # raised by every call
@@ -146,6 +146,9 @@ class Node:
 
     def unregister(self, caller, *, keep_slot):
         self.note("unregister", caller, keep_slot)
+
+    def rotate_keys(self):
+        self.note("rotate_keys")
 
     def resume(self, caller, since):
         self.note("resume", caller, since)

@@ -118,7 +118,8 @@ class TestRegistering:
         primary.unregister(TWO)
         assert [slot.name for slot in primary.log.slots.list()] == ["r1"]
         assert primary.registry.epoch == epoch + 2
-        primary.unregister(Caller("nobody", 1))
+        with pytest.raises(NotFound):
+            primary.unregister(Caller("nobody", 1))
         assert primary.registry.epoch == epoch + 2
 
     def test_replicas_are_known_again_after_the_primary_restarted(self, alone):

@@ -102,7 +102,8 @@ class TestPrimary:
             primary.register_replica(name)
         primary.append_values([b"1", b"2"])
         primary.unregister_replica("c")
-        primary.unregister_replica("nobody")
+        with pytest.raises(sl.errors.NotFound, match=r"no replica 'nobody': nothing was changed\. Registered: b"):
+            primary.unregister_replica("nobody")
         primary.unregister_replica("b", keep_slot=True)
         assert primary.topology().members == ()
         assert primary.trim(2) == 0

@@ -302,3 +302,26 @@ def test_nodes_know_one_another_by_their_tokens_and_nobody_else(begin):
         assert [member.name for member in log.topology().members] == ["b"]
     with RemoteLog(a.url) as log, pytest.raises(Fenced, match="no token"):
         log.topology()
+
+
+def test_a_token_is_not_sent_to_an_address_that_only_the_lease_names(begin, tmp_path, caplog):
+    token = ClientSecurity(token="the-token-of-b-and-no-other")
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        stranger.setblocking(False)
+        url = f"grpc://127.0.0.1:{stranger.getsockname()[1]}"
+        forged = Lease(LocalStore(str(tmp_path / "lease")), "lease", f"a {url}", seconds=WAIT)
+        assert forged.try_acquire()
+        b = begin("b", client=token, **lease_of(tmp_path))
+        assert b.wait_until(lambda: "its token was not sent there" in caplog.text, WAIT), b.condition
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
+        assert f"The lease names {url} as the primary, which is none of the addresses" in caplog.text
+
+
+def test_a_token_is_sent_to_a_node_that_the_lease_and_the_settings_name(begin, tmp_path):
+    words = {name: f"the-token-of-{name}-and-no-other" for name in ("a", "b")}
+    tokens = Tokens.parse("".join(f"{name} replica {word}\n" for name, word in words.items()), "the test")
+    shared = {"server": ServerSecurity(tokens=tokens), **lease_of(tmp_path)}
+    a = begin("a", create=True, client=ClientSecurity(token=words["a"]), **shared)
+    assert a.wait_until(lambda: a.is_primary, WAIT)
+    following(begin("b", nodes={"a": f"{a.url}/"}, client=ClientSecurity(token=words["b"]), **shared))

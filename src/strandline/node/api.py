@@ -169,8 +169,15 @@ class Primary(NodeHandle):
         return self._role.register(Caller(replica), region=region).position
 
     def unregister_replica(self, replica: str, *, keep_slot: bool = False) -> None:
-        """Unregister a replica, and drop its slot unless ``keep_slot``; an unknown one is fine."""
+        """Unregister a replica, and drop its slot unless ``keep_slot``; ``NotFound`` for an unknown one.
+
+        It can read no longer than a ticket is valid: the log's key for tickets is rotated.
+        """
         self._role.unregister(Caller(replica), keep_slot=keep_slot)
+
+    def rotate_keys(self) -> None:
+        """Make a new key for tickets. Tickets of the former keys end with their lifetime, an hour by default."""
+        self._role.rotate_keys()
 
     def plan_resume(self, replica: str, since: Cursor | None) -> Resume:
         """How a replica would resume from its own position (None for a new replica), whatever its slot says.

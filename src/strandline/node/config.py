@@ -109,6 +109,19 @@ class NodeConfig(NodeOptions):
             open_store(self.cold, self.tiering.options)  # no request
         _ = as_retention(self.tiering.retention)
 
+    def check_reaching(self, url: str) -> None:
+        """``InvalidInput`` if the node would send its token to an address that it was not given.
+
+        Whoever can write the object of the lease can name any address there.
+        """
+        given = {each.rstrip("/") for each in (*self.nodes.values(), self.upstream or "")}
+        if self.client.token is not None and url.rstrip("/") not in given:
+            raise InvalidInput(
+                f"The lease names {url[:200]} as the primary, which is none of the addresses that node {self.name} was "
+                "given: its token was not sent there. If that is a node of this log, give its address (nodes=…, --node "
+                "NAME=URL) as that node has it (url=…, --url)."
+            )
+
     def _check_itself(self) -> None:
         check_replica_name(self.name)
         for name in self.nodes:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from strandline.errors import CorruptData
 from strandline.formats.json.fields import Fields, write_fields
-from strandline.formats.node.ticket import keys_of
+from strandline.formats.node.ticket import key_columns, keys_of
 from strandline.formats.wal.slots import slot_fields, slot_of
 from strandline.log.contract import Receipt
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
@@ -45,14 +45,15 @@ def read_resume(fields: Fields) -> Resume:
 
 def write_handover(handover: Handover) -> bytes:
     """Encode the state that a replica needs to lead."""
-    keys = [key.hex() for key in handover.ticket_keys]
-    return write_fields({"slots": [slot_fields(state) for state in handover.slots], "ticket_keys": keys})
+    keys, until = key_columns(handover.ticket_keys)
+    slots = [slot_fields(state) for state in handover.slots]
+    return write_fields({"slots": slots, "ticket_keys": keys, "ticket_keys_until": until})
 
 
 def read_handover(fields: Fields) -> Handover:
     """The inverse of :func:`write_handover`; ``CorruptData`` for other fields."""
     slots = tuple(each.decoded(lambda slot: slot_of(slot, 0)) for each in fields.objects("slots"))
-    return Handover(slots, fields.decoded(lambda found: keys_of(found["ticket_keys"])))
+    return Handover(slots, fields.decoded(lambda found: keys_of(found["ticket_keys"], found.get("ticket_keys_until"))))
 
 
 def write_commit(commit: Commit) -> bytes:

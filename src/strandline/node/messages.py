@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from strandline.errors import CommitTimedOut
+from strandline.formats.node.ticket import TicketKey
 from strandline.log.contract import Receipt
 from strandline.log.slots.resume import FullRebootstrap, PartialResync
 from strandline.model.cursor import Cursor
@@ -103,8 +104,8 @@ class Handover:
 
     slots: tuple[SlotState, ...]
     """The slots of consumers, as they are stored."""
-    ticket_keys: tuple[bytes, ...] = field(default=(), repr=False)
-    """The keys by which the nodes of the log sign tickets."""
+    ticket_keys: tuple[TicketKey, ...] = ()
+    """The keys by which the nodes of the log sign tickets, the one that signs first."""
 
 
 @dataclass(frozen=True, slots=True)

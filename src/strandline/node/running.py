@@ -175,6 +175,7 @@ class RunningNode(Closing):
         return Lease(open_store(url), LEASE, holder, seconds=self.config.lease_seconds, clock=self.clock)
 
     def _reach(self, url: str) -> Upstream:
+        self.config.check_reaching(url)
         upstream = FlightUpstream(url, security=self.config.client, timeout=self.config.timeout, clock=self.clock)
         self._upstreams.add(upstream)
         if self._stop.is_set():  # opened while the other connections were closed
@@ -302,10 +303,7 @@ class RunningNode(Closing):
     @property
     def tickets(self) -> Tickets:
         """The tickets of this node; a primary has a key for them."""
-        tickets = self.node.node_folder.tickets
-        if self.is_primary:
-            tickets.ensure()
-        return tickets
+        return self.node.node_folder.tickets
 
     def report(self, caller: Caller) -> ElectionReport:
         """The node's election report; a failed node is unhealthy."""

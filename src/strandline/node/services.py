@@ -63,7 +63,7 @@ class PrimaryApi(Protocol):
         """Register as a replica; repeating it only refreshes when it was last seen."""
 
     def unregister(self, caller: Caller, *, keep_slot: bool) -> None:
-        """Unregister; an unknown replica is fine."""
+        """Unregister; ``NotFound`` for an unknown replica."""
 
     def resume(self, caller: Caller, since: Cursor | None) -> Resume:
         """How to resume from the caller's position; None for a new replica. Registers an unknown caller."""
@@ -113,6 +113,9 @@ class PrimaryService(PrimaryApi, Protocol):
         expect: int | None = None,
     ) -> Commit:
         """Append a batch and wait for the node's commit policy, or for a stronger one that the call asks for."""
+
+    def rotate_keys(self) -> None:
+        """Make a new key for tickets; the former one verifies for a ticket's lifetime."""
 
     def last_number(self, writer: WriterId) -> int | None:
         """The number of the writer's last append; None if the log does not know the writer."""

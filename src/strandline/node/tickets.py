@@ -1,7 +1,8 @@
 """Signed tickets for the spans of a plan, and the keys that the nodes of one log share to sign them.
 
-The primary makes a key, and replicas copy it: a span that one node planned can be read at any other, also after a
-failover. The newest key signs. Earlier keys still verify, so that tickets outlast a change of the key.
+A primary makes a new key when it begins to lead, when a replica is unregistered, and on demand; its registered replicas
+copy it. A span that one node planned can be read at any other, also after a failover. The first key signs. Former keys
+verify for as long as a ticket is valid: a node that was removed knows them.
 """
 
 from __future__ import annotations
@@ -9,12 +10,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, final
 from uuid import UUID
 
 from strandline.errors import CorruptData, Fenced, NotFound, NotReady
-from strandline.formats.node.ticket import SpanTicket, decode_keys, encode_keys, sign_ticket, verify_ticket
+from strandline.formats.node.ticket import (
+    SpanTicket,
+    TicketKey,
+    decode_keys,
+    encode_keys,
+    sign_ticket,
+    verify_ticket,
+)
 from strandline.model.cursor import SECOND
 from strandline.storage.clock import Chance, Clock
 from strandline.storage.disk import Disk, replace_file
@@ -24,8 +33,40 @@ _LOGGER: Final = logging.getLogger(__name__)
 LIFETIME: Final = 3600.0
 """Default seconds during which the spans of a plan can be read."""
 
-_KEPT: Final = 4
-"""Keys that are known at a time."""
+_SKEW: Final = 300.0
+"""Most seconds by which the clock of the node that signed a ticket may be ahead; at most the lifetime of a ticket."""
+
+_KEPT: Final = 32
+"""Most keys that are known at a time."""
+
+
+def rotated(known: Sequence[TicketKey], key: bytes, *, now: int, lifetime: int) -> tuple[TicketKey, ...]:
+    """The keys after a new one was made: the former ones verify until the last ticket that they signed expires."""
+    return (TicketKey(key), *_former(known, now=now, lifetime=lifetime))[:_KEPT]
+
+
+def adopted(
+    known: Sequence[TicketKey], listed: Sequence[TicketKey], *, now: int, lifetime: int
+) -> tuple[TicketKey, ...]:
+    """The keys of a replica whose primary lists these, the one that signs first.
+
+    A former key is never prolonged: what the primary lists keeps its time here, also when that has passed.
+    """
+    signing, *others = listed
+    times = {each.key: each.until for each in known}
+    until = now + lifetime
+    former = [
+        TicketKey(each.key, min(time for time in (each.until, times.get(each.key), until) if time is not None))
+        for each in others
+    ]
+    names = {each.key for each in listed}
+    unlisted = _former([each for each in known if each.key not in names], now=now, lifetime=lifetime)
+    return (TicketKey(signing.key), *former, *unlisted)[:_KEPT]
+
+
+def _former(known: Sequence[TicketKey], *, now: int, lifetime: int) -> list[TicketKey]:
+    timed = (each if each.until is not None else replace(each, until=now + lifetime) for each in known)
+    return [each for each in timed if each.until is not None and each.until > now]
 
 
 @final
@@ -41,26 +82,27 @@ class Tickets:
         self._clock = clock
         self._chance = chance
         self._lock = threading.Lock()
-        self._keys: tuple[bytes, ...] | None = None
+        self._keys: tuple[TicketKey, ...] | None = None
 
-    def keys(self) -> tuple[bytes, ...]:
-        """The known keys, the one that signs first; none on a replica that was not given any yet."""
+    def keys(self) -> tuple[TicketKey, ...]:
+        """The valid keys, the one that signs first; none on a replica that was not given any yet."""
+        now = self._clock.now()
         with self._lock:
-            return self._known()
+            return tuple(each for each in self._known() if each.until is None or each.until > now)
 
-    def ensure(self) -> None:
-        """Durably make a key if there is none: on a primary."""
+    def rotate(self) -> None:
+        """Durably make a key that signs from now on; for a primary. Former keys verify for a ticket's lifetime."""
+        words = (self._chance.uuid().bytes for _ in range(4))
+        key = hashlib.sha256(b"".join(words)).digest()
         with self._lock:
-            if not self._known():
-                words = (self._chance.uuid().bytes for _ in range(4))
-                self._store((hashlib.sha256(b"".join(words)).digest(),))
+            self._store(rotated(self._known(), key, now=self._clock.now(), lifetime=self._lifetime))
 
-    def adopt(self, keys: Sequence[bytes]) -> None:
-        """Durably take over the keys of the primary; this node's own keys still verify."""
+    def adopt(self, keys: Sequence[TicketKey]) -> None:
+        """Durably take over the keys of the primary; this node's own verify for a ticket's lifetime."""
         with self._lock:
             known = self._known()
-            merged = tuple(dict.fromkeys((*keys, *known)))[:_KEPT]
-            if keys and merged != known:
+            merged = adopted(known, keys, now=self._clock.now(), lifetime=self._lifetime) if keys else known
+            if merged != known:
                 self._store(merged)
 
     def issue(self, log_id: UUID, first: int, upto: int, name: str) -> str | None:
@@ -68,28 +110,42 @@ class Tickets:
         keys = self.keys()
         if not keys:
             return None
-        expires = self._clock.now() + int(self.seconds * SECOND)
-        return sign_ticket(SpanTicket(log_id, first, upto, expires, name), keys[0])
+        return sign_ticket(SpanTicket(log_id, first, upto, self._clock.now() + self._lifetime, name), keys[0].key)
 
     def verify(self, text: str) -> SpanTicket:
-        """The content of a ticket; ``Fenced`` if no node of this log signed it so, or it has expired."""
+        """The content of a ticket; ``Fenced`` if no node of this log signed it so, or it is not valid now."""
         keys = self.keys()
         if not keys:
             raise NotReady("This node does not know the log's key for tickets yet: ask another node, or ask again.")
-        ticket = verify_ticket(text, keys)
+        ticket = verify_ticket(text, [each.key for each in keys])
         if ticket is None:
-            raise Fenced("The ticket was not signed by a node of this log, or was altered: plan the read again.")
+            raise Fenced(
+                "The ticket was not signed by a node of this log, or was altered, or its key was replaced: plan the "
+                "read again."
+            )
         late = self._clock.now() - ticket.expires
         if late >= 0:
             raise Fenced(f"The ticket expired {late // SECOND} s ago: plan the read again.")
+        if -late > self._lifetime + min(self._lifetime, int(_SKEW * SECOND)):
+            raise Fenced(
+                f"The ticket is valid for another {-late // SECOND} s, but this node accepts {self.seconds:g} s: plan "
+                "the read again, and compare the clocks and the ticket_seconds of the nodes."
+            )
         return ticket
 
-    def _known(self) -> tuple[bytes, ...]:
+    @property
+    def _lifetime(self) -> int:
+        return int(self.seconds * SECOND)
+
+    def _known(self) -> tuple[TicketKey, ...]:
         if self._keys is None:
-            self._keys = self._loaded()
+            stored = self._loaded()
+            # Of an earlier version former keys have no time yet.
+            former = _former(stored[1:], now=self._clock.now(), lifetime=self._lifetime)
+            self._keys = (*stored[:1], *former)
         return self._keys
 
-    def _loaded(self) -> tuple[bytes, ...]:
+    def _loaded(self) -> tuple[TicketKey, ...]:
         try:
             return decode_keys(self._disk.read(self._path), self._path)
         except NotFound:
@@ -98,7 +154,6 @@ class Tickets:
             _LOGGER.warning("Reads that were planned before are refused: %s", error)
             return ()
 
-    def _store(self, keys: Iterable[bytes]) -> None:
-        found = tuple(keys)
-        replace_file(self._disk, self._path, encode_keys(found), temporary=f"{self._path}.new")
-        self._keys = found
+    def _store(self, keys: tuple[TicketKey, ...]) -> None:
+        replace_file(self._disk, self._path, encode_keys(keys), temporary=f"{self._path}.new")
+        self._keys = keys

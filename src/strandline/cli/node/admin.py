@@ -249,7 +249,7 @@ def unregister(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Unregister a replica from the primary at URL, and drop its slot.
+    """Unregister a replica from the primary at URL, drop its slot, and rotate the key for tickets, which it knows.
 
     Stop the replica first: a running one registers again by itself.
 
@@ -260,10 +260,25 @@ def unregister(
     if known:
         confirm(f"Unregister replica {replica!r}? {slot}", yes=yes)
     node.unregister(replica, keep_slot=keep_slot)
-    message = f"Replica {replica!r} was not registered{'' if keep_slot else '; if it had a slot, that is dropped'}."
+    message = f"Replica {replica!r} was not registered any more; its slot is dropped."
     if known:
-        message = f"Replica {replica!r} is unregistered. {slot}"
+        message = f"Replica {replica!r} is unregistered. {slot} The key for tickets is rotated."
     show.answer({"replica": replica, "known": known, "kept_slot": keep_slot}, message, as_json=json)
+
+
+@asking
+def rotate_keys(node: RemoteLog, *, json: Json = False) -> None:
+    """Make the primary at URL sign the tickets of reads with a new key, which its registered replicas get.
+
+    Reads that were planned before go on until their tickets expire, after an hour by default. A replica that was
+    removed cannot sign tickets any longer than that. Unregistering a replica and every new primary rotate the key, too.
+
+    Example: strandline node rotate-keys grpc://10.0.0.1:7450
+    """
+    node.rotate_keys()
+    show.answer(
+        {"rotated": True}, "The key for tickets is rotated. Planned reads end with their tickets.", as_json=json
+    )
 
 
 @asking

@@ -133,7 +133,8 @@ def run(
         _role(
             "--node",
             metavar="NAME=URL",
-            help="Another node of the log. Give all: they are asked before this one takes over.",
+            help="Another node of the log, at its own --url. Give all: they are asked before this one takes over, and "
+            "only they get its token.",
         ),
     ] = None,
     upstream: Annotated[str | None, _role(metavar="URL", help="Without a lease: the primary to follow.")] = None,

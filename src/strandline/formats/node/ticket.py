@@ -7,7 +7,8 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import NoneType
 from typing import Final, TypeAlias
 from uuid import UUID
 
@@ -165,24 +166,46 @@ def _bytes(text: str) -> bytes:
         raise ValueError(str(error)) from error
 
 
-def encode_keys(keys: Sequence[bytes]) -> bytes:
+@dataclass(frozen=True, slots=True)
+class TicketKey:
+    """A key that signs tickets, or a former one that verifies them until a time."""
+
+    key: bytes = field(repr=False)
+    until: int | None = None
+    """When it stops verifying, in microseconds since the epoch; None for the key that signs."""
+
+
+def encode_keys(keys: Sequence[TicketKey]) -> bytes:
     """The file of the keys that a node knows."""
-    return encode_checked(_KEYS_KIND, _KEYS_VERSION, {"keys": [key.hex() for key in keys]})
+    return encode_checked(_KEYS_KIND, _KEYS_VERSION, dict(zip(("keys", "until"), key_columns(keys), strict=True)))
 
 
-def decode_keys(data: bytes, where: str) -> tuple[bytes, ...]:
+def decode_keys(data: bytes, where: str) -> tuple[TicketKey, ...]:
     """The keys in a file, or ``CorruptData``."""
     try:
-        return keys_of(decode_checked(data, _KEYS_KIND, _KEYS_VERSION)["keys"])
+        fields = decode_checked(data, _KEYS_KIND, _KEYS_VERSION)
+        return keys_of(fields["keys"], fields.get("until"))
     except (KeyError, ValueError) as error:
         raise CorruptData(f"{where} is damaged: {str(error)[:200]}. Remove it: the primary has the keys.") from error
 
 
-def keys_of(texts: object) -> tuple[bytes, ...]:
-    """Keys from their texts; ``ValueError`` for anything else."""
+def key_columns(keys: Sequence[TicketKey]) -> tuple[list[str], list[int | None]]:
+    """The texts of keys, as earlier versions have them, and until when each verifies."""
+    return [each.key.hex() for each in keys], [each.until for each in keys]
+
+
+def keys_of(texts: object, until: object = None) -> tuple[TicketKey, ...]:
+    """The inverse of :func:`key_columns`; ``ValueError`` for anything else. Earlier versions have no ``until``."""
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError("keys are texts")
     keys = tuple(bytes.fromhex(text) for text in texts)
     if any(len(key) != _KEY_BYTES for key in keys):
         raise ValueError(f"a key has {_KEY_BYTES} bytes")
-    return keys
+    times = [None] * len(keys) if until is None else until
+    if (
+        not isinstance(times, list)
+        or len(times) != len(keys)
+        or any(type(each) not in (int, NoneType) for each in times)
+    ):
+        raise ValueError("each key has the time until which it verifies")
+    return tuple(TicketKey(key, time) for key, time in zip(keys, times, strict=True))

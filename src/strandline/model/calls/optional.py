@@ -51,6 +51,7 @@ OPTIONAL_CALLS: Final[Mapping[str, str]] = {
     "register_replica": _A_PRIMARY,
     "unregister_replica": _A_PRIMARY,
     "unregister": _NODES,
+    "rotate_keys": _NODES,
     "topology": _NODES,
     "status": _NODES,
     "promote": _A_REPLICA,

@@ -120,9 +120,9 @@ class PrimaryRole:
             slots.reset(TIER_SLOT, first)
 
     def handover(self, caller: Caller) -> Handover:
-        """State that a replica needs beside its copy of the log, to become the primary."""
+        """State that a registered replica needs beside its copy of the log, to become the primary."""
         self._check_term(caller)
-        self._node_folder.tickets.ensure()
+        self.replicas.now.replica(caller.name)  # one that was removed must not learn the next key
         return Handover(self.slots.copies(), self._node_folder.tickets.keys())
 
     # --- appending ---------------------------------------------------------------------------------------------
@@ -269,13 +269,19 @@ class PrimaryRole:
         return Registration(self.topology(caller), position)
 
     def unregister(self, caller: Caller, *, keep_slot: bool = False) -> None:
-        """Unregister a replica, and drop its slot unless ``keep_slot``; an unknown one is fine."""
+        """Unregister a replica, drop its slot unless ``keep_slot``, and rotate the keys; or ``NotFound``."""
         self._check_term(caller)
         self.replicas.unregister(caller.name, keep_slot=keep_slot)
         with contextlib.suppress(KeyError):  # it has no metric yet
             DIVERGENCES.remove(str(self.log.log_id), caller.name)
         self._bootstrap_snapshots.end(caller.name)
         self._commits.moved()
+        self.rotate_keys()  # it knows the former key
+
+    def rotate_keys(self) -> None:
+        """Durably make a new key for tickets; the former one verifies for a ticket's lifetime."""
+        self.leadership.check("the key was not changed")
+        self._node_folder.tickets.rotate()
 
     def resume(self, caller: Caller, since: Cursor | None) -> Resume:
         """Let a replica resume from its own position, whatever its slot says, as :meth:`plan_resume` decides.

@@ -277,8 +277,11 @@ class Replicas:
         return state.position if state.invalid is None else None
 
     def unregister(self, name: str, *, keep_slot: bool) -> None:
-        """Unregister a replica; an unknown one is fine."""
+        """Unregister a replica; ``NotFound`` if it is neither registered nor has a slot to drop."""
         with self._lock:
+            if check_replica_name(name) not in self.now.replicas and (keep_slot or self.slot(name) is None):
+                known = ", ".join(self.now.replicas) or "none"
+                raise NotFound(f"There is no replica {name!r}: nothing was changed. Registered: {known}.")
             self.now = unregister(self.now, name)
             self._forget_slot(name)
             self._changed(self.now)

@@ -380,9 +380,13 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
         self._nodes.only("A bootstrap").call("rebootstrap", {})
 
     def unregister(self, replica: str, *, keep_slot: bool = False) -> None:
-        """Tell the primary to unregister a replica; an unknown one is fine."""
+        """Tell the primary to unregister a replica; ``NotFound`` for an unknown one."""
         fields = {"name": replica, "term": 0, "keep_slot": keep_slot}
-        self._nodes.on_primary(lambda channel: channel.call("unregister", fields), may_repeat=True)
+        self._nodes.on_primary(lambda channel: channel.call("unregister", fields), may_repeat=False)
+
+    def rotate_keys(self) -> None:
+        """Tell the primary to make a new key for tickets; tickets of former keys end with their lifetime."""
+        self._nodes.on_primary(lambda channel: channel.call("rotate-keys", {}), may_repeat=True)
 
     def close(self) -> None:
         """Close the connections. Idempotent."""

@@ -256,6 +256,13 @@ def _rebootstrap(served: NodeService, rights: CallerRights, fields: Fields) -> l
     return []
 
 
+def _rotate_keys(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
+    fields.only()
+    rights.need(Role.ADMIN)
+    served.primary.rotate_keys()
+    return []
+
+
 ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
     {
         "register": Action("Register a replica.", _register),
@@ -285,5 +292,6 @@ ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
         "status": Action("Role, position and health of this node.", _status),
         "promote": Action("Become the primary.", _promote),
         "rebootstrap": Action("Build this replica's copy of the log again.", _rebootstrap),
+        "rotate-keys": Action("Make a new key for tickets; former keys expire.", _rotate_keys),
     }
 )
