@@ -177,7 +177,7 @@ STEPS = [
     ("tier", "advance", 2),  # published, and the slot has not moved
     ("compact", "list_stored", 1),
     ("compact", "report", 1),  # the new segment is readable beside the old ones
-    ("compact", "delete_object", 3),
+    ("compact", "withdraw", 3),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,10 @@ from pyspark.sql import SparkSession
 
 import strandline as sl
 from strandline.log.object import ObjectLog
+from strandline.spark.datasource.opened import OpenedLog
+from strandline.spark.datasource.shaping import SPARK_SCHEMA
+from strandline.spark.datasource.source import StrandlineDataSource
+from strandline.tier.copy.segment_files import forget_tails
 from tests.spark.helpers import append, numbered, until_its_source_starts
 
 BATCHES = 60
@@ -53,6 +58,43 @@ def moving(log: ObjectLog) -> Iterator[list[str]]:
         stop.set()
         thread.join(300)
     assert not failures
+
+
+@pytest.fixture
+def cold(log: ObjectLog) -> ObjectLog:
+    """The log, all of whose records are in small segments alone."""
+    with sl.tier.tiering(log, target=1, linger=0) as tierer:
+        tierer.run_once(everything=True)
+    log.trim(grace=0)
+    assert log.bounds().first == BATCHES * 10
+    return log
+
+
+def compact(log: ObjectLog) -> None:
+    with sl.tier.tiering(log) as tierer:
+        assert len(tierer.compact(everything=True).replaced) == BATCHES
+
+
+def test_tasks_that_were_planned_before_a_compaction_read_what_they_planned(
+    cold: ObjectLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = StrandlineDataSource({"path": cold.url, "partitions": "4"}).reader(SPARK_SCHEMA)
+    tasks = pickle.dumps(reader.partitions())
+    compact(cold)
+    forget_tails()
+    monkeypatch.delattr(OpenedLog, "_moved")  # a task need not plan again
+    found = [batch.column("offset").to_pylist() for task in pickle.loads(tasks) for batch in reader.read(task)]
+    assert sorted(offset for some in found for offset in some) == list(range(BATCHES * 10))
+
+
+@pytest.mark.matrix
+def test_frames_that_were_planned_before_a_compaction_find_each_record(spark: SparkSession, cold: ObjectLog) -> None:
+    """Spark's own reader of Parquet cannot plan again: it knows only the objects."""
+    frame = sl.spark.read(spark, cold.url, columns=["offset"])
+    with moving(cold) as did:
+        while "merged" not in did:
+            assert sorted(row.offset for row in frame.collect()) == list(range(BATCHES * 10))
+        assert sorted(row.offset for row in frame.collect()) == list(range(BATCHES * 10))
 
 
 def reads(spark: SparkSession, log: ObjectLog) -> list[int]:

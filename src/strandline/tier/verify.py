@@ -357,7 +357,7 @@ _STATE_FINDINGS: Final = {
     ),
     SegmentState.DELETE_STARTED: (
         Severity.NOTE,
-        "is being deleted, or its tierer died: the next round of a tierer continues.",
+        "was replaced, or is being deleted: a round of a tierer deletes it, after the grace period if it was replaced.",
     ),
     SegmentState.COPY_FINISHED: (
         Severity.WASTE,

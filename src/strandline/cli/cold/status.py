@@ -115,7 +115,8 @@ def _troubles(seen: TierView) -> list[str]:
     if states[SegmentState.COPY_STARTED]:
         parts.append(f"{show.counted(states[SegmentState.COPY_STARTED], 'copy', 'copies')} under way, or left over")
     if states[SegmentState.DELETE_STARTED]:
-        parts.append(f"{show.counted(states[SegmentState.DELETE_STARTED], 'deletion')} under way, or left over")
+        withdrawn = show.counted(states[SegmentState.DELETE_STARTED], "segment")
+        parts.append(f"{withdrawn} replaced or being deleted: a tierer deletes replaced ones after its grace period")
     if superseded(seen):
         parts.append(f"{show.counted(superseded(seen), 'segment')} superseded, which the next round removes")
     if seen.tiered is not None and seen.tiered < seen.hot.first:

@@ -241,8 +241,9 @@ def compact(
 
     With --purge, a record with op 'purge' erases the values and headers of all earlier records with its key, in all
     segments that the log itself no longer has (see 'strandline trim'). Tables, exports and snapshots keep what they
-    have: rebuild them. Readers continue meanwhile. Killed at any moment it loses nothing, and the next run continues. A
-    tierer that serves the log is fenced by this, and ends.
+    have: rebuild them. Readers continue meanwhile: the objects of replaced segments are deleted by 'tier run' or 'tier
+    serve' a day later, those with erased values at once. Killed at any moment it loses nothing, and the next run
+    continues. A tierer that serves the log is fenced by this, and ends.
 
     Example: strandline tier compact s3://bucket/orders
     """

@@ -76,8 +76,9 @@ def read(
     ``hold``, which pins the records, in both tiers, for a time that begins now, and ``storage.*``.
 
     ``CursorExpired`` if neither tier has the first record; ``Diverged`` for a cursor of another log or past
-    its end; ``NotFound`` names a segment that is lost. If retention or a compaction removes a segment after this
-    returned, the query fails with Spark's error that the file does not exist, and never returns less.
+    its end; ``NotFound`` names a segment that is lost. A segment that a compaction replaces after this returned is
+    readable for the grace period of the tierer. If retention or an erasure removes one, the query fails with Spark's
+    error that the file does not exist, and never returns less.
 
     Spark's Parquet reader reads segments in ``file://`` and, by ``s3a``, which the session must be configured for, in
     ``s3://``. Segments in other stores are read by the data source, and a line is logged.

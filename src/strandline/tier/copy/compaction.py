@@ -1,8 +1,9 @@
 """Compaction of the cold tier: small segments are merged, and the values of purged keys are erased for good.
 
-A segment that replaces others is readable before they are deleted, and has the same offsets, terms, operations and
-times. After a crash in between both are there; the next round deletes the replaced ones. Values are erased only below
-the start of the hot tier, which cannot erase its own.
+A segment that replaces others is readable before they are withdrawn, and has the same offsets, terms, operations and
+times. After a crash in between both are there; the next round withdraws the replaced ones. Their objects stay for the
+grace period, since readers may have planned with them; the events remember them. Objects with values of purged keys do
+not stay. Values are erased only below the start of the hot tier, which cannot erase its own.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import final
 from strandline.log.contract import Log, Slot
 from strandline.log.read.planning import divided
 from strandline.model.cursor import Cursor, Limit, Span
-from strandline.model.segments import SegmentId, SegmentMetadata
+from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState
 from strandline.tier.copy import planning
 from strandline.tier.copy.backlog import Backlog
 from strandline.tier.copy.erasure import PurgedKeys, PurgeScan, latest_purges
 from strandline.tier.copy.retirement import Retirement
 from strandline.tier.copy.rounds import Compacted
 from strandline.tier.copy.segment_files import plan_segment
-from strandline.tier.copy.segment_tasks import RewriteTask, StoredSegment
+from strandline.tier.copy.segment_tasks import HitScan, RewriteTask, StoredSegment
 
 
 @final
@@ -46,7 +47,9 @@ class Compaction:
         stopping: Callable[[], bool],
     ) -> Compacted:
         """Merge small segments, and with ``purge`` erase values; ``everything`` merges any two that fit."""
-        waiting, held_back = self._tasks(segments, purge=purge, everything=everything)
+        hot = self.log.bounds().first  # before the purges are read: it only grows
+        purged = self._purges(segments) if purge else PurgedKeys()
+        waiting, held_back = self._tasks(segments, hot, purged, everything=everything)
         done = Compacted(held_back=held_back)
         while waiting and not stopping():
             some, waiting = waiting[: self.backlog.wanted], waiting[self.backlog.wanted :]
@@ -59,7 +62,18 @@ class Compaction:
                     else:
                         smaller += self._halves(some[number])
             waiting = smaller + waiting
+        if len(purged):
+            self._erase_replaced(purged)
         return done
+
+    def _erase_replaced(self, purged: PurgedKeys) -> None:
+        """Delete replaced segments that have values of purged keys: of this compaction, and of earlier ones."""
+        ledger = self.backlog.ledger
+        replaced = [each for each in ledger.known().segments if each.state is SegmentState.DELETE_STARTED]
+        scans = [HitScan(ledger.store, each, purged) for each in replaced]
+        for number, has_hits in self.backlog.pool.run(scans, "search of replaced segments for purged keys"):
+            if has_hits:
+                ledger.remove_all([replaced[number]], "removed")
 
     def _halves(self, task: RewriteTask) -> list[RewriteTask]:
         """The two halves of a run that cannot become one segment: values are erased in each all the same."""
@@ -67,18 +81,17 @@ class Compaction:
         return [self._task(half, task.purged) for half in (task.sources[:middle], task.sources[middle:]) if middle]
 
     def _replaced(self, slot: Slot, task: RewriteTask, made: StoredSegment, done: Compacted) -> Compacted:
-        """Publish a new segment, and then delete the segments that it replaces."""
+        """Publish a new segment, and then withdraw the segments that it replaces."""
         new = self.backlog.copier.list_stored(slot, made, follows=False)
         self.backlog.ledger.report("merged" if len(task.sources) > 1 else "erased", new)
-        old = self.retirement.remove(slot, task.sources, "replaced")
-        return replace(done, made=(*done.made, new), replaced=(*done.replaced, *old), erased=done.erased + made.erased)
+        self.retirement.remove(slot, task.sources, "replaced", kept=task.sources)
+        old = (*done.replaced, *task.sources)
+        return replace(done, made=(*done.made, new), replaced=old, erased=done.erased + made.erased)
 
     def _tasks(
-        self, segments: Sequence[SegmentMetadata], *, purge: bool, everything: bool
+        self, segments: Sequence[SegmentMetadata], hot: int, purged: PurgedKeys, *, everything: bool
     ) -> tuple[list[RewriteTask], int]:
         """The rewrites, in order; and how many segments keep values of purged keys for now."""
-        hot = self.log.bounds().first  # before the purges are read: it only grows
-        purged = self._purges(segments) if purge else PurgedKeys()
         # Segments that can be erased now are not merged with others.
         sides = [[each for each in segments if (each.end < hot) is is_cold] for is_cold in (True, False)]
         groups = sides if len(purged) else [segments]

@@ -121,12 +121,17 @@ class Ledger:
 
     def remove(self, segment: SegmentMetadata) -> None:
         """Delete a segment: publish the deletion, delete the object, publish that it is deleted."""
-        with self._unless_done(segment):
-            if segment.state is not SegmentState.DELETE_STARTED:
-                segment = self.publish_state(segment, SegmentState.DELETE_STARTED)
+        segment = self.withdraw(segment)
         self.delete_object(segment)
         with self._unless_done(segment):
             self.publish_state(segment, SegmentState.DELETE_FINISHED)
+
+    def withdraw(self, segment: SegmentMetadata) -> SegmentMetadata:
+        """Publish that a segment is being deleted: no lookup finds it any more, and its object stays for now."""
+        with self._unless_done(segment):
+            if segment.state is not SegmentState.DELETE_STARTED:
+                return self.publish_state(segment, SegmentState.DELETE_STARTED)
+        return segment
 
     def delete_object(self, segment: SegmentMetadata) -> None:
         """Delete the object of a segment, if it exists."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 from uuid import UUID
 
@@ -76,6 +76,43 @@ def left_over(known: KnownSegments, retired: Collection[UUID] = ()) -> list[Segm
     ]
 
 
+def replaced(known: KnownSegments, left: Sequence[SegmentMetadata]) -> list[SegmentMetadata]:
+    """Those of the segments to clean up that readers may have planned with, and whose records others hold.
+
+    They were readable, and other segments hold their whole range in the same terms. Expired and diverged segments are
+    not among them.
+    """
+    gone = {segment.segment for segment in left}
+    rest = sorted((each for each in known.finished if each.segment not in gone), key=lambda each: each.start)
+    starts, ends = [each.start for each in rest], list(accumulate((each.end for each in rest), max))
+
+    def is_held(segment: SegmentMetadata) -> bool:
+        at = segment.start
+        for other in rest[bisect_left(ends, segment.start) : bisect_right(starts, segment.end)]:
+            if other.start <= at <= other.end and _same_terms(segment, other, at, min(segment.end, other.end)):
+                at = other.end + 1
+        return at > segment.end
+
+    states = (SegmentState.COPY_FINISHED, SegmentState.DELETE_STARTED)
+    return [segment for segment in left if segment.state in states and is_held(segment)]
+
+
+def within_grace(segments: Sequence[SegmentMetadata], grace: float, *, now: int, own: int) -> list[SegmentMetadata]:
+    """The replaced segments whose deletion starts now, or started less than ``grace`` seconds ago.
+
+    ``own`` is the tierer's time and ``now`` the cautious one, in microseconds. A start in the future by the tierer's
+    clock, too, is from a wrong clock: that grace period is over.
+    """
+
+    def is_early(segment: SegmentMetadata) -> bool:
+        if segment.state is SegmentState.COPY_FINISHED:
+            return grace > 0
+        started = segment.event_timestamp * 1000
+        return started <= own + TOLERANCE and now - started < grace * SECOND
+
+    return [segment for segment in segments if is_early(segment)]
+
+
 def _answering(known: KnownSegments) -> list[SegmentMetadata]:
     hidden = {segment.segment for segment in known.unreferenced}
     return [segment for segment in known.finished if segment.segment not in hidden]
@@ -91,17 +128,15 @@ def contained(segments: Sequence[SegmentMetadata]) -> list[SegmentMetadata]:
     for segment in sorted(segments, key=lambda each: (each.start, -each.end)):
         if longest is None or segment.end > longest.end:
             longest = segment
-        elif segment.start > longest.start and _has_terms_of(longest, segment):
+        elif segment.start > longest.start and _same_terms(longest, segment, segment.start, segment.end):
             found.append(segment)
     return found
 
 
-def _has_terms_of(longer: SegmentMetadata, segment: SegmentMetadata) -> bool:
-    """Whether a longer segment has the records of another one in the same terms."""
-    places = {segment.start, *(start for _, start in (*segment.terms, *longer.terms))}
-    return all(
-        longer.term_at(place) == segment.term_at(place) for place in places if segment.start <= place <= segment.end
-    )
+def _same_terms(one: SegmentMetadata, other: SegmentMetadata, first: int, last: int) -> bool:
+    """Whether two segments have the records of a range in the same terms."""
+    places = {first, *(start for _, start in (*one.terms, *other.terms))}
+    return all(one.term_at(place) == other.term_at(place) for place in places if first <= place <= last)
 
 
 def merges(segments: Sequence[SegmentMetadata], target: int, *, everything: bool) -> list[list[SegmentMetadata]]:

@@ -9,7 +9,11 @@ from uuid import UUID
 
 from strandline.log.contract import Log, Slot
 from strandline.model.segments import SegmentMetadata, SegmentState
+from strandline.storage.clock import Clock
+from strandline.storage.objects.store import cautious_now
+from strandline.tier.copy import planning
 from strandline.tier.copy.ledger import Ledger
+from strandline.tier.copy.planning import KnownSegments
 from strandline.tier.read.tiered_slots import TierableSlots
 
 _NOTED: Final = 1000
@@ -29,16 +33,44 @@ class Retirement:
 
     log: Log
     ledger: Ledger
+    grace: float
+    """For how many seconds the objects of replaced segments stay, for readers that planned with them."""
+    clock: Clock
 
-    def noted(self) -> Collection[UUID]:
-        """The segments that this tierer or a former one may be deleting. To be asked after the slot was claimed."""
+    def clean_up(self, slot: Slot, known: KnownSegments) -> tuple[list[SegmentMetadata], list[SegmentMetadata]]:
+        """Remove what is left over; returns the segments not to rely on, and those of them that were deleted.
+
+        To be called after the slot was claimed, and touched since the segments were read.
+        """
         slots = self.log.slots
-        return slots.retired() if isinstance(slots, TierableSlots) else ()
+        noted = slots.retired() if isinstance(slots, TierableSlots) else ()
+        left = planning.left_over(known, noted)
+        return left, self.remove(slot, left, "removed", noted=noted, kept=self._replaced(known, left))
+
+    def _replaced(self, known: KnownSegments, left: Sequence[SegmentMetadata]) -> list[SegmentMetadata]:
+        """The left over segments whose objects readers may still need."""
+        held, own = planning.replaced(known, left), self.clock.now()
+        kept = planning.within_grace(held, self.grace, now=own, own=own)
+        if len(kept) == len(held):
+            return kept
+        # Only if some are due, since it takes requests: a single clock that is ahead deletes nothing early.
+        now = cautious_now(self.ledger.store, "clock/now", clock=self.clock)
+        return planning.within_grace(held, self.grace, now=now, own=own)
 
     def remove(
-        self, slot: Slot, segments: Sequence[SegmentMetadata], what: str, *, noted: Collection[UUID] = ()
+        self,
+        slot: Slot,
+        segments: Sequence[SegmentMetadata],
+        what: str,
+        *,
+        noted: Collection[UUID] = (),
+        kept: Collection[SegmentMetadata] = (),
     ) -> list[SegmentMetadata]:
-        """Delete segments, the noted ones first; ``Fenced`` if another tierer has taken over. Returns them."""
+        """Delete segments, the noted ones first; ``Fenced`` if another tierer has taken over. Returns the deleted ones.
+
+        The ``kept`` ones are only withdrawn: readers that planned with them read their objects for some time.
+        """
+        stay = {each.segment for each in kept}
         slots = self.log.slots
         in_order = sorted(segments, key=lambda segment: segment.segment.id not in noted)
         for first in range(0, len(in_order), _NOTED):
@@ -49,5 +81,8 @@ class Retirement:
                 slots.retire(slot, [each.segment.id for each in some])
             elif new:
                 slot.touch()
-            self.ledger.remove_all(some, what)
-        return in_order
+            for each in some:
+                if each.segment in stay and each.state is not SegmentState.DELETE_STARTED:
+                    self.ledger.report("replaced", self.ledger.withdraw(each))
+            self.ledger.remove_all([each for each in some if each.segment not in stay], what)
+        return [each for each in in_order if each.segment not in stay]

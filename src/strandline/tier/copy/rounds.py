@@ -38,7 +38,7 @@ class Round:
 
     copied: tuple[SegmentMetadata, ...] = ()
     removed: tuple[SegmentMetadata, ...] = ()
-    """Leftovers of crashes and superseded segments."""
+    """Leftovers of crashes, and segments that were replaced a grace period ago: their objects are deleted."""
     expired: tuple[SegmentMetadata, ...] = ()
     swept: tuple[str, ...] = ()
     """Objects without an event."""
@@ -53,7 +53,7 @@ class Compacted:
     made: tuple[SegmentMetadata, ...] = ()
     """The new segments."""
     replaced: tuple[SegmentMetadata, ...] = ()
-    """The segments that the new ones replace; deleted."""
+    """The segments that the new ones replace; deleted after the grace period, or at once if values were erased."""
     erased: int = 0
     """Records whose values were erased."""
     held_back: int = 0

@@ -7,6 +7,7 @@ from typing import final
 
 import pyarrow.compute as pc
 
+from strandline.errors import CorruptData, NotFound
 from strandline.formats.segment.file import Seal, SegmentFacts
 from strandline.formats.segment.writer import EncodedSegment, SegmentWriter
 from strandline.model.cursor import Span
@@ -77,7 +78,7 @@ class RewriteTask:
 
     def __call__(self) -> StoredSegment | None:
         """Encode, store and verify it."""
-        if len(self.sources) == 1 and not self._has_hits(self.sources[0]):
+        if len(self.sources) == 1 and not _has_hits(self.store, self.sources[0], self.purged):
             return None
         writer = SegmentWriter(self.sources[0].start, expected=sum(source.size for source in self.sources))
         count, latest = 0, 0
@@ -95,16 +96,34 @@ class RewriteTask:
         fingerprint = load_tail(self.store, self.sources[-1]).facts.fingerprint
         return stored(self.store, self.segment, finished(writer, self.segment, fingerprint), count)
 
-    def _has_hits(self, source: SegmentMetadata) -> bool:
-        """Whether a segment has values to erase; reads keys where statistics allow it, values where keys match."""
-        spans = plan_segment(self.store, source, source.start) if len(self.purged) else ()
-        return any(
-            self.purged.hits(batch) is not None
-            for span in spans
-            if _may_hit(span, self.purged)
-            if any(self.purged.hits(keys) is not None for keys in span.fetch(["offset", "op", "key"]))
-            for batch in span.fetch()
-        )
+
+@final
+@dataclass(frozen=True, slots=True)
+class HitScan:
+    """Finds whether a replaced segment has values of purged keys; one that cannot be read may have."""
+
+    store: ObjectStore
+    segment: SegmentMetadata
+    purged: PurgedKeys
+
+    def __call__(self) -> bool:
+        """Search it."""
+        try:
+            return _has_hits(self.store, self.segment, self.purged)
+        except (CorruptData, NotFound):
+            return True
+
+
+def _has_hits(store: ObjectStore, source: SegmentMetadata, purged: PurgedKeys) -> bool:
+    """Whether a segment has values to erase; reads keys where statistics allow it, values where keys match."""
+    spans = plan_segment(store, source, source.start) if len(purged) else ()
+    return any(
+        purged.hits(batch) is not None
+        for span in spans
+        if _may_hit(span, purged)
+        if any(purged.hits(keys) is not None for keys in span.fetch(["offset", "op", "key"]))
+        for batch in span.fetch()
+    )
 
 
 def _may_hit(span: ColdSpan, purged: PurgedKeys) -> bool:
