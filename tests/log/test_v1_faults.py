@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from strandline.compat.v1.edits import new_location
 from strandline.compat.v1.queue import V1Queue
 from strandline.compat.v1.shipper import ManifestCell
 from strandline.errors import (
@@ -22,7 +23,7 @@ from strandline.storage.retry import RetryingStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
-from tests.log.v1_parts import GRACE, append, content, fill, manifest_in, opened, paths, sequences
+from tests.log.v1_parts import GRACE, append, content, fill, manifest_in, opened, paths, sequences, writer
 
 
 @pytest.fixture
@@ -366,8 +367,8 @@ def test_a_trimmer_that_dies_at_any_operation_and_comes_back_deletes_just_the_ga
 
     def prepare(place: PlainStore) -> None:
         fill(place, (b"a",), (b"b",))
-        for name in "xyz":
-            place.put(f"ingest/{name}", b"garbage")
+        for number in range(3):
+            place.put(new_location("ingest", 0, writer(7), number), b"garbage")
 
     def script(line: FaultyStore) -> None:
         later = ManualClock(now=clock.now() + 10**10)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from strandline.compat.v1 import edits
-from strandline.compat.v1.trimming import QueueTrimmer, QueueTrimResult, is_old, unlisted
+from strandline.compat.v1.trimming import QueueTrimmer, QueueTrimResult, is_old, names_in, unlisted
 from strandline.model.head import QueueManifest
 from strandline.testing.faulty import Faults
 from tests.cases import sampled
@@ -96,7 +96,7 @@ class ManifestFirst(QueueTrimmer):
             return QueueTrimResult()
         objects = list(self.store.list(f"{self.folder}/"))
         now = self.clock.now()
-        for item in unlisted(objects, manifest, self.folder, self.manifest):
+        for item in unlisted(objects, names_in(manifest), self.folder):
             if is_old(item, now, self.grace):
                 self.store.delete(item.path)
         return QueueTrimResult()

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from strandline.compat.v1.edits import list_batches, new_location
+from strandline.compat.v1.edits import list_batches, new_location, stored_as
 from strandline.compat.v1.log import QueueLog
 from strandline.compat.v1.manifest_format import encode_manifest
 from strandline.compat.v1.queue import V1Queue
-from strandline.compat.v1.trimming import QueueTrimmer, QueueTrimResult, is_old, unlisted
-from strandline.errors import CorruptData, TransientStorageError
+from strandline.compat.v1.trimming import QueueTrimmer, QueueTrimResult, is_old, names_in, unlisted
+from strandline.errors import CorruptData, NotFound, TransientStorageError
 from strandline.model.head import QueueEntry, QueueManifest
 from strandline.storage.objects.store import ObjectInfo
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Call, FaultyStore
 from strandline.testing.plain import PlainStore
-from tests.log.v1_parts import GRACE, append, content, manifest_in, opened, paths, values, writer
+from tests.log.v1_parts import GRACE, append, content, foreign_batch, manifest_in, opened, paths, values, writer
 
 
 class Place:
@@ -37,6 +37,14 @@ def place() -> Place:
     append(place.log, b"a", number=0)
     append(place.log, b"b", number=1)
     return place
+
+
+def listed_by_others(store: PlainStore, *locations: str) -> None:
+    """A queue as an implementation on Rust's ``object_store`` leaves it: it lists locations as it was given them."""
+    for number, location in enumerate(locations):
+        store.put(stored_as(location), foreign_batch(b"%d" % number))
+    entries = tuple(QueueEntry(number, location) for number, location in enumerate(locations))
+    store.put("ingest/manifest", encode_manifest(QueueManifest(entries, len(entries))))
 
 
 def gone(trim: QueueTrimResult) -> list[str]:
@@ -72,11 +80,17 @@ def test_an_unlisted_object_goes_when_it_is_a_grace_period_old(place):
     assert [value for _, value in content(place.log)] == [b"a", b"b"]
 
 
-def test_objects_that_others_named_differently_go_too(place):
-    for name in ("ingest/part-1.batch", "ingest/x", "ingest/0000"):
-        place.store.put(name, b"orphan")
-    place.clock.advance(GRACE)
-    assert gone(place.log.trim()) == ["ingest/0000", "ingest/part-1.batch", "ingest/x"]
+def test_acknowledged_batches_in_the_folder_of_a_producer_s_run_go(place):
+    """The Go implementation names batches ``<data>/<run>/<ordinal>``; the run is a ULID."""
+    run = "ingest/01HF7YAT00ZRK3CGQKNXK2TJ3B"
+    locations = [f"{run}/{ordinal:016x}" for ordinal in range(3)]
+    listed_by_others(place.store, *locations)
+    place.log.slots.claim("queue", "me").advance(place.log.start().at(2))
+    place.clock.advance(GRACE - 1)
+    assert gone(place.log.trim()) == []
+    place.clock.advance(1)
+    assert set(locations[:2]) <= set(gone(place.log.trim()))
+    assert content(place.log) == [(2, b"2")]
 
 
 def test_an_acknowledged_batch_goes(place):
@@ -139,10 +153,31 @@ def test_the_manifest_stays_wherever_it_is():
             store.delete(path)
 
 
-def test_nothing_outside_the_data_folder_or_in_a_folder_below_it_is_touched(place):
-    strangers = ["ingest2/x.batch", "ingest-dead/1.json", "other", "ingest/eu/manifest", "ingest/eu/x.batch", "a/b"]
-    for path in strangers:
+ULID = "01HF7YAT00ZRK3CGQKNXK2TJ3B"
+
+STRANGERS = [
+    "ingest2/x.batch",
+    f"ingest2/{ULID}.batch",
+    "ingest-dead/1.json",
+    "other",
+    "ingest/eu/manifest",
+    f"ingest/eu/{ULID}.batch",
+    f"ingest/eu/{ULID}/{1:016x}",
+    "a/b",
+    "ingest/README.md",
+    "ingest/part-1.batch",
+    "ingest/0000",
+    f"ingest/{ULID}",
+    f"ingest/{ULID}/README",
+    f"ingest/{ULID}/{1:015x}",
+    f"ingest/x{ULID}.batch",
+]
+
+
+def test_nothing_is_deleted_that_is_not_named_like_a_batch_in_the_data_folder(place):
+    for path in STRANGERS:
         place.store.put(path, b"not ours")
+    strangers = STRANGERS
     place.clock.advance(10 * GRACE)
     assert place.log.trim() == QueueTrimResult((), 0)
     assert set(strangers) < set(paths(place.store))
@@ -171,12 +206,13 @@ def test_with_a_damaged_manifest_nothing_is_deleted(place):
 
 @pytest.mark.parametrize("failing", ["list", "get"])
 def test_with_a_store_that_fails_nothing_is_deleted(place, failing):
-    place.store.put("ingest/orphan", b"x")
+    orphan = place.ulid(0)
+    place.store.put(orphan, b"x")
     place.clock.advance(10 * GRACE)
     place.line.fail_next(failing)
     with pytest.raises(TransientStorageError):
         place.log.trim()
-    assert "ingest/orphan" in paths(place.store)
+    assert orphan in paths(place.store)
 
 
 def test_a_ulid_that_is_younger_than_the_object_s_time_is_kept(place):
@@ -204,11 +240,103 @@ def test_an_object_from_the_future_is_not_old(age, old):
     assert is_old(item, NOW, GRACE) == old
 
 
+SPELLINGS = ["/ingest/{}", "ingest/{}/", "ingest//{}", "//ingest///{}//"]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_listed_batch_stays_and_is_read_however_its_location_is_spelled(place, spelling):
+    listed_by_others(place.store, spelling.format(f"{ULID}.batch"), spelling.format(f"{ULID}/{1:016x}"))
+    place.clock.advance(10 * GRACE)
+    place.log.trim()
+    assert content(place.log) == [(0, b"0"), (1, b"1")]
+    assert all(span.size for span in place.log.plan(place.log.start()))
+    place.log.slots.claim("queue", "me").advance(place.log.end())
+    assert len(place.log.trim().garbage) == 2
+
+
+def test_a_location_with_a_dot_is_read_where_the_format_s_path_rules_put_it(place):
+    listed_by_others(place.store, f"ingest/./{ULID}.batch", f"ingest/../{ULID}.batch")
+    assert [path for path in paths(place.store) if "%" in path] == [
+        f"ingest/%2E%2E/{ULID}.batch",
+        f"ingest/%2E/{ULID}.batch",
+    ]
+    place.store.put(f"ingest/{ULID}.batch", b"another object")
+    assert content(place.log) == [(0, b"0"), (1, b"1")]
+
+
 def test_unlisted_objects_are_found_by_their_whole_path():
-    manifest = QueueManifest((QueueEntry(0, "ingest/a"), QueueEntry(1, "other/b")), 2)
-    there = ("ingest/a", "ingest/b", "ingest/manifest", "ingest/a/b", "ingestx/c")
+    names = [new_location("ingest", 0, writer(1), number).removeprefix("ingest/") for number in range(3)]
+    manifest = QueueManifest((QueueEntry(0, f"ingest/{names[0]}"), QueueEntry(1, f"other/{names[1]}")), 2)
+    there = (
+        f"ingest/{names[0]}",
+        f"ingest/{names[1]}",
+        "ingest/manifest",
+        f"ingest/a/{names[2]}",
+        f"ingestx/{names[2]}",
+    )
     objects = [ObjectInfo(path, 1, 0) for path in there]
-    assert [item.path for item in unlisted(objects, manifest, "ingest", "ingest/manifest")] == ["ingest/b"]
+    assert [item.path for item in unlisted(objects, names_in(manifest), "ingest")] == [f"ingest/{names[1]}"]
+
+
+# --- queues that share a data folder ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("manifest", ["ingest/other", "ingest/eu/list", "elsewhere/manifest"])
+@pytest.mark.parametrize("remember", [False, True])
+def test_two_queues_in_one_data_folder_delete_nothing_of_each_other(place, manifest, remember):
+    neighbour = opened(place.line, clock=place.clock, manifest=manifest)
+    append(neighbour, b"c", by=9, number=0)
+    place.store.put("ingest/README.md", b"not a manifest, and longer than its 22 bytes")
+    before = paths(place.store)
+    trimmers = [place.log.trimmer(remember=remember), neighbour.trimmer(remember=remember)]
+    for _ in range(3):
+        place.clock.advance(10 * GRACE)
+        for trimmer in trimmers:
+            assert trimmer.run() == QueueTrimResult()
+    assert paths(place.store) == before
+    neighbour.slots.claim("queue", "me").advance(neighbour.end())
+    for _ in range(2):
+        place.clock.advance(GRACE)
+        trimmers[1].run()
+    assert [value for _, value in content(place.log)] == [b"a", b"b"]
+    assert len(paths(place.store)) == len(before) - 1
+
+
+def test_a_damaged_manifest_of_another_queue_in_the_folder_deletes_nothing(place):
+    append(opened(place.store, clock=place.clock, manifest="ingest/other"), b"c", by=9, number=0)
+    place.store.put("ingest/other", b"X" + bytes(place.store.get("ingest/other").data)[1:])
+    place.clock.advance(10 * GRACE)
+    with pytest.raises(CorruptData, match="ingest/other is damaged"):
+        place.log.trim()
+    assert len(paths(place.store)) == 5
+
+
+def test_a_lost_manifest_of_a_registered_queue_deletes_nothing_and_says_what_to_do(place):
+    append(opened(place.store, clock=place.clock, manifest="elsewhere/list"), b"c", by=9, number=0)
+    place.store.delete("elsewhere/list")
+    place.clock.advance(10 * GRACE)
+    with pytest.raises(
+        NotFound, match=r"Restore it, or delete .*ingest/queue-[0-9a-f]{16}\.json if that queue is gone"
+    ):
+        place.log.trim()
+    assert len(paths(place.store)) == 5
+
+
+def test_a_damaged_registration_deletes_nothing(place):
+    append(opened(place.store, clock=place.clock, manifest="elsewhere/list"), b"c", by=9, number=0)
+    registration = next(path for path in paths(place.store) if path.startswith("ingest/queue-"))
+    place.store.put(registration, b"{}")
+    place.clock.advance(10 * GRACE)
+    with pytest.raises(CorruptData, match=registration):
+        place.log.trim()
+    assert len(paths(place.store)) == 6
+
+
+def test_a_twin_that_does_not_register_loses_the_neighbour_s_batches(place, monkeypatch):
+    monkeypatch.setattr("strandline.compat.v1.neighbours.Neighbours.register", lambda _: None)
+    append(opened(place.store, clock=place.clock, manifest="elsewhere/list"), b"c", by=9, number=0)
+    place.clock.advance(10 * GRACE)
+    assert len(place.log.trim().garbage) == 1
 
 
 # --- in the background -----------------------------------------------------------------------------------------------
@@ -253,7 +381,7 @@ def test_a_background_trimmer_s_own_slowness_counts_for_nothing(place):
 
 
 def test_a_background_trimmer_forgets_what_was_listed_again(place):
-    orphan = "ingest/orphan.batch"
+    orphan = place.ulid(0)
     place.store.put(orphan, b"x")
     trimmer = place.log.trimmer(remember=True)
     trimmer.run()
@@ -324,9 +452,7 @@ class ManifestFirst(QueueTrimmer):
         objects = list(self.store.list(f"{self.folder}/"))
         now = self.clock.now()
         assert manifest is not None
-        garbage = [
-            item for item in unlisted(objects, manifest, self.folder, self.manifest) if is_old(item, now, self.grace)
-        ]
+        garbage = [item for item in unlisted(objects, names_in(manifest), self.folder) if is_old(item, now, self.grace)]
         for item in garbage:
             self.store.delete(item.path)
         return QueueTrimResult(tuple(garbage))

@@ -64,7 +64,7 @@ def trim(
     but never listed. Safe at any time: the next run finishes what a killed one left. Consumers do the same in the
     background.
 
-    A queue-v1 has no slot limits: unlisted objects are deleted when they are older than the grace period, which must be
+    A queue-v1 has no slot limits: unlisted batches are deleted when they are older than the grace period, which must be
     the same for all its producers.
 
     Example: strandline trim s3://bucket/orders --dry-run

@@ -23,7 +23,10 @@ SUFFIX: Final = ".batch"
 
 _DIGITS: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _VALUES: Final = {digit: value for value, digit in enumerate(_DIGITS)}
-_ULID = re.compile(rf"[0-7][{_DIGITS}]{{25}}")
+_ULID_TEXT: Final = rf"[0-7][{_DIGITS}]{{25}}"
+_ULID = re.compile(_ULID_TEXT)
+_BATCH_NAME = re.compile(rf"{_ULID_TEXT}(?:{re.escape(SUFFIX)}|/[0-9a-f]{{16}})", re.IGNORECASE)
+"""Names of batches below a data folder, of all known producers: ``<ULID>.batch``, and ``<run>/<ordinal>``."""
 _TIME_DIGITS: Final = 10
 _MARK_DIGITS: Final = 16
 _MARK_BITS: Final = 80
@@ -74,8 +77,19 @@ def time_of(location: str) -> int | None:
     return time * 1000
 
 
+def is_batch_name(name: str) -> bool:
+    """Whether a producer names a batch so, relative to the data folder.
+
+    >>> is_batch_name("01HF7YAT00ZRK3CGQKNXK2TJ3B.batch"), is_batch_name("01HF7YAT00ZRK3CGQKNXK2TJ3B/00000000000000ff")
+    (True, True)
+    >>> is_batch_name("README.md"), is_batch_name("eu/01HF7YAT00ZRK3CGQKNXK2TJ3B.batch")
+    (False, False)
+    """
+    return _BATCH_NAME.fullmatch(name) is not None
+
+
 def _ulid_in(location: str) -> str | None:
-    name = location.rpartition("/")[2].removesuffix(SUFFIX).upper()
+    name = location.rstrip("/").rpartition("/")[2].removesuffix(SUFFIX).upper()
     return name if _ULID.fullmatch(name) else None
 
 
@@ -86,13 +100,32 @@ def _encoded(number: int, digits: int) -> str:
 def stored_as(path: str) -> str:
     """The name under which implementations on Rust's ``object_store`` store an object: ``Path::from`` of that crate.
 
-    It percent-encodes, part by part, control characters, everything but ASCII, and the characters that S3 and Google
-    Cloud Storage recommend to avoid.
+    It drops empty parts, and percent-encodes, part by part, control characters, everything but ASCII, the characters
+    that S3 and Google Cloud Storage recommend to avoid, and parts that are ``.`` or ``..``.
 
     >>> stored_as("größe/a~b.batch"), stored_as("ingest/plain name.batch")
     ('gr%C3%B6%C3%9Fe/a%7Eb.batch', 'ingest/plain name.batch')
+    >>> stored_as("/ingest//x.batch/"), stored_as("ingest/./x.batch"), stored_as("../x.batch")
+    ('ingest/x.batch', 'ingest/%2E/x.batch', '%2E%2E/x.batch')
     """
-    return _ENCODED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode(errors="surrogatepass")), path)
+    parts = (part.replace(".", "%2E") if part in (".", "..") else _percent_encoded(part) for part in _parts(path))
+    return "/".join(parts)
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part]
+
+
+def _percent_encoded(part: str) -> str:
+    return _ENCODED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode(errors="surrogatepass")), part)
+
+
+def names_of(location: str) -> tuple[str, ...]:
+    """The names under which the object of a location may be: first :func:`stored_as`, then the one without encoding.
+
+    Readers look for a batch under these names, and a trimmer keeps all of them.
+    """
+    return tuple(dict.fromkeys((stored_as(location), "/".join(_parts(location)))))
 
 
 def checked_path(path: str, what: str) -> str:

@@ -9,6 +9,7 @@ from uuid import UUID, uuid5
 
 from strandline.compat.v1 import edits
 from strandline.compat.v1.edits import checked_path, time_of
+from strandline.compat.v1.neighbours import Neighbours
 from strandline.compat.v1.reading import QueueSpan, sized_spans
 from strandline.compat.v1.shipper import ManifestCell, QueueShipper
 from strandline.compat.v1.slots import QueueSlots
@@ -110,7 +111,8 @@ class QueueLog(OptionalCalls, LogReading, Closing):
 
     def new_cell(self) -> ManifestCell:
         """A cell for the manifest, for one more writer."""
-        return ManifestCell(self.store, self.manifest_path, clock=self.clock, chance=self._chance)
+        register = Neighbours(self.store, self.manifest_path, self.folder).register
+        return ManifestCell(self.store, self.manifest_path, clock=self.clock, chance=self._chance, register=register)
 
     @property
     def log_id(self) -> UUID:
@@ -237,7 +239,7 @@ class QueueLog(OptionalCalls, LogReading, Closing):
         return QueueTrimmer(self.store, self.manifest_path, self.folder, self.grace, self.clock, remember)
 
     def trim(self, *, dry_run: bool = False, on_progress: Callable[[int], None] | None = None) -> QueueTrimResult:
-        """Delete, in one round, unlisted objects that are older than the grace period; see :mod:`.trimming`.
+        """Delete, in one round, unlisted batches that are older than the grace period; see :mod:`.trimming`.
 
         It has no memory: a batch that was just acknowledged is deleted at once if its object is old enough.
         """

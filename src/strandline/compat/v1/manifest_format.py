@@ -69,6 +69,17 @@ def decode_manifest(data: bytes | memoryview, where: str) -> QueueManifest:
     return QueueManifest(tuple(entries), next_sequence, epoch)
 
 
+def may_be_manifest(data: bytes | memoryview) -> bool:
+    """Whether these bytes end as a manifest of a known or later version does; other files hardly ever do."""
+    view = memoryview(data).cast("B")
+    if len(view) < _FOOTER.size:
+        return False
+    body = len(view) - _FOOTER.size
+    count, next_sequence, _, version = _FOOTER.unpack_from(view, body)
+    fits: bool = VERSION <= version <= PLAUSIBLE_VERSION and next_sequence <= MAX_INT64
+    return fits and count <= min(next_sequence, body // _SMALLEST_ENTRY)
+
+
 def _damaged(where: str, what: str) -> CorruptData:
     return CorruptData(f"{where} is damaged: it {what}. Restore the object; retrying does not help.")
 

@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 
 from strandline.compat.v1.batch_format import decode_queue_batch
-from strandline.compat.v1.edits import stored_as, time_of
+from strandline.compat.v1.edits import names_of, stored_as, time_of
 from strandline.errors import InvalidInput, NotFound
 from strandline.log.object.upload import PAGE_ROWS
 from strandline.log.read.planning import known_columns
@@ -48,19 +48,15 @@ class QueueFetcher:
     def raw(self, descriptor: Descriptor) -> bytes | memoryview:
         """The object's bytes, unchecked; ``NotFound`` also for an invalid location, which only damage causes.
 
-        Some implementations list a location unencoded, and store the object under the encoded name.
+        Some implementations list a location as they were given it, and store the object under the normalised name.
         """
-        stored = stored_as(descriptor.location)
-        if stored != descriptor.location:
+        for name in names_of(descriptor.location):
             with contextlib.suppress(NotFound, InvalidInput):
-                return self.store.get(stored).data
-        try:
-            return self.store.get(descriptor.location).data
-        except (NotFound, InvalidInput) as error:
-            raise NotFound(
-                f"The batch object {self.store.url}/{descriptor.location} is missing (it is listed as batch "
-                f"{descriptor.sequence}): restore it, or set the batch aside."
-            ) from error
+                return self.store.get(name).data
+        raise NotFound(
+            f"The batch object {self.store.url}/{descriptor.location} is missing (it is listed as batch "
+            f"{descriptor.sequence}): restore it, or set the batch aside."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +100,15 @@ def sized_spans(store: ObjectStore, folder: str, entries: Sequence[QueueEntry]) 
     """The spans of these batches, with the sizes of their objects, which are requested page by page."""
     for at in range(0, len(entries), _PAGE):
         page = entries[at : at + _PAGE]
-        sizes = _sizes(store, folder, {entry.location for entry in page})
-        for entry in page:
-            yield QueueSpan(store, entry, sizes.get(entry.location, 0))
+        names = [stored_as(entry.location) for entry in page]
+        sizes = _sizes(store, folder, set(names))
+        for entry, name in zip(page, names, strict=True):
+            yield QueueSpan(store, entry, sizes.get(name, 0))
 
 
-def _sizes(store: ObjectStore, folder: str, locations: set[str]) -> dict[str, int]:
+def _sizes(store: ObjectStore, folder: str, names: set[str]) -> dict[str, int]:
     """Sizes of the objects, which are not in the manifest. Names sort by time, so that one listing gives many."""
-    inside = {location for location in locations if location.startswith(f"{folder}/")}
+    inside = {name for name in names if name.startswith(f"{folder}/")}
     sizes = {}
     if inside:
         last = max(inside)
@@ -120,8 +117,8 @@ def _sizes(store: ObjectStore, folder: str, locations: set[str]) -> dict[str, in
                 sizes[item.path] = item.size
             if item.path >= last:
                 break
-    for location in locations - inside:
-        first = next(iter(store.list(location)), None)
-        if first is not None and first.path == location:
-            sizes[location] = first.size
+    for name in names - inside:
+        first = next(iter(store.list(name)), None)
+        if first is not None and first.path == name:
+            sizes[name] = first.size
     return sizes

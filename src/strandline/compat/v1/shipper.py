@@ -33,11 +33,21 @@ class ManifestCell:
     """The manifest of one queue. An absent object is an empty manifest, and is created by the first change.
 
     Edits may run several times, also after they took effect: they must recognise that (see
-    :mod:`strandline.compat.v1.edits`).
+    :mod:`strandline.compat.v1.edits`). ``register`` is called before the first change.
     """
 
-    def __init__(self, store: ObjectStore, path: str, *, clock: Clock, chance: Chance) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        path: str,
+        *,
+        clock: Clock,
+        chance: Chance,
+        register: Callable[[], None] = lambda: None,
+    ) -> None:
         self._chance = chance
+        self._register = register
+        self._registered = False
         self._codec = ManifestCodec()
         self._cell: StoreCell[QueueManifest] = StoreCell(store, path, self._codec, clock=clock, chance=chance)
         self.where = self._cell.where
@@ -56,6 +66,9 @@ class ManifestCell:
         An error of the edit on a current manifest is raised and changes nothing. ``Contended`` after too many
         lost races, ``OutcomeUnknown`` if the store failed and could not be read back: both may be repeated.
         """
+        if not self._registered:
+            self._register()  # before the first listing: from then on only this keeps other trimmers off the batch
+            self._registered = True
         for attempt in range(1, _CREATIONS + 1):
             # A new operation each time: the object remembers none, the edit recognises its own effect.
             try:

@@ -1,18 +1,22 @@
 """Trimming of a queue of version 1: by listing and by the clock, conservatively.
 
 The format has no generations, so time has to decide. A producer lists an object within half the grace period after
-its upload began, or not at all. So an object that is a whole grace period old and not in a manifest that was read
-*after* the object was seen was acknowledged, or will never be listed.
+its upload began, or not at all. So an object that is named like a batch, is a whole grace period old, and is not in a
+manifest that was read *after* the object was seen was acknowledged, or will never be listed.
+
+A batch does not say whose it is, and queues may share a data folder. So the batches that any other queue of the folder
+lists are kept, too; :mod:`strandline.compat.v1.neighbours` finds those queues.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from strandline.compat.v1.edits import stored_as, time_of
+from strandline.compat.v1.edits import is_batch_name, names_of, time_of
 from strandline.compat.v1.manifest_format import decode_manifest
+from strandline.compat.v1.neighbours import Neighbours
 from strandline.errors import NotFound
 from strandline.model.cursor import SECOND
 from strandline.model.head import QueueManifest
@@ -37,20 +41,18 @@ class QueueTrimResult:
         return sum(item.size for item in self.garbage)
 
 
-def unlisted(objects: Iterable[ObjectInfo], manifest: QueueManifest, folder: str, path: str) -> list[ObjectInfo]:
-    """The objects directly in the data folder that are neither listed nor the manifest, whatever their names.
+def names_in(manifest: QueueManifest) -> set[str]:
+    """The names under which the listed objects may be."""
+    return {name for entry in manifest.entries for name in names_of(entry.location)}
 
-    Objects in folders below do not belong to the queue: another queue may be there.
-    """
-    listed = {name for entry in manifest.entries for name in (entry.location, stored_as(entry.location))}
+
+def unlisted(objects: Iterable[ObjectInfo], listed: Container[str], folder: str) -> list[ObjectInfo]:
+    """The objects that are named like a batch in the data folder, and that are not listed."""
     inside = f"{folder}/"
     return [
         item
         for item in objects
-        if item.path.startswith(inside)
-        and "/" not in item.path[len(inside) :]
-        and item.path != path
-        and item.path not in listed
+        if item.path.startswith(inside) and is_batch_name(item.path[len(inside) :]) and item.path not in listed
     ]
 
 
@@ -79,6 +81,10 @@ class QueueTrimmer:
     clock: Clock
     remember: bool
     _seen: dict[str, float] = field(default_factory=dict)
+    _neighbours: Neighbours = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._neighbours = Neighbours(self.store, self.manifest, self.folder)
 
     def run(self, *, dry_run: bool = False, on_progress: Callable[[int], None] | None = None) -> QueueTrimResult:
         """One round. ``on_progress`` is called with the number of objects deleted so far.
@@ -94,7 +100,9 @@ class QueueTrimmer:
         manifest = self._read_manifest()
         if manifest is None:
             return QueueTrimResult(dry_run=dry_run)
-        free = unlisted(objects, manifest, self.folder, self.manifest)
+        listed = names_in(manifest) | {self.manifest}
+        listed.update(*map(names_in, self._neighbours.read(item for item in objects if item.path not in listed)))
+        free = unlisted(objects, listed, self.folder)
         garbage = [item for item in free if is_old(item, now, self.grace)]
         if self.remember:
             # An object counts as unlisted only from now on, and only until the start of the round.
