@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,12 +18,15 @@ from typer.testing import CliRunner
 
 import strandline as sl
 from strandline.cli.app import app
-from strandline.errors import Conflict, InvalidInput, NotFound
+from strandline.errors import Conflict, Diverged, InvalidInput, NotFound
 from strandline.log.memory import MemoryLog
+from strandline.model.head import WriterId
+from strandline.model.records import record_batch
 from strandline.tables.delta.commits import DeltaCommits
+from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.files.sink import FileTableSink
 from strandline.tables.iceberg.commits import IcebergCommits
-from strandline.tables.maintain.replay import LetterReplay
+from strandline.tables.maintain.letter_proof import prove_letters
 from strandline.tables.rows.shape import DeadLetters
 from strandline.tables.sql.postgres_transaction import PostgresTransaction
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction
@@ -100,8 +105,8 @@ def stored(place: Any, log: MemoryLog) -> list[int]:
     sink = place.sink(value=NARROW, **place.options)
     replay = sink._letter_replay(log)
     with replay.opened() as table:
-        found: list[int] = sorted(table.letters().rows.column("offset").to_pylist())
-    return found
+        files = [table._stored_letters(path).column("offset").to_pylist() for path in table.box.sizes()]
+    return sorted(offset for offsets in files for offset in offsets)
 
 
 @pytest.mark.parametrize("mode", ["append", "latest"])
@@ -227,11 +232,11 @@ def test_letters_that_a_rebuild_cannot_remove_are_removed_by_the_next_replay(
         return  # one transaction
     sl.follow(log, place.sink(value=NARROW, **place.options), upto="end")
 
-    def refused(_: Any) -> None:
+    def refused(*_: Any) -> None:
         raise InvalidInput("Not now.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(LetterReplay, "discard", refused)
+        patch.setattr(ReplayedFiles, "replace_letters", refused)
         assert sl.tables.rebuild(place.sink(value=WIDE, **place.options), log) == log.end()
     assert told(place, log, WIDE) == BAD
     assert sl.tables.replay_letters(place.sink(value=WIDE, **place.options), log).applied == len(BAD)
@@ -280,3 +285,15 @@ def test_a_command_says_that_there_is_no_table_of_letters_at_an_address(tmp_path
     assert (wrong.exit_code, "There is no table at" in wrong.output) == (0, True)
     right = CliRunner().invoke(app, [*arguments, "--dead-letters", f"{tmp_path}/bad"])
     assert (right.exit_code, "There is no table at" in right.output) == (0, False)
+
+
+def test_a_letter_whose_value_the_log_has_erased_is_no_letter_of_another_history() -> None:
+    log = MemoryLog()
+    batch = record_batch(timestamps=[1, 2], ops=[sl.Op.PURGE, sl.Op.PUT], keys=[b"a", b"b"], values=[None, b"v"])
+    log.append(batch, writer=WriterId(uuid4()), number=0).result(60)
+    stored = pa.Table.from_batches(log.read())
+    for kept, is_same in ((b"v", True), (b"w", False)):  # the value of "a" is erased
+        columns = {**stored.to_pydict(), "op": [sl.Op.PUT, sl.Op.PUT], "value": [b"personal", kept]}
+        letters = pa.table(columns, schema=stored.schema)
+        with nullcontext() if is_same else pytest.raises(Diverged, match="offset 1"):
+            prove_letters(log, log.end(), letters, 0, "t")

@@ -23,6 +23,7 @@ from strandline.errors import Diverged, InvalidInput, NotFound
 from strandline.followers.run import Batching
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.table import FollowedDelta
+from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import FollowedIceberg
 from strandline.tables.maintain.replay import LetterReplay
@@ -415,6 +416,94 @@ def test_a_table_that_was_dropped_and_is_built_again_has_each_letter_once(place:
     assert place.replay().applied == 3
     assert place.letters() == [3]
     place.check()
+
+
+def test_a_replay_leaves_the_letters_alone_that_a_rebuild_has_stored_before_its_rows(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not isinstance(place, Delta | Iceberg):
+        return  # rows and letters are one transaction
+    place.options = {"mode": "append"}
+    place.append((b"a", 1), (b"b", BIG), (b"c", 2))
+    place.follow()
+    with monkeypatch.context() as patch:
+        patch.setattr(ReplayedFiles, "_remove", _died)
+        with pytest.raises(RuntimeError):
+            place.replay()  # the row is there, and its letter, too
+    owner: Any = DeltaCommits if isinstance(place, Delta) else IcebergCommits
+    commit = owner.commit
+
+    def commit_later(commits: Any, *arguments: Any, **options: Any) -> Any:
+        if not isinstance(commits.followed.shape, DeadLetters):
+            monkeypatch.setattr(owner, "commit", commit)
+            place.replay()
+        return commit(commits, *arguments, **options)
+
+    monkeypatch.setattr(owner, "commit", commit_later)
+    sl.tables.rebuild(place.sink(NARROW), place.log)
+    rows = place.sink(WIDE).rows()["_offset"].to_pylist()
+    assert sorted([*rows, *place.letters()]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("options", some(SHAPES, 2), ids=lambda options: "-".join(map(str, options.values())))
+def test_letters_of_a_history_that_the_log_lost_are_neither_applied_nor_removed(
+    place: Place, options: dict[str, Any]
+) -> None:
+    if options not in shapes_of(place):
+        return
+    place.options, folder = options, f"{place.folder}/log"
+    place.log = sl.open(folder, create=True)
+    place.append((b"a", 1), (b"b", 2))
+    place.log.close()
+    shutil.copytree(folder, f"{folder}-backup")
+    place.log = sl.open(folder)
+    place.append((b"a", BIG), (b"c", 3))
+    place.follow()
+    rows = sl.tables.describe(place.sink(NARROW)).rows
+    place.log.close()
+    shutil.rmtree(folder)
+    shutil.move(f"{folder}-backup", folder)
+    place.log = sl.open(folder)
+    place.append((b"x", 4), (b"y", 5), (b"z", 6))
+    for _ in ("cursor", "letter"):
+        with pytest.raises(Diverged, match="restored from a copy"):
+            place.replay()
+        assert place.letters() == [2]
+        assert sl.tables.describe(place.sink(NARROW)).rows == rows
+        place.sink(NARROW).adopt(place.log.log_id)  # a cursor without a fingerprint, in tables of files
+    sl.tables.rebuild(place.sink(WIDE), place.log)
+    assert place.letters() == []
+    assert place.replay().applied == 0
+    place.check()
+
+
+@pytest.mark.parametrize("upto", [None, 0], ids=["whole", "begun again"])
+def test_a_rebuild_with_the_former_schema_while_a_letter_is_removed_leaves_a_row_or_a_letter_of_each_record(
+    place: Place, monkeypatch: pytest.MonkeyPatch, upto: int | None
+) -> None:
+    """A job with the corrected schema has committed its rows, and not removed their letters yet."""
+    if not isinstance(place, Delta | Iceberg):
+        return  # rows and letters are one transaction
+    jobs = {"replay_letters": "_remove", "rebuild": "replace_letters"}
+    for job, step in jobs.items():
+        place.begin()
+        place.options = {"mode": "latest"}
+        place.append((b"a", 1), (b"b", BIG), (b"c", 2))
+        place.follow()
+        real = getattr(ReplayedFiles, step)
+
+        def beaten(files: Any, *arguments: Any, real: Any = real, step: str = step) -> None:
+            monkeypatch.setattr(ReplayedFiles, step, real)
+            sl.tables.rebuild(place.sink(NARROW), place.log, upto=upto)
+            place.follow()
+            real(files, *arguments)
+
+        monkeypatch.setattr(ReplayedFiles, step, beaten)
+        getattr(sl.tables, job)(place.sink(WIDE), place.log)
+        rows = place.sink(WIDE).rows()["_offset"].to_pylist()
+        assert sorted([*rows, *place.letters()]) == [0, 1, 2], job
+        place.replay()
+        place.check()
 
 
 def test_a_fix_that_gives_later_records_other_keys_is_refused_before_anything_is_written(place: Place) -> None:

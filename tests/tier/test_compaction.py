@@ -20,12 +20,12 @@ import strandline as sl
 from strandline.errors import Diverged, Fenced, InvalidInput, NotReady
 from strandline.log.read.reading import divided_spans
 from strandline.model.cursor import Cursor, Limit
+from strandline.model.erased_records import same_unless_erased
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, Op, record_batch
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, TopicPartition
 from strandline.testing.faulty import Crash
 from strandline.tier.copy import planning
-from strandline.tier.copy.erasure import same_unless_erased
 from strandline.tier.copy.segment_files import SegmentSpan, forget_tails, plan_segment, segment_path
 from strandline.tier.read import cold_reader
 from tests.cases import parts

@@ -14,8 +14,8 @@ from strandline.log.read.planning import SpanOfBatches
 from strandline.log.read.reading import fetch_in_order
 from strandline.log.read.span_tasks import AHEAD
 from strandline.model.cursor import Span
+from strandline.model.erased_records import same_unless_erased
 from strandline.model.records import READ_SCHEMA, Op
-from strandline.tier.copy.erasure import same_unless_erased
 from strandline.tier.copy.segment_files import ColdSpan, forget_tails
 from strandline.tier.read.segment_check import check_between_columns, read_whole_group
 

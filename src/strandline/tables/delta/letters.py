@@ -4,10 +4,11 @@ Delta has no transaction over two tables. So the letters of a range are committe
 of the table that they belong to: after a crash in between, the range is applied again, and letters that are stored
 already are dropped. If the sink was corrected meanwhile, letters of records that have rows are removed behind the
 commit of these: before it, a second follower with the former sink could rely on them. Below the cursor that a table has
-among its letters, these are looked up: a record that had a row may have none now. Several tables may share one
-dead-letter table: each letter names its table by its address, which a table that is built again keeps. The first commit
-of such a table puts its cursor behind the letters of the earlier one, unless letters of several logs are there: offsets
-alone would confuse them. Anybody may delete letters.
+among its letters, these are looked up: a record that had a row may have none now. A rebuild relies on no earlier
+letter: it stores its own, and removes the earlier ones behind its commit, but never those of a later job. Several
+tables may share one dead-letter table: each letter names its table by its address, which a table that is built again
+keeps. The first commit of such a table puts its cursor behind the letters of the earlier one, unless letters of several
+logs are there: offsets alone would confuse them. Anybody may delete letters.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -23,7 +25,7 @@ import pyarrow.compute as pc
 
 from strandline.errors import InvalidInput
 from strandline.model.cursor import Cursor
-from strandline.model.sink import DataFile
+from strandline.model.sink import Written
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.files import added, removed, table_folder
 from strandline.tables.delta.handles import columns_of, data_files, listed_files, log_of
@@ -31,6 +33,8 @@ from strandline.tables.delta.history import letter_logs
 from strandline.tables.delta.place import check_place
 from strandline.tables.delta.recorded_shape import check_shape, refuse_append_only
 from strandline.tables.delta.table import FollowedDelta
+from strandline.tables.files.layout import is_for_later, job_in
+from strandline.tables.files.part import TablePart
 from strandline.tables.files.replay import known_letters, without_letters
 from strandline.tables.rows.shape import BAD_SCHEMA
 
@@ -110,9 +114,13 @@ class LetterBox:
         files, columns = self.letters_of("").files, columns_of(self.table)
         return known_letters(files, listed_files(self.table), columns, address)
 
-    def commit(self, files: Sequence[DataFile], table_id: str, since: Cursor, upto: Cursor) -> None:
-        """Store the letters of a range. ``Conflict`` if another job committed to the table first."""
-        if not files and not self.is_earlier:
+    def commit(self, written: Sequence[Written], table_id: str, since: Cursor, upto: Cursor) -> None:
+        """Store the letters of a range. ``Conflict`` if another job committed to the table first.
+
+        Also if all of them are stored already: a replay that removes them at this moment is refused then.
+        """
+        files = [file for one in written for file in one.bad]
+        if not files and not self.is_earlier and not any(one.bad_again for one in written):
             return
         followed = self.letters_of(table_id)
         commits = DeltaCommits(followed)
@@ -121,7 +129,7 @@ class LetterBox:
         end = upto if upto.next > self.floor else Cursor(upto.log_id, self.floor)
         commits.commit(table, [added(file, now) for file in files], end)
 
-    def discard(self, offsets: pa.Array, address: str, table_id: str, log_id: UUID) -> None:
+    def discard(self, offsets: pa.Array, part: TablePart, table_id: str, log_id: UUID) -> None:
         """Remove letters of records whose rows are committed."""
         followed = self.letters_of(table_id)
         table = followed.open()
@@ -129,7 +137,10 @@ class LetterBox:
             return
         refuse_append_only(table, followed.url, "letters of records that have rows now are removed")
         known, now = data_files(table), followed.now()
-        new, gone = without_letters(followed.files, known, columns_of(table), address, offsets)
+        job = job_in(table_id, part.job)
+        paths = [path for path in known if not is_for_later(path, job)]
+        is_done = partial(pc.is_in, value_set=offsets)
+        new, gone = without_letters(followed.files, paths, columns_of(table), part.address, is_done)
         if gone:
             actions = [*[added(file, now) for file in new], *[removed(*known[path], now) for path in gone]]
             DeltaCommits(followed).commit(table, actions, Cursor(log_id, followed.next_in(table, log_id)))

@@ -20,6 +20,7 @@ from strandline.tables.delta.letters import LettersOf, address_in_letters, check
 from strandline.tables.delta.recorded_shape import is_transformed, refuse_append_only
 from strandline.tables.delta.start import start_of
 from strandline.tables.delta.table import FollowedDelta
+from strandline.tables.files.layout import job_name
 from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.rows.shape import TableShape, refuse_lost_transform
 
@@ -68,13 +69,13 @@ def replayed_delta(
     ``NotFound`` without a table, ``Diverged`` if it is not the one of the log, ``InvalidInput`` if the letters are of
     several logs.
     """
+    box = letters_of("").open()  # before the table: see ReplayedFiles
     table = followed.open()
     if table is None:
         raise NotFound(f"There is no table at {followed.url}: check the address.")
     refuse_lost_transform(shape, followed.url, is_transformed=is_transformed(table))
     at = followed.last_commit(table, log_id).cursor
     letters = letters_of(id_of(table))
-    box = letters.open()
     if box is None:
         yield None
         return
@@ -90,7 +91,9 @@ def replayed_delta(
         DeltaVersion(followed, table, at),
         DeltaVersion(letters, box, Cursor(log_id, known)),
         address_in_letters(followed.url),
-        range(start_of(followed, table), at.next),
+        start_of(followed, table),
+        at,
+        job_name(table.version(), id_of(table)),
     )
 
 

@@ -47,11 +47,11 @@ from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.delta.transaction import DeltaTransaction
 from strandline.tables.files.layout import files_in, job_name, shares_of
 from strandline.tables.files.part import FILE_ROWS, TablePart, in_schema
+from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.files.sink import FileTableSink
 from strandline.tables.maintain.comparison import ShareTask, share_tasks
 from strandline.tables.maintain.contract import RecordedTable, TableSize
 from strandline.tables.maintain.rebuilding import rebuilt_files
-from strandline.tables.maintain.replay import ReplayedTable
 from strandline.tables.rows.bad_records import BadShare
 from strandline.tables.rows.kinds import KINDS, Kind
 from strandline.tables.rows.logged import LoggedShape, Value, fixed
@@ -198,9 +198,7 @@ class DeltaSink(FileTableSink):
     def rebuilt(self, job: Rebuild) -> Cursor:
         """Build all rows again; see :func:`~strandline.tables.maintain.operations.rebuild`."""
         table = self._existing()  # before the range is planned
-        end = rebuilt_files(job, start_of(self._followed, table), partial(self._rebuild, table), self.where)
-        self._discard_letters(job.log)
-        return end
+        return rebuilt_files(job, start_of(self._followed, table), partial(self._rebuild, table), self.where)
 
     def optimized(self) -> int:
         """Join small files; see :func:`~strandline.tables.maintain.operations.optimize`."""
@@ -236,17 +234,19 @@ class DeltaSink(FileTableSink):
         letters = self._opened_letters(table, log_id, is_new=True)
         schema = schema_for(table, self._followed.shape, is_rebuilt=True)
         planned = self._parts(None, table.version() + 1, 0, letters, tasks, schema)
-        parts = tuple(replace(part, old=()) for part in planned)
+        own = job_name(table.version() + 1, id_of(table))
+        parts = tuple(replace(part, old=(), known_letters=None, job=own) for part in planned)
         written = work(parts)
         check_coverage(written, parts, beginning.next, upto.next)
         self._bad_share.check_written(written, upto.next - beginning.next)
         if letters is not None:
-            letters.commit([file for one in written for file in one.bad], id_of(table), beginning, upto)
+            letters.commit(written, id_of(table), beginning, upto)
         now = self._followed.now()
         actions = [added(file, now) for one in written for file in one.added]
         DeltaCommits(self._followed).commit(table, actions, upto, replaces=schema, start=beginning.next)
+        self._replace_letters(beginning, upto, written, own)
 
-    def _replayed(self, log_id: UUID) -> Callable[[], AbstractContextManager[ReplayedTable | None]] | None:
+    def _replayed(self, log_id: UUID) -> Callable[[], AbstractContextManager[ReplayedFiles | None]] | None:
         if self._letters is None:
             return None
         return partial(replayed_delta, self._followed, self._letters, self._shape, log_id)

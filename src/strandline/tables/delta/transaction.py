@@ -47,8 +47,7 @@ class DeltaTransaction:
         try:
             table = commits.create(self.since) if self.table is None else self.table
             if self.letters is not None:
-                letters = [file for one in written for file in one.bad]
-                self.letters.commit(letters, id_of(table), self.since, self.upto)
+                self.letters.commit(written, id_of(table), self.since, self.upto)
             if self.table is None and self.since == self.upto:
                 return  # its first version has the cursor already
             commits.commit(table, self._actions(table, written), self.upto)

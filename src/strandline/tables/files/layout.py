@@ -22,7 +22,7 @@ _NAME: Final = re.compile(
     r"(?:^|/)(?P<role>keys|closed)-(?P<depth>\d\d)-(?P<prefix>[0-9a-f]{8})-[0-9a-f-]{68,}\.parquet$"
 )
 _APPENDED: Final = re.compile(r"part-[0-9a-f-]{68,}\.parquet")
-_JOB: Final = re.compile(r"-([0-9a-f]{16})-[0-9a-f-]{73}\.parquet$")
+_JOB: Final = re.compile(r"-([0-9a-f]{16})-([0-9a-f-]{36})-[0-9a-f-]{36}\.parquet$")
 FEW_SHARES: Final = 8
 """Workers of a small keyed table. Each may fetch all records and keep its own keys; more of them would fetch more than
 they merge."""
@@ -103,6 +103,26 @@ def version_in(path: str) -> int | None:
     """The version as which a file was to be committed, by its name; None for any other file."""
     found = _JOB.search(path)
     return None if found is None or not is_data_file(path.rpartition("/")[2]) else int(found[1], 16)
+
+
+def job_in(table: str, job: str) -> str:
+    """The name of a job once its table has an id: a job that creates the table is named before.
+
+    >>> job_in("c" * 36, job_name(1, "d" * 36)) == job_name(1, "c" * 36)
+    True
+    """
+    return f"{job.partition('-')[0]}-{table}"
+
+
+def is_for_later(path: str, job: str) -> bool:
+    """Whether a file was written for a later commit to the table of a job than that job's, by their names.
+
+    >>> [is_for_later(f"part-{job_name(7, 'c' * 36)}-{'d' * 36}.parquet", job_name(at, "c" * 36)) for at in (6, 7)]
+    [True, False]
+    """
+    found = _JOB.search(path)
+    version, _, table = job.partition("-")
+    return found is not None and found[2] == table and found[1] > version
 
 
 def range_of(path: str) -> HashRange:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import StrandlineError
+from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile, Written
 from strandline.storage.clock import CHANCE
 from strandline.tables.files.data_files import TableFiles, write_file
-from strandline.tables.files.layout import WHOLE, KeptFile
+from strandline.tables.files.layout import WHOLE, KeptFile, is_for_later
 from strandline.tables.files.part import TablePart, in_schema
 from strandline.tables.maintain.replay import LetterChanges, OwnLetters, pairs_of
 from strandline.tables.rows.kinds import KeyRewind, distinct
 from strandline.tables.rows.shape import LETTER_SCHEMA, TableShape
 
 _LOGGER: Final = logging.getLogger(__name__)
+
+IsDone: TypeAlias = Callable[[pa.ChunkedArray], pa.ChunkedArray]
+"""Which of some letters are to be removed, by their offsets."""
 
 
 class FileTable(Protocol):
@@ -45,7 +49,11 @@ class FileTable(Protocol):
 
 @dataclass(slots=True)
 class ReplayedFiles:
-    """See :class:`~strandline.tables.maintain.replay.ReplayedTable`."""
+    """See :class:`~strandline.tables.maintain.replay.ReplayedTable`.
+
+    The letters were opened before the table. So a job that relies on letters, and commits to both, is seen in the
+    table, or makes the removal of letters a ``Conflict``.
+    """
 
     shape: TableShape
     table: FileTable
@@ -53,15 +61,18 @@ class ReplayedFiles:
     """The dead-letter table."""
     address: str
     """The table, as its letters name it."""
-    held: range
+    start: int
+    cursor: Cursor
+    job: str
+    """The last commit of the table, as the names of its files have it."""
 
     def columns(self) -> pa.Schema:
         """The columns of the table."""
         return self.table.columns()
 
     def letters(self) -> OwnLetters:
-        """The letters that name the table."""
-        files = [self._stored_letters(path) for path in self.box.sizes()]
+        """The letters that name the table, apart from those of a rebuild that has not committed its rows yet."""
+        files = [self._stored_letters(path) for path in self.box.sizes() if not is_for_later(path, self.job)]
         found = pa.concat_tables([LETTER_SCHEMA.empty_table(), *[one.cast(LETTER_SCHEMA) for one in files]])
         mine = found.filter(_is_of(found, self.address))
         return OwnLetters(mine, found.num_rows - mine.num_rows)
@@ -95,23 +106,44 @@ class ReplayedFiles:
 
     def _remove(self, done: pa.Array) -> None:
         """Remove the table's letters of these offsets, and no other table's."""
-        added, removed = without_letters(self.box.files, self.box.sizes(), self.box.columns(), self.address, done)
+        paths = [path for path in self.box.sizes() if not is_for_later(path, self.job)]
+        self._take_out(paths, lambda offsets: pc.is_in(offsets, value_set=done))
+
+    def replace_letters(self, held: range, written: Collection[str], job: str) -> None:
+        """Remove the letters of these offsets that are older than those which a rebuild, ``job``, has ``written``.
+
+        Those of a later rebuild stay: it may have another codec, by which these records have no rows. Likewise all
+        of them, if the table was committed to since: a follower may rely on them, for a replay to remove.
+        """
+        if self.job != job:
+            return
+        paths = [
+            path for path in self.box.sizes() if path.rpartition("/")[2] not in written and not is_for_later(path, job)
+        ]
+
+        def is_replaced(offsets: pa.ChunkedArray) -> pa.ChunkedArray:
+            return pc.and_(pc.greater_equal(offsets, held.start), pc.less(offsets, held.stop))
+
+        self._take_out(paths, is_replaced)
+
+    def _take_out(self, paths: Iterable[str], is_done: IsDone) -> None:
+        added, removed = without_letters(self.box.files, paths, self.box.columns(), self.address, is_done)
         if removed:
             self.box.commit(added, removed)
 
 
 def without_letters(
-    files: TableFiles, paths: Iterable[str], columns: pa.Schema, address: str, done: pa.Array
+    files: TableFiles, paths: Iterable[str], columns: pa.Schema, address: str, is_done: IsDone
 ) -> tuple[list[DataFile], list[str]]:
-    """Remove one table's letters of these offsets from a dead-letter table: its new files, and those they replace."""
+    """Remove letters of one table from files of a dead-letter table: its new files, and those they replace."""
     added: list[DataFile] = []
     removed: list[str] = []
-    for path in paths if len(done) else ():
+    for path in paths:
         rows = _stored_letters(files, path, columns)
-        is_done = pc.and_(_is_of(rows, address), pc.is_in(rows.column("offset"), value_set=done))
-        if not pc.any(is_done).as_py():
+        is_gone = pc.and_(_is_of(rows, address), is_done(rows.column("offset")))
+        if not pc.any(is_gone).as_py():
             continue
-        kept = rows.filter(pc.invert(is_done))
+        kept = rows.filter(pc.invert(is_gone))
         removed.append(path)
         if kept.num_rows:
             added.append(write_file(files, f"part-{CHANCE.uuid()}-{CHANCE.uuid()}.parquet", kept))
@@ -121,8 +153,8 @@ def without_letters(
 class DiscardLetters(Protocol):
     """Removes letters of a table by its address, as far as they are there."""
 
-    def __call__(self, offsets: pa.Array, address: str) -> None:
-        """Remove those of these offsets."""
+    def __call__(self, offsets: pa.Array, part: TablePart) -> None:
+        """Remove those of these offsets, apart from those that a later job has stored."""
 
 
 def discard_outdated(
@@ -132,7 +164,7 @@ def discard_outdated(
 
     An interrupted attempt has stored them, and the sink was corrected before the range was applied again.
     """
-    known, address = parts[0].known_letters, parts[0].address
+    known = parts[0].known_letters
     if known is None:
         return
     again = pa.array([offset for one in written for offset in one.bad_again], pa.int64())
@@ -140,9 +172,9 @@ def discard_outdated(
     outdated = known.filter(pc.and_(is_in_range, pc.invert(pc.is_in(known, value_set=again))))
     try:
         if len(outdated):
-            discard(outdated, address)
+            discard(outdated, parts[0])
     except StrandlineError as error:
-        _LOGGER.warning("Dead letters of %s stay, though their records have rows: %s", address, error)
+        _LOGGER.warning("Dead letters of %s stay, though their records have rows: %s", parts[0].address, error)
 
 
 def known_letters(files: TableFiles, paths: Iterable[str], columns: pa.Schema, address: str) -> pa.Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Annotated, Any, Final, Protocol, Self
 from uuid import UUID
@@ -16,9 +16,10 @@ from strandline.errors import InvalidInput, StrandlineError
 from strandline.log.contract import Log
 from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor
-from strandline.model.sink import TableSink
+from strandline.model.sink import TableSink, Written
 from strandline.tables.apply import apply_records
-from strandline.tables.maintain.replay import LetterReplay, Replayed, ReplayedTable, log_of_letters
+from strandline.tables.files.replay import ReplayedFiles
+from strandline.tables.maintain.replay import LetterReplay, Replayed, repeated
 from strandline.tables.rows.logged import LoggedShape
 from strandline.tables.rows.shape import DeadLetters, TableShape
 
@@ -121,18 +122,20 @@ class FileTableSink(ABC):
         opened = self._replayed(log.log_id)
         if opened is None:
             raise InvalidInput(f"The sink of {self.where} has no dead letters: name their table with dead_letters=.")
-        source = log_of_letters(log, self._shape)
-        return LetterReplay(self.where, opened, self._shape, self._shape.rows, *source)
+        return LetterReplay(self.where, opened, self._shape, self._shape.rows, log)
 
-    def _discard_letters(self, log: Log) -> None:
-        """Remove letters of records that have rows since a rebuild. If that fails, a replay removes them."""
-        if self._replayed(log.log_id) is None:
+    def _replace_letters(self, beginning: Cursor, upto: Cursor, written: Sequence[Written], job: str) -> None:
+        """Remove the letters that a rebuild has replaced. If that fails, a replay removes those of rows."""
+        opened = self._replayed(upto.log_id)
+        if opened is None:
             return
+        held = range(beginning.next, upto.next)
+        names = {file.path.rpartition("/")[2] for one in written for file in one.bad}
         try:
-            self._letter_replay(log).discard()
+            repeated(self.where, opened, lambda table: table.replace_letters(held, names, job), None)
         except StrandlineError as error:
-            _LOGGER.warning("Dead letters of %s stay, though their records may have rows: %s", self.where, error)
+            _LOGGER.warning("Dead letters of %s stay, though a rebuild has replaced them: %s", self.where, error)
 
     @abstractmethod
-    def _replayed(self, log_id: UUID) -> Callable[[], AbstractContextManager[ReplayedTable | None]] | None:
+    def _replayed(self, log_id: UUID) -> Callable[[], AbstractContextManager[ReplayedFiles | None]] | None:
         """The table and its letters, for a replay; None if the sink has no place for letters."""

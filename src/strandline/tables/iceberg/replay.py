@@ -12,6 +12,7 @@ import pyarrow as pa
 from strandline.errors import NotFound
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
+from strandline.tables.files.layout import job_name
 from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.files import IcebergFiles
@@ -58,15 +59,15 @@ def replayed_iceberg(
 
     ``NotFound`` without a table, ``Diverged`` if it is not the one of the log, or the letters are of another table.
     """
+    nowhere = Cursor(log_id, 0)
+    box = None if letters.open() is None else letters.begin(nowhere)  # before the table: see ReplayedFiles
     table = followed.open()
     if table is None:
         raise NotFound(f"There is no table {followed.identifier}.")
-    nowhere = Cursor(log_id, 0)
     begun = followed.begin(nowhere)
-    if letters.open() is None:
+    if box is None:
         yield None
         return
-    box = letters.begin(nowhere)
     if begun.at is None or box.at is None:
         raise NotFound(f"The table {followed.identifier}, or its dead letters, were dropped meanwhile.")
     yield ReplayedFiles(
@@ -74,5 +75,7 @@ def replayed_iceberg(
         IcebergState(followed, begun, begun.at),
         IcebergState(letters, box, box.at),
         followed.identifier,
-        range(start_in(table.metadata), begun.at.next),
+        start_in(table.metadata),
+        begun.at,
+        job_name(max(0, table.metadata.next_sequence_number() - 1), str(table.metadata.table_uuid)),
     )

@@ -23,6 +23,7 @@ from strandline.tables.files.data_files import write_file
 from strandline.tables.files.layout import files_in, job_name, shares_of
 from strandline.tables.files.part import TablePart, in_schema
 from strandline.tables.files.recorded import COMMIT_KEY, MODE_KEY, TRANSFORM_KEY
+from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.files.sink import FileTableSink
 from strandline.tables.iceberg.columns import arrow_schema, iceberg_library
 from strandline.tables.iceberg.commits import IcebergCommits
@@ -34,7 +35,6 @@ from strandline.tables.iceberg.transaction import IcebergLetters, IcebergTransac
 from strandline.tables.maintain.comparison import ShareTask, share_tasks
 from strandline.tables.maintain.contract import RecordedTable, TableSize
 from strandline.tables.maintain.rebuilding import rebuilt_files
-from strandline.tables.maintain.replay import ReplayedTable
 from strandline.tables.rows.bad_records import BadShare
 from strandline.tables.rows.kinds import KINDS, Kind
 from strandline.tables.rows.logged import LoggedShape, Value, fixed
@@ -110,7 +110,7 @@ class IcebergSink(FileTableSink):
         if self._letters is not None:
             self._letters.known.pop(log_id, None)
 
-    def _replayed(self, log_id: UUID) -> Callable[[], AbstractContextManager[ReplayedTable | None]] | None:
+    def _replayed(self, log_id: UUID) -> Callable[[], AbstractContextManager[ReplayedFiles | None]] | None:
         if self._letters is None:
             return None
         return partial(replayed_iceberg, self._followed, self._letters, self._shape, log_id)
@@ -193,9 +193,7 @@ class IcebergSink(FileTableSink):
     def rebuilt(self, job: Rebuild) -> Cursor:
         """Build all rows again, as one snapshot; see :func:`~strandline.tables.maintain.operations.rebuild`."""
         table = self._existing()  # before the range is planned
-        end = rebuilt_files(job, start_in(table.metadata), partial(self._rebuild, table), self.where)
-        self._discard_letters(job.log)
-        return end
+        return rebuilt_files(job, start_in(table.metadata), partial(self._rebuild, table), self.where)
 
     def _rebuild(self, table: Table, beginning: Cursor, upto: Cursor, work: Work, tasks: int) -> None:
         log_id, start = upto.log_id, beginning.next
@@ -207,7 +205,7 @@ class IcebergSink(FileTableSink):
         letters = None
         if self._letters is not None:
             letters = IcebergLetters(self._letters, self._letters.begin(upto.at(start)))
-        parts = tuple(replace(part, old=()) for part in self._parts(begun, 0, letters, tasks))
+        parts = tuple(replace(part, old=(), known_letters=None) for part in self._parts(begun, 0, letters, tasks))
         written = work(parts)
         check_coverage(written, parts, start, upto.next)
         self._bad_share.check_written(written, upto.next - start)
@@ -215,6 +213,7 @@ class IcebergSink(FileTableSink):
             letters.commit(written, upto)
         added = [file for one in written for file in one.added]
         IcebergCommits(self._followed).commit(begun, added, list(self._followed.data_files(begun)), upto, start=start)
+        self._replace_letters(beginning, upto, written, parts[0].job)
 
     def optimized(self) -> int:
         """Join small files, with the cursor as it is; see :func:`~strandline.tables.maintain.operations.optimize`.

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.errors import Conflict
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Written, check_coverage
+from strandline.tables.files.layout import is_for_later
 from strandline.tables.files.part import TablePart
 from strandline.tables.files.replay import discard_outdated, known_letters, without_letters
 from strandline.tables.iceberg.commits import IcebergCommits
@@ -41,9 +43,12 @@ class IcebergLetters:
         return known_letters(self.begun.files, self.followed.data_files(self.begun), self.begun.columns, address)
 
     def commit(self, written: Sequence[Written], upto: Cursor) -> None:
-        """Store the letters of a range. ``Fenced`` if another follower did at the same time."""
+        """Store the letters of a range. ``Fenced`` if another follower did at the same time.
+
+        Also if all of them are stored already: a replay that removes them at this moment is refused then.
+        """
         files = [file for one in written for file in one.bad]
-        if not files:
+        if not files and not any(one.bad_again for one in written):
             return
         end = self.begun.at if self.begun.at is not None and upto.next <= self.floor else upto
         try:
@@ -52,11 +57,12 @@ class IcebergLetters:
             self.followed.refuse_another_follower(upto.log_id, self.begun.at)
             raise
 
-    def discard(self, offsets: pa.Array, address: str, at: Cursor) -> None:
+    def discard(self, offsets: pa.Array, part: TablePart, at: Cursor) -> None:
         """Remove letters of records whose rows are committed."""
         begun = self.followed.begin(at)
-        paths = self.followed.data_files(begun)
-        kept, gone = without_letters(begun.files, paths, begun.columns, address, offsets)
+        paths = [path for path in self.followed.data_files(begun) if not is_for_later(path, part.job)]
+        is_done = partial(pc.is_in, value_set=offsets)
+        kept, gone = without_letters(begun.files, paths, begun.columns, part.address, is_done)
         if gone and begun.at is not None:
             IcebergCommits(self.followed).commit(begun, kept, gone, begun.at)
 

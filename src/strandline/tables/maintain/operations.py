@@ -192,9 +192,10 @@ def replay_letters(sink: MaintainedTable, log: Log | Address) -> Replayed:
     needs the letters alone. Those that still cannot become rows stay, too. Only letters below the table's cursor are
     replayed, and only those that name this table by its address.
 
-    Safe beside the table's follower, and at every crash: repeat it. ``InvalidInput`` for letters of several logs, and,
-    before anything is written, if a record since the first letter has a row whose key the corrected sink no longer
-    gives it: such a table has to be rebuilt.
+    Safe beside the table's follower, and at every crash: repeat it. ``Diverged``, and nothing is changed, if the log
+    was restored from a copy and has another history than the table or a letter. ``InvalidInput`` for letters of several
+    logs, and, before anything is written, if a record since the first letter has a row whose key the corrected sink no
+    longer gives it: such a table has to be rebuilt.
 
     >>> import tempfile, pyarrow as pa, strandline as sl
     >>> folder = tempfile.mkdtemp()

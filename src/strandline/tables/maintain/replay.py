@@ -3,7 +3,7 @@
 Applying a letter again changes nothing: a table of all changes is asked for the letter's offset, and in a keyed table
 everything that happened to the letter's key since then is merged again, as the log has it. So a table that is committed
 before its letters are removed may crash in between. Each record since has to have the key by which the table holds it:
-otherwise the table would hold it twice, and nothing is written.
+otherwise the table would hold it twice, and nothing is written. Table and letters are proved against the log first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,15 +19,15 @@ import pyarrow.compute as pc
 from strandline.errors import Conflict, Contended, InvalidInput
 from strandline.log.contract import Log
 from strandline.log.read.reading import read_between
+from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA
+from strandline.tables.maintain.letter_proof import prove_letters
 from strandline.tables.rows.bad_records import first_bad
 from strandline.tables.rows.kinds import distinct
 from strandline.tables.rows.shape import BAD_SCHEMA, ShapedRows, TableShape
 
-ReadLog: TypeAlias = Callable[[int, int], Iterable[pa.RecordBatch]]
-"""The records of the log between two offsets."""
-
 R = TypeVar("R")
+T = TypeVar("T")
 _ATTEMPTS: Final = 8
 PAIRS: Final = pa.schema({"offset": pa.int64(), "key": pa.binary()})
 """Offset and key of a row."""
@@ -76,8 +76,12 @@ class ReplayedTable(Protocol):
     """
 
     @property
-    def held(self) -> range:
-        """The offsets that the table holds: from its start up to its cursor."""
+    def start(self) -> int:
+        """The offset at which the table began."""
+
+    @property
+    def cursor(self) -> Cursor:
+        """The table's cursor, with the fingerprint that the table has stored."""
 
     def columns(self) -> pa.Schema:
         """Its columns."""
@@ -114,48 +118,27 @@ class _Chosen:
 class LetterReplay:
     """Replays the letters of one table.
 
-    ``opened`` gives the table and its letters, or None if there are no letters; ``shaped`` gives rows of records;
-    ``read`` reads the log, which retains everything from ``first`` on.
+    ``opened`` gives the table and its letters, or None if there are no letters; ``shaped`` gives rows of records.
     """
 
     where: str
     opened: Callable[[], AbstractContextManager[ReplayedTable | None]]
     shape: TableShape
     shaped: Callable[[pa.Table], ShapedRows]
-    first: int
-    read: ReadLog = field(repr=False)
+    log: Log = field(repr=False)
 
     def run(self) -> Replayed:
         """Apply and remove what can be decoded by now; again if another job committed meanwhile.
 
-        ``InvalidInput`` if the table does not keep offsets, or a record since has another key than in the table.
+        ``InvalidInput`` if the table does not keep offsets, or a record since has another key than in the table;
+        ``Diverged`` if the log has another history than the table or its letters.
         """
-        return self._repeated(self._replayed, Replayed(0, 0, 0))
-
-    def discard(self) -> None:
-        """Remove the letters that can become rows by now: the table was built again so, and has their rows."""
-        self._repeated(self._discarded, None)
+        return repeated(self.where, self.opened, self._replayed, Replayed(0, 0, 0))
 
     def stored(self) -> pa.Table:
         """The letters of the offsets that the table holds, each once, in the order of their offsets."""
-        return self._repeated(lambda table: self._held(table.letters().rows, table.held), BAD_SCHEMA.empty_table())
-
-    def _repeated(self, job: Callable[[ReplayedTable], R], nothing: R) -> R:
-        for _ in range(_ATTEMPTS):
-            try:
-                with self.opened() as table:
-                    return nothing if table is None else job(table)
-            except Conflict:
-                continue
-        raise Contended(
-            f"Other jobs committed to the table {self.where}, or to its dead letters, at each of {_ATTEMPTS} tries: "
-            "try again."
-        )
-
-    def _discarded(self, table: ReplayedTable) -> None:
-        done = self._chosen(table).done
-        if len(done):
-            table.apply(None, done)
+        nothing = BAD_SCHEMA.empty_table()
+        return repeated(self.where, self.opened, lambda table: self._held(table, table.letters().rows), nothing)
 
     def _replayed(self, table: ReplayedTable) -> Replayed:
         chosen = self._chosen(table)
@@ -168,9 +151,10 @@ class LetterReplay:
 
     def _chosen(self, table: ReplayedTable) -> _Chosen:
         own = table.letters()
-        found, expired = self._held(own.rows, table.held), 0
+        found, expired, first = self._held(table, own.rows), 0, self.log.bounds().first
+        prove_letters(self.log, table.cursor, found, first, self.where)
         if self.shape.is_keyed:
-            is_kept = pc.greater_equal(found.column("offset"), self.first)
+            is_kept = pc.greater_equal(found.column("offset"), first)
             expired = found.num_rows - (pc.sum(is_kept).as_py() or 0)
             found = found.filter(is_kept)
         shaped = self.shaped(found.select(READ_SCHEMA.names).cast(READ_SCHEMA))
@@ -179,13 +163,13 @@ class LetterReplay:
         return _Chosen(shaped.rows, offsets.filter(is_done), shaped.bad.sort_by("offset"), expired, own.of_others)
 
     @staticmethod
-    def _held(letters: pa.Table, held: range) -> pa.Table:
+    def _held(table: ReplayedTable, letters: pa.Table) -> pa.Table:
         """The letters of the offsets that the table holds: an earlier table at its place may have had others.
 
         Letters from the cursor on are of a range that was not committed yet.
         """
         offsets = letters.column("offset")
-        is_held = pc.and_(pc.greater_equal(offsets, held.start), pc.less(offsets, held.stop))
+        is_held = pc.and_(pc.greater_equal(offsets, table.start), pc.less(offsets, table.cursor.next))
         found = letters.filter(is_held).sort_by("offset")
         return found.take(_firsts(found.column("offset"))).select(BAD_SCHEMA.names)
 
@@ -207,7 +191,7 @@ class LetterReplay:
         names = self.shape.names
         keys, since = distinct(changes.column(names.key)), pc.min(changes.column(names.offset)).as_py()
         found, given, bad = [changes.slice(0, 0)], [PAIRS.empty_table()], [pa.array([], pa.int64())]
-        for batch in self.read(since, table.held.stop):
+        for batch in read_between(self.log, since, table.cursor.next, None):
             records = pa.Table.from_batches([batch])
             if self.shape.has_record_keys:
                 records = records.filter(pc.is_in(records.column("key"), value_set=keys))
@@ -237,10 +221,19 @@ class LetterReplay:
                     )
 
 
-def log_of_letters(log: Log, shape: TableShape) -> tuple[int, ReadLog]:
-    """What a replay needs of a log: the first retained offset, and how to read it. Tables of all changes need none."""
-    first = log.bounds().first if shape.is_keyed else 0
-    return first, lambda since, end: read_between(log, since, end, None)
+def repeated(
+    where: str, opened: Callable[[], AbstractContextManager[T | None]], job: Callable[[T], R], nothing: R
+) -> R:
+    """What a job does on a table and its letters, again if another job committed meanwhile."""
+    for _ in range(_ATTEMPTS):
+        try:
+            with opened() as table:
+                return nothing if table is None else job(table)
+        except Conflict:
+            continue
+    raise Contended(
+        f"Other jobs committed to the table {where}, or to its dead letters, at each of {_ATTEMPTS} tries: try again."
+    )
 
 
 def pairs_of(rows: pa.Table, offset: str, key: str | None) -> pa.Table:

@@ -10,6 +10,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import Conflict, NotFound
+from strandline.model.cursor import Cursor
 from strandline.storage.clock import CHANCE
 from strandline.tables.maintain.replay import LetterChanges, OwnLetters
 from strandline.tables.rows.shape import BAD_SCHEMA, ShapedRows, refuse_lost_transform
@@ -31,9 +32,14 @@ class ReplayedSql:
     row: CursorRow
 
     @property
-    def held(self) -> range:
-        """The offsets that the table holds."""
-        return range(self.row.start, self.row.cursor.next)
+    def start(self) -> int:
+        """The offset at which the table began."""
+        return self.row.start
+
+    @property
+    def cursor(self) -> Cursor:
+        """The table's cursor."""
+        return self.row.cursor
 
     def columns(self) -> pa.Schema:
         """The columns of the table."""

@@ -28,7 +28,7 @@ from strandline.model.sink import remaining
 from strandline.storage.clock import CHANCE
 from strandline.tables.maintain.comparison import RowDifferences
 from strandline.tables.maintain.contract import RecordedTable, TableSize
-from strandline.tables.maintain.replay import LetterReplay, Replayed, log_of_letters
+from strandline.tables.maintain.replay import LetterReplay, Replayed
 from strandline.tables.rows.bad_records import BadShare
 from strandline.tables.rows.kinds import KINDS
 from strandline.tables.rows.logged import LoggedShape, Value
@@ -274,8 +274,7 @@ class SqlSink:
         self.meet(log)
         planner = self._planner()
         opened = partial(replayed_sql, self._database, self._expected, planner, log.log_id)
-        source = log_of_letters(log, self._shape)
-        return LetterReplay(self.where, opened, self._shape, planner.shaped, *source)
+        return LetterReplay(self.where, opened, self._shape, planner.shaped, log)
 
     def optimized(self) -> int:
         """``InvalidInput``: a database has no files to join."""

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.model.cursor import Span
+from strandline.model.erased_records import ERASED_COLUMNS
 from strandline.model.records import Op
 from strandline.tier.copy.segment_files import ColdSpan
 
-_ERASED: Final = ("value", "headers")
 _PURGE: Final = Op.PURGE.value
 
 
@@ -48,7 +48,7 @@ class PurgedKeys:
 def _has_something(batch: pa.RecordBatch) -> pa.BooleanArray:
     """Which records are no purges yet, or have a value or headers."""
     found = pc.not_equal(batch.column("op"), _PURGE)
-    for name in _ERASED:
+    for name in ERASED_COLUMNS:
         found = pc.or_(found, pc.is_valid(batch.column(name)) if name in batch.schema.names else True)
     return found
 
@@ -93,25 +93,3 @@ def latest_purges(found: Iterable[PurgedKeys]) -> PurgedKeys:
 def _may_purge(span: ColdSpan) -> bool:
     ops = span.tail().statistics(span.group, "op")
     return ops is None or ops[1] >= _PURGE
-
-
-def erased(batch: pa.RecordBatch, hits: pa.BooleanArray) -> pa.RecordBatch:
-    """The batch with purges in place of some records: their values and headers are gone, the rest stays."""
-    kept = pc.if_else(hits, None, pa.arange(0, batch.num_rows))
-    columns = {name: batch.column(name) for name in batch.schema.names}
-    columns |= {name: columns[name].take(kept) for name in _ERASED}
-    columns["op"] = pc.if_else(hits, pa.scalar(_PURGE, columns["op"].type), columns["op"])
-    return pa.RecordBatch.from_arrays(list(columns.values()), schema=batch.schema)
-
-
-def same_unless_erased(hot: pa.Table, cold: pa.Table) -> bool:
-    """Whether a log and its cold tier have the same records, apart from values that were erased in the cold tier."""
-    if hot.equals(cold):
-        return True
-    if hot.num_rows != cold.num_rows or not hot.num_rows:
-        return False
-    (mine,), (other,) = hot.combine_chunks().to_batches(), cold.combine_chunks().to_batches()
-    is_erased = pc.equal(other.column("op"), _PURGE)
-    for name in _ERASED:  # a purge may have headers of its own
-        is_erased = pc.and_(is_erased, pc.is_null(other.column(name)))
-    return bool(erased(mine, is_erased).equals(other))

@@ -11,10 +11,11 @@ from strandline.errors import CorruptData, NotFound
 from strandline.formats.segment.file import Seal, SegmentFacts
 from strandline.formats.segment.writer import EncodedSegment, SegmentWriter
 from strandline.model.cursor import Span
+from strandline.model.erased_records import erased
 from strandline.model.segments import SegmentId, SegmentMetadata
 from strandline.storage.objects.store import ObjectStore
 from strandline.tier.copy.encoding import add_spans, finished
-from strandline.tier.copy.erasure import PurgedKeys, erased
+from strandline.tier.copy.erasure import PurgedKeys
 from strandline.tier.copy.segment_files import (
     ColdSpan,
     listed_batches,
