@@ -86,7 +86,7 @@ class _FileSearch:
     addresses: Collection[tuple[str, str]]
     """Folder and name of each address."""
     format: FileFormat | None
-    options: dict[str, str] | None
+    options: dict[str, str] | None = field(repr=False)
     folders: dict[str, tuple[ObjectStore, dict[str, ObjectInfo]]] = field(default_factory=dict)
 
     def files(self, address: str) -> Iterator[LoadedFile]:

@@ -11,6 +11,7 @@ from strandline.errors import InvalidInput
 from strandline.model.arguments import kind_of
 from strandline.model.arguments import text as texts
 from strandline.model.retention import TIER_SLOT
+from strandline.model.secrets import NAMED_SECRETS
 
 Address: TypeAlias = str | os.PathLike[str]
 """A folder or a store in public calls: a path, or an address such as ``s3://bucket/orders``."""
@@ -31,10 +32,7 @@ _WITHOUT_SLASHES: Final = re.compile(
 
 _SCHEME: Final = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*://")
 
-_SECRET_PARAMETER: Final = re.compile(
-    r"(?:^|[&;])(?:[\w.-]*(?:secret|passw(?:or)?d|token|signature|credential|access[_-]?key|api[_-]?key)[\w.-]*|sig|pwd)=",
-    re.IGNORECASE,
-)
+_SECRET_PARAMETER: Final = re.compile(rf"(?:^|[&;])(?:[\w.-]*(?:{NAMED_SECRETS})[\w.-]*|sig)=", re.IGNORECASE)
 """A query parameter that holds a secret: of a signed address, or with a suspicious name."""
 
 _CONTAINERS: Final = frozenset({"abfs", "abfss", "az", "azure", "adl", "wasb", "wasbs"})
@@ -174,6 +172,19 @@ def refuse_credentials(url: str, remedy: str) -> None:
         f"The address {scheme}://…@{host} has credentials in it, which would appear wherever addresses do: take them "
         f"out, and {remedy}."
     )
+
+
+def has_credentials(text: str) -> bool:
+    """Whether a text is an address that :func:`refuse_credentials` refuses.
+
+    >>> has_credentials("http://user:word@proxy:3128"), has_credentials("http://proxy:3128"), has_credentials("eu")
+    (True, False, False)
+    """
+    try:
+        refuse_credentials(text, "")
+    except InvalidInput:
+        return True
+    return False
 
 
 BOOTSTRAP_SUFFIX: Final = ".bootstrap"

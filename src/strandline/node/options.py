@@ -31,9 +31,9 @@ class TierSettings:
     ``kafka://host:port/topic``. Fixed once the cold tier is attached."""
     partitions: Annotated[int, whole(1, 10_000)] = PARTITIONS
     """Partitions of that topic; fixed, too."""
-    options: Mapping[str, str] | None = None
+    options: Mapping[str, str] | None = field(default=None, repr=False)
     """Settings of the object store, by obstore's names."""
-    events_options: Mapping[str, Any] | None = None
+    events_options: Mapping[str, Any] | None = field(default=None, repr=False)
     """Settings of the Kafka client."""
 
 

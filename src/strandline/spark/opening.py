@@ -17,7 +17,8 @@ from strandline.node.api import Primary, Replica
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
 from strandline.opening import open_url
-from strandline.spark.options import STORAGE_PREFIX, NodeAccess, ReadOptions, parse_options
+from strandline.spark.options import NodeAccess, ReadOptions, parse_options
+from strandline.spark.storage_options import storage_options, with_redacted_names
 from strandline.tier.opening import tiered
 from strandline.tier.read.tiered_log import TieredLog
 
@@ -32,7 +33,6 @@ def opened(log: SharedLog | Address, options: Mapping[str, str]) -> Iterator[Sha
     Closes what it opens; a given log stays open. A write-ahead log by its address is opened for reading.
     ``InvalidInput`` for a log that only this process can read.
     """
-    storage = {name[len(STORAGE_PREFIX) :]: text for name, text in options.items() if name.startswith(STORAGE_PREFIX)}
     if isinstance(log, TieredLog | RemoteLog | Primary | Replica):
         yield log
         return
@@ -41,7 +41,7 @@ def opened(log: SharedLog | Address, options: Mapping[str, str]) -> Iterator[Sha
         found = opened_log(parse_options({**options, "path": as_address(log)}))
     elif isinstance(log, ObjectLog | WalLog | WalReader):
         # Spark's processes read both tiers of the log at this address, and this process must see the same.
-        found = tiered(log, options=storage or None)
+        found = tiered(log, options=storage_options(options) or None)
     else:
         raise _unreadable(log)
     try:
@@ -73,11 +73,12 @@ def security_of(access: NodeAccess) -> ClientSecurity | None:
 def access_options(log: SharedLog | Address, given: Mapping[str, str]) -> dict[str, str]:
     """The options, with how Spark's planning process calls the nodes of a log that is open here.
 
-    Spark leaves the values of options with such names out of its plans and logs (``spark.redaction.regex``).
+    Secrets have names that Spark leaves out of its plans and logs (``spark.redaction.regex``).
     """
+    given = with_redacted_names(given)
     security = log.security if isinstance(log, RemoteLog) else None
     if security is None or any(name in given for name in ("token", "tokenfile", "certfile")):
-        return dict(given)
+        return given
     if security.certificate is not None:
         raise InvalidInput(
             "A private key is not passed to Spark's processes: name the certificate and its key as files there, with "

@@ -16,13 +16,11 @@ from strandline.model.arguments import LARGEST_NUMBER, shown
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, microseconds
 from strandline.model.retention import parse_seconds
 from strandline.spark.record_bounds import EVERYTHING, RecordBounds
+from strandline.spark.storage_options import STORAGE_PREFIX, storage_options
 from strandline.values.decoding import BadRows
 
 Position = Literal["earliest", "latest"] | int | Cursor | datetime
 """A position in a log: one of its ends, an offset, a cursor that also names the log, or the time of listing."""
-
-STORAGE_PREFIX: Final = "storage."
-"""Options with this prefix are passed on to the object store, without the prefix."""
 
 _KNOWN: Final = (
     "path",
@@ -106,7 +104,7 @@ class ReadOptions:
     decode: bool = False
     bad_rows: BadRows = "fail"
     queue: QueuePaths | None = None
-    storage: dict[str, str] = field(default_factory=dict)
+    storage: dict[str, str] = field(default_factory=dict, repr=False)
     node: NodeAccess = NodeAccess()
 
     @property
@@ -243,11 +241,6 @@ def shared_address(given: Mapping[str, str]) -> str:
             f"{url} is in one process's memory, but Spark works in others: use a file:// or bucket address."
         )
     return url
-
-
-def storage_options(given: Mapping[str, str]) -> dict[str, str]:
-    """The options of the object store."""
-    return {name[len(STORAGE_PREFIX) :]: value for name, value in given.items() if name.startswith(STORAGE_PREFIX)}
 
 
 def _position(given: Mapping[str, str], name: str, default: Position) -> Position:

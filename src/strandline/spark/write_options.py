@@ -13,10 +13,10 @@ from strandline.spark.options import (
     given_options,
     node_access_of,
     shared_address,
-    storage_options,
     truth_of,
     whole_of,
 )
+from strandline.spark.storage_options import storage_options
 
 _KNOWN: Final = (
     "path",
@@ -60,7 +60,7 @@ class WriteOptions:
     compression: str = "lz4"
     create: bool = False
     outbox: str | None = None
-    storage: dict[str, str] = field(default_factory=dict)
+    storage: dict[str, str] = field(default_factory=dict, repr=False)
     node: NodeAccess = field(default_factory=NodeAccess)
 
 

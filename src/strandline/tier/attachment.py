@@ -11,8 +11,8 @@ existed. So segments are deleted only after a decision, and only the last announ
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Final, NamedTuple, final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, final
 from uuid import UUID
 
 from strandline.errors import AlreadyExists, CorruptData, InvalidInput, NotFound
@@ -110,11 +110,12 @@ class ColdCell:
         return cold
 
 
-class ColdAccess(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ColdAccess:
     """Connection settings of a cold tier: options of its stores, options of Kafka's client, and the clock."""
 
-    options: Mapping[str, str] | None = None
-    events_options: Mapping[str, Any] | None = None
+    options: Mapping[str, str] | None = field(default=None, repr=False)
+    events_options: Mapping[str, Any] | None = field(default=None, repr=False)
     clock: Clock = CLOCK
 
 

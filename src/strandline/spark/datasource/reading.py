@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Annotated, Any, Final, cast
 
@@ -183,7 +183,7 @@ class _Tables:
 
     spark: SparkSession
     url: str
-    options: Mapping[str, str]
+    options: Mapping[str, str] = field(repr=False)
     columns: list[str]
 
     def of(self, boundary: TierBoundary) -> DataFrame | str:

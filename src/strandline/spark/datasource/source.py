@@ -17,6 +17,7 @@ from strandline.spark.datasource.columns import asked_columns, log_schema
 from strandline.spark.datasource.stream_reader import LogStreamReader
 from strandline.spark.datasource.topic import TopicReader, TopicStreamReader, is_topic, partition_options, topic_schema
 from strandline.spark.options import ReadOptions, parse_options
+from strandline.spark.storage_options import refuse_shown_secrets
 
 
 class StrandlineDataSource(DataSource):
@@ -29,8 +30,9 @@ class StrandlineDataSource(DataSource):
     ``startingTimestamp`` and ``endingTimestamp`` (when records were listed), ``timestampFrom``, ``timestampBefore`` and
     ``keyPrefix`` (only such records; batches and row groups without any are skipped), ``slot`` (of a stream),
     ``maxRecordsPerTrigger``, ``maxBytesPerTrigger``, ``maxBatchesPerTrigger``, ``failOnDataLoss``, ``partitions``,
-    ``hold`` (for how long the records of a batch query are pinned), and ``storage.*`` for the store. For nodes
-    ``tokenFile`` (or ``token``), ``caFile``, ``certFile`` and ``keyFile``, for the driver only, and ``readFrom``.
+    ``hold`` (for how long the records of a batch query are pinned), and ``storage.*`` for the store, secrets among them
+    as ``storage.secret.*``. For nodes ``tokenFile`` (or ``token``), ``caFile``, ``certFile`` and ``keyFile``, for the
+    driver only, and ``readFrom``.
     ``decode`` = ``true`` gives the value's fields as columns, as a typed log names them, and ``_key``, ``_offset``,
     ``_timestamp``, ``_op`` and ``_headers``; a value that cannot be decoded fails the query, or with ``badRows`` =
     ``null`` has null fields, the reason in ``_error`` and its bytes in ``_value``.
@@ -38,6 +40,11 @@ class StrandlineDataSource(DataSource):
     ``manifest`` and ``data``; its offsets count batches, and reading acknowledges nothing. ``logFormat`` = ``topic``
     reads all partitions of a topic, and has a column ``partition`` (``_partition`` beside decoded values).
     """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        """Refuses a secret that Spark would show: Spark creates the source before it describes any plan that runs."""
+        super().__init__(options)
+        refuse_shown_secrets(options)
 
     @classmethod
     def name(cls) -> str:

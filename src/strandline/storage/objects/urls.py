@@ -43,6 +43,9 @@ def open_store(address: Address, options: Mapping[str, str] | None = None) -> Ob
     """
     url = as_address(address)
     refuse_credentials(url, "set the environment variables of the cloud (such as AWS_ACCESS_KEY_ID), or give options")
+    for name, value in (options or {}).items():
+        if "proxy" not in name.lower():  # errors repeat the addresses of requests, and not that of a proxy
+            refuse_credentials(value, f"give them as options of their own, beside {name}")
     scheme = split_address(url).scheme if "://" in url else "file"
     if scheme == "file":
         path = local_path(url) if "://" in url else url
