@@ -168,8 +168,8 @@ def test_a_restored_source_that_has_grown_differently_is_another_history():
     restored = MemoryLog()
     restored._head = Head(source.log_id)
     for number in range(5):
-        append(restored, changes(25, 1000 + number * 25), number=number)
-    with pytest.raises(Diverged, match=r"^The last record that .* holds of the source is not the one at offset 99"):
+        append(restored, changes(25, 1000 + number * 25), writer=8, number=number)
+    with pytest.raises(Diverged, match=r"^The source has another history than the one that .* holds of it"):
         sl.ingest(restored, target)
     assert target.bounds().next == 100
 

@@ -26,12 +26,13 @@ from strandline.log.contract import READING, Log, require
 from strandline.log.object import ObjectLog
 from strandline.log.object.head.edits import BatchListing
 from strandline.log.object.staging import MOST_BATCHES, StagedAppend
-from strandline.log.read.planning import divided
+from strandline.log.read.planning import cursor_after, divided
 from strandline.log.read.reading import fetch_in_order, read_between
 from strandline.log.writers.source import source_writer
 from strandline.model.addresses import Address, as_address, is_node_address
 from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor, Limit, Span, Start
+from strandline.model.head import SourceProof
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.task_pool import TaskPool, ThreadPool
@@ -158,10 +159,10 @@ def ingest(
         resume_ingest(copied, hot, sink, skip_trimmed=skip_trimmed)
         stored, known = sink.last_append(copied.log_id), sink.cursor(copied.log_id)
         first = copied.cursor_at(copied.position_of(start)) if known is None else known
-        end = copied.end().next
-        if first.next > end:
+        end = copied.end()
+        if first.next > end.next:
             raise InvalidInput(
-                f"start is {first.next:,}, and the source ends at {end:,}: begin earlier, or try again later."
+                f"start is {first.next:,}, and the source ends at {end.next:,}: begin earlier, or try again later."
             )
         held.enter_context(pinned(copied, first.next, clock=CLOCK, chance=CHANCE))
         job = _IngestJob(copied, hot, pool or ThreadPool(), reopen, formats, on_progress)
@@ -216,8 +217,11 @@ class _IngestJob:
     formats: FormatFollower
     report: Callable[[IngestProgress], None]
 
-    def run(self, at: Cursor, known: int | None, end: int) -> tuple[Cursor, int]:
-        """Ingest wave after wave; returns the cursor that was reached, and how many records this run appended."""
+    def run(self, at: Cursor, known: int | None, later: Cursor) -> tuple[Cursor, int]:
+        """Ingest wave after wave up to ``later``; returns the cursor that was reached, and how many records this run
+        appended.
+        """
+        end = later.next
         append = StagedAppend(
             self.target.store, self.target.log_id, source_writer(str(self.source.log_id)), CHANCE.uuid().hex
         )
@@ -233,18 +237,24 @@ class _IngestJob:
                 batches = [batch for part in staged for batch in part]
                 upto = ranges[len(staged) - 1].next
                 # Positions without records behind the last batch are passed over by the next one.
-                known = max((one.next for one, part in zip(ranges, staged, strict=False) if part), default=known)
+                held = [one for one, part in zip(ranges, staged, strict=False) if part]
+                known = held[-1].next if held else known
                 self.formats.match()
-                if known is not None:
-                    records += append.commit_numbered(batches, upto=known)
+                if held and known is not None:
+                    proof = SourceProof.at(self._after(held[-1], at)) or SourceProof.at(later)
+                    records += append.commit_numbered(batches, upto=known, proof=proof)
                 append.discard()
-                at = self.source.cursor_at(upto) if self.reopen is None else at.at(upto)
+                at = self._after(ranges[len(staged) - 1], at) if self.reopen is None else at.at(upto)
                 self.report(IngestProgress(at.next, end, records))
         except BaseException:
             with contextlib.suppress(StrandlineError):
                 append.discard()
             raise
         return at, records
+
+    def _after(self, part: SpansRange | StreamRange, at: Cursor) -> Cursor:
+        """The cursor behind a range, with the fingerprint of its last batch or message."""
+        return cursor_after(at, part.spans[-1]) if isinstance(part, SpansRange) else self.source.cursor_at(part.next)
 
     def _ranges(self, at: Cursor, end: int) -> Sequence[SpansRange | StreamRange]:
         """What the tasks of the next wave ingest."""

@@ -12,7 +12,7 @@ from strandline.errors import CommitTimedOut, NotReady, OutcomeUnknown, Strandli
 from strandline.log.contract import Handle, LogReading, Receipt, require
 from strandline.log.writers.source import advancing, source_writer
 from strandline.model.cursor import Cursor
-from strandline.model.head import WriterId, WriterState
+from strandline.model.head import SourceProof, WriterId, WriterState, proven
 from strandline.model.records import RECORD_SCHEMA, RecordSource
 from strandline.model.sink import remaining
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
@@ -108,8 +108,8 @@ class LogSink:
         """The position that the target remembers: the next append begins there. None before the first one."""
         self._shown: Cursor | None = None
         """The cursor to resume from."""
-        self._former: Cursor | None = None
-        """The cursor to resume from as it was before a failure."""
+        self._later: Cursor | None = None
+        """A later cursor of the same history, which proves records that have no fingerprint."""
         self._at: Cursor | None = None
         """Everything below is stored, or holds no records."""
         self.records = 0
@@ -141,19 +141,15 @@ class LogSink:
         if not self._has_looked:
             found = self.last_append(log_id)
             if found is not None:
-                former, self._number = self._former, found.number
-                is_there = former is not None and former.next == found.number
-                self._shown = self._at = former if is_there else Cursor(log_id, found.number)
+                self._number, proof = found.number, found.proof
+                is_proven = proof is not None and proof.next == found.number
+                self._shown = self._at = proof.cursor(log_id) if proof and is_proven else Cursor(log_id, found.number)
             self._has_looked = True
         return self._shown
 
     def look_again(self) -> None:
-        """Ask the target for the position next time: after a failure only the target knows what it holds.
-
-        If it is the same as before, the cursor keeps its term and fingerprint, by which another history is found.
-        """
+        """Ask the target for the position next time: after a failure only the target knows what it holds."""
         self._has_looked = False
-        self._former = self._shown or self._former
         self._number = self._shown = self._at = None
 
     def give_up(self) -> None:
@@ -169,6 +165,17 @@ class LogSink:
         """Continue at a later cursor of the source: the next append passes over the offsets before it."""
         self._shown = self._at = cursor
 
+    def prove_by(self, later: Cursor) -> None:
+        """Prove records without a fingerprint, such as those of a cold tier, by a cursor of the source behind them."""
+        self._later = later
+
+    def _proof(self, upto: Cursor) -> SourceProof | None:
+        """The proof of a range: its end, or a later cursor."""
+        own = SourceProof.at(upto)
+        if own is None and self._later is not None and self._later.next >= upto.next:
+            return SourceProof.at(self._later)
+        return own
+
     def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
         """Append the records of a range, with the position ``upto``; durable when it returns.
 
@@ -180,8 +187,10 @@ class LogSink:
         writer = source_writer(str(since.log_id))
         number = since.next if self._number is None else self._number
         self._shown = since if self._shown is None else self._shown
+        proof = self._proof(upto)
         for piece in pieces_of(rest, upto.next, whole=self._whole):
-            self._append(piece.records, advancing(writer, piece.next - number), number)
+            # A piece before the last one has the proof of the range, too: that is of a later position.
+            self._append(piece.records, proven(advancing(writer, piece.next - number), proof), number)
             self._number = number = piece.next
             self._shown = self._at = upto if number == upto.next else since.at(number)
             self.records += piece.records.num_rows

@@ -33,12 +33,12 @@ from strandline.errors import (
     Unsupported,
 )
 from strandline.followers.run import Batching, follow
+from strandline.ingestion.history import check_history
 from strandline.ingestion.log_sink import TARGET, LogSink, TargetLog, may_be_repeated
 from strandline.ingestion.value_formats import FormatFollower
 from strandline.log.contract import READING, Log, Slots, require
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.source_names import note_source
-from strandline.log.read.reading import last_record
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
 from strandline.model.retention import NEWCOMER_SECONDS
@@ -212,7 +212,9 @@ def ingest_log(
     formats.match()
     sink = LogSink(target, whole=isinstance(source, QueueLog), clock=clock, chance=chance)
     resume_ingest(source, target, sink, skip_trimmed=skip_trimmed)
-    end = source.end().next
+    ending = source.end()
+    sink.prove_by(ending)
+    end = ending.next
     if slot is None and keep_following and not isinstance(source, QueueLog) and has_slots(source):
         slot = f"ingest-{target.log_id}"
     first = sink.cursor(source.log_id)
@@ -271,13 +273,7 @@ def resume_ingest(source: Log, target: TargetLog, sink: LogSink, *, skip_trimmed
             )  # fmt: skip
         sink.skip_to(source.cursor_at(bounds.first))
         return
-    there, here = last_record(target, last.first + last.count), last_record(source, cursor.next)
-    if there is not None and here is not None and not there.equals(here):
-        raise Diverged(
-            f"The last record that {target!r} holds of the source is not the one at offset {cursor.next - 1} of the "
-            "source: the source was restored from a copy, or created again, and has grown differently since. Ingest "
-            "it into another log."
-        )
+    check_history(source, target, last)
 
 
 def _follow(

@@ -11,6 +11,7 @@ import contextlib
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from strandline.errors import CursorExpired, Diverged, NotReady, Unsupported
+from strandline.ingestion.history import check_history
 from strandline.log.addressed import log_at
 from strandline.log.contract import LogReading, require
 from strandline.log.writers.source import advance_of, known_as, source_writer
@@ -73,7 +74,7 @@ def translate_cursor(cursor: Cursor, *, source: LogReading | Address, target: In
     target becomes the cursor behind all records of the source that the consumer has applied.
 
     ``NotReady`` if the target does not hold the source so far, ``CursorExpired`` if it deleted the batch, ``Diverged``
-    for a cursor of neither, or of another history.
+    for a cursor of neither, or of another history, and if the source has another history than the target holds of it.
 
     >>> from uuid import UUID
     >>> from strandline.ingestion.api import ingest
@@ -98,6 +99,8 @@ def _translated(cursor: Cursor, source: LogReading, target: IngestedLog) -> Curs
     if cursor.log_id not in (source.log_id, target.log_id):
         raise Diverged(f"{cursor} is a cursor of neither log {source.log_id} nor log {target.log_id}: check the logs.")
     copied = CopiedRanges(source, target)
+    with contextlib.suppress(CursorExpired):  # what the source no longer retains cannot be compared
+        check_history(source, target, copied.last)
     if cursor.log_id == source.log_id:
         with contextlib.suppress(CursorExpired):  # the copy may still hold it
             source.plan(cursor, Limit(batches=1))  # refuses a cursor of another history
@@ -117,15 +120,16 @@ class CopiedRanges:
         last = target.last_append(self._writer)
         if last is None:
             raise NotReady(f"Nothing of log {source.log_id} is in {target!r} yet: ingest it first.")
-        self._last = last
+        self.last = last
+        """The last append from the source."""
         self._end = last.first + last.count
 
     def to_target(self, position: int) -> int:
         """The offset in the target of a position in the source."""
-        if position >= self._last.number:
-            if position > self._last.number:
+        if position >= self.last.number:
+            if position > self.last.number:
                 raise NotReady(
-                    f"{self._target!r} holds the source up to position {self._last.number}, and not up to {position}: "
+                    f"{self._target!r} holds the source up to position {self.last.number}, and not up to {position}: "
                     "ingest it up to there first."
                 )
             return self._end
@@ -149,7 +153,7 @@ class CopiedRanges:
     def to_source(self, offset: int) -> int:
         """The position in the source behind all of its records below an offset of the target."""
         found = self._from(offset, self._end)
-        return self._last.number if found is None else found.to_source(offset)
+        return self.last.number if found is None else found.to_source(offset)
 
     def _from(self, offset: int, end: int) -> CopiedRange | None:
         """The first batch of the source with an offset from here on; None if there is none up to ``end``."""

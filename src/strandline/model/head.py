@@ -5,15 +5,84 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple, NewType, Protocol, Self, overload, runtime_checkable
+from typing import Any, NamedTuple, NewType, Protocol, Self, final, overload, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.model.cursor import batch_fingerprint
+from strandline.model.arguments import LARGEST_NUMBER
+from strandline.model.cursor import LARGEST_FINGERPRINT, Cursor, batch_fingerprint
 
 WriterId = NewType("WriterId", UUID)
 """Identifies one writer; its appends have the numbers 0, 1, 2, … and are listed strictly in that order."""
+
+
+class SourceProof(NamedTuple):
+    """The history of an ingested source: at position ``next`` it had this term and fingerprint, as a cursor has them.
+
+    ``next`` is the position of the append that holds the proof, or a later one in the same history.
+
+    >>> str(SourceProof(9, 2, 255)), SourceProof.parse("9/2/00000000000000ff")
+    ('9/2/00000000000000ff', SourceProof(next=9, term=2, fingerprint=255))
+    """
+
+    next: int
+    term: int
+    fingerprint: int
+
+    def __str__(self) -> str:
+        return f"{self.next}/{self.term}/{self.fingerprint:016x}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The inverse of ``str``; ``ValueError`` for anything else."""
+        following, term, fingerprint = text.split("/")
+        found = cls(int(following), int(term), int(fingerprint, 16))
+        if min(found) < 0 or max(found.next, found.term) > LARGEST_NUMBER or found.fingerprint > LARGEST_FINGERPRINT:
+            raise ValueError(f"{text[:80]!r} is no proof of a source")
+        return found
+
+    @classmethod
+    def at(cls, cursor: Cursor) -> Self | None:
+        """The proof that a cursor holds; None if it has no fingerprint."""
+        return None if cursor.fingerprint is None else cls(cursor.next, cursor.term, cursor.fingerprint)
+
+    def cursor(self, log_id: UUID) -> Cursor:
+        """The cursor of the source that it proves."""
+        return Cursor(log_id, self.next, self.term, self.fingerprint)
+
+
+@final
+class ProvenWriter(UUID):
+    """The writer id of an append from a source, together with the proof that the log stores with the append.
+
+    Equal to the plain id. It travels wherever a writer id does; a log that does not know proofs stores the id alone.
+    """
+
+    __slots__ = ("proof",)
+    proof: SourceProof
+
+    def __init__(self, writer: UUID, proof: SourceProof) -> None:
+        super().__init__(int=writer.int)
+        object.__setattr__(self, "proof", proof)
+
+    def __reduce__(self) -> tuple[type[ProvenWriter], tuple[UUID, SourceProof]]:
+        return ProvenWriter, (UUID(int=self.int), self.proof)
+
+
+def proof_of(writer: UUID) -> SourceProof | None:
+    """The proof that travels with a writer id; None without one."""
+    return writer.proof if isinstance(writer, ProvenWriter) else None
+
+
+def proven(writer: WriterId, proof: SourceProof | None) -> WriterId:
+    """The writer id with a proof, if there is one.
+
+    >>> writer = WriterId(UUID(int=7))
+    >>> proven(writer, SourceProof(9, 0, 1)) == writer, proof_of(proven(writer, SourceProof(9, 0, 1)))
+    (True, SourceProof(next=9, term=0, fingerprint=1))
+    """
+    return writer if proof is None else WriterId(ProvenWriter(writer, proof))
 
 
 class MetadataRange(NamedTuple):
@@ -150,6 +219,8 @@ class WriterState:
     first: int
     count: int
     listed: int
+    proof: SourceProof | None = field(default=None, compare=False)
+    """Of an append from a source: the history of the source. None if it is not known, as of older versions."""
 
 
 class StoredAppend(NamedTuple):

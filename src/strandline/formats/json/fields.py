@@ -13,6 +13,7 @@ from strandline.errors import InvalidInput, StrandlineError
 from strandline.model import json_values as values
 from strandline.model.arguments import LARGEST_NUMBER
 from strandline.model.cursor import Cursor
+from strandline.model.head import SourceProof
 from strandline.model.json_values import fingerprint_of, fingerprint_text
 
 T = TypeVar("T")
@@ -155,6 +156,11 @@ class Fields:
     def maybe_cursor(self, name: str) -> Cursor | None:
         """A cursor as text; None if the field is missing."""
         return self.cursor(name) if name in self else None
+
+    def maybe_proof(self, name: str) -> SourceProof | None:
+        """The proof of an ingested source, or None."""
+        found = self.maybe_text(name)
+        return None if found is None else self._read(name, lambda _: SourceProof.parse(found))
 
     def maybe_fingerprint(self, name: str) -> int | None:
         """The fingerprint of a batch, or None."""

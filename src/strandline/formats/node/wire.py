@@ -17,11 +17,12 @@ from strandline.formats.arrow.block import page_checksum
 from strandline.formats.checksum import crc32c
 from strandline.formats.json.fields import Fields, write_fields
 from strandline.model.arguments import LARGEST_NUMBER
-from strandline.model.head import WriterId
+from strandline.model.head import SourceProof, WriterId, proof_of, proven
 from strandline.model.node import Heartbeat
 
 _VERSION: Final = 1
 _NOTE = struct.Struct("<BB2xQQQQ16sQQQQQQI")
+_PROOF = struct.Struct("<QQQ")
 _ADVANCE = struct.Struct("<BB2xQQQQQ")
 _ANSWER = struct.Struct("<BB2xQQQQQ")
 _CHECKSUM = struct.Struct("<I")
@@ -43,7 +44,10 @@ class Flag:
     READ: Final = 8
     """It is for a reader: with an ``offset`` column, and perhaps only a part of a log batch."""
 
-    ALL: Final = LAST | NUMBERED | HEARTBEAT | READ
+    PROVEN: Final = 16
+    """The log batch holds records of an ingested source: position, term and fingerprint of the source follow."""
+
+    ALL: Final = LAST | NUMBERED | HEARTBEAT | READ | PROVEN
 
 
 class Note(NamedTuple):
@@ -72,22 +76,31 @@ def content_checksum(batch: pa.RecordBatch) -> int:
 
 
 def encode_note(note: Note) -> bytes:
-    """The bytes of a note, of constant size."""
+    """The bytes of a note: of constant size, with the proof of an ingested source behind it, if it has one."""
     writer, number = (note.append[0].bytes, note.append[1]) if note.append else (bytes(16), 0)
-    flags = note.flags | (Flag.NUMBERED if note.append else 0)
+    proof = proof_of(note.append[0]) if note.append else None
+    flags = note.flags | (Flag.NUMBERED if note.append else 0) | (0 if proof is None else Flag.PROVEN)
     what = (note.first, note.records, note.term, note.timestamp, writer, number)
-    return _sealed(_NOTE.pack(_VERSION, flags, *what, *note.heartbeat, note.content))
+    behind = b"" if proof is None else _PROOF.pack(*proof)
+    return _sealed(_NOTE.pack(_VERSION, flags, *what, *note.heartbeat, note.content) + behind)
 
 
 def decode_note(data: bytes | memoryview | None, where: str) -> Note:
     """Decode a note; ``CorruptData`` for any other bytes."""
-    found = _opened(_NOTE, data, "A note", where)
+    body = _unsealed(data, "A note", where, _NOTE.size, _NOTE.size + _PROOF.size)
+    found = _NOTE.unpack_from(body)
     version, flags, first, count, term, timestamp, writer, number, *heartbeat, content = found
     _check(where, version, first + count, term, timestamp, number, *heartbeat)
     if flags & ~Flag.ALL:
         raise CorruptData(f"A note of {where} has unknown flags ({flags}): both ends need the same version.")
+    if len(body) != _NOTE.size + (_PROOF.size if flags & Flag.PROVEN else 0):
+        raise CorruptData(f"A note of {where} has {len(body)} bytes, which is not its size: ask again.")
     append = (WriterId(UUID(bytes=writer)), number) if flags & Flag.NUMBERED else None
-    return Note(flags, first, count, term, timestamp, append, Heartbeat(*heartbeat), content)
+    if append is not None and flags & Flag.PROVEN:
+        proof = SourceProof(*_PROOF.unpack_from(body, _NOTE.size))
+        _check(where, version, proof.next, proof.term)
+        append = (proven(append[0], proof), number)
+    return Note(flags & ~Flag.PROVEN, first, count, term, timestamp, append, Heartbeat(*heartbeat), content)
 
 
 class Advance(NamedTuple):

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from strandline.errors import CorruptData, UnsupportedVersion
 from strandline.formats.checksum import crc32c
+from strandline.formats.source_proofs import rows_with_proofs, without_proof_rows
 from strandline.formats.unpacker import U16, U32, Unpacker
 from strandline.model.arguments import LARGEST_NUMBER
 from strandline.model.head import ChunkRef, Cut, Entry, Head, MetadataRanges, Pin, Trimmed, WriterId, WriterState
@@ -76,11 +77,11 @@ def encode_head(state: Stamped[Head], tail: Iterable[bytes] | None = None) -> by
     ]
     for level in head.levels:
         parts += [pack_count(len(level)), *map(_pack_reference, level)]
-    parts.append(pack_count(len(head.writers)))
-    parts += [
+    rows = [
         _WRITER.pack(writer.bytes, last.number, last.sequence, last.first, last.count, last.listed)
-        for writer, last in head.writers.items()
+        for writer, last in rows_with_proofs(head.writers.items())
     ]
+    parts += [pack_count(len(rows)), *rows]
     parts.append(pack_count(len(head.slots)))
     for name, pin in head.slots.items():
         parts += [pack_text(name), _SLOT.pack(*((_ABSENT, 0) if pin is None else (pin.position, pin.mark)))]
@@ -101,11 +102,11 @@ def decode_head(data: bytes | memoryview, where: str) -> Stamped[Head]:
         tuple(_unpack_reference(source) for _ in range(source.count(item_size=_REFERENCE.size)))
         for _ in range(source.count(item_size=4))
     )
-    writers = {}
+    rows = []
     for _ in range(source.count(item_size=_WRITER.size)):
         writer, *last = source.fields(_WRITER)
         _in_range(source, *last)
-        writers[_writer_id(writer)] = WriterState(*last)
+        rows.append((_writer_id(writer), WriterState(*last)))
     slots: dict[str, Pin | None] = {}
     for _ in range(source.count(item_size=_SLOT.size)):
         name = source.text()
@@ -134,7 +135,7 @@ def decode_head(data: bytes | memoryview, where: str) -> Stamped[Head]:
         trim_began=trim_began,
         tail=tail,
         levels=levels,
-        writers=writers,
+        writers=without_proof_rows(rows),
         slots=slots,
         trimmed=tuple(trimmed),
     )

@@ -15,8 +15,9 @@ from strandline.errors import CorruptData, UnsupportedVersion, WrongKind
 from strandline.formats.json.checked import check_checksum, decode_checked, encode_checked, with_checksum
 from strandline.formats.json.value_versions import ValueVersion, read_versions, version_fields
 from strandline.formats.object.identity import OPEN_OBJECT_LOG
+from strandline.formats.source_proofs import rows_with_proofs, without_proof_rows
 from strandline.formats.wal.slots import slot_fields, slots_of
-from strandline.model.head import WriterId, WriterState
+from strandline.model.head import SourceProof, WriterId, WriterState, proof_of, proven
 from strandline.model.json_values import natural, parse_json, parse_object, read_record, text, whole
 from strandline.model.retention import SlotState
 
@@ -28,6 +29,7 @@ _LOG: Final = "log"
 _WRITERS: Final = "writers"
 _WRITER: Final = "writer"
 _NUMBER: Final = "number"
+_PROOF: Final = "proof"
 
 
 # --- identity --------------------------------------------------------------------------------------------------
@@ -140,8 +142,10 @@ def decode_rewinding(data: bytes, where: str) -> Rewinding:
 
 
 def batch_metadata(writer: WriterId, number: int) -> dict[str, str]:
-    """Metadata with the writer and number of a frame."""
-    return {_WRITER: writer.hex, _NUMBER: str(number)}
+    """Metadata with the writer and number of a frame, and the proof of an ingested source."""
+    fields = {_WRITER: writer.hex, _NUMBER: str(number)}
+    proof = proof_of(writer)
+    return fields if proof is None else {**fields, _PROOF: str(proof)}
 
 
 def append_of(metadata: Mapping[bytes, bytes], where: str) -> tuple[WriterId, int] | None:
@@ -150,7 +154,9 @@ def append_of(metadata: Mapping[bytes, bytes], where: str) -> tuple[WriterId, in
     if found is None:
         return None
     try:
-        return WriterId(UUID(hex=found.decode())), natural(int(metadata[_NUMBER.encode()]))
+        writer, proof = WriterId(UUID(hex=found.decode())), metadata.get(_PROOF.encode())
+        held = proven(writer, None if proof is None else SourceProof.parse(proof.decode()))
+        return held, natural(int(metadata[_NUMBER.encode()]))
     except (KeyError, ValueError) as error:
         raise CorruptData(f"{where} is damaged: its writer cannot be read ({error!r}).") from error
 
@@ -158,7 +164,8 @@ def append_of(metadata: Mapping[bytes, bytes], where: str) -> tuple[WriterId, in
 def lead_metadata(log_id: UUID, writers: Iterable[tuple[WriterId, WriterState]]) -> dict[str, str]:
     """Metadata of a file's first frame: the log's identity, and the last append of each writer before it."""
     rows = [
-        [writer.hex, state.number, state.sequence, state.first, state.count, state.listed] for writer, state in writers
+        [writer.hex, state.number, state.sequence, state.first, state.count, state.listed]
+        for writer, state in rows_with_proofs(writers)
     ]
     return {_LOG: str(log_id), _WRITERS: json.dumps(rows, separators=(",", ":"))}
 
@@ -167,7 +174,12 @@ def lead_of(metadata: Mapping[bytes, bytes], where: str) -> tuple[UUID, dict[Wri
     """The log that a file belongs to, and the last append of each writer before it."""
     try:
         rows = parse_json(metadata[_WRITERS.encode()])
-        writers = {WriterId(UUID(hex=text(row[0]))): WriterState(*map(whole, row[1:])) for row in rows}
-        return UUID(metadata[_LOG.encode()].decode()), writers
+        found = [(WriterId(UUID(hex=text(row[0]))), _state(row)) for row in rows]
+        return UUID(metadata[_LOG.encode()].decode()), without_proof_rows(found)
     except (KeyError, ValueError, TypeError, IndexError) as error:
         raise CorruptData(f"{where} is damaged: its beginning cannot be read ({error!r}).") from error
+
+
+def _state(row: list[object]) -> WriterState:
+    number, sequence, first, count, listed = map(whole, row[1:])
+    return WriterState(number, sequence, first, count, listed)

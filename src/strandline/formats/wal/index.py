@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from strandline.formats.checksum import crc32c
+from strandline.formats.source_proofs import rows_with_proofs, without_proof_rows
 from strandline.model.head import WriterId, WriterState
 
 INDEX_LEAD: Final = b"RDLI\x01\x00\x00\x00"
@@ -53,8 +54,9 @@ def new_chain(log_id: UUID, first: int) -> int:
 
 def encode_entry(entry: IndexEntry, chain: int) -> tuple[bytes, int]:
     """The entry's bytes, and the checksum that the next one continues."""
-    body = bytearray(_ENTRY.pack(entry.offset, entry.position, entry.term, entry.timestamp, len(entry.writers)))
-    for writer, state in entry.writers.items():
+    rows = list(rows_with_proofs(entry.writers.items()))
+    body = bytearray(_ENTRY.pack(entry.offset, entry.position, entry.term, entry.timestamp, len(rows)))
+    for writer, state in rows:
         body += _WRITER.pack(
             writer.bytes, state.number, state.sequence, state.first, state.count, state.listed
         )  # fmt: skip
@@ -90,8 +92,8 @@ def _entry_at(data: bytes, at: int, chain: int) -> tuple[IndexEntry, int, int] |
     checksum = crc32c(data[at:end], chain)
     if _CHECKSUM.unpack_from(data, end)[0] != checksum:
         return None
-    writers = {
-        WriterId(UUID(bytes=writer)): WriterState(number, sequence, first, rows, listed)
+    writers = without_proof_rows(
+        (WriterId(UUID(bytes=writer)), WriterState(number, sequence, first, rows, listed))
         for writer, number, sequence, first, rows, listed in _WRITER.iter_unpack(data[at + _ENTRY.size : end])
-    }
+    )
     return IndexEntry(offset, position, term, timestamp, writers), end + _CHECKSUM.size, checksum

@@ -24,7 +24,7 @@ from strandline.log.object.head.edits import BatchListing, Group, StaleUpload
 from strandline.log.object.head.index import MissingChunk, StoredChunks, entries_from
 from strandline.log.object.upload import RESOLVES, Lister, ObjectDraft
 from strandline.log.writers.source import advancing, is_of_run, is_source, member_of
-from strandline.model.head import Head, WriterId
+from strandline.model.head import Head, SourceProof, WriterId, proven
 from strandline.model.records import MAX_BATCH_RECORDS
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.metrics import count_written
@@ -109,14 +109,15 @@ class StagedAppend:
         draft.add(records.combine_chunks().to_batches())
         return self._put(draft, advancing(self.writer, upto - number), number)
 
-    def commit_numbered(self, batches: Sequence[BatchListing], *, upto: int) -> int:
+    def commit_numbered(self, batches: Sequence[BatchListing], *, upto: int, proof: SourceProof | None = None) -> int:
         """List such batches, which follow each other up to position ``upto``; returns how many records it has listed.
 
         Those that the log has already are left out; ``OutOfOrder`` if it has the source up to a position at which none
-        of them begins.
+        of them begins. ``proof`` is that of the source at ``upto``, or at a later position.
         """
         if not batches:
             return 0
+        batches = [*batches[:-1], replace(batches[-1], writer=proven(batches[-1].writer, proof))]
         if len(batches) > MOST_BATCHES:
             raise InvalidInput(f"One commit lists at most {MOST_BATCHES:,} batches, and this has {len(batches):,}.")
         lister = Lister(self.store, self.log_id, clock=self.clock, chance=self.chance)

@@ -12,7 +12,18 @@ from strandline.log.slots.rules import check_position
 from strandline.log.writers.numbered import check_number, forget_silent
 from strandline.log.writers.source import check_source_number, remembered
 from strandline.model.cursor import SECOND, Bounds
-from strandline.model.head import ChunkRef, Cut, Entry, Head, MetadataRange, Pin, Trimmed, WriterId, WriterState
+from strandline.model.head import (
+    ChunkRef,
+    Cut,
+    Entry,
+    Head,
+    MetadataRange,
+    Pin,
+    Trimmed,
+    WriterId,
+    WriterState,
+    proof_of,
+)
 from strandline.model.times import TOLERANCE
 
 CHUNK: Final = 64
@@ -69,7 +80,8 @@ def _list_one(head: Head, new: BatchListing, now: int) -> Head:
     _check_end(head, new.expect)
     head = _with_entries(head, [new], now)
     entry = head.tail[-1]
-    return _remember(head, writer, WriterState(number, entry.sequence, entry.first, entry.count, entry.listed))
+    proof = proof_of(new.writer)
+    return _remember(head, writer, WriterState(number, entry.sequence, entry.first, entry.count, entry.listed, proof))
 
 
 @dataclass(frozen=True, slots=True)

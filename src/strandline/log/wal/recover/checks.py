@@ -18,7 +18,7 @@ from strandline.log.wal.read.catalog import Located
 from strandline.log.wal.recover.scan_tail import Hole
 from strandline.log.wal.write.journal import INDEX_BYTES, INDEX_FRAMES
 from strandline.log.writers.source import remembered
-from strandline.model.head import WriterId, WriterState
+from strandline.model.head import WriterId, WriterState, proof_of
 
 MOST_PROBLEMS: Final = 100
 """Most problems that are reported of one file: with more, it has to be restored anyway."""
@@ -134,7 +134,8 @@ class FileCheck:
         else:
             if append is not None:
                 writer, number = remembered(*append)
-                writers[writer] = WriterState(number, first, first, info.count, info.timestamp * 1000)
+                proof = proof_of(append[0])
+                writers[writer] = WriterState(number, first, first, info.count, info.timestamp * 1000, proof)
         self._pass(frame)
         facts.next = max(facts.next, first + info.count)
         facts.frames += 1

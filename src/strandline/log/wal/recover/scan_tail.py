@@ -39,7 +39,7 @@ from strandline.log.wal.read.watermark import read_mark
 from strandline.log.wal.write.journal import JournalPosition
 from strandline.log.writers.numbered import forget_silent
 from strandline.log.writers.source import remembered
-from strandline.model.head import WriterId, WriterState
+from strandline.model.head import WriterId, WriterState, proof_of
 from strandline.storage.clock import Clock
 from strandline.storage.disk import Disk
 
@@ -68,7 +68,7 @@ def located(path: str, frame: Frame) -> tuple[Located, dict[WriterId, WriterStat
     if append is None:
         return found, {}
     writer, number = remembered(*append)
-    return found, {writer: WriterState(number, first, first, info.count, info.timestamp * 1000)}
+    return found, {writer: WriterState(number, first, first, info.count, info.timestamp * 1000, proof_of(append[0]))}
 
 
 def walk(

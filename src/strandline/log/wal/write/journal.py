@@ -23,7 +23,7 @@ from strandline.log.wal.write.groups import Item, ValueRun, Whole
 from strandline.log.writers.numbered import MAX_WRITERS, forget_silent
 from strandline.log.writers.source import remembered
 from strandline.model.cursor import SECOND
-from strandline.model.head import WriterId, WriterState
+from strandline.model.head import WriterId, WriterState, proof_of
 from strandline.model.times import DAY, TOLERANCE
 from strandline.storage.clock import Chance, Clock
 from strandline.storage.disk import Disk
@@ -286,7 +286,8 @@ class Journal:
         for (frame, _), append in zip(written.held, written.appends, strict=True):
             if append is not None:
                 writer, number = remembered(*append)
-                state = WriterState(number, frame.first, frame.first, frame.next - frame.first, frame.timestamp * 1000)
+                count, written_at = frame.next - frame.first, frame.timestamp * 1000
+                state = WriterState(number, frame.first, frame.first, count, written_at, proof_of(append[0]))
                 place.writers[writer] = state
                 self._index.saw(writer, state)
             self._index.passed(frame)

@@ -8,7 +8,7 @@ from typing import Final
 from strandline.log.wal.write.groups import CommitGroup, WalHandle, settled_group
 from strandline.log.writers.numbered import check_number, forget_silent
 from strandline.log.writers.source import remembered
-from strandline.model.head import WriterId, WriterState
+from strandline.model.head import WriterId, WriterState, proof_of
 
 _DURABLE: Final = settled_group()
 _MANY_WRITERS: Final = 1024
@@ -41,7 +41,7 @@ class NumberedAppends:
     def remember(self, writer: WriterId, number: int, first: int, count: int, group: CommitGroup) -> None:
         """Note a queued append; of too many writers, those that were silent longest are forgotten."""
         known, upto = remembered(writer, number)
-        self._last[known] = (WriterState(upto, first, first, count, 0), group)
+        self._last[known] = (WriterState(upto, first, first, count, 0, proof_of(writer)), group)
         if len(self._last) > _MANY_WRITERS:
             states = {known: state for known, (state, _) in self._last.items()}
             forget_silent(states)

@@ -206,7 +206,7 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
         found = self._nodes.on_primary(
             lambda channel: self._ask(channel, "last-append", writer=writer), may_repeat=True
         )
-        return found.record(WriterState) if "number" in found else None
+        return found.record(WriterState, proof=found.maybe_proof("proof")) if "number" in found else None
 
     def append_at(self, offset: int) -> StoredAppend:
         """The batch with the record at an offset; ``CursorExpired`` if it is not retained."""

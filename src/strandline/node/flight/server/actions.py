@@ -169,7 +169,9 @@ def _last_append(served: NodeService, rights: CallerRights, fields: Fields) -> l
     fields.only("writer")
     rights.need(Role.CLIENT, Role.ADMIN)
     last = served.primary.last_append(WriterId(fields.uuid("writer")))
-    return [write_fields({} if last is None else asdict(last))]
+    if last is None:
+        return [write_fields({})]
+    return [write_fields({**asdict(last), "proof": None if last.proof is None else str(last.proof)})]
 
 
 def _append_at(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:

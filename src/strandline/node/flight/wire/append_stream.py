@@ -11,7 +11,7 @@ import pyarrow as pa
 from strandline.errors import InvalidInput
 from strandline.formats.arrow.header import admit_batch, memory_of
 from strandline.formats.json.fields import Fields, write_fields
-from strandline.model.head import WriterId
+from strandline.model.head import WriterId, proof_of, proven
 from strandline.model.records import HEADERS, RECORD_SCHEMA
 from strandline.node.flight.server.limits import ServerLimits
 from strandline.node.flight.wire.protocol import (
@@ -46,7 +46,9 @@ def write_command(command: AppendCommand) -> bytes:
     """The bytes of a command."""
     fields: dict[str, Any] = {"policy": command.policy and str(command.policy), "timeout": command.timeout}
     if command.append is not None:
-        fields |= {"writer": str(command.append[0]), "number": command.append[1]}
+        writer, number = command.append
+        proof = proof_of(writer)
+        fields |= {"writer": str(writer), "number": number} | ({} if proof is None else {"proof": str(proof)})
     if command.expect is not None:
         fields["expect"] = command.expect
     return write_fields(fields)
@@ -55,10 +57,11 @@ def write_command(command: AppendCommand) -> bytes:
 def read_command(data: bytes | None, limits: ServerLimits) -> AppendCommand:
     """The command in these bytes, with defaults for what is missing; ``InvalidInput`` if it cannot be read."""
     fields = Fields.parse(data or b"{}", "The command of an append")
-    fields.only("writer", "number", "policy", "timeout", "expect")
+    fields.only("writer", "number", "policy", "timeout", "expect", "proof")
     if ("writer" in fields) != ("number" in fields):
         raise fields.refused("it needs both a writer and a number, or neither")
-    append = (WriterId(fields.uuid("writer")), fields.natural("number")) if "writer" in fields else None
+    writer = proven(WriterId(fields.uuid("writer")), fields.maybe_proof("proof")) if "writer" in fields else None
+    append = None if writer is None else (writer, fields.natural("number"))
     timeout = fields.seconds("timeout") if "timeout" in fields else _USUAL_TIMEOUT
     if timeout > limits.append_seconds:
         raise fields.refused(f"it waits for {timeout:g} s, and {limits.append_seconds:g} are the most")

@@ -1,0 +1,48 @@
+"""The history of an ingested source: proves that a source still is the one of which a target holds a copy."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from strandline.errors import Diverged
+from strandline.log.contract import LogReading
+from strandline.log.read.reading import last_record
+from strandline.model.cursor import Cursor, Limit
+from strandline.model.head import WriterState
+from strandline.tier.copy.erasure import same_unless_erased
+
+
+def check_history(source: LogReading, target: LogReading, last: WriterState) -> None:
+    """``Diverged`` if the source has another history than the target holds of it up to its last append.
+
+    Proven by the term and fingerprint that the target has stored with that append. A target that an older version has
+    written has none: then the last records are compared, once, because the next append stores a proof. Raises what
+    ``plan`` of the source raises, ``CursorExpired`` among it.
+    """
+    if last.proof is not None:
+        _prove(source, target, last.proof.cursor(source.log_id))
+        return
+    there, here = last_record(target, last.first + last.count), last_record(source, last.number)
+    if there is not None and here is not None and not _may_be_same(there, here):
+        raise Diverged(
+            f"The last record that {target!r} holds of the source is not the one at offset {last.number - 1} of the "
+            "source: the source was restored from a copy, or created again, and has grown differently since. Ingest "
+            "it into another log."
+        )
+
+
+def _prove(source: LogReading, target: LogReading, proven: Cursor) -> None:
+    try:
+        source.plan(proven, Limit(batches=1))
+    except Diverged as error:
+        raise Diverged(
+            f"The source has another history than the one that {target!r} holds of it: at offset {proven.next} its "
+            "end, term or batch is another one. The source was restored from a copy, promoted by force or created "
+            "again. Ingest it into another log."
+        ) from error
+
+
+def _may_be_same(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:
+    """Whether two logs have the same record, which one of them may have erased."""
+    here, there = pa.Table.from_batches([one]), pa.Table.from_batches([other])
+    return same_unless_erased(here, there) or same_unless_erased(there, here)
