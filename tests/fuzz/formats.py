@@ -93,7 +93,7 @@ from strandline.formats.wal.mark import Mark, decode_mark, encode_mark
 from strandline.log.contract import Receipt
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.model.cursor import Cursor
-from strandline.model.head import MetadataRange, QueueManifest, WriterState
+from strandline.model.head import MetadataRange, QueueManifest, SourceProof, WriterState, proven
 from strandline.model.node import Heartbeat, NodeState, Peer, Trouble
 from strandline.model.records import RECORD_SCHEMA
 from strandline.model.retention import Invalidation, InvalidReason, SlotState
@@ -472,6 +472,7 @@ _BEAT = Heartbeat(1, 2, 3, 4, 5)
 _NOTES = (
     encode_note(Note(Flag.LAST, 5, 7, 1, 99, (WRITER, 3), _BEAT, 77)),
     encode_note(Note(Flag.HEARTBEAT, 0, 0, 1, 99, None, _BEAT)),
+    encode_note(Note(Flag.LAST, 5, 7, 1, 99, (proven(WRITER, SourceProof(9, 1, 1 << 63)), 3), _BEAT, 77)),
 )
 _FACTS = SegmentFacts(
     log_id=UUID(int=7), partition=3, segment=UUID(int=8), start=0, end=9, terms=((0, 0), (1, 5)), max_timestamp=7

@@ -149,8 +149,21 @@ def test_a_stream_that_was_created_again_is_refused(nats_url, stream):
     with pytest.raises(Diverged, match=r"ends at offset 3, and .* holds it up to 7"):
         ingest(nats_url, stream, target)
     publish(nats_url, stream, 8, first=60)
-    with pytest.raises(Diverged, match="is not the one at offset 6"):
+    with pytest.raises(Diverged, match="^The source has another history"):
         ingest(nats_url, stream, target)
+    with_stream(nats_url, lambda js: js.delete_msg(stream, 6))
+    with pytest.raises(Diverged, match="^The source has another history"):
+        ingest(nats_url, stream, target)
+    assert target.bounds().next == 6
+
+
+def test_a_stream_whose_last_ingested_message_was_deleted_is_continued(nats_url, stream):
+    target = MemoryLog()
+    publish(nats_url, stream, 6)
+    ingest(nats_url, stream, target)
+    with_stream(nats_url, lambda js: js.delete_msg(stream, 6))
+    publish(nats_url, stream, 2, first=6)
+    assert ingest(nats_url, stream, target).records == 2
 
 
 def test_a_wrong_address_is_one_sentence(nats_url):

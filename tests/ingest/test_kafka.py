@@ -139,9 +139,35 @@ def test_a_topic_that_was_created_again_is_refused_whether_it_is_shorter_or_long
     with pytest.raises(Diverged, match=r"ends at offset 2, and .* holds it up to 6"):
         ingest(kafka_server, topic, target)
     produce(kafka_server, topic, 8, first=60)
-    with pytest.raises(Diverged, match="is not the one at offset 5"):
+    with pytest.raises(Diverged, match="^The source has another history"):
         ingest(kafka_server, topic, target)
     assert target.bounds().next == 6
+
+
+def test_a_topic_that_was_created_again_with_the_same_messages_is_another_history(kafka_server, topic):
+    target, parallel = MemoryLog(), open_log(PlainStore(), create=True)
+    produce(kafka_server, topic, 6)
+    ingest(kafka_server, topic, target)
+    sl.bulk.ingest(f"kafka://{kafka_server.bootstrap}/{topic}", parallel)
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": kafka_server.bootstrap})
+    admin.delete_topics([topic], operation_timeout=60)[topic].result(60)
+    until_done(lambda: create(kafka_server, topic))
+    produce(kafka_server, topic, 7)
+    for copy in (target, parallel):
+        with pytest.raises(Diverged, match="^The source has another history"):
+            ingest(kafka_server, topic, copy)
+        assert copy.bounds().next == 6
+
+
+def test_a_partition_whose_last_ingested_message_was_deleted_is_continued(kafka_server, topic):
+    target = MemoryLog()
+    produce(kafka_server, topic, 6)
+    ingest(kafka_server, topic, target)
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": kafka_server.bootstrap})
+    admin.list_topics(topic, timeout=60)
+    until_done(lambda: [each.result(60) for each in admin.delete_records([place(topic, 6)]).values()])
+    produce(kafka_server, topic, 2, first=6)
+    assert ingest(kafka_server, topic, target).records == 2
 
 
 def test_a_topic_with_several_partitions_needs_one_of_them_and_each_is_a_source_of_its_own(kafka_server):

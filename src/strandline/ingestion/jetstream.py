@@ -9,14 +9,13 @@ from uuid import UUID, uuid5
 import pyarrow as pa
 
 from strandline.errors import InvalidInput, NotFound, StorageError, TransientStorageError
-from strandline.ingestion.streams import MessageStream, message_batch
+from strandline.ingestion.streams import MessageStream, Taken, message_batch
 from strandline.kv.nats.connection import NatsConnection
 from strandline.kv.nats.pull import PullConsumer
 from strandline.kv.nats.watch import removal
-from strandline.log.read.reading import HeadPoller
 from strandline.model.addresses import split_address
-from strandline.model.arguments import Duration, Timeout, checked
-from strandline.model.cursor import Bounds, Cursor, microseconds
+from strandline.model.arguments import Duration, checked
+from strandline.model.cursor import Bounds, microseconds
 from strandline.model.records import Op
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -58,10 +57,11 @@ class JetStreamSource(MessageStream):
         server, self._stream = parse_nats(address)
         self._clock = clock
         self._timeout = timeout
-        self._waiter = HeadPoller()
+        super().__init__()
         self._nats = NatsConnection([server], timeout=timeout, clock=clock, options=config or {})
         self.name = f"Stream {self._stream}"
         self._consumer: PullConsumer | None = None
+        self._incarnation = ""
         self._at = -1
         self._early: list[Any] = []
         """Messages that were read, but not taken yet."""
@@ -87,13 +87,14 @@ class JetStreamSource(MessageStream):
     def bounds(self) -> Bounds:
         """The first retained and the next sequence."""
         state = self._nats.state(self._stream, f"Asking for stream {self._stream}")
+        self._incarnation = str(state.identity)
         return Bounds(max(1, state.first), max(1, state.first, state.last + 1))
 
-    def wait(self, past: Cursor, timeout: Timeout) -> bool:
-        """Block until the stream reaches past the cursor (True), or until the timeout (False); polls."""
-        return self._waiter.wait(self, past, timeout, self._clock)
+    def incarnation(self) -> str:
+        """When the stream was created, as of the last look at its bounds."""
+        return self._incarnation
 
-    def take(self, since: int, *, upto: int, records: int, size: int) -> tuple[pa.RecordBatch, int]:
+    def take(self, since: int, *, upto: int, records: int, size: int) -> Taken:
         """The next messages from a sequence on, and the sequence behind them."""
         taken: list[Any] = []
         bytes_taken = 0
@@ -121,7 +122,10 @@ class JetStreamSource(MessageStream):
         except StorageError:
             self._at = -1  # start again: the consumer may be gone
             raise
-        return _batch(taken), min(self._at, upto)
+        following = min(self._at, upto)
+        is_last = bool(taken) and _sequence(taken[-1]) == following - 1
+        mark = f"{_sequence(taken[-1])}/{microseconds(taken[-1].metadata.timestamp)}" if is_last else ""
+        return Taken(_batch(taken), following, mark)
 
     def _subscribe(self, since: int) -> None:
         consumer, self._consumer = self._consumer, None

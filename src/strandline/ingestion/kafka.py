@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, final
 from uuid import UUID, uuid5
 
 import pyarrow as pa
 
-from strandline.errors import CursorExpired, InvalidInput, NotFound, TransientStorageError
-from strandline.ingestion.streams import MessageStream, message_batch
-from strandline.log.read.reading import HeadPoller
-from strandline.log.topic.kafka_client import check_config, client, consumer_settings, kafka_error, refusal
+from strandline.errors import CursorExpired, Diverged, InvalidInput, NotFound, TransientStorageError
+from strandline.ingestion.streams import MessageStream, Taken, message_batch
+from strandline.log.topic.kafka_client import (
+    check_config,
+    client,
+    common_settings,
+    consumer_settings,
+    kafka_error,
+    refusal,
+)
 from strandline.model.addresses import refuse_credentials, split_address
-from strandline.model.arguments import Duration, Timeout, checked
-from strandline.model.cursor import Bounds, Cursor
+from strandline.model.arguments import Duration, checked
+from strandline.model.cursor import Bounds
 from strandline.model.records import Op
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -24,7 +31,8 @@ _AT_ONCE: Final = 2000
 _POLL: Final = 0.1
 _MILLISECOND: Final = 1000
 _LATEST: Final = (1 << 63) - 1
-_GONE: Final = ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE", "_LOG_TRUNCATION")
+_GONE: Final = ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE")
+_TRUNCATED: Final = "_LOG_TRUNCATION"
 _EOF: Final = "_PARTITION_EOF"
 
 # Records of aborted transactions are not part of the topic; gaps are allowed here.
@@ -66,9 +74,11 @@ class KafkaPartition(MessageStream):
         self._kafka = client()
         self._timeout = timeout
         self._clock = clock
-        self._waiter = HeadPoller()
+        super().__init__()
         self._topic = topic
-        settings = {**consumer_settings(bootstrap, check_config(config or {})), **_READING}
+        self._settings = common_settings(bootstrap, check_config(config or {}))
+        self._topic_id: str | None = None
+        settings = {**consumer_settings(bootstrap, config or {}), **_READING}
         try:
             self._consumer = self._kafka.Consumer(settings)
         except self._kafka.KafkaException as error:
@@ -146,11 +156,34 @@ class KafkaPartition(MessageStream):
                     raise TransientStorageError(f"Kafka did not return the bounds of {self.name} in time: try again.")
                 return Bounds(*found)
 
-    def wait(self, past: Cursor, timeout: Timeout) -> bool:
-        """Block until the partition reaches past the cursor (True), or until the timeout (False); polls."""
-        return self._waiter.wait(self, past, timeout, self._clock)
+    def incarnation(self) -> str:
+        """The id of the topic, which one that is created again does not have; empty if the brokers know none."""
+        if self._topic_id is None:
+            self._topic_id = self._asked_topic_id()
+        return self._topic_id
 
-    def take(self, since: int, *, upto: int, records: int, size: int) -> tuple[pa.RecordBatch, int]:
+    def _asked_topic_id(self) -> str:
+        what = f"Asking for the id of topic {self._topic}"
+        admin = self._kafka.admin.AdminClient(self._settings)
+        topics = self._kafka.TopicCollection([self._topic])
+        try:
+            found = admin.describe_topics(topics, request_timeout=self._timeout)[self._topic].result(self._timeout)
+        except self._kafka.KafkaException as error:
+            reason = refusal(kafka_error(error), what)
+            if isinstance(reason, TransientStorageError):
+                raise reason from error
+            return ""  # an old broker has no ids, and another may refuse the question
+        except concurrent.futures.TimeoutError as error:
+            raise TransientStorageError(f"{what} took longer than {self._timeout:g} s: try again.") from error
+        number = found.topic_id
+        words = (number.get_most_significant_bits(), number.get_least_significant_bits())
+        return f"{words[0]:x}-{words[1]:x}" if any(words) else ""
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._topic_id = None
+
+    def take(self, since: int, *, upto: int, records: int, size: int) -> Taken:
         """The next messages from an offset on, and the offset behind them."""
         if since != self._at:
             self._early = []
@@ -169,7 +202,10 @@ class KafkaPartition(MessageStream):
                 )
             self._early = self._sorted(found, upto, taken)
             bytes_taken = sum(len(message) for message in taken)
-        return _batch(taken), min(self._at, upto)
+        following = min(self._at, upto)
+        return Taken(
+            _batch(taken), following, _mark(taken[-1]) if taken and taken[-1].offset() == following - 1 else ""
+        )
 
     def _polled(self, *, wait: bool) -> list[Any]:
         first = self._consumer.poll(_POLL if wait else 0)
@@ -194,6 +230,9 @@ class KafkaPartition(MessageStream):
             # Only markers of transactions, and aborted messages, are between the last message and the end.
             self._at = max(self._at, min(message.offset(), upto))
             return
+        if error.name() == _TRUNCATED:
+            self._at = -1
+            raise Diverged(f"{self.name} lost its end, and has grown differently since: ingest it into another log.")
         if error.name() in _GONE:
             self._at = -1
             raise CursorExpired(f"{self.name} no longer has the requested offset: it was deleted meanwhile.")
@@ -207,6 +246,11 @@ class KafkaPartition(MessageStream):
         if not self._closed:
             self._closed = True
             self._consumer.close()
+
+
+def _mark(message: Any) -> str:
+    """Offset, leader epoch and time: messages that were lost and produced again are of a later epoch."""
+    return f"{message.offset()}/{message.leader_epoch()}/{message.timestamp()[1]}"
 
 
 def _batch(messages: list[Any]) -> pa.RecordBatch:

@@ -6,21 +6,68 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import CursorExpired, Diverged, Unsupported
+from strandline.errors import CursorExpired, Diverged, StrandlineError, Unsupported
 from strandline.log.contract import LogReading
 from strandline.log.read.planning import known_columns
-from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
+from strandline.log.read.reading import HeadPoller
+from strandline.model.arguments import Timeout
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start, batch_fingerprint
 from strandline.model.records import READ_SCHEMA
+from strandline.storage.clock import Clock
 from strandline.storage.closing import Closing
 
 TAKEN_RECORDS: Final = 50_000
 """Messages of one read, at most."""
 TAKEN_BYTES: Final = 16 << 20
+
+
+_MARK_BITS: Final = 40
+_INCARNATION_BITS: Final = 24
+
+
+class Taken(NamedTuple):
+    """Messages of one read, and the position behind them.
+
+    ``mark`` distinguishes the message before that position from any other that could be there; empty if there is none.
+    """
+
+    batch: pa.RecordBatch
+    next: int
+    mark: str
+
+
+def position_fingerprint(incarnation: str, mark: str) -> int | None:
+    """The fingerprint of a position: 24 bits for the stream, 40 for the message before it; 0 is unknown. None of both.
+
+    >>> one, other = position_fingerprint("created today", "7"), position_fingerprint("created today", "8")
+    >>> may_be_same(one, one), may_be_same(one, other), may_be_same(one, position_fingerprint("created today", ""))
+    (True, False, True)
+    >>> may_be_same(one, position_fingerprint("created again", ""))
+    False
+    """
+    of_stream, of_message = _hashed(incarnation, _INCARNATION_BITS), _hashed(mark, _MARK_BITS)
+    return of_stream << _MARK_BITS | of_message or None
+
+
+def _hashed(text: str, bits: int) -> int:
+    return max(1, batch_fingerprint(text) >> (64 - bits)) if text else 0
+
+
+def may_be_same(one: int | None, other: int | None) -> bool:
+    """Whether two fingerprints may be of one position: what is known of both is equal.
+
+    A message that was deleted meanwhile is unknown, and so is the incarnation of an old broker's topic.
+    """
+    halves = (
+        [(each or 0) >> _MARK_BITS for each in (one, other)],
+        [(each or 0) & (1 << _MARK_BITS) - 1 for each in (one, other)],
+    )
+    return all(0 in pair or pair[0] == pair[1] for pair in halves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +77,8 @@ class TakenSpan:
     batch: pa.RecordBatch
     first: int
     next: int
+    fingerprint: int | None
+    """See :func:`position_fingerprint`; of ``next``."""
 
     @property
     def size(self) -> int:
@@ -50,19 +99,30 @@ class MessageStream(LogReading, Closing, ABC):
 
     name: str
     """The stream, for errors."""
+    _clock: Clock
     _planned: TakenSpan | None = None
+    _proven: int | None = None
+    """The position that was read or proven last, since the last failure: the next read continues there."""
+
+    def __init__(self) -> None:
+        """Remember how to wait."""
+        self._waiter = HeadPoller()
 
     @property
     @abstractmethod
     def log_id(self) -> UUID:
-        """The identity of the stream, by its name: a stream that was created again has the same."""
+        """The identity of the stream, by its name: a stream that was created again differs by its incarnation only."""
 
     @abstractmethod
     def bounds(self) -> Bounds:
         """The first retained and the next position."""
 
     @abstractmethod
-    def take(self, since: int, *, upto: int, records: int, size: int) -> tuple[pa.RecordBatch, int]:
+    def incarnation(self) -> str:
+        """Distinguishes the stream from one of the same name that was created again; empty if that is not known."""
+
+    @abstractmethod
+    def take(self, since: int, *, upto: int, records: int, size: int) -> Taken:
         """The next messages from a position on, within limits, and the position behind them.
 
         At least one message, unless there is none below ``upto``.
@@ -73,8 +133,25 @@ class MessageStream(LogReading, Closing, ABC):
         return Cursor(self.log_id, self.bounds().next)
 
     def cursor_at(self, offset: int) -> Cursor:
-        """The cursor at a position."""
-        return Cursor(self.log_id, offset)
+        """The cursor at a position; reads the message before it, which is a part of its fingerprint."""
+        bounds = self.bounds()
+        is_there = bounds.first < offset <= bounds.next
+        return Cursor(self.log_id, offset, fingerprint=self._fingerprint_at(offset) if is_there else None)
+
+    def _fingerprint_at(self, offset: int) -> int | None:
+        return position_fingerprint(self.incarnation(), self.take(offset - 1, upto=offset, records=1, size=1).mark)
+
+    def wait(self, past: Cursor, timeout: Timeout) -> bool:
+        """Block until the stream reaches past the cursor (True), or until the timeout (False); polls."""
+        try:
+            return self._waiter.wait(self, past, timeout, self._clock)
+        except StrandlineError:
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
+        """After a failure the stream may be another one: its history is proven again."""
+        self._planned = self._proven = None
 
     def position_of(self, start: Start) -> int:
         """The position at which a new ingest begins."""
@@ -91,6 +168,13 @@ class MessageStream(LogReading, Closing, ABC):
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[TakenSpan]:
         """The next messages, which are read here; ``[]`` if there are none now."""
+        try:
+            return self._plan(since, limit)
+        except StrandlineError:
+            self._forget()
+            raise
+
+    def _plan(self, since: Cursor, limit: Limit) -> list[TakenSpan]:
         if since.log_id != self.log_id:
             raise Diverged(f"The cursor is of {since.log_id}, and not of {self.name} ({self.log_id}).")
         bounds = self.bounds()
@@ -101,6 +185,8 @@ class MessageStream(LogReading, Closing, ABC):
             )
         if since.next < bounds.first:
             raise CursorExpired(f"{self.name} begins at position {bounds.first}, and {since.next} was deleted.")
+        if since.fingerprint is not None and bounds.first < since.next != self._proven:
+            self._prove(since)
         upto = bounds.next if limit.upto is None else min(limit.upto, bounds.next)
         if since.next >= upto:
             return []
@@ -108,9 +194,21 @@ class MessageStream(LogReading, Closing, ABC):
             return [self._planned]  # planned again: a follower plans once before it begins
         records = min(TAKEN_RECORDS, limit.records or TAKEN_RECORDS)
         size = min(TAKEN_BYTES, limit.bytes or TAKEN_BYTES)
-        batch, following = self.take(since.next, upto=upto, records=records, size=size)
-        self._planned = TakenSpan(batch, since.next, following) if following > since.next else None
+        taken = self.take(since.next, upto=upto, records=records, size=size)
+        fingerprint = position_fingerprint(self.incarnation(), taken.mark)
+        is_new = taken.next > since.next
+        self._planned = TakenSpan(taken.batch, since.next, taken.next, fingerprint) if is_new else None
+        self._proven = taken.next
         return [] if self._planned is None else [self._planned]
+
+    def _prove(self, since: Cursor) -> None:
+        """``Diverged`` if another message is before the cursor than was, or if the stream was created again."""
+        if not may_be_same(since.fingerprint, self._fingerprint_at(since.next)):
+            raise Diverged(
+                f"{self.name} was created again, or lost its end, and has grown differently since: the message before "
+                f"position {since.next} is another one than was ingested. Ingest it into another log."
+            )
+        self._proven = since.next
 
 
 def message_batch(columns: dict[str, Any]) -> pa.RecordBatch:
