@@ -149,10 +149,10 @@ def test_a_stream_that_was_created_again_is_refused(nats_url, stream):
     with pytest.raises(Diverged, match=r"ends at offset 3, and .* holds it up to 7"):
         ingest(nats_url, stream, target)
     publish(nats_url, stream, 8, first=60)
-    with pytest.raises(Diverged, match="^The source has another history"):
+    with pytest.raises(Diverged, match=r"^The source has another history"):
         ingest(nats_url, stream, target)
     with_stream(nats_url, lambda js: js.delete_msg(stream, 6))
-    with pytest.raises(Diverged, match="^The source has another history"):
+    with pytest.raises(Diverged, match=r"^The source has another history"):
         ingest(nats_url, stream, target)
     assert target.bounds().next == 6
 

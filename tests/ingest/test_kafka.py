@@ -139,7 +139,7 @@ def test_a_topic_that_was_created_again_is_refused_whether_it_is_shorter_or_long
     with pytest.raises(Diverged, match=r"ends at offset 2, and .* holds it up to 6"):
         ingest(kafka_server, topic, target)
     produce(kafka_server, topic, 8, first=60)
-    with pytest.raises(Diverged, match="^The source has another history"):
+    with pytest.raises(Diverged, match=r"^The source has another history"):
         ingest(kafka_server, topic, target)
     assert target.bounds().next == 6
 
@@ -154,7 +154,7 @@ def test_a_topic_that_was_created_again_with_the_same_messages_is_another_histor
     until_done(lambda: create(kafka_server, topic))
     produce(kafka_server, topic, 7)
     for copy in (target, parallel):
-        with pytest.raises(Diverged, match="^The source has another history"):
+        with pytest.raises(Diverged, match=r"^The source has another history"):
             ingest(kafka_server, topic, copy)
         assert copy.bounds().next == 6
 

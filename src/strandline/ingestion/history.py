@@ -8,8 +8,8 @@ from strandline.errors import Diverged
 from strandline.log.contract import LogReading
 from strandline.log.read.reading import last_record
 from strandline.model.cursor import Cursor, Limit
+from strandline.model.erased_records import same_unless_erased
 from strandline.model.head import WriterState
-from strandline.tier.copy.erasure import same_unless_erased
 
 
 def check_history(source: LogReading, target: LogReading, last: WriterState) -> None:
