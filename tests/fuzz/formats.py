@@ -90,6 +90,7 @@ from strandline.formats.wal.frame import (
 )
 from strandline.formats.wal.index import INDEX_LEAD, IndexEntry, decode_index, encode_entry, new_chain
 from strandline.formats.wal.mark import Mark, decode_mark, encode_mark
+from strandline.kv.nats.headers import parse_headers
 from strandline.log.contract import Receipt
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.model.cursor import Cursor
@@ -581,6 +582,7 @@ TARGETS = (
     ),
     Target("segment", _hostile_segment, decoding(read_segment)),
     Target("segment-cache", mutated((_STREAMS["segments"],)), decoding(read_cache)),
+    _text("nats-headers", parse_headers, b"NATS/1.0 100 Idle\r\nNats-Last-Consumer: 1\r\na: b\r\n\r\n"),
     _binary("head", lambda data: decode_head(data, "x"), head_bytes()),
     _binary(
         "entries",

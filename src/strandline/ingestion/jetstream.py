@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Final, final
 from uuid import UUID, uuid5
@@ -20,6 +21,7 @@ from strandline.model.records import Op
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
 
+_LOGGER: Final = logging.getLogger(__name__)
 _NAMESPACE: Final = UUID("0e2f4f3b-6a9a-5f3e-9a41-4f0b8c1d2e33")
 _AT_ONCE: Final = 1000
 _POLL: Final = 0.5
@@ -45,7 +47,8 @@ def parse_nats(address: str) -> tuple[str, str]:
 class JetStreamSource(MessageStream):
     """A stream, read in order: the subject is the key, the data the value, headers and time are kept.
 
-    A message that marks the removal of a key, written by a client of a bucket or by the server, is a deletion.
+    A message that marks the removal of a key, written by a client of a bucket or by the server, is a deletion. Of a
+    header block that cannot be read whole, the record has the headers that can be; such messages are counted.
     Positions are the stream's sequences. Nothing is acknowledged: an ingest does not change the stream.
     """
 
@@ -63,6 +66,7 @@ class JetStreamSource(MessageStream):
         self._consumer: PullConsumer | None = None
         self._incarnation = ""
         self._at = -1
+        self._broken_upto = 0
         self._early: list[Any] = []
         """Messages that were read, but not taken yet."""
         try:
@@ -122,10 +126,23 @@ class JetStreamSource(MessageStream):
         except StorageError:
             self._at = -1  # start again: the consumer may be gone
             raise
+        self._count_broken(taken)
         following = min(self._at, upto)
         is_last = bool(taken) and _sequence(taken[-1]) == following - 1
         mark = f"{_sequence(taken[-1])}/{microseconds(taken[-1].metadata.timestamp)}" if is_last else ""
         return Taken(_batch(taken), following, mark)
+
+    def _count_broken(self, taken: list[Any]) -> None:
+        """Count messages with broken headers, each once, even if they are read again."""
+        found = [_sequence(message) for message in taken if message.headers is not None and message.headers.is_broken]
+        found = [sequence for sequence in found if sequence >= self._broken_upto]
+        if found:
+            self._broken_upto = found[-1] + 1
+            self.broken_headers += len(found)
+            _LOGGER.warning(
+                "%s: the headers of %d messages from sequence %d on are broken; their records have those that can be "
+                "read.", self.name, len(found), found[0],
+            )  # fmt: skip
 
     def _subscribe(self, since: int) -> None:
         consumer, self._consumer = self._consumer, None
@@ -158,8 +175,6 @@ def _batch(messages: list[Any]) -> pa.RecordBatch:
             "op": [int(removal(each or {}) or Op.PUT) for each in headers],
             "key": [message.subject.encode(errors="surrogateescape") for message in messages],
             "value": [message.data for message in messages],
-            "headers": [
-                None if not each else [(name, value.encode()) for name, value in each.items()] for each in headers
-            ],
+            "headers": [each.lines if each else None for each in headers],
         }
     )

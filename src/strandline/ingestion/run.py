@@ -35,6 +35,7 @@ from strandline.errors import (
 from strandline.followers.run import Batching, follow
 from strandline.ingestion.history import check_history
 from strandline.ingestion.log_sink import TARGET, LogSink, TargetLog, may_be_repeated
+from strandline.ingestion.streams import MessageStream
 from strandline.ingestion.value_formats import FormatFollower
 from strandline.log.contract import READING, Log, Slots, require
 from strandline.log.object.log import ObjectLog
@@ -80,6 +81,8 @@ class Ingested:
     records: int
     """Number of records appended by this run. An append that two runs of ``sl.ingest`` make at once, and the target
     stores once, is counted by both."""
+    broken_headers: int = 0
+    """Messages of NATS whose headers cannot be read whole. Their records have the headers that can be."""
 
 
 @final
@@ -239,7 +242,8 @@ def ingest_log(
         )
         behind.flush()
     last = sink.last_append(source.log_id)
-    return Ingested(reached, None if last is None else target.cursor_at(last.first + last.count), sink.records)
+    broken = source.broken_headers if isinstance(source, MessageStream) else 0
+    return Ingested(reached, None if last is None else target.cursor_at(last.first + last.count), sink.records, broken)
 
 
 def resume_ingest(source: Log, target: TargetLog, sink: LogSink, *, skip_trimmed: bool) -> None:

@@ -100,6 +100,8 @@ class MessageStream(LogReading, Closing, ABC):
     name: str
     """The stream, for errors."""
     _clock: Clock
+    broken_headers: int = 0
+    """Messages that were read so far, and whose headers cannot be read whole."""
     _planned: TakenSpan | None = None
     _proven: int | None = None
     """The position that was read or proven last, since the last failure: the next read continues there."""

@@ -59,6 +59,9 @@ LAG_SECONDS = Gauge(
 
 UPDATES_APPLIED = Counter("strandline_updates_applied", "Updates of keys that watches of this process applied.")
 UPDATES_REJECTED = Counter("strandline_updates_rejected", "Updates that a watch's parse rejected or could not read.")
+NATS_BROKEN_HEADERS = Counter(
+    "strandline_nats_broken_headers", "Messages that NATS delivered, and whose headers cannot be read whole."
+)
 STORE_FAILURES = Counter("strandline_store_failures", "Writes that the store of a watch refused.")
 RESYNCS = Counter("strandline_resyncs", "Times a watch resynchronised its store after its cursor had expired.")
 

@@ -140,6 +140,7 @@ def ingest(
     seconds = time.monotonic() - began
     fields = {
         "records": done.records,
+        "broken_headers": done.broken_headers,
         "next": done.source.next,
         "target_next": end,
         "seconds": round(seconds, 3),
@@ -185,4 +186,6 @@ def sentence(done: Ingested, end: int, seconds: float) -> str:
     what = "There was nothing to ingest"
     if done.records:
         what = f"{show.counted(done.records, 'record')} ingested in {show.seconds(seconds)}"
-    return f"{what}: the target holds the source up to position {done.source.next:,}, and ends at offset {end:,}."
+    broken = f" Broken headers: {show.counted(done.broken_headers, 'message')}." if done.broken_headers else ""
+    place = f"the target holds the source up to position {done.source.next:,}, and ends at offset {end:,}"
+    return f"{what}: {place}.{broken}"

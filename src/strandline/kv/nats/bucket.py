@@ -27,6 +27,7 @@ from strandline.kv.nats.connection import (
     StreamState,
     refusal,
 )
+from strandline.kv.nats.headers import parse_headers
 from strandline.kv.nats.watch import NatsSubscription, removal, scope_filters
 from strandline.model.arguments import Duration, Positive, checked, shown, whole
 from strandline.model.cursor import Cursor
@@ -242,7 +243,7 @@ class NatsKeyValue(Closing):
             raise refusal(answer["error"], what)
         message = answer["message"]
         head = base64.b64decode(message.get("hdrs", ""))
-        op = removal(_header_lines(head)) if head else None
+        op = removal(parse_headers(head)) if head else None
         value = base64.b64decode(message.get("data", "")) if op is None else None
         return Update(Op.PUT if op is None else op, key, value, int(message["seq"]))
 
@@ -351,9 +352,3 @@ def _valid(key: Key) -> bytes:
             f"NATS cannot hold the key {name!r}: use words of letters, digits and '-/_=', joined by single dots."
         )
     return name
-
-
-def _header_lines(head: bytes) -> dict[str, str]:
-    lines = head.decode("utf-8", "replace").split("\r\n")[1:]
-    pairs = (line.partition(":") for line in lines if line)
-    return {name: value.strip() for name, _, value in pairs}

@@ -22,10 +22,12 @@ from strandline.errors import (
     StorageError,
     TransientStorageError,
 )
+from strandline.kv.nats.headers import MessageHeaders, parse_headers
 from strandline.kv.nats.pull import is_message
 from strandline.model.addresses import as_address, refuse_credentials
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin, bound_to_process
+from strandline.storage.metrics import NATS_BROKEN_HEADERS
 
 T = TypeVar("T")
 
@@ -61,11 +63,19 @@ class _Subject(bytes):
 
 
 def _tolerant_client(nats: Any) -> Any:
-    """A client of the library that survives messages with any subject: its own one ends the connection."""
+    """A client of the library that survives messages with any subject and headers: its own one stops reading."""
 
     class Client(nats.NATS):  # type: ignore[misc]
         def _build_message(self, sid: int, subject: bytes, *rest: Any) -> Any:
             return super()._build_message(sid, _Subject(subject), *rest)
+
+        async def _process_headers(self, headers: bytes | None) -> MessageHeaders | None:
+            if not headers:
+                return None
+            found = parse_headers(headers)
+            if found.is_broken:
+                NATS_BROKEN_HEADERS.inc()
+            return found
 
     return Client()
 
