@@ -31,6 +31,7 @@ from strandline.formats.node.ticket import (
     FileTicket,
     ReadTicket,
     ReportTicket,
+    TicketKey,
     decode_keys,
     decode_ticket,
     encode_keys,
@@ -651,7 +652,9 @@ TARGETS = (
     _checked("wal-slots", lambda data: decode_slots_file(data, "x", now=9), encode_slots_file(_KEPT)),
     _checked("rewind", lambda data: decode_rewinding(data, "x"), encode_rewinding(_REWINDING)),
     _checked("tierer", lambda data: CLAIM_CODEC.decode(data, "x"), CLAIM_CODEC.encode(_CLAIM)),
-    _checked("ticket-keys", lambda data: decode_keys(data, "x"), encode_keys([bytes(32), b"k" * 32])),
+    _checked(
+        "ticket-keys", lambda data: decode_keys(data, "x"), encode_keys([TicketKey(bytes(32)), TicketKey(b"k" * 32, 1)])
+    ),
     _checked("cold", lambda data: COLD_CODEC.decode(data, "x"), COLD_CODEC.encode(_COLD)),
     _checked("node", lambda data: decode_node(data, "x"), encode_node(_NODE)),
     _text("clock-note", decode_clock_note, encode_clock_note(Doubt(5, None)), encode_clock_note(Doubt(None, 7))),
