@@ -583,7 +583,7 @@ TARGETS = (
     ),
     Target("segment", _hostile_segment, decoding(read_segment)),
     Target("segment-cache", mutated((_STREAMS["segments"],)), decoding(read_cache)),
-    _text("nats-headers", parse_headers, b"NATS/1.0 100 Idle\r\nNats-Last-Consumer: 1\r\na: b\r\n\r\n"),
+    _binary("nats-headers", parse_headers, b"NATS/1.0 100 Idle\r\nA: 1\r\nb: c\r\n\r\n", sealed=False),
     _binary("head", lambda data: decode_head(data, "x"), head_bytes()),
     _binary(
         "entries",
