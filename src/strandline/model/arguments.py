@@ -11,7 +11,8 @@ reader, for the type checker and for callers without one. Special meanings:
   :data:`Prose` of any length, and :data:`Secret` is never repeated;
 - a protocol is any object with one of its methods, except for built-in types.
 
-All checks are cheap: elements of a sequence of bytes are not checked.
+All checks are cheap: elements of a sequence of bytes are not checked here, but by the call, all at once
+(:func:`~strandline.model.records.values_bytes`).
 """
 
 from __future__ import annotations

@@ -88,6 +88,30 @@ def record_batch(
     return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
 
 
+_PLAIN_BYTES: Final = frozenset((bytes,))
+
+
+def value_bytes(value: object) -> bytes:
+    """A value as immutable bytes: a copy of a ``bytearray`` or a ``memoryview``, whose owner may change it.
+
+    ``InvalidInput`` for anything else, and for more than a record may hold.
+    """
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise InvalidInput(f"A value is bytes, not {type(value).__name__}; nothing was appended.")
+    plain = value if type(value) is bytes else bytes(value)
+    if len(plain) > MAX_RECORD_BYTES:
+        raise InvalidInput(f"A value of {len(plain):,} bytes is over the limit of {MAX_RECORD_BYTES:,}.")
+    return plain
+
+
+def values_bytes(values: Iterable[object]) -> tuple[bytes, ...]:
+    """The values, each as :func:`value_bytes` takes a single one; without a Python loop if all are plain bytes."""
+    given = tuple(values)
+    if _PLAIN_BYTES.issuperset(map(type, given)) and max(map(len, given), default=0) <= MAX_RECORD_BYTES:  # type: ignore[arg-type]
+        return given  # type: ignore[return-value]
+    return tuple(map(value_bytes, given))
+
+
 def no_headers(count: int) -> pa.Array:
     """A column of null headers. ``pa.nulls`` would allocate children buffers as long as the column."""
     buffers = [pa.py_buffer(bytes((count + 7) // 8)), pa.py_buffer(bytes(4 * (count + 1)))]

@@ -22,7 +22,7 @@ from strandline.model.addresses import Address
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId, WriterState
-from strandline.model.records import RecordSource
+from strandline.model.records import RecordSource, values_bytes
 from strandline.node.config import NodeSettings, ReplicaSettings
 from strandline.node.lead.commits import CommitHandle
 from strandline.node.lead.policies import CommitPolicy, as_policy
@@ -114,8 +114,9 @@ class Primary(NodeHandle):
     def append_values(
         self, values: Sequence[bytes], *, policy: str | CommitPolicy | None = None, timeout: float = COMMIT_SECONDS
     ) -> Commit:
-        """Append records that have a value only."""
-        return self.append(pa.table({"value": pa.array(values, pa.binary())}), policy=policy, timeout=timeout)
+        """Append records that have a value only, all or none."""
+        column = pa.array(values_bytes(values), pa.binary())
+        return self.append(pa.table({"value": column}), policy=policy, timeout=timeout)
 
     def submit(
         self,

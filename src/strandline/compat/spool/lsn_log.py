@@ -16,7 +16,7 @@ from strandline.log.wal.write.groups import CommitGroup, WalHandle, check_number
 from strandline.model.addresses import Address
 from strandline.model.arguments import LARGEST_NUMBER, Positive, Signed, Timeout, checked
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.records import Op, RecordSource, record_batch
+from strandline.model.records import Op, RecordSource, record_batch, values_bytes
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk
@@ -170,9 +170,7 @@ class WriteAheadLog(Closing):
 
     def append_many(self, values: Iterable[bytes], *, term: int | None = None) -> range:
         """Append values as one frame, all or none; returns their lsns when they are durable."""
-        given = list(values)
-        if not all(isinstance(value, bytes) for value in given):
-            raise InvalidInput("Values are bytes.")
+        given = values_bytes(values)
         if not given:
             return range(self.current + 1, self.current + 1)
         now, count = self.log.clock.now(), len(given)

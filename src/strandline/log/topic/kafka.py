@@ -24,6 +24,7 @@ from strandline.log.topic.kafka_stream import KafkaSubscription
 from strandline.model.addresses import refuse_credentials
 from strandline.model.arguments import Duration, Named, Signed, checked
 from strandline.model.cursor import Bounds
+from strandline.model.records import values_bytes
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -239,12 +240,12 @@ class KafkaTopic(Closing):
     def publish_all(self, partition: int, values: Sequence[bytes]) -> list[int]:
         """Append messages in their order, and wait once for all; messages of other publishers may be in between."""
         check_partition(partition, self.partition_count)
-        for payload in values:
-            if len(payload) > self._largest:
-                raise InvalidInput(
-                    f"A message of {len(payload)} bytes is more than the {self._largest} that Kafka is configured to "
-                    "take: publish smaller ones, or raise message.max.bytes and the topic's max.message.bytes."
-                )
+        values = values_bytes(values)
+        if (longest := max(map(len, values), default=0)) > self._largest:
+            raise InvalidInput(
+                f"A message of {longest} bytes is more than the {self._largest} that Kafka is configured to "
+                "take: publish smaller ones, or raise message.max.bytes and the topic's max.message.bytes."
+            )
         sender = self._sending()
         if not values:
             return []

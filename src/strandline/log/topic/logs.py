@@ -27,6 +27,7 @@ from strandline.log.wal.log import ROLL_BYTES, WalLog
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import checked
 from strandline.model.cursor import Bounds
+from strandline.model.records import values_bytes
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk, make_own_folder, replace_file
@@ -95,6 +96,7 @@ class LogTopic(Closing):
 
     def publish_all(self, partition: int, values: Sequence[bytes]) -> list[int]:
         """Append messages as one batch, all or none, and return their offsets when they are durable."""
+        values = values_bytes(values)
         if not values:
             check_partition(partition, self.partition_count)
             return []

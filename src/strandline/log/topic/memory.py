@@ -20,6 +20,7 @@ from strandline.log.topic.contract import (
 )
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Bounds
+from strandline.model.records import value_bytes, values_bytes
 from strandline.storage.clock import CHANCE, Chance
 from strandline.storage.fork_check import Origin, bound_to_process
 
@@ -64,10 +65,11 @@ class MemoryTopic:
 
     def publish(self, partition: int, payload: bytes) -> int:
         """Append a message and return its offset."""
-        return self._append(partition, (payload,))
+        return self._append(partition, (value_bytes(payload),))
 
     def publish_all(self, partition: int, values: Sequence[bytes]) -> list[int]:
         """Append messages, contiguously, and return their offsets."""
+        values = values_bytes(values)
         first = self._append(partition, values)
         return list(range(first, first + len(values)))
 

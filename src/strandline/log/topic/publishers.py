@@ -9,14 +9,11 @@ from typing import Final, Protocol, final
 
 import pyarrow as pa
 
-from strandline.errors import (
-    InvalidInput,
-    OutcomeUnknown,
-)
+from strandline.errors import OutcomeUnknown
 from strandline.log.contract import Log, Receipt
 from strandline.log.wal.log import WalLog
 from strandline.log.writers.numbered import InDoubt, NumberedWriter, Refused
-from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch
+from strandline.model.records import Op, record_batch, values_bytes
 from strandline.storage.clock import Chance, Clock
 from strandline.storage.retry import Backoff
 
@@ -84,8 +81,7 @@ class BatchingPublisher:
 
     def publish(self, values: Sequence[bytes]) -> int:
         """Append messages; a thread that finds no batch in flight sends the queue, the others wait for it."""
-        _check(values)  # before queueing: an invalid message must not fail the others in its batch
-        mine = _Waiting(values)
+        mine = _Waiting(values_bytes(values))  # before queueing: an invalid message must not fail the others
         with self._changed:
             self._queue.append(mine)
             try:
@@ -157,14 +153,6 @@ def _first_offset(receipt: Receipt) -> int:
             "they are published again."
         )
     return receipt.first
-
-
-def _check(values: Sequence[bytes]) -> None:
-    for payload in values:
-        if not isinstance(payload, bytes):
-            raise InvalidInput(f"A payload is bytes, not {type(payload).__name__}.")
-        if len(payload) > MAX_RECORD_BYTES:
-            raise InvalidInput(f"A payload of {len(payload):,} bytes is over the limit of {MAX_RECORD_BYTES:,}.")
 
 
 def _batch(values: Sequence[bytes], now: int) -> pa.RecordBatch:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,28 @@ class PublishingContract(TopicOwner):
         assert topic.publish_all(0, [b"a", b"b", b"c"]) == [3, 4, 5]
         assert topic.publish_all(1, [b"d"]) == [0]
         assert topic.publish(0, b"e") == 6
+
+    @pytest.mark.parametrize("value", [None, "text", 5, [b"x"]], ids=["none", "text", "number", "list"])
+    def test_a_message_that_is_no_bytes_is_refused_alone_and_among_others(self, topic: Topic, value: Any) -> None:
+        calls: list[Callable[[], object]] = [
+            lambda: topic.publish(0, value),
+            lambda: topic.publish_all(0, [value]),
+            lambda: topic.publish_all(0, [b"before", value, b"after"]),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidInput, match="bytes"):
+                call()
+        assert topic.bounds(0) == Bounds(0, 0)
+
+    def test_a_buffer_is_copied_and_may_change_after_the_call(self, topic: Topic) -> None:
+        buffer = bytearray(b"first")
+        topic.publish(0, buffer)
+        topic.publish_all(0, [buffer, memoryview(buffer)])
+        buffer[:] = b"other"
+        subscription, _ = topic.subscribe([(0, 0)])
+        messages = collect(subscription, 3)
+        assert [message.payload for message in messages] == [b"first"] * 3
+        assert all(type(message.payload) is bytes for message in messages)
 
     def test_publishing_nothing_changes_nothing(self, topic: Topic) -> None:
         assert topic.publish_all(1, []) == []

@@ -19,7 +19,7 @@ from strandline.formats.wal.frame import MAX_PAYLOAD
 from strandline.log.contract import Receipt
 from strandline.model.arguments import LARGEST_NUMBER, TIMEOUT
 from strandline.model.head import WriterId
-from strandline.model.records import RecordSource, conform
+from strandline.model.records import RecordSource, conform, value_bytes
 from strandline.storage.fork_check import call_in_child
 
 _METADATA: Final = 4 << 10
@@ -53,13 +53,10 @@ def encoded_copy(batches: tuple[pa.RecordBatch, ...], pages: Sequence[Parts] | N
 
 
 def value_of(value: bytes) -> bytes:
-    """The value as immutable bytes; ``InvalidInput`` if it is not bytes, or over 256 MiB."""
-    if type(value) is not bytes:
-        if not isinstance(value, bytes | bytearray | memoryview):
-            raise InvalidInput(f"A value is bytes, not {type(value).__name__}.")
-        value = bytes(value)  # a copy: its owner may change it before it is written
-    _check_size(len(value), "value")
-    return value
+    """The value as immutable bytes; ``InvalidInput`` if it is not bytes, or too large for a frame."""
+    plain = value_bytes(value)
+    _check_size(len(plain), "value")
+    return plain
 
 
 def _check_size(size: int, what: str) -> None:
