@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from strandline.errors import NotReady, StorageError
+from strandline.errors import CursorExpired, NotReady, StorageError
 from strandline.followers.events import Batching
 from strandline.followers.stores.append_log import AppendLogStore
 from strandline.followers.stores.state import MemoryStore
@@ -16,7 +16,7 @@ from strandline.followers.watch.api import watch_applied
 from strandline.kv.contract import KeyListing, Listed
 from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor
-from strandline.model.keyed import EVERYTHING, Prefix
+from strandline.model.keyed import EVERYTHING, Prefix, Updates
 from strandline.model.sink import StorePosition
 from strandline.testing.faulty import Crash
 from tests.cases import some
@@ -400,6 +400,87 @@ def test_a_store_that_fails_for_good_within_a_resync_ends_the_watch():
     with pytest.raises(StorageError, match="16 times"):
         stage.run()
     assert stage.opened == [at(5)]
+
+
+# --- a watcher that finds out late -------------------------------------------------------------------------------
+
+
+class Late:
+    """A user's watcher that says only in ``take`` that a cursor has expired, after ``before`` updates of its own."""
+
+    def __init__(self, kv, *before, times=1):
+        self.kv = kv
+        self.before = list(before)
+        self.times = times
+        self.closed = 0
+
+    @property
+    def stream(self):
+        return self.kv.stream
+
+    def watch_from(self, scope, cursor):
+        if cursor is None and self.times < 2:
+            return self.kv.watch_from(scope, None)
+        self.times -= cursor is None
+        return LateSubscription(self)
+
+
+class LateSubscription:
+    def __init__(self, watcher):
+        self.watcher = watcher
+
+    def take(self, most, timeout):
+        if self.watcher.before:
+            return self.watcher.before.pop(0)
+        raise CursorExpired("Its changes are no longer retained.")
+
+    def close(self):
+        self.watcher.closed += 1
+
+
+@pytest.mark.parametrize("scope", SCOPES, ids=str)
+def test_a_cursor_that_expires_while_changes_are_taken_resyncs_the_store(scope):
+    kv = MemoryKeyValue()
+    store = behind(kv, scope)
+    watcher, reader = Late(kv), Listings(kv)
+    kv.end()
+    cursor = watch_applied(watcher, [].extend, scope=scope, reader=reader, store=store)
+    assert held(store) == within(current(kv), scope)
+    assert store.position() == StorePosition(cursor) == StorePosition(Cursor(kv.stream, kv._next))
+    assert (reader.asked, watcher.closed) == ([scope], 1)
+
+
+@pytest.mark.parametrize("faults", [(), ("before", "before"), ("after",)], ids=["well", "fails", "lost answer"])
+def test_what_was_taken_before_the_cursor_expired_is_applied_and_stored_before_the_resync(faults):
+    kv, seen = MemoryKeyValue(), []
+    store = behind(kv)
+    since = store.position().cursor
+    early = Updates.of([put(since.next, b"a.7", b"x")], since)
+    flaky = Flaky(store, *faults)
+    kv.end()
+    watch_applied(Late(kv, early), seen.extend, reader=kv, store=flaky)
+    assert [write.split()[0] for write in flaky.writes][len(faults) :][:2] == ["apply", "begin_resync"]
+    assert (seen[0].key, seen[0].value) == (b"a.7", b"x")
+    assert any(update.key == b"a.7" and update.value is None for update in seen), "it vanished, and was removed"
+    assert held(store) == current(kv)
+
+
+def test_a_full_watch_that_expires_before_it_has_listed_everything_ends_with_that_error():
+    kv = MemoryKeyValue()
+    store = behind(kv)
+    with pytest.raises(CursorExpired):
+        watch_applied(Late(kv, times=2), [].extend, reader=kv, store=store)
+    assert store.position().resync == kv.stream
+
+
+def test_without_a_reader_a_cursor_that_expires_late_means_a_full_watch_and_one_warning(caplog):
+    kv, seen = MemoryKeyValue(), []
+    store = behind(kv)
+    kv.end()
+    cursor = watch_applied(Late(kv), seen.extend, store=store)
+    assert {update.key: update.value for update in seen} == current(kv)
+    assert store.position() == StorePosition(cursor)
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 
 
 # --- without a reader, or without a store ----------------------------------------------------------------------

@@ -82,6 +82,11 @@ class Engine:
         """Stop: the current batch is still applied, nothing more is received."""
         self._stopping = True
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything received is applied and stored: then a running stream may expire."""
+        return self._due is None and self._storable() is None
+
     def ask(self, request: Any) -> None:
         """Request an export; it is served after the next flush, and after a running resync."""
         self._exports.append(request)
@@ -154,7 +159,7 @@ class Engine:
 
     def _resync(self) -> None:
         """Start a resync by finding the keys that vanished: if that fails, nothing was changed."""
-        self.phase = Phase.CLEARING
+        self.phase, self._compared = Phase.CLEARING, False
 
     def _rewind(self, beginning: Cursor) -> None:
         """Move the store's cursor to the beginning of the stream; its state stays.

@@ -93,7 +93,8 @@ class KeyValueSubscription(Protocol):
 
         Changes of keys out of scope are left out, but the cursor moves past them. After the initial values of a full
         watch comes :class:`Listed`, once. ``Gap`` if retention removed changes before they were taken: nothing past the
-        gap is ever returned. ``StorageError`` if the connection is lost for good.
+        gap is ever returned. ``CursorExpired``, as ``watch_from``, if a watcher finds out only now that its cursor
+        has expired. ``StorageError`` if the connection is lost for good.
         """
 
     def close(self) -> None:

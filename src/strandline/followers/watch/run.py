@@ -89,6 +89,10 @@ class AppliedWatch:
     finish: Callable[[Awaitable[Any]], Any]
     engine: Engine = field(init=False)
     subscription: KeyValueSubscription | None = None
+    is_resumed: bool = False
+    """Whether the stream was opened at a cursor, or has listed everything: only then can that cursor expire."""
+    expired: CursorExpired | None = None
+    """The stream said so instead of changes; what was received before is applied and stored first."""
     ahead: Updates | None = None
     trickling: bool = False
     joined: tuple[Sequence[events.SourceDelivery], Updates] | None = None
@@ -200,12 +204,27 @@ class AppliedWatch:
         except CursorExpired as error:
             if cursor is None:
                 raise
-            if not self.engine.can_resync:
-                self._warn(f"The cursor {cursor} has expired ({error})")
-            else:
-                _LOGGER.info("The cursor %s has expired: starting a resync of the store. %s", cursor, error)
-            return events.Expired(self._beginning())
+            return self._expire(cursor, error)
+        self.is_resumed = cursor is not None
         return Signal.OPENED
+
+    def _expire(self, cursor: Cursor | None, error: CursorExpired) -> events.Event:
+        if not self.engine.can_resync:
+            self._warn(f"The cursor {cursor} has expired ({error})")
+        else:
+            _LOGGER.info("The cursor %s has expired: starting a resync of the store. %s", cursor, error)
+        return events.Expired(self._beginning())
+
+    def _expire_stream(self, error: CursorExpired, seconds: float) -> events.Event:
+        """Let a running stream expire as soon as everything that it gave before is applied and stored."""
+        if not self.engine.is_settled:
+            self._pause(seconds)
+            return Signal.NOTHING
+        self.expired = None
+        if self.subscription is not None:
+            subscription, self.subscription = self.subscription, None
+            subscription.close()
+        return self._expire(self.engine.applied, error)
 
     def _received(self, room: int, seconds: float) -> events.Event:
         """Receive from the stream. An error ends the watch, but only after the batch received before it is applied.
@@ -213,9 +232,14 @@ class AppliedWatch:
         If the batch were dropped, only a watch that resumes would get it again, and a stream that fails more often than
         once per window would never make progress.
         """
+        if self.expired is not None:
+            return self._expire_stream(self.expired, seconds)
         try:
             return self._receive(room, seconds)
         except Exception as error:  # noqa: BLE001 - it is raised when the batch has been applied
+            if isinstance(error, CursorExpired) and self.is_resumed:
+                self.expired = error
+                return self._expire_stream(error, 0.0)
             _LOGGER.info("The stream failed; the received updates are applied, then the watch ends: %s", error)
             self.stream_error = error
             return Signal.STREAM_FAILED
@@ -229,6 +253,7 @@ class AppliedWatch:
             if head.upto is None:
                 raise InvalidInput("A subscription gave updates without a cursor after them.")
             return events.Received(head, len(head), head.upto, size=head.size)
+        self.is_resumed = self.is_resumed or isinstance(taken, Listed)
         return Signal.NOTHING if taken is None else taken
 
     def _take(self, seconds: float, *, begun: bool) -> Updates | Listed | Ended | None:

@@ -51,9 +51,10 @@ class PublishingContract(TopicOwner):
         assert topic.bounds(0) == Bounds(0, 0)
 
     def test_a_buffer_is_copied_and_may_change_after_the_call(self, topic: Topic) -> None:
-        buffer = bytearray(b"first")
+        buffer: Any = bytearray(b"first")
+        view: Any = memoryview(buffer)
         topic.publish(0, buffer)
-        topic.publish_all(0, [buffer, memoryview(buffer)])
+        topic.publish_all(0, [buffer, view])
         buffer[:] = b"other"
         subscription, _ = topic.subscribe([(0, 0)])
         messages = collect(subscription, 3)
