@@ -90,6 +90,12 @@ class TestTheRules:
         assert moved.current == artifact(1, 2, log_id=OTHER_LOG)
         assert moved.superseded[0].location == artifact(5).location
 
+    def test_an_artifact_of_any_offset_takes_the_place_of_one_that_is_lost_and_of_no_other(self):
+        pointer = point(Pointer(), artifact(5))
+        assert point(pointer, artifact(3, 2), lost=artifact(5).location).current == artifact(3, 2)
+        newer = point(pointer, artifact(9, 2))
+        assert point(newer, artifact(3, 3), lost=artifact(5).location) is newer
+
     def test_a_payload_that_was_given_up_cannot_be_pointed_at(self):
         pointer = give_up(Pointer(), 1)
         with pytest.raises(StalePayload):
@@ -796,7 +802,7 @@ class TestRaces:
 
         from strandline.snapshots import artifacts
 
-        def always(pointer, artifact, *, replacing=False):
+        def always(pointer, artifact, *, replacing=False, lost=None):
             return replace(pointer, current=artifact)
 
         monkeypatch.setattr(artifacts, "point", always)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from strandline.followers.stores.append_log import AppendLogStore
 from strandline.followers.stores.rocks import RocksStore
 from strandline.kv.log import LogKeyValue
 from strandline.log.memory import MemoryLog
+from strandline.log.object.log import open_log
 from strandline.log.slots.pin import SlotPin
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA
@@ -67,6 +69,12 @@ def fold(log, tmp_path):
     store.close()
 
 
+def followed(log, folder: Path) -> AppendLogStore:
+    store = AppendLogStore.open(str(folder), sync=False)
+    follow(log, store, upto="end")
+    return store
+
+
 @pytest.fixture
 def artifacts():
     return Artifacts(PlainStore())
@@ -105,6 +113,43 @@ class TestNewcomers:
         with bootstrap(source, str(tmp_path / "dest"), AppendLogStore, log=log, slot="new") as store:
             follow(log, store, "new", upto="end")
             assert (store.get(b"late"), store.get(b"k0")) == (b"1", b"x")
+
+    @pytest.mark.parametrize("pause", [0.0, 3600.0])
+    def test_a_snapshot_of_a_lost_history_is_replaced_at_once_however_far_it_reaches(self, artifacts, tmp_path, pause):
+        scratch, place = tmp_path / "scratch", tmp_path / "log"
+        log = open_log(place, create=True)
+        append(log, (b"a", b"1"))
+        shutil.copytree(place, tmp_path / "backup")
+        append(log, (b"b", b"lost"), (b"c", b"lost"))
+        with followed(log, tmp_path / "old") as old:
+            assert artifacts.export(old, scratch=scratch, log=log).outcome == "published"
+            shutil.rmtree(place)
+            log = open_log(shutil.copytree(tmp_path / "backup", place))
+            append(log, (b"b", b"new"))
+            with pytest.raises(Diverged):
+                bootstrap(artifacts, str(tmp_path / "newcomer"), AppendLogStore, log=log)
+            with followed(log, tmp_path / "new") as new:
+                assert artifacts.export(new, scratch=scratch).outcome == "current", "without the log nothing is known"
+                assert artifacts.export(new, scratch=scratch, log=place, pause=pause).outcome == "published"
+                assert artifacts.export(new, scratch=scratch, log=log).outcome == "current"
+            with pytest.raises(Diverged, match="Nothing was published"):
+                artifacts.export(old, scratch=scratch, log=log)
+        with bootstrap(artifacts, str(tmp_path / "newcomer"), AppendLogStore, log=log) as store:
+            assert dict(store.range()) == {b"a": b"1", b"b": b"new"}
+
+    def test_a_snapshot_that_is_built_from_the_log_replaces_one_of_a_lost_history(self, artifacts, tmp_path):
+        place = tmp_path / "log"
+        log = open_log(place, create=True)
+        shutil.copytree(place, tmp_path / "backup")
+        append(log, (b"a", b"lost"))
+        append(log, (b"b", b"lost"))
+        sl.bulk.build_snapshot(log, tmp_path / "old", publish=artifacts)
+        shutil.rmtree(place)
+        log = open_log(shutil.copytree(tmp_path / "backup", place))
+        append(log, (b"a", b"new"))
+        built = sl.bulk.build_snapshot(log, tmp_path / "new", publish=artifacts)
+        assert artifacts.newest().cursor == built.cursor
+        assert built.cursor.next == 1
 
     def test_no_snapshot_at_all_says_what_to_do(self, artifacts, log, tmp_path):
         for place in (artifacts, str(tmp_path / "nothing")):

@@ -109,7 +109,7 @@ def build_snapshot(
         if scratch is None:
             _remove_empty(f"{folder}.scratch")
         if publish is not None:
-            publish.publish(folder)
+            publish.publish(folder, log=source)
         return snapshot
 
 

@@ -13,6 +13,8 @@ from typing import Final, Literal, TypeVar
 
 from strandline.errors import AlreadyExists, Contended, CorruptData, Fenced, NotFound, NotReady, StorageError
 from strandline.formats.snapshot.manifest import PointerCodec, decode_snapshot
+from strandline.log.addressed import log_at
+from strandline.log.contract import LogReading
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Duration, Named, Positive, checked
 from strandline.model.cursor import SECOND, Cursor
@@ -21,13 +23,14 @@ from strandline.model.sink import Store
 from strandline.model.snapshot import Artifact, Pointer, Snapshot, SnapshotFile
 from strandline.model.stamp import OpId
 from strandline.model.times import TOLERANCE
+from strandline.snapshots.history import check_history, lost_location
 from strandline.snapshots.pointer import (
     StalePayload,
     abandoned,
+    follows,
     forget,
     generation_of,
     give_up,
-    is_newer,
     location_of,
     plan_sweep,
     point,
@@ -120,29 +123,44 @@ class Artifacts:
         path = f"{self._prefix}lease.json"
         return Lease(self._store, path, holder, seconds=seconds, clock=self._clock, chance=self._chance)
 
-    def publish(self, folder: Address, *, replace: bool = False, guard: Callable[[], object] | None = None) -> Cursor:
+    def publish(
+        self,
+        folder: Address,
+        *,
+        log: LogReading | Address | None = None,
+        replace: bool = False,
+        guard: Callable[[], object] | None = None,
+    ) -> Cursor:
         """Upload a sealed folder and move the pointer to it; returns the published cursor.
 
-        If a snapshot as new or newer is published, nothing is uploaded. ``Diverged`` if the published one is of another
-        log, unless ``replace``. ``CorruptData``, and the pointer stays, if a file differs from the manifest. ``guard``
-        is called before each attempt to move the pointer, and may raise.
+        If a snapshot as new or newer is published, nothing is uploaded; unless the ``log`` was restored from a copy or
+        promoted by force since, and does not have the records of that snapshot any more. ``Diverged`` if the published
+        one is of another log, unless ``replace``, or if the ``log`` does not have the records of the folder.
+        ``CorruptData``, and the pointer stays, if a file differs from the manifest. ``guard`` is called before each
+        attempt to move the pointer, and may raise.
         """
-        folder = as_folder(folder)
+        with contextlib.nullcontext() if log is None else log_at(log) as found:
+            return self._publish(as_folder(folder), found, replace=replace, guard=guard)
+
+    def _publish(
+        self, folder: str, log: LogReading | None, *, replace: bool, guard: Callable[[], object] | None
+    ) -> Cursor:
         snapshot = read_snapshot(folder, disk=self._disk)
+        check_history(log, snapshot.cursor)
         manifest = self._disk.read(f"{folder}/{MANIFEST}", 0, LARGEST + 1)
         op = self._op()
         for _ in range(_TRIES):
             pointer = self._ensure_pointer()
             current = pointer.current
-            other = replace and current is not None and current.cursor.log_id != snapshot.cursor.log_id
-            if current is not None and not other and not is_newer(snapshot.cursor, current):
+            lost = lost_location(log, current)
+            if current is not None and not follows(snapshot.cursor, current, replacing=replace, lost=lost):
                 return current.cursor
             artifact = self._upload(snapshot, manifest, pointer.generation)
 
-            def edit(pointer: Pointer, artifact: Artifact = artifact) -> Pointer:
+            def edit(pointer: Pointer, artifact: Artifact = artifact, lost: str | None = lost) -> Pointer:
                 if guard is not None:
                     guard()
-                return point(pointer, artifact, replacing=replace)
+                return point(pointer, artifact, replacing=replace, lost=lost)
 
             try:
                 pointer = self._cell.update(op, edit)
@@ -200,43 +218,65 @@ class Artifacts:
         lease: Lease | None = None,
         *,
         scratch: Address,
+        log: LogReading | Address | None = None,
         pause: float = 0.0,
         replace: bool = False,
     ) -> Publication:
         """Publish a store's state, unless it is published already, or anything was within ``pause`` seconds.
+
+        With the ``log`` that the store follows, a published snapshot of a lost history is replaced at once, however far
+        it reaches; see :meth:`publish`.
 
         With a ``lease`` only its holder exports: one of many identical consumers that call this periodically. The
         lease is acquired if free, renewed during the export, and not released after success; without it the pointer
         does not move (``Fenced``). The snapshot is sealed in a temporary folder below ``scratch``.
         """
         scratch = as_folder(scratch)
-        if lease is None:
-            return self._export(store, None, scratch, pause=pause, replace=replace)
+        with contextlib.nullcontext() if log is None else log_at(log) as found:
+            if lease is None:
+                return self._export(store, None, scratch, found, pause=pause, replace=replace)
+            return self._export_by(lease, store, scratch, found, pause=pause, replace=replace)
+
+    def _export_by(
+        self, lease: Lease, store: Store, scratch: str, log: LogReading | None, *, pause: float, replace: bool
+    ) -> Publication:
         if not lease.try_acquire():
             return Publication("busy")
         try:
             with lease.kept():
-                return self._export(store, lease, scratch, pause=pause, replace=replace)
+                return self._export(store, lease, scratch, log, pause=pause, replace=replace)
         except Fenced:
             raise
         except Exception:
             lease.release()  # another consumer may try at once
             raise
 
-    def _export(self, store: Store, lease: Lease | None, scratch: str, *, pause: float, replace: bool) -> Publication:
+    def _export(
+        self,
+        store: Store,
+        lease: Lease | None,
+        scratch: str,
+        log: LogReading | None,
+        *,
+        pause: float,
+        replace: bool,
+    ) -> Publication:
         at, current = store.position().cursor, self.newest()
         if at is None:
             raise NotReady(f"The store has no cursor yet, so there is nothing to publish to {self._cell.where}.")
-        if current is not None and not (replace and current.cursor.log_id != at.log_id):
+        check_history(log, at)
+        lost = lost_location(log, current)
+        is_other = replace and current is not None and current.cursor.log_id != at.log_id
+        if current is not None and not is_other and lost is None:
             # A publication time in the future is from a wrong clock.
             recent = -TOLERANCE <= self._clock.now() - current.published < pause * SECOND
-            if recent or not is_newer(at, current):
+            if recent or not follows(at, current):
                 return Publication("current", current.cursor)
         with scratch_folder(f"{scratch}/export", disk=self._disk, chance=self._chance) as hidden:
             store.export_to(f"{hidden}/snapshot")
             # The lease only saves work: the pointer's rule makes concurrent exporters harmless.
             guard = None if lease is None else lease.ensure
-            return Publication("published", self.publish(f"{hidden}/snapshot", replace=replace, guard=guard))
+            return Publication("published", self._publish(f"{hidden}/snapshot", log, replace=replace, guard=guard))
 
     def fetch(self, dest: Address) -> Snapshot:
         """Download the newest published snapshot as a sealed folder; on failure ``dest`` is unchanged.

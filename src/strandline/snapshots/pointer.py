@@ -47,15 +47,25 @@ def is_newer(cursor: Cursor, current: Artifact | None) -> bool:
     return cursor.next > known.next and cursor.term >= known.term
 
 
-def point(pointer: Pointer, artifact: Artifact, *, replacing: bool = False) -> Pointer:
-    """The pointer moved to an artifact; unchanged if it names a newer one.
+def follows(cursor: Cursor, current: Artifact | None, *, replacing: bool = False, lost: str | None = None) -> bool:
+    """Whether a snapshot at this cursor may take the place of the published one.
+
+    If that is older; if it is of another log, and ``replacing``; or if it is at the location ``lost``: the log was
+    restored from a copy, and does not have the records of that snapshot any more. Else as :func:`is_newer`.
+    """
+    if current is not None and (current.location == lost or (replacing and cursor.log_id != current.cursor.log_id)):
+        return True
+    return is_newer(cursor, current)
+
+
+def point(pointer: Pointer, artifact: Artifact, *, replacing: bool = False, lost: str | None = None) -> Pointer:
+    """The pointer moved to an artifact; unchanged if it names one that the artifact does not follow.
 
     ``StalePayload`` if the artifact's objects may have been deleted, ``Diverged`` if the published one is of another
     log, unless ``replacing``.
     """
     current = pointer.current
-    other = replacing and current is not None and artifact.cursor.log_id != current.cursor.log_id
-    if not other and not is_newer(artifact.cursor, current):
+    if not follows(artifact.cursor, current, replacing=replacing, lost=lost):
         return pointer
     generation = generation_of(artifact.location)
     if generation is None or generation < pointer.min_generation:

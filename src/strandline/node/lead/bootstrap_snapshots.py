@@ -9,6 +9,7 @@ from typing import Final, final
 
 from strandline.errors import CorruptData, InvalidInput, NotFound, Overloaded
 from strandline.formats.checksum import crc32c
+from strandline.log.read.span_tasks import is_same_history
 from strandline.log.wal.log import WalLog
 from strandline.model.addresses import BOOTSTRAP_SUFFIX
 from strandline.model.cursor import Cursor
@@ -89,7 +90,8 @@ class BootstrapSnapshots:
 
     def _is_pinned(self, replica: str, cursor: Cursor) -> bool:
         pin = self._pin(replica)
-        return pin is not None and pin.pins and pin.position <= cursor.next and cursor.log_id == self._log.log_id
+        is_held = pin is not None and pin.pins and pin.position <= cursor.next
+        return is_held and is_same_history(self._log, cursor)
 
     def _pin(self, replica: str) -> SlotState | None:
         return next((slot for slot in self._log.slots.list() if slot.name == replica + BOOTSTRAP_SUFFIX), None)
