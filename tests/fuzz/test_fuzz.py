@@ -15,7 +15,7 @@ from tests.fuzz.registry import GROUPS, find, named
 from tests.fuzz.runner import ROOT, fuzz
 from tests.fuzz.targets import case
 
-CASES = {"formats": 40, "values": 40, "places": 4, "flight": 10, "commands": 3}
+CASES = {"formats": 40, "values": 40, "extremes": 40, "places": 4, "flight": 10, "commands": 3}
 """Of each target of a group."""
 FEW = {"command-processes": 2}
 """Of targets that take long."""

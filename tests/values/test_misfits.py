@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
+from strandline.tables.rows.types import stored
 from strandline.values.codecs import columns
 from strandline.values.codecs.columns import ColumnShape, convert
 from strandline.values.codecs.misfits import misfit_of
@@ -36,6 +37,7 @@ _TEXTS = st.builds(
 _DECIMALS = st.decimals(allow_nan=True, allow_infinity=True) | st.builds(
     lambda whole, exponent: Decimal(whole).scaleb(exponent), st.integers(-(10**7), 10**7), st.integers(-9, 6)
 )
+CENTS, LONG_CENTS, HUNDREDS = pa.decimal128(10, 2), pa.decimal256(50, 2), pa.decimal128(10, -2)
 _INTEGERS = st.integers(-(2**70), 2**70)
 CASES: list[tuple[pa.DataType, pa.DataType | None, st.SearchStrategy[Any]]] = [
     *[
@@ -90,6 +92,40 @@ def test_a_decimal_is_stored_exactly_or_not_at_all(kind: pa.DataType) -> None:
             assert convert(shape, [value])[0].as_py() == value
 
     check()
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        *[(make, kind) for make in (sl.Json, sl.MessagePack, sl.Arrow, sl.Avro) for kind in (CENTS, LONG_CENTS)],
+        *[(make, HUNDREDS) for make in (sl.Json, sl.MessagePack, sl.Arrow)],  # Avro has no such decimals
+    ],
+)
+def test_a_decimal_that_ends_the_process_in_arrow_is_refused_before_arrow_sees_it(
+    make: Callable[[pa.Schema], Any], kind: pa.DataType
+) -> None:
+    codec = make(pa.schema({"x": kind}))
+    for text in ("1e-9999999", "-1e-2000001", "1e-999999999"):
+        with pytest.raises(sl.errors.InvalidInput, match="does not fit"):
+            codec.encode_one({"x": Decimal(text)})
+    zero = codec.decode(pa.array([codec.encode_one({"x": Decimal("0e-9999999")})], pa.binary()))
+    assert zero.columns.column("x").to_pylist() == [0]
+
+
+@pytest.mark.parametrize("unit", ["s", "ms"])
+def test_a_time_that_a_table_would_wrap_around_is_a_bad_row(unit: str) -> None:
+    far = pa.record_batch({"at": pa.array([2**62], pa.timestamp(unit))})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, far.schema) as writer:
+        writer.write_batch(far)
+    assert sl.Arrow().decode(pa.array([bytes(sink.getvalue())], pa.binary())).bad.num_rows == 1
+    with pytest.raises(pa.ArrowInvalid, match="out of bounds"):
+        stored(pa.Table.from_batches([far]))
+
+
+def test_nanoseconds_inside_of_a_list_are_cut_off_as_those_of_a_column() -> None:
+    rows = pa.table({"at": pa.array([[1_999]], pa.list_(pa.timestamp("ns")))})
+    assert stored(rows).column("at").cast(pa.list_(pa.int64())).to_pylist() == [[1]]
 
 
 BAD: list[tuple[pa.DataType, list[bytes]]] = [

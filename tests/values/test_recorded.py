@@ -27,6 +27,7 @@ CODECS: list[Codec] = [
     sl.MessagePack(SCHEMA),
     sl.Arrow(),
     sl.Arrow(IDS),
+    sl.Arrow(IDS, max_columns=7, max_name=9),
     sl.Raw(),
     sl.Protobuf(order_files(), "shop.Plain"),
     sl.Avro(AVRO),

@@ -158,8 +158,10 @@ def _check_bytes(old: Codec, new: Codec, where: str) -> None:
 
 def _description(codec: Codec) -> tuple[str, dict[str, Any]]:
     match codec:
-        case Json() | MessagePack() | Arrow():
+        case Json() | MessagePack():
             return codec.name, {"fields": encode_schema(codec.schema)}
+        case Arrow():
+            return codec.name, {"fields": encode_schema(codec.schema), **codec.limits()}
         case Raw():
             return codec.name, {}
         case Protobuf():
@@ -218,7 +220,8 @@ def _protobuf(found: dict[str, Any]) -> Protobuf:
 
 def _arrow(found: dict[str, Any]) -> Arrow:
     schema = decode_schema(found["fields"])
-    return Arrow(schema if len(schema) else None)
+    limits = {name: found[name] for name in ("max_columns", "max_name") if name in found}
+    return Arrow(schema if len(schema) else None, **limits)
 
 
 _BUILD: Final[dict[str, Callable[[dict[str, Any]], Codec]]] = {

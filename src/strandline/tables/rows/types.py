@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.errors import SchemaRefused
@@ -34,7 +35,7 @@ def _storable(name: str, kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - o
     if pt.is_map(kind):
         return pa.map_(_storable(f"{name}{{}}", kind.key_type), _storable(f"{name}{{}}", kind.item_type))
     is_simple = pt.is_boolean(kind) or pt.is_integer(kind) or pt.is_floating(kind) or pt.is_date32(kind)
-    if is_simple or pt.is_string(kind) or pt.is_binary(kind) or pt.is_decimal128(kind):
+    if is_simple or pt.is_string(kind) or pt.is_binary(kind) or (pt.is_decimal128(kind) and kind.scale >= 0):
         return kind
     raise SchemaRefused(
         f"The field {name!r} has the type {kind}, which tables cannot store: declare it as text or as a number."
@@ -47,7 +48,12 @@ def stored(table: pa.Table) -> pa.Table:
     if wanted.equals(table.schema):
         return table
     columns = [
-        column if column.type == field.type else column.cast(field.type, safe=not pt.is_timestamp(field.type))
+        column if column.type == field.type else column.cast(options=_cutting(field.type))
         for column, field in zip(table.columns, wanted, strict=True)
     ]
     return pa.table(columns, schema=wanted)
+
+
+def _cutting(kind: pa.DataType) -> pc.CastOptions:
+    """Not ``safe=False``: that lets a time beyond the range of microseconds become another one, without an error."""
+    return pc.CastOptions(target_type=kind, allow_time_truncate=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
@@ -11,13 +13,20 @@ import pyarrow.types as pt
 from strandline.errors import CorruptData, InvalidInput, SchemaRefused
 from strandline.formats.arrow.header import check_message
 from strandline.formats.arrow.stream import END, batch_header
-from strandline.model.arguments import checked
+from strandline.model.arguments import Positive, checked
+from strandline.values.codecs.exact import OTHER_YEARS, field_of_other_years
 from strandline.values.codecs.rows import one_row, reason_of
 from strandline.values.contract import Columns, Decoded, bad_rows, check_values
 from strandline.values.schema.evolution import conform_columns, evolve
 from strandline.values.schema.schemas import as_schema
+from strandline.values.schema.union import SchemaUnion, placed
 
 _DAMAGE: Final = (pa.ArrowException, OSError, ValueError, EOFError, struct.error, OverflowError, CorruptData)
+
+MAX_COLUMNS: Final = 1_000
+"""Fields that self-describing values may bring: a table of PostgreSQL has up to 1,600 columns, one of SQLite 2,000."""
+MAX_NAME: Final = 63
+"""Bytes of a name: those of a column in PostgreSQL."""
 
 
 class Arrow:
@@ -25,7 +34,8 @@ class Arrow:
 
     A decoded batch has the columns of ``schema``, if one is given, and all further columns of its values, merged as
     :func:`~strandline.values.evolve` does. A value whose columns cannot be merged with those before it is a bad row.
-    So is a value with compressed buffers, or with more or fewer rows than one.
+    So is a value with compressed buffers, with more or fewer rows than one, with a timestamp or date outside of the
+    years 1 to 9999, and with a field whose name begins with an underscore, as columns that tables add do.
 
     >>> codec = Arrow()
     >>> values = pa.array([codec.encode_one({"id": 1}), codec.encode_one({"id": 2, "vip": True})], pa.binary())
@@ -34,59 +44,78 @@ class Arrow:
 
     Args:
         schema: The columns that are always there, or None.
+        max_columns: Limit on the fields of a batch, and of a table, those inside of structs included: a value that
+            would bring more is a bad row.
+        max_name: Limit on the bytes of a field's name: a value with a longer one is a bad row.
     """
 
     name = "arrow"
-    __slots__ = ("_schema",)
+    __slots__ = ("_longest", "_most", "_schema")
 
-    def __init__(self, schema: Any = None) -> None:
+    @checked
+    def __init__(
+        self, schema: Any = None, *, max_columns: Positive = MAX_COLUMNS, max_name: Positive = MAX_NAME
+    ) -> None:
         self._schema = pa.schema([]) if schema is None else as_schema(schema)
+        self._most, self._longest = max_columns, max_name
+
+    def settings(self) -> tuple[pa.Schema | None, int, int]:
+        """The arguments that make an equal codec, as a log records them."""
+        return self._schema if len(self._schema) else None, self._most, self._longest
 
     @property
     def schema(self) -> pa.Schema:
         """The columns that every decoded batch has."""
         return self._schema
 
+    def limits(self) -> dict[str, int]:
+        """The limits that are not the default ones, by their names."""
+        named = {"max_columns": (self._most, MAX_COLUMNS), "max_name": (self._longest, MAX_NAME)}
+        return {name: limit for name, (limit, usual) in named.items() if limit != usual}
+
     def __repr__(self) -> str:
         return f"Arrow({', '.join(f'{field.name}: {field.type}' for field in self._schema)})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Arrow) and self._schema.equals(other._schema)
+        return isinstance(other, Arrow) and type(other) is type(self) and self.settings() == other.settings()
 
     def __hash__(self) -> int:
         return hash((Arrow, tuple(self._schema.names)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Arrow, (self._schema if len(self._schema) else None,)
+        return _again, self.settings()
 
     @checked
     def decode(self, values: pa.Array) -> Decoded:
         """Decode each value; the columns are those of all good values together."""
         check_values(values)
-        schema, reasons = self._schema, dict[int, str]()
-        batches: list[pa.RecordBatch | None] = []
-        known: dict[bytes, pa.Schema] = {}
-        present = [None] * len(values) if pt.is_null(values.type) else values.to_pylist()
-        for row, value in enumerate(present):
-            batch = None
+        union = SchemaUnion(self._schema, self._most)
+        groups: dict[bytes, _Group] = {}
+        reasons: dict[int, str] = {}
+        for row, value in enumerate([] if pt.is_null(values.type) else values.to_pylist()):
+            if value is None:
+                continue
             try:
-                if value is not None:
-                    batch, head = _read(value)
-                    if head not in known:
-                        known[head] = as_schema(batch.schema)
-                        schema = evolve(schema, known[head]).schema
+                batch, head = _read(value)
+                if head not in groups:
+                    groups[head] = self._admitted(batch.schema, union)
+                groups[head].rows.append(row)
+                groups[head].batches.append(batch)
             except _DAMAGE as error:
-                reasons[row], batch = reason_of(error), None
-            batches.append(batch)
-        empty = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
-        columns: list[pa.RecordBatch] = []
-        for row, batch in enumerate(batches):
-            try:
-                columns.append(empty if batch is None else conform_columns(batch, schema))
-            except SchemaRefused as error:
-                reasons[row] = str(error)
-                columns.append(empty)
-        return Decoded(_joined(columns, schema, len(values)), bad_rows(reasons))
+                reasons[row] = reason_of(error)
+        schema = union.schema
+        good = [found for group in groups.values() if (found := group.good(reasons)) is not None]
+        return Decoded(_assembled(good, schema, len(values)), bad_rows(reasons))
+
+    def _admitted(self, given: pa.Schema, union: SchemaUnion) -> _Group:
+        """The values of a schema, if it can be merged with those before; all of them are bad otherwise."""
+        try:
+            fields = as_schema(given)
+            check_names(fields, self._longest)
+            union.add(fields)
+        except SchemaRefused as error:
+            return _Group(str(error))
+        return _Group()
 
     @checked
     def encode(self, columns: Columns) -> pa.Array:
@@ -112,6 +141,10 @@ class Arrow:
         if not len(schema):
             raise InvalidInput("A value needs at least one field that is not null.")
         return _written(one_row(schema, value))
+
+
+def _again(schema: pa.Schema | None, most: int, longest: int) -> Arrow:
+    return Arrow(schema, max_columns=most, max_name=longest)
 
 
 def _read(value: bytes) -> tuple[pa.RecordBatch, bytes]:
@@ -146,8 +179,67 @@ def _own(column: pa.Array) -> pa.Array:
     return pa.concat_arrays([column]) if column.offset else column
 
 
-def _joined(batches: list[pa.RecordBatch], schema: pa.Schema, rows: int) -> pa.RecordBatch:
+@dataclass
+class _Group:
+    """Values with the same schema, which are taken together; ``refused`` says why all of them are bad."""
+
+    refused: str | None = None
+    rows: list[int] = field(default_factory=list)
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+
+    def good(self, reasons: dict[int, str]) -> tuple[list[int], pa.RecordBatch] | None:
+        """The good rows, and their columns; None if there is none. The others get their reasons."""
+        if self.refused is not None:
+            reasons.update(dict.fromkeys(self.rows, self.refused))
+            return None
+        columns = pa.Table.from_batches(self.batches).combine_chunks().to_batches()[0]
+        if _of_other_years(columns) is None:
+            return self.rows, columns
+        names = [_of_other_years(columns.slice(at, 1)) for at in range(len(self.rows))]
+        for row, name in zip(self.rows, names, strict=True):
+            if name is not None:
+                reasons[row] = f"The field '{name}' is {OTHER_YEARS}."
+        kept = [at for at, name in enumerate(names) if name is None]
+        return [self.rows[at] for at in kept], columns.take(pa.array(kept, pa.int64()))
+
+
+def _of_other_years(columns: pa.RecordBatch) -> str | None:
+    pairs = zip(columns.schema.names, columns.columns, strict=True)
+    return next((found for pair in pairs if (found := field_of_other_years(*pair)) is not None), None)
+
+
+def check_names(fields: Iterable[pa.Field], longest: int, path: str = "") -> None:
+    """``SchemaRefused`` for names that tables have for themselves, or cannot have."""
+    for one in fields:
+        name = one.name
+        if not path and name.startswith("_"):
+            raise SchemaRefused(
+                f"The value's field {name!r:.100} begins with an underscore, as columns that are added to it do: "
+                "rename it."
+            )
+        if "\0" in name or len(name.encode(errors="replace")) > longest:
+            raise SchemaRefused(
+                f"The name of the field {path + name!r:.100} has a NUL, or more than {longest} bytes (max_name): "
+                "rename it."
+            )
+        kind = one.type
+        if pt.is_nested(kind):
+            inside = [kind.field(at) for at in range(kind.num_fields)]
+            check_names(inside, longest, f"{path}{name}.")
+
+
+def _assembled(good: list[tuple[list[int], pa.RecordBatch]], schema: pa.Schema, count: int) -> pa.RecordBatch:
+    """All rows in their order; a row of nulls for each that is not good."""
+    import numpy as np
+
     if not len(schema):
-        return pa.RecordBatch.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), rows, [None]))
-    table = pa.Table.from_batches(batches, schema).combine_chunks()
-    return table.to_batches()[0] if rows else pa.RecordBatch.from_pylist([], schema=schema)
+        return pa.RecordBatch.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), count, [None]))
+    rows = np.concatenate([np.array(rows, np.int64) for rows, _ in good]) if good else np.empty(0, np.int64)
+    parts = [dict(zip(columns.schema.names, columns.columns, strict=True)) for _, columns in good]
+    arrays = placed(schema, parts, len(rows))
+    if len(rows) < count or len(good) > 1:
+        at = np.full(count, -1, np.int64)
+        at[rows] = np.arange(len(rows))
+        places = pa.array(at, mask=at < 0)
+        arrays = [array.take(places) for array in arrays]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

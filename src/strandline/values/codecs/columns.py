@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from itertools import accumulate, chain
 from typing import Any, Final, TypeAlias
 
@@ -14,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.errors import printable
+from strandline.values.codecs.exact import OTHER_YEARS, decimal_fit, is_in_years
 from strandline.values.codecs.misfits import misfit_of
 
 Getter: TypeAlias = Callable[[Any], Any]
@@ -175,11 +175,11 @@ def convert(shape: ColumnShape, values: list[Any]) -> pa.Array:  # noqa: PLR0911
     if load is not None:
         values = [None if value is None else load(value) for value in values]
     if via is not None and pt.is_integer(via):
-        return _in_a_day(pa.array(values, via)).cast(kind) if pt.is_time(kind) else pa.array(values, via).cast(kind)
+        return _in_a_day(pa.array(values, via)).cast(kind) if pt.is_time(kind) else _dated(pa.array(values, via), kind)
     if pt.is_timestamp(kind):
-        return _timestamps(values, kind, text=via is not None)
+        return _dated(_timestamps(values, kind, text=via is not None), kind)
     if via is not None:
-        return pa.array(values, via).cast(kind)
+        return _dated(pa.array(values, via), kind) if pt.is_date32(kind) else pa.array(values, via).cast(kind)
     if pt.is_time32(kind):
         return pa.array(values, pa.time64("us")).cast(kind, safe=False)
     if pt.is_float32(kind):
@@ -197,16 +197,16 @@ def _floats(wide: pa.Array) -> pa.Array:
 
 
 def _decimals(values: list[Any], kind: pa.DataType) -> pa.Array:
-    column = pa.array(values, kind)
-    # Arrow makes 0 of some numbers with many more digits than the type has, and says nothing.
-    if kind.scale < 0:  # which Arrow does not compare
-        is_lost = any(value for value, found in zip(values, column.to_pylist(), strict=True) if not found)
-    else:
-        zeros = pc.indices_nonzero(pc.fill_null(pc.equal(column, pa.scalar(Decimal(0), kind)), False))
-        is_lost = any(values[row] for row in zeros.to_pylist())
-    if is_lost:
-        raise ValueError("the number has too many digits")
-    return column
+    fit = decimal_fit(kind)
+    return pa.array([None if value is None else fit(value) for value in values], kind)
+
+
+def _dated(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The column as timestamps or dates."""
+    dated = column.cast(kind)
+    if not is_in_years(dated):
+        raise ValueError(f"the value is {OTHER_YEARS}")
+    return dated
 
 
 def _in_a_day(times: pa.Array) -> pa.Array:

@@ -15,6 +15,8 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.types as pt
 
+from strandline.values.codecs.exact import OTHER_YEARS, year_bounds
+
 Misfit: TypeAlias = Callable[[Any], str | None]
 """Why a value does not fit; None if it fits, or Arrow has to say."""
 
@@ -26,7 +28,6 @@ _TIMESTAMP: Final = re.compile(
 _DATE: Final = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})", re.ASCII)
 _FIRST_NS: Final = 1677
 _LAST_NS: Final = 2262
-_ZERO: Final = "0000"
 _MAX_FLOAT32: Final = 3.4028235677973366e38
 """From here on a number becomes infinite."""
 _SHOWN: Final = 60
@@ -85,8 +86,6 @@ def _date(value: str) -> str | None:
 
 
 def _is_day(year: str, month: str, day: str) -> bool:
-    if year == _ZERO:
-        return True  # Python has no such year: Arrow says
     with suppress(ValueError):
         dt.date(int(year), int(month), int(day))
         return True
@@ -94,10 +93,10 @@ def _is_day(year: str, month: str, day: str) -> bool:
 
 
 def _times(kind: pa.DataType, via: pa.DataType) -> Misfit:
-    """Numbers that are times: within a day for a time of day, else within the number's own range."""
+    """Numbers that are times: within a day for a time of day, else within the years 1 to 9999."""
     if pt.is_time(kind):
         return _between(0, 86_400 * (1000 if via == pa.int32() else 1_000_000) - 1)
-    return _between(*_bounds(via))
+    return _between(*year_bounds(kind), OTHER_YEARS)
 
 
 def _bounds(kind: pa.DataType) -> tuple[int, int]:
@@ -105,9 +104,9 @@ def _bounds(kind: pa.DataType) -> tuple[int, int]:
     return (0, 2**bits - 1) if pt.is_unsigned_integer(kind) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
-def _between(low: int, high: int) -> Misfit:
+def _between(low: int, high: int, outside: str = "out of range") -> Misfit:
     def test(value: Any) -> str | None:
-        return None if type(value) is not int or low <= value <= high else f"{_shown(value)} is out of range"
+        return None if type(value) is not int or low <= value <= high else f"{_shown(value)} is {outside}"
 
     return test
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pyarrow.types as pt
 from strandline.errors import InvalidInput, StrandlineError, printable
 from strandline.model.arguments import checked
 from strandline.values.codecs.columns import ColumnShape, build_columns, null_rows
+from strandline.values.codecs.exact import OTHER_YEARS, decimal_fit, is_in_years
 from strandline.values.contract import Columns, Decoded, bad_rows, check_values
 from strandline.values.schema.evolution import conform_columns
 from strandline.values.schema.schemas import is_record_class
@@ -160,7 +162,14 @@ def _plain(kind: pa.DataType, value: Any, path: str) -> Any:
         if not isinstance(value, Sequence | set | frozenset) or isinstance(value, str | bytes):
             raise InvalidInput(f"The value does not fit the schema: {path} is a list, not {value!r:.100}.")
         return [_plain(kind.value_type, part, path) for part in value]
-    return value
+    return _exact(kind, value, path) if pt.is_decimal(kind) and isinstance(value, Decimal) else value
+
+
+def _exact(kind: pa.DataType, number: Decimal, path: str) -> Decimal:
+    try:
+        return decimal_fit(kind)(number)
+    except ArithmeticError as error:
+        raise InvalidInput(f"The value does not fit the schema: {path} is {number:.10e}, and no {kind}.") from error
 
 
 def _fields_of(value: Any, path: str) -> Mapping[str, Any]:
@@ -215,10 +224,11 @@ def _leaf_values(shape: ColumnShape, column: pa.Array) -> list[Any]:
     if shape.via is not None and pt.is_integer(shape.via):
         column = column.view(shape.via)
     elif pt.is_date32(kind):
-        _check_years(shape.field.name, "date", column.view(pa.int32()), 1, 86_400)
+        _check_years(shape, "date", column)
         column = column if shape.via is None else column.cast(shape.via)
     elif pt.is_timestamp(kind):
-        column = _utc_in_years(shape.field.name, column)
+        _check_years(shape, "timestamp", column)
+        column = column if kind.tz in (None, "UTC") else column.cast(pa.timestamp(kind.unit, tz="UTC"))
         if shape.via is not None:
             column = pc.strftime(column, format="%Y-%m-%dT%H:%M:%SZ" if kind.tz else "%Y-%m-%dT%H:%M:%S")
     elif shape.via is not None:
@@ -229,21 +239,6 @@ def _leaf_values(shape: ColumnShape, column: pa.Array) -> list[Any]:
     return [None if value is None else dump(value) for value in column.to_pylist()]
 
 
-_UNITS: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-_YEAR_1: Final = -62_135_596_800
-_YEAR_10000: Final = 253_402_300_800
-
-
-def _utc_in_years(name: str, column: pa.Array) -> pa.Array:
-    """The timestamps in UTC; ``InvalidInput`` for years that text with four digits does not have."""
-    kind = column.type
-    _check_years(name, "timestamp", column.view(pa.int64()), _UNITS[kind.unit], 1)
-    return column if kind.tz in (None, "UTC") else column.cast(pa.timestamp(kind.unit, tz="UTC"))
-
-
-def _check_years(name: str, what: str, column: pa.Array, per_second: int, seconds: int) -> None:
-    """Check numbers since 1970, of which one is ``seconds`` long, or there are ``per_second``."""
-    bounds = pc.min_max(column)
-    low, high = bounds["min"].as_py(), bounds["max"].as_py()
-    if low is not None and (low * seconds < _YEAR_1 * per_second or high * seconds >= _YEAR_10000 * per_second):
-        raise InvalidInput(f"The field '{name}' holds a {what} outside of the years 1 to 9999.")
+def _check_years(shape: ColumnShape, what: str, column: pa.Array) -> None:
+    if not is_in_years(column):
+        raise InvalidInput(f"The field '{shape.field.name}' holds a {what} {OTHER_YEARS}.")

@@ -66,10 +66,7 @@ class _SchemaChanges:
         for name, each in offered.items():
             twin = names.setdefault(name.casefold(), name)
             if twin != name:
-                raise SchemaRefused(
-                    f"The new field '{path}{name}' differs from '{path}{twin}' only in upper and lower case, which "
-                    "tables do not distinguish: rename one of them."
-                )
+                raise twins(path + name, path + twin)
             added = pa.field(name, each.type)
             self.added.append(pa.field(path + name, each.type))
             result.append(added)
@@ -99,10 +96,28 @@ class _SchemaChanges:
         if pt.is_map(old) and pt.is_map(new) and old.key_type == new.key_type:
             item = old.item_field.with_type(self._type(name + "{}", old.item_type, new.item_type))
             return pa.map_(old.key_field, item)
-        raise SchemaRefused(
-            f"The field '{name}' is {old} in the table and {new} in the new schema, and rows of both cannot be in one "
-            "column: keep the old type, give the field a new name, or build the table again."
-        )
+        raise two_types(name, old, new)
+
+
+def twins(name: str, twin: str) -> SchemaRefused:
+    """The error for two names of one column."""
+    return SchemaRefused(
+        f"The new field '{name}' differs from '{twin}' only in upper and lower case, which tables do not distinguish: "
+        "rename one of them."
+    )
+
+
+def two_types(name: str, old: object, new: object) -> SchemaRefused:
+    """The error for a field with another type than before."""
+    return SchemaRefused(
+        f"The field '{name}' is {old} in the table and {new} in the new schema, and rows of both cannot be in one "
+        "column: keep the old type, give the field a new name, or build the table again."
+    )
+
+
+def wider_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
+    """The type of two that has all values of both, if they are single values; None if neither has."""
+    return old if old == new or _fits(new, old) else new if _fits(old, new) else None
 
 
 def _fits(narrow: pa.DataType, wide: pa.DataType) -> bool:

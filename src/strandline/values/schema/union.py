@@ -1,0 +1,186 @@
+"""The schema of many values together, and their columns: time and memory of a value are those of its own fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from strandline.errors import SchemaRefused
+from strandline.values.schema.evolution import is_list, twins, two_types, wider_type
+
+
+class SchemaUnion:
+    """Fields of many schemas, merged as :func:`~strandline.values.evolve` does.
+
+    Args:
+        schema: The fields to begin with.
+        most: Limit on fields, those inside of others included. Fields to begin with are never too many.
+    """
+
+    def __init__(self, schema: pa.Schema, most: int) -> None:
+        self._root = _Node(pa.struct(list(schema)))
+        self._most = most
+        self._count = self._root.count() - 1
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The fields so far."""
+        return pa.schema(list(self._root.made()))
+
+    def add(self, new: pa.Schema) -> None:
+        """Merge the fields of one more schema; ``SchemaRefused`` if they cannot be, and then none of them is."""
+        kind = pa.struct(list(new))
+        more = self._root.more("", kind)
+        if more and self._count + more > self._most:
+            raise SchemaRefused(
+                f"It brings {more:,} new fields to {self._count:,} others, and {self._most:,} are allowed in all "
+                "(max_columns): use fewer fields, or allow more."
+            )
+        self._root.merge(kind)
+        self._count += more
+
+
+class _Node:
+    """A type whose inner fields can grow: of a struct those of its names, of a list or map the type of its items."""
+
+    __slots__ = ("_inner", "_names", "_type")
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._type = kind
+        self._inner = {name: _Node(inner) for name, inner in _inner(kind)}
+        self._names = {name.casefold(): name for name in self._inner}
+
+    def count(self) -> int:
+        """The fields of the type, this one included."""
+        return 1 + sum(node.count() for node in self._inner.values())
+
+    def more(self, path: str, new: pa.DataType) -> int:
+        """How many fields a type would add; ``SchemaRefused`` if it cannot be merged."""
+        family = _family(self._type)
+        if family != _family(new) or (not family and wider_type(self._type, new) is None):
+            raise two_types(path, _brief(self._type), _brief(new))
+        more, seen = 0, dict[str, str]()
+        for name, inner in _inner(new):
+            inside = name if not path else f"{path}.{name}" if pt.is_struct(new) else path + name
+            twin = self._names.get(name.casefold()) or seen.setdefault(name.casefold(), name)
+            if twin != name:
+                raise twins(inside, twin)
+            node = self._inner.get(name)
+            more += _Node(inner).count() if node is None else node.more(inside, inner)
+        return more
+
+    def merge(self, new: pa.DataType) -> None:
+        """Add the fields of a type, and widen others."""
+        if not _family(self._type):
+            self._type = wider_type(self._type, new)
+        for name, inner in _inner(new):
+            if name in self._inner:
+                self._inner[name].merge(inner)
+            else:
+                self._inner[name] = _Node(inner)
+                self._names[name.casefold()] = name
+
+    def made(self) -> pa.DataType:
+        """The type now."""
+        if not self._inner:
+            return self._type
+        if pt.is_struct(self._type):
+            return pa.struct([pa.field(name, node.made()) for name, node in self._inner.items()])
+        (item,) = self._inner.values()
+        if pt.is_map(self._type):
+            return pa.map_(self._type.key_field, self._type.item_field.with_type(item.made()))
+        return _list_of(self._type, self._type.value_field.with_type(item.made()))
+
+
+def _inner(kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
+    if pt.is_struct(kind):
+        return [(field.name, field.type) for field in kind]
+    if pt.is_map(kind):
+        return [("{}", kind.item_type)]
+    return [("[]", kind.value_type)] if is_list(kind) else []
+
+
+def _family(kind: pa.DataType) -> str:
+    return "map" if pt.is_map(kind) else "list" if is_list(kind) else "struct" if pt.is_struct(kind) else ""
+
+
+def _brief(kind: pa.DataType) -> str:
+    return _family(kind) or str(kind)
+
+
+def _list_of(like: pa.DataType, item: pa.Field) -> pa.DataType:
+    return pa.large_list(item) if pt.is_large_list(like) else pa.list_(item)
+
+
+def union_array(kind: pa.DataType, arrays: Sequence[pa.Array]) -> pa.Array:
+    """One array of the arrays one after another, whose types the type includes; what an array lacks is null."""
+    if all(array.type == kind for array in arrays):
+        return pa.concat_arrays(arrays) if arrays else pa.array([], kind)
+    if not pt.is_nested(kind):
+        return pa.concat_arrays([array.cast(kind) for array in arrays])
+    nulls = pa.concat_arrays([array.is_null() for array in arrays])
+    if pt.is_struct(kind):
+        parts = [dict(zip(_field_names(array), array.flatten(), strict=True)) for array in arrays]
+        return pa.StructArray.from_arrays(placed(kind, parts, len(nulls)), fields=list(kind), mask=nulls)
+    offsets = _offsets(arrays, is_large=pt.is_large_list(kind))
+    if pt.is_map(kind):
+        entries = [_entries(array) for array in arrays]
+        keys = union_array(kind.key_type, [each.field(0) for each in entries])
+        items = union_array(kind.item_type, [each.field(1) for each in entries])
+        return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=nulls)
+    items = union_array(kind.value_type, [array.flatten() for array in arrays])
+    make = pa.LargeListArray if pt.is_large_list(kind) else pa.ListArray
+    return make.from_arrays(offsets, items, type=kind, mask=nulls)
+
+
+def placed(fields: Any, parts: Sequence[dict[str, pa.Array]], count: int) -> list[pa.Array]:
+    """The columns of parts one after another, each of which has some of the fields; ``count`` rows in all."""
+    import numpy as np
+
+    starts, at = [], 0
+    having: dict[str, list[int]] = {field.name: [] for field in fields}
+    for number, part in enumerate(parts):
+        starts.append(at)
+        at += len(next(iter(part.values())))
+        for name in part:
+            having[name].append(number)
+    columns = []
+    for field in fields:
+        numbers = having[field.name]
+        arrays = [parts[number][field.name] for number in numbers]
+        found = union_array(field.type, arrays)
+        if len(found) < count:
+            rows = np.full(count, -1, np.int64)
+            if numbers:
+                rows[np.concatenate([np.arange(starts[n], starts[n] + len(parts[n][field.name])) for n in numbers])] = (
+                    np.arange(len(found))
+                )
+            found = found.take(pa.array(rows, mask=rows < 0)) if len(found) else pa.nulls(count, field.type)
+        columns.append(found)
+    return columns
+
+
+def _field_names(array: pa.Array) -> list[str]:
+    return [field.name for field in array.type]
+
+
+def _entries(array: pa.Array) -> pa.Array:
+    """The pairs of all maps, without those of nulls."""
+    pairs = pa.StructArray.from_arrays([array.keys, array.items], names=["key", "value"])
+    offsets = array.offsets
+    return pa.ListArray.from_arrays(offsets, pairs, mask=array.is_null() if array.null_count else None).flatten()
+
+
+def _offsets(arrays: Sequence[pa.Array], *, is_large: bool) -> pa.Array:
+    """Where the items of each list begin and end among the items of all of them; a null has none."""
+    import numpy as np
+
+    lengths = [np.zeros(1, np.int64)]
+    for array in arrays:
+        sizes = np.diff(array.offsets.to_numpy())
+        lengths.append(np.where(array.is_valid().to_numpy(zero_copy_only=False), sizes, 0))
+    ends = np.cumsum(np.concatenate(lengths))
+    return pa.array(ends, pa.int64() if is_large else pa.int32())
