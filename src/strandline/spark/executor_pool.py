@@ -6,11 +6,10 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from pyspark.sql import SparkSession
-
 from strandline.errors import JobFailed, StrandlineError
 from strandline.spark.failures import rerun_if_lost
-from strandline.spark.pipelines.workers import FrameJobs, JobLabels, RddJobs
+from strandline.spark.missing_modules import located
+from strandline.spark.pipelines.workers import JobLabels, jobs_of
 from strandline.spark.task_payload import packed, unpacked
 
 R = TypeVar("R")
@@ -20,13 +19,13 @@ class ExecutorPool:
     """Runs the tasks of a bulk job on executors, of a classic session or over Spark Connect.
 
     Results come when all tasks are done. A failed task is repeated by Spark, and a job that ended because workers were
-    killed, or did not start in time, is run again. An error of this package is raised as it is; whatever else ends
-    the job is ``JobFailed``.
+    killed, or did not start in time, is run again. An error of this package is raised as it is, a module that executors
+    lack is ``MissingExtra``, and whatever else ends the job is ``JobFailed``.
     """
 
     def __init__(self, spark: Any) -> None:
         """Work with a session."""
-        self._jobs = RddJobs(spark) if isinstance(spark, SparkSession) else FrameJobs(spark)
+        self._jobs = jobs_of(spark)
         self._labels = JobLabels(spark)
 
     @property
@@ -63,4 +62,4 @@ def _done(item: bytes) -> bytes:
     try:
         return pickle.dumps(unpacked(item)())
     except StrandlineError as error:
-        return pickle.dumps(error)
+        return pickle.dumps(located(error))

@@ -25,6 +25,7 @@ from strandline.log.read.planning import pack
 from strandline.model.cursor import Span
 from strandline.model.sink import Part, Written
 from strandline.spark.failures import GatewayError, UserFailures, rerun_if_lost, unpicklable, unwrapped
+from strandline.spark.missing_modules import describing_task, lacking, located, missing_module
 from strandline.spark.pipelines.shuffle import ShuffleJob, observed_reports, spans_per_reader
 from strandline.spark.pipelines.transform import FrameTransform
 from strandline.spark.task_payload import check_version, packed, unpacked
@@ -62,7 +63,7 @@ class SparkWorkers:
         self._reruns = reruns
         self._spark = spark
         self._labels = JobLabels(spark)
-        self._jobs = RddJobs(spark) if isinstance(spark, SparkSession) else FrameJobs(spark)
+        self._jobs = jobs_of(spark)
         self._place = place
         self._job_bytes = job_bytes
         self._transform = transform
@@ -160,6 +161,8 @@ class JobLabels:
             found = unwrapped(error)
             if isinstance(found, StrandlineError):
                 raise found from error
+            if module := missing_module(error):
+                raise lacking(module, self._described(module)) from error
             raise _failed(title, error) from error
         finally:
             with contextlib.suppress(GatewayError, PySparkException, OSError):
@@ -168,6 +171,14 @@ class JobLabels:
                     self.spark.sparkContext.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
                 else:
                     self.spark.removeTag(self._tag)
+
+    def _described(self, module: str) -> list[bytes]:
+        """Which Python executors have; nothing if they cannot even say that."""
+        try:
+            jobs = jobs_of(self.spark)
+            return [answer for _, answer in jobs.run([module.encode()] * jobs.cores, describing_task())]
+        except (GatewayError, PySparkException, OSError):
+            return []
 
     def cancel(self) -> None:
         """Cancel what runs."""
@@ -184,7 +195,7 @@ def _task(item: bytes) -> bytes:
         part, spans = unpacked(item)
         return pickle.dumps(written(part, spans))
     except StrandlineError as error:
-        return pickle.dumps(error)
+        return pickle.dumps(located(error))
 
 
 def _result(answer: bytes) -> Written:
@@ -249,6 +260,11 @@ class FrameJobs:
         frame = self.spark.range(0, len(held), 1, len(held)).mapInArrow(work, "number long, answer binary")
         for row in frame.collect():
             yield int(row.number), bytes(row.answer)
+
+
+def jobs_of(spark: Any) -> RddJobs | FrameJobs:
+    """The jobs of a session."""
+    return RddJobs(spark) if isinstance(spark, SparkSession) else FrameJobs(spark)
 
 
 def _by_bytes(items: Sequence[bytes], most: int) -> Iterator[list[bytes]]:
