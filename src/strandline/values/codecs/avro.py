@@ -14,6 +14,7 @@ import pyarrow.types as pt
 
 from strandline.errors import InvalidInput, MissingExtra, SchemaRefused
 from strandline.model.arguments import checked
+from strandline.values.codecs.avro_varints import varint_check
 from strandline.values.codecs.columns import ColumnShape
 from strandline.values.codecs.registry import open_registry
 from strandline.values.codecs.rows import RowCodec
@@ -159,14 +160,18 @@ def _avro_of(schema: Any) -> Any:
 
 
 def _reader(library: Any, written: Any, own: Any) -> Callable[[bytes], Any]:
-    read = library.schemaless_reader
+    read, check = library.schemaless_reader, varint_check(written)
 
     def decode(value: bytes) -> Any:
-        source = io.BytesIO(value)
+        # With one byte more: the library does not notice the end where it skips, and then stands behind that byte.
+        source = io.BytesIO(value + b"\0")
         try:
             row = read(source, written, own)
         except EOFError as error:
             raise ValueError("It ends too early") from error
+        if source.tell() > len(value):
+            raise ValueError("It ends too early")
+        check(value)
         if source.tell() != len(value):
             raise ValueError(f"{len(value) - source.tell()} bytes follow the record")
         return row
