@@ -69,8 +69,8 @@ SHAPES: list[dict[str, Any]] = [
     {"mode": "latest"},
     {"mode": "history"},
     {"mode": "latest", "soft_deletes": True},
-    {"mode": "latest", "key": "id"},
-    {"mode": "history", "key": "id"},
+    {"mode": "latest", "key": "id", "tombstones": "dead-letters"},
+    {"mode": "history", "key": "id", "tombstones": "dead-letters"},
 ]
 
 

@@ -186,7 +186,7 @@ SHAPES: list[dict[str, Any]] = [
     {"mode": "append"},
     {"mode": "latest"},
     {"mode": "latest", "soft_deletes": True},
-    {"mode": "latest", "key": "id"},
+    {"mode": "latest", "key": "id", "tombstones": "dead-letters"},
     {"mode": "history"},
 ]
 

@@ -197,8 +197,7 @@ def test_a_crash_between_the_letters_and_the_table_doubles_no_letter(place, tmp_
     dying = sink()
     begun = dying.begin(since=Cursor(LOG, 1), upto=Cursor(LOG, 3), tasks=1)
     written = [part.write(changes(1, (b"2", b"bad"), (b"3", order(3))).to_batches()) for part in begun.parts]
-    letters_of_it = [file for one in written for file in one.bad]
-    begun.letters.commit(letters_of_it, str(DeltaTable(place).metadata().id), begun.since, begun.upto)
+    begun.letters.commit(written, str(DeltaTable(place).metadata().id), begun.since, begun.upto)
     assert letters(tmp_path) == [(1, b"bad", True)]
     apply(sink(), 1, (b"2", b"bad"), (b"3", order(3)), (b"4", b"bad, too"))
     assert letters(tmp_path) == [(1, b"bad", True), (3, b"bad, too", True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,25 @@ from strandline.errors import Unsupported
 from strandline.log.read.value_format import named_codec
 from strandline.tables.maintain.contract import MaintainedTable
 
+
+class DeletesWithoutValue(StrEnum):
+    """What deletes without a value mean in a table with --key."""
+
+    KEY = "key"
+    JSON = "json"
+    DEAD_LETTERS = "dead-letters"
+
+
+TombstoneOption = Annotated[
+    DeletesWithoutValue | None,
+    typer.Option(
+        "--tombstones",
+        metavar="HOW",
+        help="How a delete without a value names its row, with --key: key, the record's key is the text of that "
+        "column; json, it is a JSON object with it; or dead-letters, it is set aside. Without it the first one is an "
+        "error.",
+    ),
+]
 TableUrl = Annotated[
     str,
     typer.Argument(
@@ -31,6 +51,7 @@ def followed_table(
     *,
     schema: Path | None = None,
     key: Sequence[str] | None = None,
+    tombstones: DeletesWithoutValue | None = None,
     name: str = "default",
     **options: Any,
 ) -> MaintainedTable:
@@ -41,4 +62,5 @@ def followed_table(
             value = None if named_codec(log) is None else "log"
     if schema is not None:
         value = json_codec(schema)
-    return sl.tables.existing(url, value=value, key=tuple(key or ()), name=name, **options)
+    means: Any = None if tombstones is None else tombstones.value
+    return sl.tables.existing(url, value=value, key=tuple(key or ()), tombstones=means, name=name, **options)

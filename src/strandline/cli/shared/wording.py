@@ -52,7 +52,11 @@ _WORDS: Final = (
     (r"add one, such as datetime\.now\(UTC\)", "add one, such as 2026-01-15T05:29:00Z"),
     (r"use a schema registry \(sl\.Avro\([^)]*\)\), or begin", "begin"),
     (r"soft_deletes='?(\w+)'?; open it so,", r"soft deletes (\1): follow it by a program, as it was made,"),
+    (r"give the sink tombstones='key'", "pass --tombstones key"),
+    (r"if it is a JSON object with it, a codec of the record's key, or", "if it is a JSON object with it, or"),
     # Options by the names of arguments.
+    (r"\btombstones='([a-z-]+)'", r"--tombstones \1"),
+    (r"\btombstones=", "--tombstones"),
     (r"\bmode='?(\w+)'?; open it with that mode", r"--mode \1: pass that"),
     (r"\bmode='?(\w+)'?", r"--mode \1"),
     (r"\(verify=False\)", "(--no-verify)"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -17,7 +16,7 @@ from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
 from strandline.cli.shared.common import INTERRUPTED, Json, stop_on_signal
 from strandline.cli.shared.common import start as known_start
 from strandline.cli.shared.decoding import json_codec, named
-from strandline.cli.shared.tables import TableUrl
+from strandline.cli.shared.tables import TableUrl, TombstoneOption
 from strandline.errors import InvalidInput, NotFound, Unsupported
 from strandline.log.read.value_format import named_codec
 from strandline.model.cursor import Start
@@ -70,6 +69,7 @@ def follow(
         list[str] | None,
         typer.Option("--key", metavar="COLUMN", help="A column that identifies a row; may be repeated."),
     ] = None,
+    tombstones: TombstoneOption = None,
     start: Annotated[
         str,
         typer.Option(
@@ -105,7 +105,9 @@ def follow(
     opened = place.reading() if slot is None else place.writing()
     with opened as log, stop_on_signal() as stop, show.meter("following", total=None, quiet=json) as advance:
         value = _value(log, schema, decode)
-        sink = _sink(table, mode, value, key or (), dead_letters, name)
+        shape: dict[str, Any] = {"value": value, "key": tuple(key or ()), "name": name}
+        shape["tombstones"] = None if tombstones is None else tombstones.value
+        sink = _sink(table, mode, dead_letters, shape)
         sink.meet(log)
         began, since = time.monotonic(), sink.cursor(log.log_id)
         first = log.position_of(cast("Start", start)) if since is None else since.next
@@ -160,11 +162,8 @@ def _value(log: AnyLog, schema: Path | None, decode: bool | None) -> Value | Non
     return None
 
 
-def _sink(
-    table: str, mode: TableMode | None, value: Value | None, key: Sequence[str], letters: str | None, name: str
-) -> MaintainedTable:
-    shape: dict[str, Any] = {"value": value, "key": tuple(key), "name": name}
-    shape["mode"] = _recorded_mode(table, name) if mode is None else mode.value
+def _sink(table: str, mode: TableMode | None, letters: str | None, shape: dict[str, Any]) -> MaintainedTable:
+    shape["mode"] = _recorded_mode(table, shape["name"]) if mode is None else mode.value
     if letters is not None and is_in_database(table):
         if letters != "yes":
             raise InvalidInput("The dead letters of a table in a SQL database are beside it: write --dead-letters yes.")

@@ -14,7 +14,7 @@ from strandline.cli.shared.common import Json, confirm, guarded
 from strandline.cli.shared.common import start as known_start
 from strandline.cli.shared.groups import group
 from strandline.cli.shared.pools import Workers, is_on_spark, spark_session, task_pool
-from strandline.cli.shared.tables import TableUrl, followed_table
+from strandline.cli.shared.tables import TableUrl, TombstoneOption, followed_table
 from strandline.cli.shared.text import escaped, readable, to_fields
 from strandline.errors import InvalidInput, NotFound
 from strandline.log.contract import Log
@@ -102,6 +102,7 @@ def verify(
     *,
     schema: Schema = None,
     key: Key = None,
+    tombstones: TombstoneOption = None,
     name: Name = "default",
     workers: Workers = None,
     json: Json = False,
@@ -113,7 +114,7 @@ def verify(
     Example: strandline table verify ./tables/orders ./orders
     """
     opened = _log(log)
-    sink = followed_table(url, opened, schema=schema, key=key, name=name)
+    sink = followed_table(url, opened, schema=schema, key=key, tombstones=tombstones, name=name)
     pool = task_pool(workers)
     with show.busy("comparing rows with the log"):
         check = sl.tables.verify(sink, opened, pool=pool)
@@ -145,6 +146,7 @@ def rebuild(
     *,
     schema: Schema = None,
     key: Key = None,
+    tombstones: TombstoneOption = None,
     name: Name = "default",
     dead_letters: Letters = None,
     start: Annotated[
@@ -188,7 +190,9 @@ def rebuild(
     letters: str | bool | None = dead_letters
     if is_in_database(into or url):
         letters = None if dead_letters is None else True
-    sink = followed_table(url, opened, schema=schema, key=key, name=name, dead_letters=letters, into=into)
+    sink = followed_table(
+        url, opened, schema=schema, key=key, tombstones=tombstones, name=name, dead_letters=letters, into=into
+    )
     confirm(f"Replace all rows of {sink.where} by those of {log}?", yes=yes)
     session = spark_session() if is_on_spark() else None
     with show.busy("building all rows again"):
@@ -241,6 +245,7 @@ def replay(
     dead_letters: Letters = None,
     schema: Schema = None,
     key: Key = None,
+    tombstones: TombstoneOption = None,
     name: Name = "default",
     json: Json = False,
 ) -> None:
@@ -254,7 +259,8 @@ def replay(
     opened = _log(log)
     place = _place_of(url, dead_letters)
     done = sl.tables.replay_letters(
-        followed_table(url, opened, schema=schema, key=key, name=name, dead_letters=place), opened
+        followed_table(url, opened, schema=schema, key=key, tombstones=tombstones, name=name, dead_letters=place),
+        opened,
     )
     lines = [f"{show.counted(done.applied, 'dead letter')} applied."]
     if not any((done.applied, done.unreadable, done.expired, done.of_others)):

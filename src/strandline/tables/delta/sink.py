@@ -56,6 +56,7 @@ from strandline.tables.rows.bad_records import BadShare
 from strandline.tables.rows.kinds import KINDS, Kind
 from strandline.tables.rows.logged import LoggedShape, Value, fixed
 from strandline.tables.rows.shape import DeadLetters, TableShape, key_columns, refuse_lost_transform
+from strandline.tables.rows.tombstones import Tombstones
 from strandline.tables.work import Rebuild
 
 if TYPE_CHECKING:
@@ -72,9 +73,14 @@ class DeltaSink(FileTableSink):
 
     ``value`` is the codec of the values, such as ``sl.Json(schema)``: the table then has their fields as columns, and
     ``_key``, ``_offset``, ``_timestamp`` and ``_op``. New fields become new columns, and numbers become wider; any
-    other change of the schema is ``SchemaRefused``. ``key`` names columns that identify a row instead of the record's
-    key. ``value="log"`` is the codec that the log names (:meth:`meet`), in its newest version at each commit; a table
-    that was made with the record's own columns keeps them.
+    other change of the schema is ``SchemaRefused``. ``value="log"`` is the codec that the log names (:meth:`meet`), in
+    its newest version at each commit; a table that was made with the record's own columns keeps them.
+
+    ``key`` names columns that identify a row instead of the record's key. ``tombstones`` then says how a delete without
+    a value names its row by the record's key: ``"key"``, that is the text of the key column; ``"json"``, it is a JSON
+    object with the key columns; a codec of it; or ``"dead-letters"``, such a delete is a bad record. Without
+    ``tombstones`` the first one is ``BadRecord``, also with ``dead_letters``.
+
     ``transform`` is a function from an Arrow table of decoded changes to the rows to keep; it is called for parts of a
     range, in any cuts. A record that cannot become a row is ``BadRecord`` (``NullKey`` without a key), and nothing is
     applied; with ``dead_letters``, the address of a second table, it goes there with its offset and the reason. More
@@ -95,6 +101,7 @@ class DeltaSink(FileTableSink):
         mode: Kind = "latest",
         value: Value | None = None,
         key: str | Sequence[str] = (),
+        tombstones: Tombstones | None = None,
         transform: Callable[[pa.Table], pa.Table] | None = None,
         soft_deletes: bool = False,
         dead_letters: Address | None = None,
@@ -117,7 +124,9 @@ class DeltaSink(FileTableSink):
         check_folder(self.url)
         self.mode: Kind = mode
         """The kind of the table."""
-        self._shape = TableShape(mode, fixed(value), key_columns(key), transform, soft_deletes, has_plain_types=True)
+        self._shape = TableShape(
+            mode, fixed(value), key_columns(key), transform, soft_deletes, has_plain_types=True, tombstones=tombstones
+        )
         self._logged = LoggedShape(self._shape, value, self.url)
         self._name = name
         self._followed: FollowedDelta = FollowedDelta(self.url, self._shape, name, options or {}, disk)

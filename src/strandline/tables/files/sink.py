@@ -122,7 +122,8 @@ class FileTableSink(ABC):
         opened = self._replayed(log.log_id)
         if opened is None:
             raise InvalidInput(f"The sink of {self.where} has no dead letters: name their table with dead_letters=.")
-        return LetterReplay(self.where, opened, self._shape, self._shape.rows, log)
+        shape = self._shape.for_letters()
+        return LetterReplay(self.where, opened, shape, shape.rows, log)
 
     def _replace_letters(self, beginning: Cursor, upto: Cursor, written: Sequence[Written], job: str) -> None:
         """Remove the letters that a rebuild has replaced. If that fails, a replay removes those of rows."""

@@ -39,6 +39,7 @@ from strandline.tables.rows.bad_records import BadShare
 from strandline.tables.rows.kinds import KINDS, Kind
 from strandline.tables.rows.logged import LoggedShape, Value, fixed
 from strandline.tables.rows.shape import DeadLetters, TableShape, key_columns
+from strandline.tables.rows.tombstones import Tombstones
 from strandline.tables.work import Rebuild
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ _TRIES: Final = 8
 class IcebergSink(FileTableSink):
     """An Iceberg table that follows a log: data and cursor are one snapshot, keyed by offset.
 
-    ``mode``, ``value``, ``key``, ``transform``, ``soft_deletes`` and ``max_bad_share`` are those of
+    ``mode``, ``value``, ``key``, ``tombstones``, ``transform``, ``soft_deletes`` and ``max_bad_share`` are those of
     :class:`~strandline.tables.delta.sink.DeltaSink`. ``dead_letters`` names a second table for records that cannot
     become rows.
 
@@ -72,6 +73,7 @@ class IcebergSink(FileTableSink):
         mode: Kind = "latest",
         value: Value | None = None,
         key: str | Sequence[str] = (),
+        tombstones: Tombstones | None = None,
         transform: Callable[[pa.Table], pa.Table] | None = None,
         soft_deletes: bool = False,
         dead_letters: str | None = None,
@@ -93,7 +95,7 @@ class IcebergSink(FileTableSink):
         self.mode: Kind = mode
         """The kind of the table."""
         self._name = name
-        self._shape = TableShape(mode, fixed(value), key_columns(key), transform, soft_deletes)
+        self._shape = TableShape(mode, fixed(value), key_columns(key), transform, soft_deletes, tombstones=tombstones)
         self._logged = LoggedShape(self._shape, value, table)
         found = _catalog(catalog)
         self._followed: FollowedIceberg = FollowedIceberg(found, table, self._shape, name, disk)

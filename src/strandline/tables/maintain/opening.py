@@ -11,6 +11,7 @@ from strandline.model.addresses import Address, as_address, refuse_credentials
 from strandline.tables.delta.files import table_folder
 from strandline.tables.maintain.contract import MaintainedTable, RecordedTable
 from strandline.tables.rows.logged import Value
+from strandline.tables.rows.tombstones import Tombstones
 
 _ICEBERG: Final = "iceberg://"
 _SQLITE: Final = "sqlite:"
@@ -57,6 +58,7 @@ def existing_sink(
     address: str,
     value: Value | None,
     key: str | Sequence[str],
+    tombstones: Tombstones | None,
     name: str,
     options: Mapping[str, str] | None,
     *,
@@ -70,7 +72,7 @@ def existing_sink(
         raise InvalidInput(f"The table {sink.where} follows no log: it was made by another program.")
     if into is not None:
         _check_other(address, into, recorded)
-    shape: dict[str, Any] = {"mode": recorded.mode, "value": value, "key": key, "name": name}
+    shape: dict[str, Any] = {"mode": recorded.mode, "value": value, "key": key, "tombstones": tombstones, "name": name}
     if recorded.has_soft_deletes:
         shape["soft_deletes"] = True
     if dead_letters is None and recorded.has_letters and (into is None or is_in_database(into)):

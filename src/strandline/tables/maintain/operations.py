@@ -23,6 +23,7 @@ from strandline.tables.maintain.rebuilding import rebuild_table
 from strandline.tables.maintain.replay import Replayed
 from strandline.tables.rows.kinds import Kind
 from strandline.tables.rows.logged import Value
+from strandline.tables.rows.tombstones import Tombstones
 
 GRACE_HOURS: Final = 168
 """Hours for which files are kept that no version names: a slow commit may still name them."""
@@ -131,6 +132,7 @@ def existing(
     *,
     value: Value | None = None,
     key: str | Sequence[str] = (),
+    tombstones: Tombstones | None = None,
     dead_letters: Address | bool | None = None,
     name: Named = "default",
     options: Mapping[str, str] | None = None,
@@ -145,7 +147,7 @@ def existing(
     ``NotFound`` if there is no table, ``InvalidInput`` if it follows no log.
     """
     other = None if into is None else as_address(into)
-    return existing_sink(as_address(url), value, key, name, options, dead_letters=dead_letters, into=other)
+    return existing_sink(as_address(url), value, key, tombstones, name, options, dead_letters=dead_letters, into=other)
 
 
 @checked

@@ -12,10 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import InvalidInput, SchemaRefused, StrandlineError, TransformFailed, printable
-from strandline.model.records import READ_SCHEMA, TIMESTAMP
+from strandline.model.records import READ_SCHEMA, TIMESTAMP, Op
 from strandline.tables.rows.bad_records import NO_KEY
 from strandline.tables.rows.hashing import HASH_VERSION
 from strandline.tables.rows.kinds import RAW, RAW_LATEST, TYPED, ColumnNames, Kind, table_schema
+from strandline.tables.rows.tombstones import (
+    TombstoneKeys,
+    Tombstones,
+    check_tombstones,
+    refuse_tombstones,
+)
 from strandline.tables.rows.types import stored
 from strandline.values.contract import Codec, rounds_floats
 from strandline.values.decoding import RECORD_FIELDS, value_fields
@@ -76,7 +82,8 @@ class TableShape:
 
     Without a codec the rows have the record's own columns. With one they have the value's fields and ``_key``,
     ``_offset``, ``_timestamp`` and ``_op``. ``key`` names columns whose values identify a row instead of the record's
-    key. ``transform`` gets the decoded changes and returns those to keep.
+    key. ``transform`` gets the decoded changes and returns those to keep. ``tombstones`` says how a delete without a
+    value names such a row.
     """
 
     kind: Kind
@@ -86,6 +93,11 @@ class TableShape:
     soft_deletes: bool = False
     has_plain_types: bool = False
     """Whether columns get the types that Delta stores (:mod:`~strandline.tables.rows.types`)."""
+    tombstones: Tombstones | None = None
+    """None: such a delete is refused."""
+
+    def __post_init__(self) -> None:
+        check_tombstones(self.tombstones, self.key)
 
     @property
     def names(self) -> ColumnNames:
@@ -120,6 +132,10 @@ class TableShape:
         shape = replace(self, transform=TransformedElsewhere(columns))
         shape.changes_schema()  # refuses rows that lack a column
         return shape
+
+    def for_letters(self) -> TableShape:
+        """The shape that replays letters: tombstones among them stay, if it does not say what they mean."""
+        return replace(self, tombstones="dead-letters") if self.key and self.tombstones is None else self
 
     def recorded(self) -> str:
         """The part of the shape that the table records; a later follower must have the same."""
@@ -183,6 +199,8 @@ class TableShape:
                 raise InvalidInput(
                     f"The codec {self.value.name!r} finds keys in values: name the columns of a row's key with key=."
                 )
+            if self.tombstones not in (None, "dead-letters") and self.is_keyed:
+                found = TombstoneKeys(self.tombstones, self.key, self.value.schema).filled(found, batch, meta["op"])
             piece = self._assembled(pa.Table.from_batches([found.columns]), meta)
             if found.bad.num_rows:
                 rows = found.bad.column("row")
@@ -248,6 +266,9 @@ class TableShape:
         is_bad = pc.is_null(keys)
         offsets = rows.column(self.names.offset).filter(is_bad)
         bad = records.filter(pc.is_in(records.column("offset"), value_set=offsets.combine_chunks()))
+        if self.key and self.tombstones is None:
+            deletes = rows.filter(pc.and_(is_bad, pc.not_equal(rows.column(self.names.op), int(Op.PUT))))
+            refuse_tombstones(bad, deletes.column(self.names.offset), self.key)
         return ShapedRows(rows.filter(pc.invert(is_bad)), bad_records(bad, pa.repeat(NO_KEY, bad.num_rows)))
 
 

@@ -16,6 +16,7 @@ from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.tables.rows.kinds import Kind
 from strandline.tables.rows.logged import Value, fixed
 from strandline.tables.rows.shape import TableShape, key_columns
+from strandline.tables.rows.tombstones import Tombstones
 from strandline.tables.sql.columns import DEAD_LETTERS, TypeOf, as_json, check_names, is_nested
 from strandline.tables.sql.copy_format import EPOCH_DAYS, EPOCH_MICROSECONDS
 from strandline.tables.sql.postgres_transaction import PostgresTransaction, psycopg_library
@@ -46,8 +47,9 @@ class PostgresSink(SqlSink):
 
     ``mode="latest"`` keeps one row per key, the newest by offset; deletes and purges remove it
     (``soft_deletes``: mark it). ``mode="append"`` keeps every change. ``value`` decodes values into typed columns; new
-    fields add columns. A record that has no row, such as one that cannot be decoded, is ``BadRecord``, or a row of
-    ``<table>_dead_letters`` with ``dead_letters=True``; more than ``max_bad_share`` of a commit's records stop it.
+    fields add columns. ``key`` and ``tombstones`` are those of :class:`~strandline.tables.delta.sink.DeltaSink`. A
+    record that has no row, such as one that cannot be decoded, is ``BadRecord``, or a row of ``<table>_dead_letters``
+    with ``dead_letters=True``; more than ``max_bad_share`` of a commit's records stop it.
 
     The cursor is a row of ``strandline_cursors`` in the same schema. A follower that another one has replaced is
     ``Fenced`` and changes nothing; a table that was dropped, re-created or altered is ``Diverged``. Other programs may
@@ -62,6 +64,7 @@ class PostgresSink(SqlSink):
         mode: Literal["latest", "append"] = "latest",
         value: Value | None = None,
         key: str | Sequence[str] = (),
+        tombstones: Tombstones | None = None,
         transform: Callable[[pa.Table], pa.Table] | None = None,
         soft_deletes: bool = False,
         dead_letters: bool = False,
@@ -73,7 +76,7 @@ class PostgresSink(SqlSink):
         ``dsn`` is a connection string or address of PostgreSQL; what it omits comes from the usual variables
         (``PGHOST``, ``PGPASSWORD``, ...).
         """
-        shape = TableShape(mode, fixed(value), key_columns(key), transform, soft_deletes)
+        shape = TableShape(mode, fixed(value), key_columns(key), transform, soft_deletes, tombstones=tombstones)
         self.mode: Kind = mode
         """The kind of the table."""
         self._table = table

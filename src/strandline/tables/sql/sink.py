@@ -272,9 +272,9 @@ class SqlSink:
         if not self._has_dead_letters:
             raise InvalidInput(f"The sink of {self.where} has no dead letters: open it with dead_letters=True.")
         self.meet(log)
-        planner = self._planner()
+        planner = replace(self._planner(), shape=self._shape.for_letters())
         opened = partial(replayed_sql, self._database, self._expected, planner, log.log_id)
-        return LetterReplay(self.where, opened, self._shape, planner.shaped, log)
+        return LetterReplay(self.where, opened, planner.shape, planner.shaped, log)
 
     def optimized(self) -> int:
         """``InvalidInput``: a database has no files to join."""

@@ -26,6 +26,7 @@ from strandline.storage.disk import DISK, Disk, exists, make_own_folder
 from strandline.tables.rows.kinds import Kind
 from strandline.tables.rows.logged import Value, fixed
 from strandline.tables.rows.shape import TableShape, key_columns
+from strandline.tables.rows.tombstones import Tombstones
 from strandline.tables.sql.columns import TypeOf, check_names
 from strandline.tables.sql.sink import SqlSink
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction, sqlite_type
@@ -41,8 +42,9 @@ class SqliteSink(SqlSink):
 
     ``mode="latest"`` keeps one row per key, the newest by offset; deletes and purges remove it
     (``soft_deletes``: mark it). ``mode="append"`` keeps every change. ``value`` decodes values into typed columns; new
-    fields add columns. A record that has no row, such as one that cannot be decoded, is ``BadRecord``, or a row of
-    ``<table>_dead_letters`` with ``dead_letters=True``; more than ``max_bad_share`` of a commit's records stop it.
+    fields add columns. ``key`` and ``tombstones`` are those of :class:`~strandline.tables.delta.sink.DeltaSink`. A
+    record that has no row, such as one that cannot be decoded, is ``BadRecord``, or a row of ``<table>_dead_letters``
+    with ``dead_letters=True``; more than ``max_bad_share`` of a commit's records stop it.
 
     The cursor is a row of ``strandline_cursors`` in the same file. A follower that another one has replaced is
     ``Fenced`` and changes nothing; a table that was dropped, re-created or altered is ``Diverged``. Other programs may
@@ -67,6 +69,7 @@ class SqliteSink(SqlSink):
         mode: Literal["latest", "append"] = "latest",
         value: Value | None = None,
         key: str | Sequence[str] = (),
+        tombstones: Tombstones | None = None,
         transform: Callable[[pa.Table], pa.Table] | None = None,
         soft_deletes: bool = False,
         dead_letters: bool = False,
@@ -81,7 +84,7 @@ class SqliteSink(SqlSink):
             raise InvalidInput(f"{self.path!a} is not UTF-8, and the path of a database has to be: name another file.")
         if "\0" in table or table.lower().startswith("sqlite_"):
             raise InvalidInput(f"{table!r} cannot be the name of a table in SQLite: choose another.")
-        shape = TableShape(mode, fixed(value), key_columns(key), transform, soft_deletes)
+        shape = TableShape(mode, fixed(value), key_columns(key), transform, soft_deletes, tombstones=tombstones)
         self.mode: Kind = mode
         """The kind of the table."""
         self._table = table

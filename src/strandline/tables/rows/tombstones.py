@@ -1,0 +1,138 @@
+"""Tombstones: deletes without a value, in a table whose key is made of fields of the values. Pure functions on Arrow.
+
+Such a delete names its row by the record's key alone, so that the sink has to be told how to read that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from strandline.errors import BadRecord, InvalidInput
+from strandline.model.records import Op
+from strandline.values.codecs.columns import null_rows
+from strandline.values.codecs.json import Json
+from strandline.values.contract import Codec, Decoded, bad_rows
+
+Tombstones: TypeAlias = Codec | Literal["key", "json", "dead-letters"]
+"""What a delete without a value means: ``"key"``, the record's key is the text of the key column; ``"json"``, it is a
+JSON object with the key columns, as Debezium writes it; a codec of the record's key; or ``"dead-letters"``, it is
+a bad record."""
+
+_PAYLOAD: Final = "payload"
+
+
+def check_tombstones(tombstones: Tombstones | None, key: Sequence[str]) -> None:
+    """``InvalidInput`` for tombstones of a table to which they mean nothing."""
+    if tombstones is None:
+        return
+    if not key:
+        raise InvalidInput(
+            "A table without key= has the record's key, by which a delete without a value finds its row: leave "
+            "tombstones= out."
+        )
+    if tombstones == "key" and len(key) > 1:
+        raise InvalidInput(
+            f"The record's key cannot be the text of {len(key)} columns: give tombstones='json', or a codec of the key."
+        )
+
+
+def refuse_tombstones(records: pa.Table, deletes: pa.ChunkedArray, key: Sequence[str]) -> None:
+    """``BadRecord`` for the first delete without a value among records that have no row; ``deletes`` are offsets."""
+    is_delete = pc.is_in(records.column("offset"), value_set=deletes.combine_chunks())
+    found = records.filter(pc.and_(is_delete, pc.is_null(records.column("value"))))
+    if found.num_rows:
+        names = repr(key[0]) if len(key) == 1 else repr(tuple(key))
+        raise BadRecord(
+            f"The record at offset {pc.min(found.column('offset')).as_py()} is a delete without a value, and the table "
+            f"finds its rows by fields of the value (key={names}). Nothing was applied: give the sink "
+            "tombstones='key' if the record's key is that field, tombstones='json' if it is a JSON object with it, a "
+            "codec of the record's key, or tombstones='dead-letters' to set such deletes aside."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TombstoneKeys:
+    """Reads the key columns of deletes without a value from the records' keys."""
+
+    tombstones: Tombstones
+    key: tuple[str, ...]
+    declared: pa.Schema
+    """The fields of values that their codec knows beforehand; none if values describe themselves."""
+
+    def filled(self, found: Decoded, records: pa.RecordBatch, ops: pa.Array) -> Decoded:
+        """Decoded values whose tombstones have their key columns; a key that cannot be read is a bad row.
+
+        ``InvalidInput`` if values have no such fields: then only a transform knows the key.
+        """
+        missing = [name for name in self.key if name not in found.columns.schema.names]
+        if missing and len(self.declared):
+            raise InvalidInput(
+                f"The values have no field {missing[0]!r} that tombstones= could fill from the record's key: let the "
+                "transform find the key of a delete, and leave tombstones= out."
+            )
+        is_tombstone = pc.and_(
+            pc.is_null(records.column("value")), pc.not_equal(ops, pa.scalar(int(Op.PUT), pa.int8()))
+        )
+        places = pc.indices_nonzero(is_tombstone)
+        if missing or not len(places):
+            return found
+        fields = [found.columns.schema.field(name) for name in self.key]
+        columns, reasons = self._read(records.column("key").take(places), fields)
+        at = list(range(len(records)))
+        for number, place in enumerate(places.to_pylist()):
+            at[place] = len(records) + number
+        rows = found.columns
+        for field, column in zip(fields, null_rows(columns, sorted(reasons)), strict=True):
+            whole = pa.concat_arrays([rows.column(field.name), column]).take(pa.array(at, pa.int64()))
+            rows = rows.set_column(rows.schema.get_field_index(field.name), field, whole)
+        bad = dict(zip(*found.bad.to_pydict().values(), strict=True))
+        bad |= {places[row].as_py(): why for row, why in reasons.items()}
+        return replace(found, columns=rows, bad=bad_rows(bad))
+
+    def _read(self, keys: pa.Array, fields: Sequence[pa.Field]) -> tuple[list[pa.Array], dict[int, str]]:
+        """The key columns of these keys, and the reasons of those that cannot be read; a null key gives nulls."""
+        if self.tombstones == "key":
+            column, unread = _texts(keys, fields[0])
+            return [column], unread
+        is_json = isinstance(self.tombstones, str)
+        codec = _json_key(fields) if isinstance(self.tombstones, str) else self.tombstones
+        decoded = codec.decode(keys)
+        reasons = {row: f"Its key: {why}" for row, why in zip(*decoded.bad.to_pydict().values(), strict=True)}
+        found = []
+        for field in fields:
+            if field.name not in decoded.columns.schema.names:
+                raise InvalidInput(f"The codec of tombstones= gives no column {field.name!r}, which is in key=.")
+            column = decoded.columns.column(field.name)
+            if is_json and _PAYLOAD in decoded.columns.schema.names[len(fields) :]:
+                column = pc.coalesce(pc.struct_field(decoded.columns.column(_PAYLOAD), field.name), column)
+            found.append(column if column.type == field.type else column.cast(field.type))
+        return found, reasons
+
+
+def _json_key(fields: Sequence[pa.Field]) -> Codec:
+    """A JSON object with these fields, also with the ``schema`` and ``payload`` that Kafka Connect puts around it."""
+    around = [pa.field(_PAYLOAD, pa.struct(list(fields)))]
+    return Json(pa.schema([*fields, *([] if _PAYLOAD in [field.name for field in fields] else around)]))
+
+
+def _texts(keys: pa.Array, field: pa.Field) -> tuple[pa.Array, dict[int, str]]:
+    if pt.is_binary(field.type) or pt.is_large_binary(field.type):
+        return keys.cast(field.type), {}
+    try:
+        return keys.cast(pa.string()).cast(field.type), {}
+    except pa.ArrowException:
+        values: list[Any] = []
+        reasons = {}
+        for row, key in enumerate(keys):
+            try:
+                values.append(key.cast(pa.string()).cast(field.type))
+            except pa.ArrowException:
+                values.append(pa.scalar(None, field.type))
+                reasons[row] = f"Its key is not the text of a value of {field.name!r}, which is {field.type}."
+        return pa.array(values, field.type), reasons
