@@ -19,6 +19,7 @@ from strandline.values.codecs.json import Json
 from strandline.values.codecs.messagepack import MessagePack
 from strandline.values.codecs.protobuf import Protobuf
 from strandline.values.codecs.raw import Raw
+from strandline.values.codecs.registry import RecordedAddress
 from strandline.values.contract import Codec
 from strandline.values.decoding import value_fields
 from strandline.values.schema.evolution import evolve
@@ -206,6 +207,8 @@ def _built(name: str, schema: str) -> Codec:
 
 def _avro(found: dict[str, Any]) -> Avro:
     registry = found.get("registry")
+    if isinstance(registry, str):
+        registry = RecordedAddress(registry)
     if "schemas" in found:
         registry = {int(number): schema for number, schema in found["schemas"].items()}
     return Avro(found["schema"], registry=registry, schema_id=found.get("schema_id"))

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from strandline.errors import InvalidInput, TransientStorageError
+from strandline.storage.http_get import ServerName, http_get, server_of
 
 _TIMEOUT: Final = 10.0
 _MOST_BYTES: Final = 4 << 20
 _MOST_UNKNOWN: Final = 100
 _NOT_FOUND: Final = 404
+
+SETTING: Final = "STRANDLINE_REGISTRIES"
+"""The environment variable with the addresses of registries that a log may name, separated by commas."""
+
+_named: set[ServerName] = set()
+"""Servers that this process was told to call by its own program, and not by a log."""
+
+
+class RecordedAddress(str):
+    """The address of a registry out of a log's identity. It is called only if this process knows it otherwise, too."""
+
+    __slots__ = ()
 
 
 class SchemaRegistry(Protocol):
@@ -65,9 +78,13 @@ class HttpRegistry:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise InvalidInput("registry is an address such as https://registry.example:8081.")
+        self._server = server_of(url)
+        self._is_recorded = isinstance(url, RecordedAddress)
         self._url = url.rstrip("/")
         self._schemas: dict[int, Any] = {}
         self._unknown: set[int] = set()
+        if not self._is_recorded:
+            _named.add(self._server)
 
     def schema(self, number: int) -> Any:
         """The schema of an id; requested from the server if it is not cached."""
@@ -77,13 +94,18 @@ class HttpRegistry:
             self._schemas[number] = _parsed(self._fetched(number))
         return self._schemas[number]
 
+    @property
+    def _is_allowed(self) -> bool:
+        return not self._is_recorded or self._server in _named or self._server in _listed(os.environ.get(SETTING, ""))
+
     def _fetched(self, number: int) -> str:
-        request = urllib.request.Request(  # noqa: S310 - the scheme is checked above
-            f"{self._url}/schemas/ids/{number}", headers={"Accept": "application/json"}
-        )
+        if not self._is_allowed:
+            raise InvalidInput(
+                f"The log names the schema registry {self._url[:200]}, and this process was not told to call that: if "
+                f"you trust it, add it to the environment variable {SETTING}, or give a codec with it yourself."
+            )
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:  # noqa: S310
-                body = answer.read(_MOST_BYTES + 1)
+            body = http_get(f"{self._url}/schemas/ids/{number}", seconds=_TIMEOUT, most_bytes=_MOST_BYTES)
         except urllib.error.HTTPError as error:
             if error.code == _NOT_FOUND:
                 # Hostile values may name any id, so the number of remembered ones is limited.
@@ -103,8 +125,20 @@ class HttpRegistry:
         return text
 
     def settings(self) -> Any:
-        """The address."""
-        return self._url
+        """The address. A process that gets a codec from this one may call it, too, if this one may."""
+        return self._url if self._is_allowed else RecordedAddress(self._url)
+
+
+def _listed(text: str) -> set[ServerName]:
+    """The servers in the environment variable.
+
+    >>> _listed("https://one.example, http://two.example:8081/") == {
+    ...     server_of("https://one.example:443"),
+    ...     server_of("http://two.example:8081"),
+    ... }
+    True
+    """
+    return {server_of(each.strip()) for each in text.split(",") if each.strip()}
 
 
 def _readable(schema: Any) -> Any:

@@ -1,0 +1,117 @@
+"""One HTTP request with a deadline for all of it, a limit of bytes, and no redirect to another server."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from strandline.errors import InvalidInput
+
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+class ServerName(NamedTuple):
+    """The server of an address."""
+
+    scheme: str
+    host: str
+    port: int | None
+
+
+def server_of(url: str) -> ServerName:
+    """Scheme, host and port of an address; ``InvalidInput`` if it has an impossible port.
+
+    >>> server_of("HTTPS://Registry.example/schemas") == server_of("https://registry.example:443")
+    True
+    """
+    parts = urllib.parse.urlsplit(url)
+    try:
+        return ServerName(parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme))
+    except ValueError as error:
+        raise InvalidInput(f"The address {parts.scheme}://{parts.netloc[:200]} has no valid port: {error}.") from error
+
+
+class _SameServer(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if server_of(newurl) != server_of(req.full_url):
+            raise OSError(f"it redirects to another server ({urllib.parse.urlsplit(newurl).netloc[:100]})")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def http_get(url: str, *, seconds: float, most_bytes: int) -> bytes:
+    """The answer to a request, up to one byte more than ``most_bytes``.
+
+    ``urllib.error.HTTPError`` for a status of failure, ``OSError`` or ``HTTPException`` if the request failed, and
+    ``TimeoutError`` if it is not done in time: a timeout of sockets would begin anew with each byte that arrives.
+    """
+    opened: list[socket.socket] = []
+    opener = urllib.request.build_opener(_SameServer(), *(handler(opened) for handler in _HANDLERS))
+    request = urllib.request.Request(url, headers={"Accept": "application/json"})  # noqa: S310 - callers check the scheme
+
+    def fetch() -> bytes:
+        with opener.open(request, timeout=seconds) as answer:
+            data: bytes = answer.read(most_bytes + 1)
+            return data
+
+    return _within(seconds, fetch, opened)
+
+
+def _within(seconds: float, work: Callable[[], bytes], opened: list[socket.socket]) -> bytes:
+    """The result of the work; after the deadline ``TimeoutError``, and its sockets are shut, which ends its thread."""
+    done: list[tuple[bytes | None, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            done.append((work(), None))
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+            done.append((None, error))
+
+    thread = threading.Thread(target=run, name="strandline-http", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not done:
+        for each in list(opened):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        raise TimeoutError(f"no whole answer came within {seconds:g} s")
+    data, error = done[0]
+    if error is not None:
+        raise error
+    return data or b""
+
+
+def _watched(base: type[http.client.HTTPConnection], opened: list[socket.socket]) -> Callable[..., Any]:
+    class Watched(base):  # type: ignore[misc, valid-type]
+        def connect(self) -> None:
+            super().connect()
+            opened.append(self.sock)
+
+    return Watched
+
+
+class _Http(urllib.request.HTTPHandler):
+    def __init__(self, opened: list[socket.socket]) -> None:
+        super().__init__()
+        self._opened = opened
+
+    def http_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(_watched(http.client.HTTPConnection, self._opened), req)  # type: ignore[arg-type]
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, opened: list[socket.socket]) -> None:
+        super().__init__()
+        self._opened = opened
+
+    def https_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(_watched(http.client.HTTPSConnection, self._opened), req)  # type: ignore[arg-type]
+
+
+_HANDLERS: Final = (_Http, _Https)
