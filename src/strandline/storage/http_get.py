@@ -102,7 +102,7 @@ class _Http(urllib.request.HTTPHandler):
         self._opened = opened
 
     def http_open(self, req: urllib.request.Request) -> Any:
-        return self.do_open(_watched(http.client.HTTPConnection, self._opened), req)  # type: ignore[arg-type]
+        return self.do_open(_watched(http.client.HTTPConnection, self._opened), req)
 
 
 class _Https(urllib.request.HTTPSHandler):
@@ -111,7 +111,7 @@ class _Https(urllib.request.HTTPSHandler):
         self._opened = opened
 
     def https_open(self, req: urllib.request.Request) -> Any:
-        return self.do_open(_watched(http.client.HTTPSConnection, self._opened), req)  # type: ignore[arg-type]
+        return self.do_open(_watched(http.client.HTTPSConnection, self._opened), req)
 
 
 _HANDLERS: Final = (_Http, _Https)
