@@ -154,8 +154,8 @@ class WalLog(WalReading, Closing):
         with contextlib.ExitStack() as held:
             hold_lock(held, folder, disk=disk)
             if create:
-                values = () if value is None else with_version((), value, folder)
-                create_if_absent(folder, values, disk=disk, clock=clock, chance=chance)
+                made = lambda: () if value is None else with_version((), value, folder)  # noqa: E731
+                create_if_absent(folder, made, disk=disk, clock=clock, chance=chance)
             if value is not None:  # before anything is repaired
                 check_recorded(read_log_json(folder, disk=disk)[1], value, folder)
             finish_rewind(folder, disk=disk, clock=clock)

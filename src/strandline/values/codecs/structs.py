@@ -19,6 +19,7 @@ import pyarrow.types as pt
 from strandline.errors import InvalidInput, MissingExtra, SchemaRefused
 from strandline.values.codecs.columns import ColumnShape
 from strandline.values.codecs.rows import RowCodec, reason_of
+from strandline.values.schema.json_schema import unenforced_keyword
 from strandline.values.schema.schemas import as_schema, leaves
 
 MAX_FLOAT32: Final = 3.4028234663852886e38
@@ -60,6 +61,7 @@ class StructCodec(RowCodec):
     def __init__(self, schema: Any) -> None:
         library = msgspec_module(type(self).__name__)
         self._schema = as_schema(schema)
+        self.unenforced = unenforced_keyword(schema)
         try:
             self._make = row = _struct_type(library, "Value", list(self._schema), self._FORM, strict=False)
             given = _struct_type(library, "Value", list(self._schema), self._FORM, strict=True)

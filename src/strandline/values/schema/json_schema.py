@@ -1,8 +1,10 @@
-"""JSON Schema as Arrow fields: the part that defines columns. Constraints are ignored."""
+"""JSON Schema as Arrow fields: the part that defines columns. Constraints are found, and not enforced."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import pyarrow as pa
@@ -16,6 +18,38 @@ _INTEGERS: Final = {
 _NUMBERS: Final = {"float": pa.float32(), "double": pa.float64()}
 _TEXTS: Final = {"date-time": pa.timestamp("us", tz="UTC"), "date": pa.date32(), "time": pa.time64("us")}
 _NAMES: Final = {bool: "boolean", int: "integer", float: "number", str: "string"}
+
+
+_CONSTRAINTS: Final = frozenset(
+    (
+        *("enum", "const", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+        *("minLength", "maxLength", "pattern", "minItems", "maxItems", "uniqueItems", "contains", "minContains"),
+        *("maxContains", "prefixItems", "additionalItems", "unevaluatedItems", "required", "minProperties"),
+        *("maxProperties", "patternProperties", "propertyNames", "unevaluatedProperties", "dependentRequired"),
+        *("dependentSchemas", "dependencies", "allOf", "not", "if", "then", "else", "$dynamicRef", "$recursiveRef"),
+    )
+)
+"""Keywords that no codec enforces. Other keywords define columns, or are annotations, as unknown ones are."""
+_OFF: Final = ("uniqueItems", "required")
+"""Those that allow everything when they are false or empty."""
+_DEFINING: Final = ("$ref", "anyOf", "oneOf", "properties", "items", "additionalProperties")
+
+
+def unenforced_keyword(schema: Any) -> str | None:
+    """The first keyword of a JSON Schema that a codec does not enforce, with its place; None if there is none.
+
+    Any schema may be given: what is no JSON Schema has no such keyword.
+
+    >>> unenforced_keyword({"type": "object", "properties": {"id": {"type": "integer", "minimum": 0}}})
+    "'minimum' of the field 'id'"
+    """
+    with suppress(ValueError, RecursionError):
+        schema = json.loads(schema) if isinstance(schema, str | bytes) else schema
+    if not isinstance(schema, Mapping) or schema.get("type") == "record" or "fields" in schema:
+        return None
+    reader = _JsonSchemaReader(schema)
+    reader.type_of("", schema, 0)
+    return reader.unenforced
 
 
 def json_schema_fields(schema: Mapping[str, Any]) -> list[pa.Field]:
@@ -34,6 +68,20 @@ def json_schema_fields(schema: Mapping[str, Any]) -> list[pa.Field]:
 class _JsonSchemaReader:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
+        self.unenforced: str | None = None
+        """The first keyword that was found and is not enforced."""
+
+    def _note(self, name: str, schema: Mapping[str, Any]) -> None:
+        """Remember a keyword that constrains, or that another one hides."""
+        found = [word for word in schema if word in _CONSTRAINTS and (schema[word] or word not in _OFF)]
+        defining = [word for word in _DEFINING if word in schema]
+        rest = schema.get("additionalProperties", True)
+        if "properties" in schema and rest is not True and rest != {}:
+            found.append("additionalProperties")
+        elif len(defining) > 1 and defining != ["properties", "additionalProperties"]:
+            found += defining[1:]
+        if found and self.unenforced is None:
+            self.unenforced = f"{found[0]!r} of the {name}"
 
     def type_of(self, path: str, schema: Any, depth: int) -> pa.DataType:
         """The Arrow type of a part of the schema."""
@@ -42,6 +90,7 @@ class _JsonSchemaReader:
             raise SchemaRefused(f"The {name} of the JSON Schema is recursive: a column cannot be.")
         if not isinstance(schema, Mapping):
             raise SchemaRefused(f"The {name} of the JSON Schema is not an object: {schema!r:.50}.")
+        self._note(name, schema)
         if "$ref" in schema:
             return self.type_of(path, self._referenced(name, schema["$ref"]), depth + 1)
         for word in ("anyOf", "oneOf"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Final
 from uuid import UUID
@@ -139,14 +139,15 @@ def rebuild_index(folder: str, log_id: UUID, first: int, *, disk: Disk) -> None:
 
 
 def create_if_absent(
-    folder: str, values: Sequence[ValueVersion] = (), *, disk: Disk, clock: Clock, chance: Chance
+    folder: str, values: Callable[[], Sequence[ValueVersion]], *, disk: Disk, clock: Clock, chance: Chance
 ) -> None:
-    """Create an empty log in a folder that has none, with this value format; the caller holds its lock.
+    """Create an empty log in a folder that has none, with the value format ``values()``; the caller holds its lock.
 
     Leftovers of an interrupted creation are replaced. ``CorruptData`` if there is more: then this was a log.
     """
     if exists(f"{folder}/{IDENTITY}", disk=disk):
         return
+    versions = values()  # which a new log may refuse: before anything is changed
     _clear(folder, disk=disk, clock=clock)
     log_id = chance.uuid()
     write_slots_file(folder, SlotsFile(log_id, 0), disk=disk)
@@ -154,7 +155,7 @@ def create_if_absent(
     lead = encode_lead(log_id, 0, JournalPosition(0, 0, 0, 0, 0, {}))
     disk.write_new(f"{folder}/{data_name(0)}", lead)
     disk.sync_folder(folder)
-    write_identity(folder, log_id, values, disk=disk)
+    write_identity(folder, log_id, versions, disk=disk)
 
 
 def write_identity(folder: str, log_id: UUID, values: Sequence[ValueVersion], *, disk: Disk) -> None:
