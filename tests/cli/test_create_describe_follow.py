@@ -75,7 +75,7 @@ def test_a_log_is_described_with_its_bounds_size_values_slots_and_cold_tier(run:
     assert (found["kind"], found["first"], found["next"]) == ("object log", 0, 3)
     assert found["bytes"] > 0
     assert found["value"] == {"format": "json", "version": 1, "columns": {"id": "int64", "city": "string"}}
-    assert found["slots"] == [{"slot": "billing", "position": 1, "behind": 2, "invalid": None}]
+    assert found["slots"] == [{"slot": "billing", "position": 1, "behind": 2, "invalid": None, "kind": "consumer"}]
     assert found["cold"]["store"].endswith("/log/cold")
     text = run("describe", log).stdout
     assert "json, version 1 (id: int64, city: string)" in text

@@ -19,8 +19,8 @@ import pytest
 from rich.console import Console
 
 import strandline as sl
-from strandline.cli.node.admin import lines as lines_of
-from strandline.cli.node.admin import remarks, rendered
+from strandline.cli.node.node_state import lines as lines_of
+from strandline.cli.node.node_state import remarks, rendered
 from strandline.errors import Diverged, StrandlineError
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ServerSecurity
@@ -345,7 +345,7 @@ def member(name: str, **more: object) -> Member:
 def shown(topology: Topology) -> list[str]:
     console = Console(width=100, highlight=False)
     with console.capture() as got:
-        console.print(rendered(topology, now=3_000_000))
+        console.print(rendered(topology, {}, now=3_000_000))
     return [" ".join(line.split()) for line in got.get().splitlines()]
 
 

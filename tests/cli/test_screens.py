@@ -70,6 +70,8 @@ def test_a_table_is_one_where_it_fits_and_paragraphs_where_it_does_not() -> None
         "billing  1,234,567  -         up to date",
         "search           0  worker-1",
     ]
+    assert "up to date" in printed(table, 40)
+    assert printed(table, 39).splitlines()[0] == "slot billing", "no cell is cut, also if it has spaces"
     assert printed(table, 30).splitlines() == [
         "slot billing",
         "  records 1,234,567 behind, up",

@@ -7,7 +7,8 @@ import pytest
 from strandline.errors import StorageError
 from strandline.log.object.head.edits import CHUNK, SPILL_AT
 from strandline.log.object.log import ObjectLog, open_log
-from strandline.log.object.maintain.slot_lag import SlotLag, slot_lags, trim_end
+from strandline.log.object.maintain.slot_lag import slot_lags, trim_end
+from strandline.log.slots.slot_lag import SlotLag
 from strandline.model.retention import InvalidReason, SlotLimits, parse_retention
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore

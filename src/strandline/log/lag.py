@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strandline.log.contract import LogReading
-from strandline.log.object.head.index import bytes_from, entries_from
 from strandline.log.object.log import ObjectLog
+from strandline.log.object.maintain.slot_lag import HeadListing
+from strandline.log.slots.slot_lag import Listing
 from strandline.log.wal.read.reading import WalReading
-from strandline.model.cursor import SECOND, Limit
+from strandline.log.wal.slot_lag import WalListing
+from strandline.model.cursor import SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +29,20 @@ def lag_of(log: LogReading, position: int, now: int) -> LogLag:
 
     Bytes and times are known for object logs and write-ahead logs, as far as their own tier retains the position.
     """
-    if isinstance(log, ObjectLog):
-        head = log.head()
-        records = max(0, head.next_offset - position)
-        if records and position >= head.floor:
-            oldest = next(entries_from(head, position, log.chunks))
-            return LogLag(records, bytes_from(head, position, log.chunks), _age(oldest.listed, now))
-        return _without_sizes(records)
-    bounds = log.bounds()
+    listing = listing_of(log, now)
+    bounds = log.bounds() if listing is None else listing.bounds
     records = max(0, bounds.next - position)
-    if isinstance(log, WalReading) and records and position >= bounds.first:
-        span = next(iter(log.plan(log.cursor_at(position), Limit(batches=1))), None)
-        age = None if span is None else _age(span.frame.timestamp * 1000, now)
-        return LogLag(records, log.bytes_behind(position), age)
-    return _without_sizes(records)
+    if listing is None or not records or position < bounds.first:
+        return _without_sizes(records)
+    written = listing.written_at(position)
+    return LogLag(records, listing.bytes_from(position), None if written is None else _age(written, now))
+
+
+def listing_of(log: LogReading, now: int) -> Listing | None:
+    """The batches of a log at ``now`` (microseconds); None if it does not tell their sizes and times."""
+    if isinstance(log, ObjectLog):
+        return HeadListing(log.head(), log.chunks, now)
+    return WalListing(log, log.bounds(), now) if isinstance(log, WalReading) else None
 
 
 def _without_sizes(records: int) -> LogLag:

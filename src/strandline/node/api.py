@@ -27,7 +27,7 @@ from strandline.node.config import NodeSettings, ReplicaSettings
 from strandline.node.lead.commits import CommitHandle
 from strandline.node.lead.policies import CommitPolicy, as_policy
 from strandline.node.lead.primary import COMMIT_SECONDS, PrimaryRole
-from strandline.node.messages import Caller, Commit, Resume, Topology
+from strandline.node.messages import Caller, Commit, NodeSlots, Resume, Topology
 from strandline.node.node_handle import NodeHandle, started
 from strandline.node.replicate.replica import Condition
 from strandline.node.running import leading
@@ -202,6 +202,10 @@ class Primary(NodeHandle):
         """The replicas of the log with their offsets."""
         role = self._role
         return role.topology(Caller(self.name, role.term))
+
+    def slot_lags(self) -> NodeSlots:
+        """All slots, of consumers, replicas and the tierer: what each pins, in records, bytes and seconds."""
+        return self._role.slot_lags()
 
     def reading(self) -> Log:
         """The log as clients see it: up to the commit watermark. Stays usable when this node no longer leads.

@@ -118,8 +118,8 @@ class NodeConfig(NodeOptions):
         if self.client.token is not None and url.rstrip("/") not in given:
             raise InvalidInput(
                 f"The lease names {url[:200]} as the primary, which is none of the addresses that node {self.name} was "
-                "given: its token was not sent there. If that is a node of this log, give its address (nodes=…, --node "
-                "NAME=URL) as that node has it (url=…, --url)."
+                "given: its token was not sent there. If that is a node of this log, give it as --node NAME=URL, with "
+                "the address that it has itself (--url)."
             )
 
     def _check_itself(self) -> None:

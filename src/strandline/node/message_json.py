@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields as fields_of
 from typing import Any, Final
 
 from strandline.errors import CorruptData
 from strandline.formats.json.fields import Fields, write_fields
 from strandline.formats.node.ticket import key_columns, keys_of
-from strandline.formats.wal.slots import slot_fields, slot_of
+from strandline.formats.wal.slots import natural_of, slot_fields, slot_of
 from strandline.log.contract import Receipt
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
-from strandline.node.messages import Commit, CommitOutcome, Handover, NotRequired, Reached, Resume, Rewind, TimedOut
+from strandline.log.slots.slot_lag import SlotLag
+from strandline.model.retention import SlotLimits, parse_retention
+from strandline.node.messages import (
+    Commit,
+    CommitOutcome,
+    Handover,
+    NodeSlot,
+    NodeSlots,
+    NotRequired,
+    Reached,
+    Resume,
+    Rewind,
+    SlotKind,
+    TimedOut,
+)
 
 _LARGEST_ANSWER: Final = 16 << 20
+_LAG_FIELDS: Final = tuple(each.name for each in fields_of(SlotLag) if each.name != "state")
 
 
 def answer(data: bytes | memoryview, url: str) -> Fields:
@@ -54,6 +71,38 @@ def read_handover(fields: Fields) -> Handover:
     """The inverse of :func:`write_handover`; ``CorruptData`` for other fields."""
     slots = tuple(each.decoded(lambda slot: slot_of(slot, 0)) for each in fields.objects("slots"))
     return Handover(slots, fields.decoded(lambda found: keys_of(found["ticket_keys"], found.get("ticket_keys_until"))))
+
+
+def write_node_slots(found: NodeSlots) -> bytes:
+    """Encode the slots of a primary."""
+    slots = []
+    for kind, lag in found.slots:
+        numbers = {name: getattr(lag, name) for name in _LAG_FIELDS}
+        slots.append({"kind": kind, "slot": slot_fields(lag.state), **numbers})
+    limits = {"lag_bytes": found.limits.lag_bytes, "idle_seconds": found.limits.idle_seconds}
+    kept = {"retention": str(found.retention), "records_kept": found.records_kept}
+    return write_fields({"slots": slots, **kept, **limits})
+
+
+def read_node_slots(fields: Fields) -> NodeSlots:
+    """The inverse of :func:`write_node_slots`; ``CorruptData`` for other fields."""
+
+    def slot(found: Mapping[str, Any]) -> NodeSlot:
+        lag = SlotLag(slot_of(found["slot"], 0), **{name: _number(found[name]) for name in _LAG_FIELDS})
+        return NodeSlot(SlotKind(found["kind"]), lag)
+
+    def decoded(found: Mapping[str, Any]) -> NodeSlots:
+        limits = SlotLimits(natural_of(found["lag_bytes"]), natural_of(found["idle_seconds"]))
+        return NodeSlots(slots, parse_retention(found["retention"]), limits, _number(found["records_kept"]))
+
+    slots = tuple(each.decoded(slot) for each in fields.objects("slots"))
+    return fields.decoded(decoded)
+
+
+def _number(value: object) -> Any:
+    if not isinstance(value, int | float | None):
+        raise ValueError(f"a {type(value).__name__} is where a number belongs")  # noqa: TRY004 - the answer is wrong
+    return value
 
 
 def write_commit(commit: Commit) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -11,10 +12,11 @@ from strandline.errors import CommitTimedOut
 from strandline.formats.node.ticket import TicketKey
 from strandline.log.contract import Receipt
 from strandline.log.slots.resume import FullRebootstrap, PartialResync
+from strandline.log.slots.slot_lag import SlotLag
 from strandline.model.cursor import Cursor
 from strandline.model.json_values import PlainName
 from strandline.model.node import Heartbeat
-from strandline.model.retention import SlotState
+from strandline.model.retention import Retention, SlotLimits, SlotState
 
 WAIT: Final = "wait"
 """The action that blocks until there is a record past a cursor."""
@@ -106,6 +108,33 @@ class Handover:
     """The slots of consumers, as they are stored."""
     ticket_keys: tuple[TicketKey, ...] = ()
     """The keys by which the nodes of the log sign tickets, the one that signs first."""
+
+
+class SlotKind(StrEnum):
+    """The holder of a slot on a primary."""
+
+    CONSUMER = "consumer"
+    REPLICA = "replica"
+    TIER = "tier"
+    """The tierer: everything below its position is in the cold tier."""
+
+
+class NodeSlot(NamedTuple):
+    """A slot on a primary with its lag; of a consumer by the name that the consumer gave."""
+
+    kind: SlotKind
+    lag: SlotLag
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSlots:
+    """All slots of a primary: what each pins, and the retention and limits that apply."""
+
+    slots: tuple[NodeSlot, ...]
+    retention: Retention
+    limits: SlotLimits
+    records_kept: int | None
+    """Records that the next trim would delete without the slots that pin the floor; None if it deletes none."""
 
 
 @dataclass(frozen=True, slots=True)

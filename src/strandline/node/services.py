@@ -19,6 +19,7 @@ from strandline.node.messages import (
     Commit,
     ElectionReport,
     Handover,
+    NodeSlots,
     NodeStatus,
     Registration,
     Resume,
@@ -113,6 +114,9 @@ class PrimaryService(PrimaryApi, Protocol):
         expect: int | None = None,
     ) -> Commit:
         """Append a batch and wait for the node's commit policy, or for a stronger one that the call asks for."""
+
+    def slot_lags(self) -> NodeSlots:
+        """All slots, of consumers, replicas and the tierer, and what each pins."""
 
     def rotate_keys(self) -> None:
         """Make a new key for tickets; the former one verifies for a ticket's lifetime."""

@@ -77,6 +77,21 @@ SAFE_REPLAY = Gauge(
 DIVERGENCES = Gauge(
     "strandline_divergences", "Divergences between a replica's log and its primary's.", ["log", "replica"]
 )
+_REPLICA = ["log", "replica"]
+REPLICA_LAG_RECORDS = Gauge(
+    "strandline_replica_lag_records", "Records from a replica's slot on: the primary retains them for it.", _REPLICA
+)
+REPLICA_LAG_BYTES = Gauge("strandline_replica_lag_bytes", "Their stored bytes.", _REPLICA)
+REPLICA_LAG_SECONDS = Gauge("strandline_replica_lag_seconds", "Age of the oldest of them.", _REPLICA)
+REPLICA_SILENT_SECONDS = Gauge(
+    "strandline_replica_silent_seconds", "Seconds since the primary last heard of a replica.", _REPLICA
+)
+REPLICA_SLOT_PINS = Gauge(
+    "strandline_replica_slot_pins", "1 while a replica's slot pins records, 0 once it is invalid.", _REPLICA
+)
+REPLICA_APPLY_ERRORS = Gauge(
+    "strandline_replica_apply_errors", "Batches that a replica could not apply, as it has reported.", _REPLICA
+)
 TERM = Gauge("strandline_term", "The highest term that this node has seen.", ["node"])
 
 PIPELINE_COMMITS = Counter("strandline_pipeline_commits", "Ranges that pipelines committed.", ["log", "table"])

@@ -19,6 +19,7 @@ from strandline.log.lag import lag_of
 from strandline.log.read.value_format import named_codec, named_versions
 from strandline.model.cursor import Bounds
 from strandline.model.segments import ColdTier
+from strandline.node.messages import SlotKind
 from strandline.tier.opening import cold_cell
 from strandline.tier.read.tiered_log import hot_tier
 
@@ -58,7 +59,13 @@ class LogDescription:
             "slot_idle_seconds": lag["idle_seconds"],
             "value": value,
             "slots": [
-                {"slot": slot.slot, "position": slot.position, "behind": slot.records_behind, "invalid": slot.invalid}
+                {
+                    "slot": slot.slot,
+                    "position": slot.position,
+                    "behind": slot.records_behind,
+                    "invalid": slot.invalid,
+                    "kind": slot.kind,
+                }
                 for slot in self.lag.slots
             ],
             "cold": cold,
@@ -83,7 +90,10 @@ class LogDescription:
             state = (
                 f"invalid: {slot.invalid}" if slot.invalid else f"{show.counted(slot.records_behind, 'record')} behind"
             )
-            yield _line("slot", f"{show.short(slot.slot)} at {slot.position:,}, {state}", "red" if slot.invalid else "")
+            whose = "" if slot.kind is SlotKind.CONSUMER else f" {slot.owner}"
+            yield _line(
+                "slot", f"{show.short(slot.slot)}{whose} at {slot.position:,}, {state}", "red" if slot.invalid else ""
+            )
         if not lag.slots:
             yield _line("slots", "none")
 

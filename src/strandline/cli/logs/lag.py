@@ -32,20 +32,27 @@ from strandline.cli.shared.common import (
 )
 from strandline.cli.shared.decoding import named_format
 from strandline.cli.shared.text import escaped
-from strandline.log.contract import LogReading
-from strandline.log.lag import lag_of
+from strandline.errors import InvalidInput
 from strandline.log.object.head.index import Chunks
-from strandline.log.object.maintain.slot_lag import SlotLag, slot_lags, trim_end
+from strandline.log.object.maintain.slot_lag import HeadListing
+from strandline.log.slots.slot_lag import SlotLag, records_kept, slot_lags
 from strandline.log.slots.trimming import floor as lowest
 from strandline.log.slots.trimming import pending_positions
-from strandline.model.cursor import SECOND, microseconds
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.slot_lag import WalListing
+from strandline.model.cursor import SECOND, Bounds, microseconds
 from strandline.model.head import Head
 from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, SlotState
+from strandline.node.messages import SlotKind
 from strandline.tier.read.tiered_log import hot_tier
 
 _AS_WRITTEN: Final = (
     "Positions are as the process that writes the log last stored them: a consumer may be further by now."
 )
+
+_CONSUMERS_ONLY: Final = "The node is of an earlier version: slots of its replicas are not shown, and may pin more."
+_SILENT: Final = 60.0
+"""Seconds without a sign of a replica after which advice is given."""
 
 EVERY: Final = 2.0
 """Default interval of ``--watch``."""
@@ -76,9 +83,16 @@ class SlotRow:
     expires_in: float | None = None
     pending: int | None = None
     invalid_for: float | None = None
+    kind: SlotKind = SlotKind.CONSUMER
+    """Whose slot it is; slots of replicas and of the tierer are those of a node's primary."""
+
+    @property
+    def owner(self) -> str | None:
+        """The holder of a consumer's slot, or the kind of another one."""
+        return self.holder if self.kind is SlotKind.CONSUMER else f"({self.kind})"
 
     @classmethod
-    def of(cls, lag: SlotLag, now: int) -> SlotRow:
+    def of(cls, lag: SlotLag, now: int, kind: SlotKind = SlotKind.CONSUMER) -> SlotRow:
         """The row of a slot at ``now`` (microseconds)."""
         state, gone = lag.state, lag.state.invalid
         return cls(
@@ -98,6 +112,7 @@ class SlotRow:
             expires_in=None if lag.expires_in is None else round(lag.expires_in, 3),
             pending=lag.pending,
             invalid_for=None if gone is None else max(0.0, round((now - gone.at) / SECOND, 3)),
+            kind=kind,
         )
 
 
@@ -137,7 +152,7 @@ class Lag:
     def rendered(self) -> RenderableType:
         """The text output."""
         numbers = (">position", ">records\nbehind", ">bytes\nbehind", ">time\nbehind", ">last seen\nago")
-        table = show.table("slot", *numbers, "~holder", ">epoch", "")
+        table = show.table("slot", *numbers, "~holder", ">epoch", "~")
         for slot in self.slots:
             note, style = _note(slot)
             table.add_row(
@@ -147,14 +162,14 @@ class Lag:
                 show.known(show.size, slot.bytes_behind),
                 show.known(show.seconds, slot.seconds_behind),
                 show.seconds(slot.seconds_since_seen),
-                show.short(slot.holder),
+                show.short(slot.owner),
                 str(slot.epoch),
                 Text(note, style),
             )
         head = Text.assemble((self.url, "bold"), f"  offsets {self.first:,} to {self.next:,}")
         if self.values is not None:
             head.append(f"  values {escaped(self.values)}")
-        said = [floor_sentence(self), *([] if self.note is None or not self.slots else [self.note])]
+        said = [floor_sentence(self), *silent_replicas(self), *([] if self.note is None else [self.note])]
         return Group(head, table if self.slots else Text("no slots"), *map(Text, said))
 
     def line(self) -> str:
@@ -226,43 +241,70 @@ def _watch(looking: Callable[[], Lag | QueueLag], every: float, *, as_json: bool
 def current_lag(log: AnyLog) -> Lag:
     """The current lag of the log and its slots. Of an object log, as far as its own tier retains it."""
     hot = hot_tier(log)
-    found = look_at_objects(hot) if isinstance(hot, sl.log.ObjectLog) else look_at_slots(log)
+    if isinstance(hot, sl.log.ObjectLog):
+        found = look_at_objects(hot)
+    else:
+        found = look_at_node(hot) if isinstance(hot, sl.node.RemoteLog) else look_at_wal(log, hot)
     return replace(found, values=named_format(hot))
 
 
-def look_at_slots(log: AnyLog) -> Lag:
-    """The lag of a log's slots, as the log itself tells: bytes and times of a node's log are not known."""
-    hot = hot_tier(log)
+def look_at_wal(log: AnyLog, hot: WalLog | sl.log.WalReader) -> Lag:
+    """The lag of a write-ahead log's slots. Which retention applies is known to the process that trims it."""
     states = list(hot.slots.list())  # before the end: then no slot is ahead of it
-    bounds, now = hot.bounds(), microseconds(datetime.now(UTC))
+    now = microseconds(datetime.now(UTC))
+    listing = WalListing(hot, hot.bounds(), now)
+    found = slot_lags(listing, states, pins={}, retention=None, limits=NO_LIMITS, now=now)
+    rows = tuple(SlotRow.of(each, now) for each in found)
+    note = _AS_WRITTEN if rows and isinstance(hot, sl.log.WalReader) else None
+    return _with_floor(log.url, str(log.log_id), listing.bounds, states, rows, note=note)
+
+
+def look_at_node(node: sl.node.RemoteLog) -> Lag:
+    """The lag of all slots of a primary, with the retention that it applies."""
+    now = microseconds(datetime.now(UTC))
+    try:
+        found = node.slot_lags()
+    except InvalidInput:  # of an earlier version, which tells the positions of consumers
+        states = list(node.slots.list())
+        bounds = node.bounds()
+        rows = tuple(_position_only(state, bounds.next, lowest(states), now) for state in states)
+        return _with_floor(node.url, str(node.log_id), bounds, states, rows, note=_CONSUMERS_ONLY)
+    states = [each.lag.state for each in found.slots]
+    rows = tuple(SlotRow.of(each.lag, now, each.kind) for each in found.slots)
+    seen = _with_floor(node.url, str(node.log_id), node.bounds(), states, rows, note=None)
+    return replace(seen, retention=found.retention, limits=found.limits, records_kept=found.records_kept)
+
+
+def _with_floor(
+    url: str, log_id: str, bounds: Bounds, states: list[SlotState], rows: tuple[SlotRow, ...], *, note: str | None
+) -> Lag:
     floor = lowest(states)
     return Lag(
-        url=log.url,
-        log_id=str(log.log_id),
+        url=url,
+        log_id=log_id,
         first=bounds.first,
         next=bounds.next,
         floor=floor,
         floor_without=lowest([state for state in states if state.position != floor]),
-        slots=tuple(_row(state, hot, bounds.next, floor, now) for state in states),
+        slots=rows,
         retention=None,
-        note=_AS_WRITTEN if isinstance(hot, sl.log.WalReader) else None,
+        note=note,
     )
 
 
-def _row(state: SlotState, hot: LogReading, end: int, floor: int | None, now: int) -> SlotRow:
+def _position_only(state: SlotState, end: int, floor: int | None, now: int) -> SlotRow:
     gone = state.invalid
-    lag = lag_of(hot, state.position, now)
     return SlotRow(
         slot=state.name,
         position=state.position,
         records_behind=max(0, end - state.position),
-        bytes_behind=lag.bytes,
+        bytes_behind=None if state.position < end else 0,
         seconds_since_seen=max(0.0, round((now - state.last_seen) / SECOND, 3)),
         holder=state.holder,
         epoch=state.epoch,
         pins_floor=state.pins and state.position == floor,
         invalid=None if gone is None else str(gone.reason),
-        seconds_behind=None if lag.seconds is None else round(lag.seconds, 3),
+        seconds_behind=None if state.position < end else 0.0,
         retained_bytes=None,
         expires_in=None if state.expires is None else round((state.expires - now) / SECOND, 3),
         invalid_for=None if gone is None else max(0.0, round((now - gone.at) / SECOND, 3)),
@@ -290,17 +332,12 @@ def measure(
     now = microseconds(moment)
     pending = pending_positions(head.slots.values())  # slots that are being created or moved
     floor = lowest(states, pending)
-    found = slot_lags(head, states, chunks, retention=retention, limits=limits, now=now)
+    found = slot_lags(
+        HeadListing(head, chunks, now), states, pins=head.slots, retention=retention, limits=limits, now=now
+    )
     others = [state for state in states if state.position != floor]
-    pinning = frozenset(one.state.name for one in found if one.pins_floor)
     known = {state.name for state in states}
-    kept: int | None = None
-    if retention != FOREVER:
-        now_at, then_at = (
-            trim_end(head, states, chunks, retention=retention, now=now, up_to_date=names)
-            for names in (frozenset(), pinning)
-        )
-        kept = then_at - now_at
+    kept = records_kept(HeadListing(head, chunks, now), found, pins=head.slots, retention=retention)
     return Lag(
         url=url,
         log_id=str(head.log_id),
@@ -333,12 +370,36 @@ def _note(slot: SlotRow) -> tuple[str, str]:
     return ("up to date", "green") if not slot.records_behind else ("", "")
 
 
+def _named(slot: SlotRow) -> str:
+    match slot.kind:
+        case SlotKind.REPLICA:
+            return f"replica {slot.slot!r}"
+        case SlotKind.TIER:
+            return "the tierer"
+        case SlotKind.CONSUMER:
+            return repr(slot.slot)
+
+
+def silent_replicas(seen: Lag) -> list[str]:
+    """A sentence for each replica that pins records, and was not seen for a while."""
+    return [
+        f"Replica {slot.slot!r} was last seen {show.seconds(slot.seconds_since_seen)} ago, and its slot pins "
+        f"{show.counted(slot.records_behind, 'record')}: start it; or, if it does not return, 'strandline node "
+        f"unregister {seen.url} {slot.slot}'."
+        for slot in seen.slots
+        if slot.kind is SlotKind.REPLICA
+        and slot.invalid is None
+        and slot.records_behind
+        and slot.seconds_since_seen >= _SILENT
+    ]
+
+
 def floor_sentence(seen: Lag) -> str:
     """The slot that pins the floor, and the bytes that it retains."""
     if seen.floor is None:
         return "No valid slot pins anything: only the retention policy applies."
     pinning = [slot for slot in seen.slots if slot.pins_floor]
-    names = ", ".join(repr(slot.slot) for slot in pinning) or "a slot that is being created"
+    names = ", ".join(_named(slot) for slot in pinning) or "a slot that is being created"
     cost = "the log keeps everything anyway"
     if seen.retention is None:
         cost = "nothing from there on is deleted"

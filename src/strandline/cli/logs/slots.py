@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 import strandline as sl
-from strandline.cli.logs.lag import Lag, SlotRow, current_lag
+from strandline.cli.logs.lag import Lag, SlotRow, current_lag, silent_replicas
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
 from strandline.cli.shared.common import (
@@ -30,6 +30,7 @@ from strandline.cli.shared.groups import ListingGroup, group
 from strandline.errors import NotFound
 from strandline.model.cursor import Start
 from strandline.model.retention import SlotLimits, SlotState, default_limits, parse_retention
+from strandline.node.messages import SlotKind
 from strandline.tier.read.tiered_log import hot_tier
 
 slots = group(
@@ -126,7 +127,10 @@ def _listed(log: AnyLog, name: str) -> SlotState | None:
     known = set(hot.head().slots) if isinstance(hot, sl.log.ObjectLog) else {state.name for state in log.slots.list()}
     if name not in known:
         names = ", ".join(sorted(known)) or "none at all"
-        raise NotFound(f"There is no slot {name!r} in {log.url}; it has {names}.")
+        of_nodes = ""
+        if isinstance(hot, sl.node.RemoteLog):
+            of_nodes = " The slot of a replica is dropped with 'strandline node unregister'."
+        raise NotFound(f"There is no slot {name!r} of a consumer in {log.url}; it has {names}.{of_nodes}")
     return next((state for state in log.slots.list() if state.name == name), None)
 
 
@@ -142,14 +146,14 @@ def rendered(seen: Lag) -> RenderableType:
     """The text output: a table, and a sentence for each slot that needs action."""
     limited, timed = bool(seen.limits.lag_bytes), bool(seen.limits.idle_seconds)
     numbers = [">last seen\nago", ">retains"] + limited * [">bytes\nleft"] + timed * [">silence\nleft"]
-    table = show.table("slot", ">position", "~holder", ">epoch", *numbers, "")
+    table = show.table("slot", ">position", "~holder", ">epoch", *numbers, "~")
     for row in seen.slots:
         cells = [show.seconds(row.seconds_since_seen), show.known(show.size, row.retained_bytes)]
         if limited:
             cells.append("-" if row.bytes_left is None else show.size(max(0, row.bytes_left)))
         if timed:
             cells.append("-" if row.idle_left is None else show.seconds(max(0.0, row.idle_left)))
-        where = [show.short(row.slot), f"{row.position:,}", show.short(row.holder), str(row.epoch)]
+        where = [show.short(row.slot), f"{row.position:,}", show.short(row.owner), str(row.epoch)]
         table.add_row(*where, *cells, Text(*note_on(row, seen.next)))
     for name, position in seen.creating.items():
         nothing = ["-"] * (len(numbers) + 2)
@@ -188,7 +192,13 @@ def sentences(seen: Lag) -> Sequence[str]:
         f"bootstrap its consumer again, then 'strandline slots reset URL {row.slot} --at OFFSET' to its new position, "
         "or drop it."
         for row in seen.slots
-        if row.invalid is not None
+        if row.invalid is not None and row.kind is SlotKind.CONSUMER
+    ]
+    said += [
+        f"The slot of replica {row.slot!r} was invalidated {show.seconds(row.invalid_for or 0)} ago ({row.invalid}) "
+        "and pins nothing: the replica builds its copy again when it connects."
+        for row in seen.slots
+        if row.invalid is not None and row.kind is SlotKind.REPLICA
     ]
     said += [
         f"Slot {row.slot!r} is being moved to {row.pending:,}, but that was not finished: reset it again, or let "
@@ -200,7 +210,7 @@ def sentences(seen: Lag) -> Sequence[str]:
         f"Slot {name!r} is being created, or its creator died: create it again to finish that, or drop it."
         for name in seen.creating
     ]
-    return said if seen.note is None or not seen.slots else [*said, seen.note]
+    return [*said, *silent_replicas(seen), *([] if seen.note is None else [seen.note])]
 
 
 # --- retention -------------------------------------------------------------------------------------------------

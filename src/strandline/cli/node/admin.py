@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import wraps
-from typing import Annotated, Any, Concatenate, Final, ParamSpec
+from typing import Annotated, Any, Concatenate, ParamSpec
 
 import typer
-from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from strandline.cli.node.node_state import fields, lines, rendered, replica_slots
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import Ca, Cert, Key, TokenFile, connection_errors
 from strandline.cli.shared.common import Json, Yes, confirm, guarded
@@ -24,18 +23,15 @@ from strandline.errors import Fenced, InvalidInput, NotReady
 from strandline.formats.node.state import decode_node
 from strandline.log.folders import FolderKind
 from strandline.log.wal.log import WalLog
-from strandline.model.cursor import SECOND
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
-from strandline.node.lead.policies import Quorum, parse_policy
-from strandline.node.messages import Member, NodeStatus, Topology
+from strandline.node.messages import Topology
 from strandline.node.node_folder import STATE, NodeFolder, plausible_term
 from strandline.storage.disk import DISK
 
 P = ParamSpec("P")
 
 NodeUrl = Annotated[str, typer.Argument(metavar="URL", help="The node: grpc://host:port or grpc+tls://host:port.")]
-_WELL: Final = ("leading", "following")
 
 
 @contextmanager
@@ -70,75 +66,11 @@ def topology(node: RemoteLog, *, json: Json = False) -> None:
 
     Example: strandline node topology grpc://10.0.0.1:7450
     """
-    seen = node.topology()
-    show.answer(fields(seen), lambda: rendered(seen, now=time.time_ns() // 1000), as_json=json)
-
-
-def fields(seen: Topology) -> dict[str, Any]:
-    """The fields of ``--json``."""
-    found = {**asdict(seen), "log_id": str(seen.log_id)}
+    seen, slots = node.topology(), replica_slots(node)
+    found = fields(seen)
     for member in found["members"]:
-        member["lag"] = None if member["applied"] is None else max(0, seen.durable - member["applied"])
-    return found
-
-
-def rendered(seen: Topology, *, now: int) -> RenderableType:
-    """The text output; ``now`` is in microseconds."""
-    head = Text.assemble(
-        (seen.primary, "bold"), f" leads in term {seen.term}, which began at offset {seen.term_start:,}"
-    )
-    facts = Table(box=None, pad_edge=False, show_header=False)
-    facts.add_row("  log", str(seen.log_id))
-    facts.add_row("  policy", seen.policy)
-    facts.add_row("  durable", f"below offset {seen.durable:,}")
-    behind = seen.durable - seen.committed
-    waiting = f"; {show.counted(behind, 'record')} not yet" if behind else ""
-    facts.add_row("  committed", f"below offset {seen.committed:,}{waiting}")
-    facts.add_row("  epoch", f"{seen.epoch:,}")
-    if not seen.members:
-        return Group(head, facts, Text(""), Text("no replicas"), *map(Text, remarks(seen)))
-    table = show.table("~replica", "~region", ">sent", ">applied", ">durable", ">lag", ">seen\nago", "")
-    for member in seen.members:
-        table.add_row(
-            member.name,
-            member.region or "-",
-            f"{member.sent:,}",
-            show.number(member.applied),
-            show.number(member.durable),
-            "-" if member.applied is None else f"{max(0, seen.durable - member.applied):,}",
-            show.seconds(max(0.0, (now - member.last_seen) / SECOND)),
-            Text(*note_on(member, seen.durable)),
-        )
-    return Group(head, facts, Text(""), table, *map(Text, remarks(seen)))
-
-
-def note_on(member: Member, end: int) -> tuple[str, str]:
-    """The state of a replica, and the style to print it in."""
-    errors = f"; {show.counted(member.apply_errors, 'apply error')}" if member.apply_errors else ""
-    errors += f"; {show.counted(member.divergences, 'divergence')}" if member.divergences else ""
-    if not member.healthy:
-        return f"silent{errors}", "red"
-    if member.bootstrapping:
-        return f"bootstrapping{errors}", "yellow"
-    if member.applied is None:
-        return f"no acknowledgement yet{errors}", "yellow"
-    return (f"up to date{errors}", "green") if member.applied >= end else (f"behind{errors}", "yellow")
-
-
-def remarks(seen: Topology) -> Iterator[str]:
-    """Warnings about the commit policy."""
-    policy = parse_policy(seen.policy)
-    if not isinstance(policy, Quorum):
-        return
-    present = {seen.primary, *(member.name for member in seen.members if member.healthy and not member.bootstrapping)}
-    voters = policy.voters & present
-    missing = ", ".join(sorted(policy.voters - present))
-    if len(voters) < policy.majority:
-        yield f"No quorum: {missing} missing. Appends are durable on {seen.primary}, and not committed."
-    elif missing:
-        left = len(voters) - policy.majority
-        may = f"{show.counted(left, 'more voter')} may be lost" if left else "no other voter may be lost"
-        yield f"{missing} missing: {may}, or nothing is committed any more."
+        member["slot"] = slots[member["name"]].fields() if member["name"] in slots else None
+    show.answer(found, lambda: rendered(seen, slots, now=time.time_ns() // 1000), as_json=json)
 
 
 @asking
@@ -148,31 +80,16 @@ def status(node: RemoteLog, *, json: Json = False) -> None:
     Example: strandline node status grpc://10.0.0.1:7450
     """
     seen = node.status()
-    position = None if seen.position is None else str(seen.position)
-    show.answer({**asdict(seen), "position": position}, *lines(seen), as_json=json)
+    slots = replica_slots(node) if seen.condition == "leading" else {}
+    found = {**asdict(seen), "position": None if seen.position is None else str(seen.position)}
+    found["replica_slots"] = {name: slot.fields() for name, slot in slots.items()}
+    behind = [
+        f"  replica {name}, last heard of {show.seconds(slot.silent_seconds)} ago: {slot.sentence}"
+        for name, slot in slots.items()
+    ]
+    show.answer(found, *lines(seen), *map(Text, behind), as_json=json)
     if seen.trouble is not None:
         raise typer.Exit(1)
-
-
-def lines(seen: NodeStatus) -> Iterator[Text]:
-    """The text output for a node."""
-    of = f" {seen.primary}" if seen.condition == "following" and seen.primary else ""
-    style = "bold red" if seen.trouble is not None else "green" if seen.condition in _WELL else "yellow"
-    yield Text.assemble((seen.name, "bold"), " is ", (seen.condition, style), f"{of}, in term {seen.term}")
-    if seen.position is None:
-        yield Text("  it has no copy of the log yet")
-    else:
-        shown = "how much of it is committed is not known yet, and readers have to wait"
-        if seen.committed is not None:
-            shown = f"readers see up to {seen.committed:,}"
-        yield Text(f"  durable below offset {seen.position.next:,}, {shown}")
-    if seen.divergences:
-        whose = "its replicas have reported" if seen.condition == "leading" else "it has found"
-        yield Text(f"  {whose} {show.counted(seen.divergences, 'divergence')} so far")
-    if seen.tiering is not None:
-        yield Text(f"  tiering is repeated: {seen.tiering}")
-    if seen.trouble is not None:
-        yield Text(f"  {seen.trouble}")
 
 
 @asking

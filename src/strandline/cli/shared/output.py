@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from types import FunctionType, MethodType
 from typing import Any, Final, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
-from rich.measure import Measurement
 from rich.padding import Padding
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
@@ -29,7 +29,8 @@ _HOUR: Final = 3600
 _DAY: Final = 86400
 _WIDE: Final = 240
 _PLAIN_EVERY: Final = 2.0
-_ANY_WIDTH: Final = 10_000
+_BETWEEN: Final = 2
+"""Spaces between two columns."""
 _NOTHING: Final = ("", "-")
 _GAP: Final = re.compile(r"(?<=\S) {2,}(?=\S)")
 """Between a label and its text."""
@@ -55,8 +56,7 @@ class _FittingTable(Table):
     """A table that is printed as a paragraph per row where the terminal is too narrow for it: nothing is cut."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        needed = Measurement.get(console, options.update(max_width=_ANY_WIDTH), self).minimum
-        if needed <= options.max_width:
+        if self._needed <= options.max_width:
             yield from super().__rich_console__(console, options)
             return
         names = [" ".join(str(column.header).split()) for column in self.columns]
@@ -66,6 +66,16 @@ class _FittingTable(Table):
                 _fact(name, cell) for name, cell in zip(names[1:], cells, strict=True) if str(cell) not in _NOTHING
             ]
             yield Padding(Text(", ").join(facts), (0, 0, 0, 2))
+
+    @property
+    def _needed(self) -> int:
+        """The width that it needs. Rich itself counts the longest word, also of columns that must not wrap."""
+        widths = []
+        for column in self.columns:
+            texts = [escaped(str(each), keep="\n") for each in (column.header, *column.cells)]
+            pieces = [piece for text in texts for piece in (text.splitlines() if column.no_wrap else text.split())]
+            widths.append(max(map(cell_len, pieces), default=0))
+        return sum(widths) + _BETWEEN * (len(widths) - 1)
 
 
 def _fact(name: str, cell: RenderableType) -> Text:

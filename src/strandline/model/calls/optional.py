@@ -52,6 +52,7 @@ OPTIONAL_CALLS: Final[Mapping[str, str]] = {
     "unregister_replica": _A_PRIMARY,
     "unregister": _NODES,
     "rotate_keys": _NODES,
+    "slot_lags": _NODES,
     "topology": _NODES,
     "status": _NODES,
     "promote": _A_REPLICA,

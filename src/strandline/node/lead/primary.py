@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Final, final
 
@@ -32,12 +31,14 @@ from strandline.node.lead.policies import (
     watermark,
 )
 from strandline.node.lead.replicas import ReplicaProgress, ReplicaRegistry, Replicas
+from strandline.node.lead.slot_lags import forget_replicas, measure_replicas, node_slots
 from strandline.node.messages import (
     Acknowledgement,
     Caller,
     Commit,
     Handover,
     Member,
+    NodeSlots,
     Registration,
     Resume,
     SnapshotChunk,
@@ -47,7 +48,7 @@ from strandline.node.messages import (
 from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.divergence import agreement
-from strandline.storage.metrics import DIVERGENCES, PARTIAL_RESYNCS, REBOOTSTRAPS, REPLICATION_LAG, SAFE_REPLAY
+from strandline.storage.metrics import PARTIAL_RESYNCS, REBOOTSTRAPS, REPLICATION_LAG, SAFE_REPLAY
 
 COMMIT_SECONDS: Final = 5.0
 """Default time that an append waits for its commit policy."""
@@ -107,6 +108,12 @@ class PrimaryRole:
     def slots(self) -> ConsumerSlots:
         """The slots of consumers."""
         return ConsumerSlots(lambda: self.log.slots, self.leadership)
+
+    def slot_lags(self) -> NodeSlots:
+        """All slots, of consumers, replicas and the tierer: what each pins, in records, bytes and seconds."""
+        self.leadership.check("its slots may be others now")
+        self.replicas.move_slots()
+        return node_slots(self.log, self.options, committed=self.committed, now=self._clock.now())
 
     def pin_uncopied(self, *, led_by_another: bool) -> None:
         """Retain everything that is not in the cold tier, before anything is trimmed.
@@ -272,8 +279,8 @@ class PrimaryRole:
         """Unregister a replica, drop its slot unless ``keep_slot``, and rotate the keys; or ``NotFound``."""
         self._check_term(caller)
         self.replicas.unregister(caller.name, keep_slot=keep_slot)
-        with contextlib.suppress(KeyError):  # it has no metric yet
-            DIVERGENCES.remove(str(self.log.log_id), caller.name)
+        if not keep_slot:
+            forget_replicas(self.log, [caller.name])
         self._bootstrap_snapshots.end(caller.name)
         self._commits.moved()
         self.rotate_keys()  # it knows the former key
@@ -419,8 +426,7 @@ class PrimaryRole:
         registry = self.registry
         REPLICATION_LAG.labels(log).set(registry.lag)
         SAFE_REPLAY.labels(log).set(registry.safe_replay or 0)
-        for each in registry.replicas.values():
-            DIVERGENCES.labels(log, each.name).set(each.divergences)
+        measure_replicas(self.log, registry, now=self._clock.now())
         self._node_folder.remember(committed=self.committed)
 
     def trim(self, upto: int) -> int:
@@ -432,6 +438,7 @@ class PrimaryRole:
         """End the leadership: nothing is written or acknowledged from here on."""
         self.leadership.end(why)
         self._commits.give_up()
+        forget_replicas(self.log, {slot.name for slot in self.log.slots.list()} | set(self.replicas.now.replicas))
 
     def _check_term(self, caller: Caller) -> None:
         if caller.term > self.term:

@@ -46,8 +46,8 @@ from strandline.node.flight.wire.append_stream import AppendCommand, as_messages
 from strandline.node.flight.wire.errors import node_errors
 from strandline.node.flight.wire.streams import schema_of_columns
 from strandline.node.lead.policies import CommitPolicy, as_policy
-from strandline.node.message_json import answer, read_commit
-from strandline.node.messages import WAIT, Commit, NodeStatus, Plan, TimedOut, Topology
+from strandline.node.message_json import answer, read_commit, read_node_slots
+from strandline.node.messages import WAIT, Commit, NodeSlots, NodeStatus, Plan, TimedOut, Topology
 from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -365,6 +365,10 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
     def topology(self) -> Topology:
         """The replicas of the log with their offsets."""
         return self._nodes.on_primary(lambda channel: self._ask(channel, "topology").record(Topology), may_repeat=True)
+
+    def slot_lags(self) -> NodeSlots:
+        """All slots of the primary, also those of replicas: what each pins, in records, bytes and seconds."""
+        return self._nodes.on_primary(lambda channel: read_node_slots(self._ask(channel, "slot-lags")), may_repeat=True)
 
     def status(self) -> NodeStatus:
         """Role, position and health of this node; with several addresses, of the one that leads."""

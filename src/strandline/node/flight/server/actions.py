@@ -17,7 +17,7 @@ from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.head import WriterId
 from strandline.model.json_values import fingerprint_text
 from strandline.node.flight.security import CallerRights, Role
-from strandline.node.message_json import write_handover, write_resume
+from strandline.node.message_json import write_handover, write_node_slots, write_resume
 from strandline.node.messages import WAIT, Caller, Plan, PlannedSpan
 from strandline.node.services import NodeService
 
@@ -192,6 +192,12 @@ def _slots(served: NodeService, rights: CallerRights, fields: Fields) -> list[by
     return [write_fields({"slots": [slot_fields(state) for state in _consumers(served, rights).list()]})]
 
 
+def _slot_lags(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
+    fields.only()
+    rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    return [write_node_slots(served.primary.slot_lags())]
+
+
 def _create_slot(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "position", "lifetime")
     lifetime = fields.seconds("lifetime") if "lifetime" in fields else None
@@ -284,6 +290,7 @@ ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
         "last-append": Action("The last append of a writer, or of a source of ingested records.", _last_append),
         "append-at": Action("The batch with the record at an offset: its offsets, writer and number.", _append_at),
         "slots": Action("The slots of consumers.", _slots),
+        "slot-lags": Action("All slots, also of replicas: what each pins, the retention and the limits.", _slot_lags),
         "create-slot": Action("Create the slot of a consumer.", _create_slot),
         "claim-slot": Action("Become the holder of a slot.", _claim_slot),
         "reset-slot": Action("Move a slot, and make it valid again.", _reset_slot),

@@ -1,0 +1,165 @@
+"""The state of nodes as text and as fields of ``--json``: replicas, their slots, and one node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from strandline.cli.shared import output as show
+from strandline.errors import Fenced, InvalidInput, NotReady
+from strandline.model.cursor import SECOND
+from strandline.node.flight.client.remote_log import RemoteLog
+from strandline.node.lead.policies import Quorum, parse_policy
+from strandline.node.messages import Member, NodeStatus, SlotKind, Topology
+
+_WELL: Final = ("leading", "following")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSlot:
+    """The slot of a replica on its primary: what it pins, and for how long the primary has not heard of the replica."""
+
+    position: int
+    records: int
+    bytes: int
+    seconds: float
+    silent_seconds: float
+    invalid: str | None
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of ``--json``."""
+        return asdict(self)
+
+    @property
+    def sentence(self) -> str:
+        """What it pins."""
+        if self.invalid is not None:
+            return f"its slot is invalid ({self.invalid}) and pins nothing; it has to build its copy again"
+        if not self.records:
+            return "its slot pins nothing"
+        size = f"{show.size(self.bytes)}, up to {show.seconds(self.seconds)} old"
+        return f"its slot pins {show.counted(self.records, 'record')} ({size}) from offset {self.position:,} on"
+
+
+def replica_slots(node: RemoteLog) -> dict[str, ReplicaSlot]:
+    """The slots of the replicas of a primary; none for a node of an earlier version, or one that does not lead."""
+    try:
+        found = node.slot_lags().slots
+    except (InvalidInput, NotReady, Fenced):
+        return {}
+    return {
+        each.lag.state.name: ReplicaSlot(
+            each.lag.state.position,
+            each.lag.records_behind,
+            each.lag.bytes_behind,
+            round(each.lag.seconds_behind, 3),
+            round(each.lag.seconds_since_seen, 3),
+            None if each.lag.state.invalid is None else str(each.lag.state.invalid.reason),
+        )
+        for each in found
+        if each.kind is SlotKind.REPLICA
+    }
+
+
+def fields(seen: Topology) -> dict[str, Any]:
+    """The fields of ``--json``."""
+    found = {**asdict(seen), "log_id": str(seen.log_id)}
+    for member in found["members"]:
+        member["lag"] = None if member["applied"] is None else max(0, seen.durable - member["applied"])
+    return found
+
+
+def rendered(seen: Topology, slots: Mapping[str, ReplicaSlot], *, now: int) -> RenderableType:
+    """The text output; ``now`` is in microseconds."""
+    head = Text.assemble(
+        (seen.primary, "bold"), f" leads in term {seen.term}, which began at offset {seen.term_start:,}"
+    )
+    facts = Table(box=None, pad_edge=False, show_header=False)
+    facts.add_row("  log", str(seen.log_id))
+    facts.add_row("  policy", seen.policy)
+    facts.add_row("  durable", f"below offset {seen.durable:,}")
+    behind = seen.durable - seen.committed
+    waiting = f"; {show.counted(behind, 'record')} not yet" if behind else ""
+    facts.add_row("  committed", f"below offset {seen.committed:,}{waiting}")
+    facts.add_row("  epoch", f"{seen.epoch:,}")
+    if not seen.members:
+        return Group(head, facts, Text(""), Text("no replicas"), *map(Text, [*pins(seen, slots), *remarks(seen)]))
+    table = show.table("~replica", "~region", ">sent", ">applied", ">durable", ">lag", ">seen\nago", "")
+    for member in seen.members:
+        table.add_row(
+            member.name,
+            member.region or "-",
+            f"{member.sent:,}",
+            show.number(member.applied),
+            show.number(member.durable),
+            "-" if member.applied is None else f"{max(0, seen.durable - member.applied):,}",
+            show.seconds(max(0.0, (now - member.last_seen) / SECOND)),
+            Text(*note_on(member, seen.durable)),
+        )
+    return Group(head, facts, Text(""), table, *map(Text, [*pins(seen, slots), *remarks(seen)]))
+
+
+def pins(seen: Topology, slots: Mapping[str, ReplicaSlot]) -> Iterator[str]:
+    """What the slots of replicas pin: of those that are not up to date, and of those that are not registered."""
+    known = {member.name: member for member in seen.members}
+    for name, slot in slots.items():
+        member = known.get(name)
+        if member is None:
+            yield f"{name} is not registered: {slot.sentence}."
+        elif slot.invalid is not None or (slot.records and not member.healthy):
+            yield f"{name} was last heard of {show.seconds(slot.silent_seconds)} ago: {slot.sentence}."
+
+
+def note_on(member: Member, end: int) -> tuple[str, str]:
+    """The state of a replica, and the style to print it in."""
+    errors = f"; {show.counted(member.apply_errors, 'apply error')}" if member.apply_errors else ""
+    errors += f"; {show.counted(member.divergences, 'divergence')}" if member.divergences else ""
+    if not member.healthy:
+        return f"silent{errors}", "red"
+    if member.bootstrapping:
+        return f"bootstrapping{errors}", "yellow"
+    if member.applied is None:
+        return f"no acknowledgement yet{errors}", "yellow"
+    return (f"up to date{errors}", "green") if member.applied >= end else (f"behind{errors}", "yellow")
+
+
+def remarks(seen: Topology) -> Iterator[str]:
+    """Warnings about the commit policy."""
+    policy = parse_policy(seen.policy)
+    if not isinstance(policy, Quorum):
+        return
+    present = {seen.primary, *(member.name for member in seen.members if member.healthy and not member.bootstrapping)}
+    voters = policy.voters & present
+    missing = ", ".join(sorted(policy.voters - present))
+    if len(voters) < policy.majority:
+        yield f"No quorum: {missing} missing. Appends are durable on {seen.primary}, and not committed."
+    elif missing:
+        left = len(voters) - policy.majority
+        may = f"{show.counted(left, 'more voter')} may be lost" if left else "no other voter may be lost"
+        yield f"{missing} missing: {may}, or nothing is committed any more."
+
+
+def lines(seen: NodeStatus) -> Iterator[Text]:
+    """The text output for a node."""
+    of = f" {seen.primary}" if seen.condition == "following" and seen.primary else ""
+    style = "bold red" if seen.trouble is not None else "green" if seen.condition in _WELL else "yellow"
+    yield Text.assemble((seen.name, "bold"), " is ", (seen.condition, style), f"{of}, in term {seen.term}")
+    if seen.position is None:
+        yield Text("  it has no copy of the log yet")
+    else:
+        shown = "how much of it is committed is not known yet, and readers have to wait"
+        if seen.committed is not None:
+            shown = f"readers see up to {seen.committed:,}"
+        yield Text(f"  durable below offset {seen.position.next:,}, {shown}")
+    if seen.divergences:
+        whose = "its replicas have reported" if seen.condition == "leading" else "it has found"
+        yield Text(f"  {whose} {show.counted(seen.divergences, 'divergence')} so far")
+    if seen.tiering is not None:
+        yield Text(f"  tiering is repeated: {seen.tiering}")
+    if seen.trouble is not None:
+        yield Text(f"  {seen.trouble}")

@@ -1,0 +1,87 @@
+"""Slots of a primary with their lag: those of consumers, of replicas and of the tierer; and metrics of replicas."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import replace
+
+from strandline.log.slots.slot_lag import SlotLag, records_kept, slot_lags
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.slot_lag import WalListing
+from strandline.model.addresses import CONSUMER_SUFFIX
+from strandline.model.retention import NO_LIMITS, TIER_SLOT
+from strandline.node.lead.replicas import ReplicaRegistry
+from strandline.node.messages import NodeSlot, NodeSlots, SlotKind
+from strandline.node.options import NodeOptions
+from strandline.storage.metrics import (
+    DIVERGENCES,
+    REPLICA_APPLY_ERRORS,
+    REPLICA_LAG_BYTES,
+    REPLICA_LAG_RECORDS,
+    REPLICA_LAG_SECONDS,
+    REPLICA_SILENT_SECONDS,
+    REPLICA_SLOT_PINS,
+)
+
+_OF_SLOTS = (REPLICA_LAG_RECORDS, REPLICA_LAG_BYTES, REPLICA_LAG_SECONDS, REPLICA_SILENT_SECONDS, REPLICA_SLOT_PINS)
+
+
+def node_slots(log: WalLog, options: NodeOptions, *, committed: int, now: int) -> NodeSlots:
+    """All slots of a primary's log at ``now`` (microseconds), for operators.
+
+    Consumers are measured against the commit watermark, which is all that they can read, replicas against the durable
+    end.
+    """
+    states = list(log.slots.list())  # before the end: then no slot is ahead of it
+    listing, retention, limits = WalListing(log, log.bounds(), now), options.retention_policy, options.slot_limits
+    lags = slot_lags(listing, states, pins={}, retention=retention, limits=limits, now=now)
+    kept = records_kept(listing, lags, pins={}, retention=retention)
+    return NodeSlots(tuple(_shown(lag, committed) for lag in lags), retention, limits, kept)
+
+
+def _shown(lag: SlotLag, committed: int) -> NodeSlot:
+    state = lag.state
+    kind = kind_of(state.name)
+    if kind is not SlotKind.CONSUMER:
+        return NodeSlot(kind, lag)
+    lag = replace(lag, state=replace(state, name=state.name.removesuffix(CONSUMER_SUFFIX)))
+    records = max(0, committed - state.position)
+    return NodeSlot(kind, replace(lag, records_behind=records) if records else _up_to_date(lag))
+
+
+def _up_to_date(lag: SlotLag) -> SlotLag:
+    return replace(lag, records_behind=0, bytes_behind=0, seconds_behind=0.0)
+
+
+def kind_of(name: str) -> SlotKind:
+    """The kind of a slot by its name in the table of a primary.
+
+    >>> kind_of("b"), kind_of("billing.consumer"), kind_of("strandline-tier")
+    (<SlotKind.REPLICA: 'replica'>, <SlotKind.CONSUMER: 'consumer'>, <SlotKind.TIER: 'tier'>)
+    """
+    if name.endswith(CONSUMER_SUFFIX):
+        return SlotKind.CONSUMER
+    return SlotKind.TIER if name == TIER_SLOT else SlotKind.REPLICA
+
+
+def measure_replicas(log: WalLog, registry: ReplicaRegistry, *, now: int) -> None:
+    """Set the metrics of each replica and of its slot, also of one that is not registered any more."""
+    log_id = str(log.log_id)
+    states = [state for state in log.slots.list() if kind_of(state.name) is SlotKind.REPLICA]
+    listing = WalListing(log, log.bounds(), now)
+    for lag in slot_lags(listing, states, pins={}, retention=None, limits=NO_LIMITS, now=now):
+        found = (lag.records_behind, lag.bytes_behind, lag.seconds_behind, lag.seconds_since_seen, lag.state.pins)
+        for metric, number in zip(_OF_SLOTS, found, strict=True):
+            metric.labels(log_id, lag.state.name).set(number)
+    for each in registry.replicas.values():
+        DIVERGENCES.labels(log_id, each.name).set(each.divergences)
+        REPLICA_APPLY_ERRORS.labels(log_id, each.name).set(each.apply_errors)
+
+
+def forget_replicas(log: WalLog, names: Iterable[str]) -> None:
+    """Remove the metrics of replicas that this node no longer measures."""
+    for name in names:
+        for metric in (*_OF_SLOTS, DIVERGENCES, REPLICA_APPLY_ERRORS):
+            with contextlib.suppress(KeyError):  # it has no metric yet
+                metric.remove(str(log.log_id), name)
