@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
-from prometheus_client import start_http_server
 
+from strandline.cli.node.metrics_server import metrics_at
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import (
     Json,
@@ -290,7 +289,7 @@ def run(
         client=ClientSecurity.load(roots=ca, certificate=shown, key=key if shown else None, token=token),
         insecure=insecure,
     )
-    with stop_on_signal() as stop, _metrics_at(metrics), RunningNode(config) as running:
+    with stop_on_signal() as stop, metrics_at(metrics), RunningNode(config) as running:
         _report_states(running, stop, as_json=json)
     if running.failure is not None:
         raise StorageError(f"Node {name} failed: {running.failure!r}. Read what it logged, and start it again.")
@@ -318,19 +317,3 @@ def _first_state(running: RunningNode, stop: threading.Event) -> str:
         if said != Condition.CONNECTING or running.failure is not None or stop.wait(_LOOK):
             return said
     return running.condition
-
-
-@contextmanager
-def _metrics_at(place: tuple[str, int] | None) -> Iterator[None]:
-    if place is None:
-        yield
-        return
-    host, port = place
-    try:
-        server, _ = start_http_server(port, host)
-    except OSError as error:
-        raise StorageError(f"Metrics cannot be served on {host}:{port}: {error}. Give another address.") from error
-    try:
-        yield
-    finally:
-        server.shutdown()
