@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 import strandline as sl
 from strandline.compat.v1.log import QueueLog
 from strandline.compat.v1.upgrade import upgrade
-from strandline.errors import CursorExpired, InvalidInput
+from strandline.errors import CursorExpired, Diverged, InvalidInput
 from strandline.log.memory import MemoryLog
 from strandline.log.object.log import open_log
+from strandline.log.read.reading import last_record
+from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore
 from tests.ingest.parts import a_log, content, position
 
@@ -131,6 +135,19 @@ def test_two_queues_with_the_same_values_are_two_queues(tmp_path):
         queue = sl.open(tmp_path / name, create=True, format="queue-v1")
         filled(queue, 0, 3)
         assert sl.ingest(queue, target).records == 9
+
+
+def test_a_queue_that_was_created_again_with_the_same_records_is_another_history(tmp_path):
+    target, place = MemoryLog(), tmp_path / "queue"
+    queue = sl.open(place, create=True, format="queue-v1", clock=ManualClock())
+    filled(queue, 0, 2)
+    sl.ingest(queue, target)
+    shutil.rmtree(place)
+    queue = sl.open(place, create=True, format="queue-v1", clock=ManualClock())
+    filled(queue, 0, 3)
+    assert last_record(queue, 2).equals(last_record(target, 6))
+    with pytest.raises(Diverged, match=r"^The source has another history"):
+        sl.ingest(queue, target)
 
 
 def test_a_skip_without_a_record_behind_it_is_said_to_be_not_stored(queue, caplog):
