@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import logging
+import re
 import struct
 import sys
 import threading
@@ -19,8 +20,10 @@ import pytest
 from strandline.compat.spool import migrate
 from strandline.compat.spool.format import encode_record_frame
 from strandline.compat.spool.lsn_log import WriteAheadLog
-from strandline.errors import AlreadyExists, CorruptData, Fenced, InvalidInput, StorageError
+from strandline.errors import AlreadyExists, CorruptData, Diverged, Fenced, InvalidInput, StorageError
 from strandline.formats.wal.folder import SlotsFile
+from strandline.ingestion.api import ingest
+from strandline.log.wal.log import WalLog
 from strandline.log.wal.slots import write_slots_file
 from strandline.model.retention import InvalidReason
 from strandline.storage.disk import DISK, replace_file
@@ -147,6 +150,61 @@ def test_the_log_continues_where_the_spool_ended_and_is_not_migrated_again():
             assert wal.log.log_id == log_id
             assert all_of(wal) == [*RECORDS, (5, 11, 4000, b"eleven")]
     assert disk.read(SPOOL) == MIXED
+
+
+@pytest.mark.parametrize("changed", [MIXED[:-3] + v3(11, 4000, b"new", term=5), MIXED + b"X", MIXED[:-3], b""])
+def test_a_spool_that_was_written_after_its_migration_is_refused(changed):
+    disk = on_disk(MIXED)
+    with open_on(disk) as wal:
+        wal.append(b"eleven")
+    replace_file(disk, SPOOL, changed, temporary=f"{SPOOL}.new")
+    said = f"{SPOOL} has {len(changed)} bytes, and had {len(MIXED)} when it was migrated"
+    for opening in (open_on, lambda disk: WalLog.open(FOLDER, create=False, background=False, disk=disk)):
+        with pytest.raises(Diverged, match=re.escape(said)) as refusal:
+            opening(disk)
+        assert f"ingest COPY {FOLDER} --from 10'" in str(refusal.value)
+    disk.remove(SPOOL)
+    with open_on(disk) as wal:
+        assert all_of(wal)[-1][3] == b"eleven"
+
+
+def test_the_new_records_of_a_spool_are_taken_over_as_the_refusal_says(tmp_path):
+    folder, spool = tmp_path / "orders", tmp_path / "orders.logical.wal"
+    spool.write_bytes(v3(1, 1000, b"one") + v3(2, 2000, b"two"))
+    with WriteAheadLog.open(folder, migrate=True) as wal:
+        wal.append(b"by the new program")
+    with spool.open("ab") as file:
+        file.write(v3(3, 3000, b"by the old program"))
+    with pytest.raises(Diverged, match="--from 2"):
+        WriteAheadLog.open(folder)
+    spool.rename(tmp_path / "copy.logical.wal")
+    WriteAheadLog.open(tmp_path / "copy", migrate=True).close()
+    ingest(f"wal://{tmp_path}/copy", f"wal://{folder}", start=2)
+    with WriteAheadLog.open(folder) as wal:
+        assert [record.payload for record in wal.read_since(0)] == [
+            b"one",
+            b"two",
+            b"by the new program",
+            b"by the old program",
+        ]
+
+
+@pytest.mark.parametrize("mark", [b"", b"{}", b'{"kind": 1}', b"\xff"])
+def test_a_damaged_note_of_the_migration_is_named(mark):
+    disk = on_disk(MIXED)
+    open_on(disk).close()
+    replace_file(disk, f"{FOLDER}/spool.json", mark, temporary=f"{FOLDER}/spool.json.new")
+    with pytest.raises(CorruptData, match=r"spool\.json is damaged"):
+        open_on(disk)
+
+
+def test_a_log_that_an_earlier_release_has_migrated_is_opened_as_before():
+    disk = on_disk(MIXED)
+    open_on(disk).close()
+    disk.remove(f"{FOLDER}/spool.json")
+    replace_file(disk, SPOOL, MIXED + b"X", temporary=f"{SPOOL}.new")
+    with open_on(disk) as wal:
+        assert all_of(wal) == RECORDS
 
 
 def test_a_spool_may_be_named_by_its_file_or_with_a_slash(tmp_path):

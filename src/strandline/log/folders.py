@@ -51,7 +51,7 @@ FIRST_BYTES: Final = 4096
 
 _LEFT: Final = frozenset({"lock", "node.lock"})
 """Files that a refused or interrupted opening leaves: a folder with only these counts as empty."""
-_SPOOL_SUFFIX: Final = ".logical.wal"
+SPOOL_SUFFIX: Final = ".logical.wal"
 _FRAMES: Final = re.compile(r"[0-9]{20}\.log")
 _NODE_DATA: Final = re.compile(r"data-[0-9]{8}")
 _ROCKS_MANIFEST: Final = re.compile(r"MANIFEST-[0-9]+")
@@ -136,7 +136,7 @@ def recognise(rows: Iterable[FolderRow], firsts: Mapping[str, bytes]) -> dict[Fo
             found[kind] = tuple(names)
     if found:
         return found
-    spools = tuple(name for name in files if name.endswith(_SPOOL_SUFFIX))
+    spools = tuple(name for name in files if name.endswith(SPOOL_SUFFIX))
     if spools:  # beside other content they are ignored
         return {FolderKind.SPOOL: spools}
     others = tuple(name for name in (*files, *folders) if name not in _LEFT)
@@ -160,15 +160,15 @@ def contents(path: Address, *, disk: Disk) -> Contents:
     if not rows:
         with contextlib.suppress(NotFound):
             first = disk.read(bare, 0, len(FRAME_MAGIC))  # a folder has no bytes: NotFound
-            is_spool = bare.endswith(_SPOOL_SUFFIX) or first == FRAME_MAGIC
+            is_spool = bare.endswith(SPOOL_SUFFIX) or first == FRAME_MAGIC
             return Contents(named, {FolderKind.SPOOL if is_spool else FolderKind.FILE: ()})
     found: dict[FolderKind, tuple[str, ...]] = recognise(rows, _first_bytes(bare, disk=disk))
     if not rows and not _is_folder(bare, disk=disk):
         found = {FolderKind.ABSENT: ()}
     if set(found) <= {FolderKind.EMPTY, FolderKind.ABSENT}:
         with contextlib.suppress(NotFound):
-            disk.size(bare + _SPOOL_SUFFIX)
-            found = {FolderKind.SPOOL: (f"../{PurePath(bare).name}{_SPOOL_SUFFIX}",)}
+            disk.size(bare + SPOOL_SUFFIX)
+            found = {FolderKind.SPOOL: (f"../{PurePath(bare).name}{SPOOL_SUFFIX}",)}
     return Contents(named, found)
 
 

@@ -31,6 +31,7 @@ from strandline.errors import AlreadyExists, CorruptData, Fenced, InvalidInput, 
 from strandline.formats.wal.folder import SlotsFile, decode_slots_file, encode_wal_identity
 from strandline.formats.wal.frame import FrameScanner
 from strandline.log.wal.log import WalLog
+from strandline.log.wal.migrated_spool import note_migrated, refuse_changed_spool
 from strandline.log.wal.names import IDENTITY, LEAD, LOCK, NEW, SLOTS_FILE, data_name
 from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.write.journal import JournalPosition, encode_lead
@@ -72,10 +73,12 @@ def folder_of(
     """The folder of the log at ``path``; with ``migrate``, a spool of that name is moved there.
 
     ``WrongKind`` if there is a spool, but no folder, without ``migrate``: an empty log would hide the spool.
+    ``Diverged`` if the spool was written since it was migrated.
     """
     named = as_folder(path).removesuffix(SPOOL)
     folder = named.rstrip("/") or named  # 'orders/' has the spool of 'orders'
     if exists(f"{folder}/{IDENTITY}", disk=disk) or not exists(f"{folder}{SPOOL}", disk=disk):
+        refuse_changed_spool(folder, disk=disk)
         return folder
     if not migrate:
         raise WrongKind(
@@ -258,6 +261,7 @@ def _make(source: _Spool, hidden: str, *, disk: Disk, clock: Clock, log_id: UUID
     if renumbering is not None:
         _warn_of_gaps(renumbering, spool)
     slots = settle_slots(slots, Bounds(start, copied.end), now=clock.now(), where=beside)
+    note_migrated(hidden, size=len(data), end=copied.end, disk=disk)
     # Syncs the folder, too: every name in it is durable before its own is.
     write_slots_file(hidden, SlotsFile(log_id, start, tuple(slots)), disk=disk)
     return renumbering

@@ -17,6 +17,7 @@ from strandline.log.produce.limits import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.typed import ValueEncoder
 from strandline.log.read.value_format import named_codec
+from strandline.log.wal.migrated_spool import refuse_changed_spool
 from strandline.log.wal.names import hold_lock
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.reading import WalReading
@@ -139,7 +140,8 @@ class WalLog(WalReading, Closing):
         cut, and set aside. ``CorruptData``, with file and byte, for damage at or below the mark and
         ``UnsupportedVersion`` for data of a newer version: nothing was changed then. ``Fenced``, naming the holder,
         while another process has it open. ``WrongKind`` in the folder of something else, such
-        as a node, and where it would begin beside a spool.
+        as a node, and where it would begin beside a spool; ``Diverged`` if the spool from which it was migrated was
+        written since.
 
         A new file begins after ``roll_bytes``; ``tail_bytes`` of the newest records stay in
         memory for readers; appends wait while ``pending_bytes`` are queued. Without ``background`` no thread is
@@ -153,6 +155,7 @@ class WalLog(WalReading, Closing):
             make_own_folder(folder, disk=disk)
         with contextlib.ExitStack() as held:
             hold_lock(held, folder, disk=disk)
+            refuse_changed_spool(folder, disk=disk)
             if create:
                 made = lambda: () if value is None else with_version((), value, folder)  # noqa: E731
                 create_if_absent(folder, made, disk=disk, clock=clock, chance=chance)

@@ -1,0 +1,47 @@
+"""How much of a spool was migrated into a write-ahead log: records that it gets later are in no log."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from strandline.errors import CorruptData, Diverged, NotFound
+from strandline.formats.json.checked import decode_checked, encode_checked
+from strandline.log.folders import SPOOL_SUFFIX
+from strandline.model.json_values import natural
+from strandline.storage.disk import Disk
+
+MIGRATED: Final = "spool.json"
+_KIND: Final = "strandline-migrated-spool"
+_VERSION: Final = 1
+
+
+def note_migrated(folder: str, *, size: int, end: int, disk: Disk) -> None:
+    """Note in the new log's folder that the spool had ``size`` bytes, whose records are those below ``end``."""
+    disk.write_new(f"{folder}/{MIGRATED}", [encode_checked(_KIND, _VERSION, {"size": size, "next": end})])
+
+
+def refuse_changed_spool(folder: str, *, disk: Disk) -> None:
+    """``Diverged`` if the spool beside the log was written since it was migrated, as an older program does.
+
+    Nothing is checked where the spool is gone, and for logs that an earlier release has migrated.
+    """
+    path, spool = f"{folder}/{MIGRATED}", f"{folder}{SPOOL_SUFFIX}"
+    try:
+        data, size = disk.read(path), disk.size(spool)
+    except NotFound:
+        return
+    try:
+        fields = decode_checked(data, _KIND, _VERSION)
+        migrated, end = natural(fields["size"]), natural(fields["next"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise CorruptData(
+            f"{path} is damaged: {str(error)[:200]}. It says how much of {spool} the log holds: restore it, or move "
+            "the spool away if nothing was written to it since it was migrated."
+        ) from error
+    if size != migrated:
+        raise Diverged(
+            f"{spool} has {size:,} bytes, and had {migrated:,} when it was migrated: an older program has written to "
+            "it since, and its new records are not in the log; nothing was opened. To take them over, stop that "
+            f"program, rename the spool to COPY{SPOOL_SUFFIX}, then 'strandline wal migrate COPY' and 'strandline "
+            f"ingest COPY {folder} --from {end}'. If they are not needed, move the spool away."
+        )
