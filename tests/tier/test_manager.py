@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -19,6 +21,7 @@ from strandline.errors import (
     StrandlineError,
 )
 from strandline.formats.segment.events import encode_event
+from strandline.log.topic.memory import MemoryTopic
 from strandline.model.cursor import Cursor
 from strandline.model.segments import PartitionDeleteState, SegmentState
 from strandline.snapshots.sealed import seal
@@ -617,7 +620,7 @@ def test_a_waiter_fails_at_once_when_the_partition_is_unassigned_or_the_manager_
     events, clock = Events(), ManualClock(auto=False)  # no time passes: it cannot be the timeout
     events.held = True
     manager = managed(events, clock=clock)
-    manager._background = True  # waits without stepping; nobody follows
+    manager._rounds.is_background = True  # waits without stepping; nobody follows
     manager.reconcile_assignment([1])
     caught: list[StrandlineError] = []
 
@@ -1027,7 +1030,7 @@ def test_writing_a_snapshot_stops_neither_readers_nor_the_follower(events, clock
     manager.publish_all(copied(HERE, 0))
     events.tell(*copied(HERE, 1))
     clock.advance(61)
-    manager._tick()
+    manager._rounds.tick()
     assert seen == [True]
     again = managed(events, disk)
     assert again.committed_offset(1) == 1  # what came while it was written is not in it
@@ -1059,3 +1062,22 @@ def test_on_a_real_disk_with_threads_it_follows_saves_and_comes_back(tmp_path, e
         again.reconcile_assignment([1])
         assert again.current(HERE, lambda cache: len(list(cache.segments(HERE)))) == 20
     assert events.delivered[1] == delivered == 40
+
+
+def test_a_manager_that_is_dropped_without_being_closed_ends_its_threads_and_its_subscription():
+    topic = MemoryTopic(3)
+    before = set(threading.enumerate())
+    manager = MetadataManager.start(topic)
+    manager.reconcile_assignment(range(3))
+    manager.publish_all(copied(HERE, 0))
+    threads = set(threading.enumerate()) - before
+    assert len(threads) == 2
+    dropped = weakref.ref(manager)
+    del manager
+    gc.collect()
+    assert dropped() is None
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    assert not topic._subscriptions
+    assert isinstance(topic.publish(1, b"the topic is the caller's"), int)

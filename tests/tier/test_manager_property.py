@@ -296,7 +296,7 @@ SAVERS: dict[int, MetadataManager] = {}
 def tear(state: MetadataState) -> None:
     """Now and then: save, and die."""
     if TEARS.random() < 0.05 and id(state) in SAVERS:
-        SAVERS[id(state)]._save()
+        SAVERS[id(state)]._rounds.save()
         raise Crash("between cache and position")
 
 
@@ -406,7 +406,7 @@ def test_wherever_a_snapshot_is_cut_short_the_next_manager_is_right(reach, caplo
         taken = manager._subscription.take(0)
         for upto in range(manager.committed_offset(1) + 3, len(told) + 1, 2):
             manager._follower._apply(1, [each for each in taken if each.offset < upto])
-            manager._save()
+            manager._rounds.save()
             if not manager._state.is_unsaved:
                 notes.append(manager.committed_offset(1))
 

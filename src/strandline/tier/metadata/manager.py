@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Self, TypeVar
 
@@ -25,16 +25,14 @@ from strandline.model.segments import (
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk
-from strandline.storage.fork_check import Origin, bound_to_process
-from strandline.storage.worker_thread import WorkerThread
+from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.events import Assigner, EventFollower, EventPublisher
+from strandline.tier.metadata.rounds import MetadataRounds
 from strandline.tier.metadata.snapshot import MetadataSnapshots
 from strandline.tier.metadata.state import (
     CatchingUp,
     MetadataState,
-    PartitionCopy,
-    PositionWaiter,
     Readiness,
     Ready,
     Unassigned,
@@ -46,14 +44,7 @@ T = TypeVar("T")
 PATIENCE: Final = 30.0
 """Seconds that a write waits until this node has applied it."""
 
-_LOGGER = logging.getLogger(__name__)
-_ROUND: Final = 1.0
-"""Seconds between retries; also how long the follower waits for events."""
 _ROUTES: Final = 1 << 16
-_BREATH: Final = 0.0005
-"""Pause in seconds between two partitions of a snapshot, for the follower and readers."""
-_PAUSE: Final = 0.01
-"""Pause in seconds of a manager without threads that waits for events."""
 
 
 @bound_to_process()
@@ -81,30 +72,21 @@ class MetadataManager(Closing):
         self._count = events.partition_count
         self._routes: dict[tuple[int, int], int] = {}
         """Metadata partition by log partition: hashing costs half a lookup."""
-        self._snapshots = snapshots
-        self._interval = snapshot_interval
-        self._background = background
-        self._clock = clock
         self._state = MetadataState(self._count, {} if snapshots is None else snapshots.load())
         self._subscription, assignment = events.subscribe()
         self._assigner = Assigner(events, assignment, self._state)
-        self._publisher = EventPublisher(events, self._state, self._assigner, self._wait, clock.monotonic, patience)
-        self._follower = EventFollower(self._subscription, self._assigner, self._state, self._publisher.sent)
-        self._failure = ""
-        """Why the last events could not be taken; empty if they could."""
-        self._due = clock.monotonic() + snapshot_interval
-        self._saving = threading.Lock()
+        sent: dict[bytes, SegmentEvent] = {}
+        self._follower = EventFollower(self._subscription, self._assigner, self._state, sent)
+        self._rounds = MetadataRounds(self._follower, snapshots, snapshot_interval, clock, is_background=background)
+        self._publisher = EventPublisher(
+            events, self._state, self._assigner, self._rounds.wait, clock.monotonic, patience, sent
+        )
         self._closing = threading.Lock()
-        self._closed = threading.Event()
         self._origin = Origin("The metadata manager", self)
-        self._threads: list[threading.Thread] = []
-        if background:
-            self._threads = [
-                WorkerThread(target, name=f"strandline-metadata-{name}")
-                for name, target in (("follower", self._follow), ("maintenance", self._maintain))
-            ]
-            for thread in self._threads:
-                thread.start()
+        # Its threads do not refer to the manager: one that is dropped unclosed is garbage-collected, and ends them.
+        dropped = weakref.finalize(self, self._rounds.halt)
+        call_in_child(self, lambda _: dropped.detach())
+        self._rounds.start()
 
     @classmethod
     def start(
@@ -155,7 +137,7 @@ class MetadataManager(Closing):
         call. ``InvalidInput``, and no change, if there is no such partition.
         """
         wanted = {check_partition(partition, self._count) for partition in partitions}
-        if self._closed.is_set():
+        if self._rounds.closed.is_set():
             raise LogClosed("The metadata manager is closed: no partition was assigned. Start another one.")
         self._assigner.reconcile(wanted)
 
@@ -209,11 +191,11 @@ class MetadataManager(Closing):
                     CatchingUp(number, "its topic was created again and is replayed; ask again in a moment")
                 )
             self._state.wake_at(waiter, end)
-            self._wait(waiter, timeout)
+            self._rounds.wait(waiter, timeout)
             if waiter.error is not None:
                 raise waiter.error
             if not waiter.woken.is_set():
-                why = f": {self._failure.rstrip('.')}" if self._failure else ""
+                why = f": {self._rounds.failure.rstrip('.')}" if self._rounds.failure else ""
                 raise not_ready(CatchingUp(number, f"it was not applied up to {end} in {timeout} s{why}; ask again"))
         finally:
             self._state.release(waiter)
@@ -303,74 +285,7 @@ class MetadataManager(Closing):
 
         For a manager without threads, used by one thread.
         """
-        came = self._taken(0.0)
-        self._tick()
-        return came
-
-    def _wait(self, waiter: PositionWaiter, timeout: float) -> None:
-        """Block until the waiter is woken or the time is over."""
-        if self._background:
-            self._clock.wait(waiter.woken, timeout)
-            return
-        deadline = self._clock.monotonic() + timeout
-        while not waiter.woken.is_set() and self._clock.monotonic() < deadline:
-            if not self.step() and not waiter.woken.is_set():
-                self._clock.sleep(_PAUSE)
-
-    def _taken(self, timeout: float) -> bool:
-        try:
-            came = self._follower.step(timeout)
-        except StrandlineError as error:
-            self._failure = str(error)
-            _LOGGER.warning("Segment events cannot be taken now, and are tried again: %s", error)
-            if self._background:
-                self._clock.wait(self._closed, _ROUND)
-            return False
-        self._failure = ""
-        return came
-
-    def _tick(self) -> None:
-        self._assigner.retry()
-        if self._clock.monotonic() >= self._due:
-            self._save()
-            self._due = self._clock.monotonic() + self._interval
-
-    def _save(self) -> None:
-        """Take a snapshot if events were applied since the last; a failure is logged, and the next one retries."""
-        with self._saving:
-            if self._snapshots is None or not self._state.is_unsaved:
-                return
-            try:
-                taken = self._take()
-                self._snapshots.save(taken)
-            except Exception as error:  # noqa: BLE001 - the events are durable, and a snapshot only saves time
-                _LOGGER.warning("The snapshot of the segment cache failed, and is repeated: %s", error)
-            else:
-                self._state.saved(taken)
-
-    def _take(self) -> dict[int, PartitionCopy]:
-        taken = {}
-        for partition in self._state.partitions_where(lambda progress: progress.next > 0):
-            each = self._state.take(partition)
-            if each is not None:
-                taken[partition] = each
-            self._clock.sleep(_BREATH)  # a lock that is retaken at once starves the waiting threads
-        return taken
-
-    def _follow(self) -> None:
-        while not self._closed.is_set():
-            try:
-                self._taken(_ROUND)
-            except Exception:
-                _LOGGER.exception("Following segment events failed; it is retried.")
-                self._clock.wait(self._closed, _ROUND)
-
-    def _maintain(self) -> None:
-        while not self._clock.wait(self._closed, min(_ROUND, self._interval)):
-            try:
-                self._tick()
-            except Exception:
-                _LOGGER.exception("A round of the metadata manager failed; the next one follows.")
+        return self._rounds.step()
 
     def close(self) -> None:
         """Stop following and take a last snapshot. Idempotent.
@@ -381,10 +296,8 @@ class MetadataManager(Closing):
         if sys.is_finalizing():
             return
         with self._closing:
-            self._closed.set()
+            self._rounds.closed.set()
             self._state.close()
             self._subscription.close()
-            for thread in self._threads:
-                thread.join()
-            self._threads = []
-            self._save()
+            self._rounds.join()
+            self._rounds.save()

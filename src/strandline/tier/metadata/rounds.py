@@ -1,0 +1,144 @@
+"""Rounds of a metadata manager: its threads follow segment events, retry assignments and save snapshots."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Final
+
+from strandline.errors import StrandlineError
+from strandline.storage.clock import Clock
+from strandline.storage.worker_thread import WorkerThread
+from strandline.tier.metadata.events import EventFollower
+from strandline.tier.metadata.snapshot import MetadataSnapshots
+from strandline.tier.metadata.state import PartitionCopy, PositionWaiter
+
+_LOGGER = logging.getLogger(__name__)
+_ROUND: Final = 1.0
+"""Seconds between retries; also how long the follower waits for events."""
+_BREATH: Final = 0.0005
+"""Pause in seconds between two partitions of a snapshot, for the follower and readers."""
+_PAUSE: Final = 0.01
+"""Pause in seconds of a manager without threads that waits for events."""
+
+
+class MetadataRounds:
+    """The work of a manager, in two threads or step by step; refers to no manager, so that one can be dropped."""
+
+    def __init__(
+        self,
+        follower: EventFollower,
+        snapshots: MetadataSnapshots | None,
+        interval: float,
+        clock: Clock,
+        *,
+        is_background: bool,
+    ) -> None:
+        """Nothing runs yet."""
+        self.is_background = is_background
+        self.closed = threading.Event()
+        """Set it to end the threads."""
+        self.failure = ""
+        """Why the last events could not be taken; empty if they could."""
+        self._follower = follower
+        self._assigner = follower.assigner
+        self._state = follower.state
+        self._snapshots = snapshots
+        self._interval = interval
+        self._clock = clock
+        self._due = clock.monotonic() + interval
+        self._saving = threading.Lock()
+        self._threads: list[WorkerThread] = []
+
+    def start(self) -> None:
+        """Start the threads, if it has any."""
+        if self.is_background:
+            self._threads = [
+                WorkerThread(target, name=f"strandline-metadata-{name}")
+                for name, target in (("follower", self._follow), ("maintenance", self._maintain))
+            ]
+            for thread in self._threads:
+                thread.start()
+
+    def halt(self) -> None:
+        """Begin no further round. Takes no lock and does not wait: the garbage collector may call it."""
+        self.closed.set()
+
+    def join(self) -> None:
+        """Wait until the threads have ended."""
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+
+    def step(self) -> bool:
+        """One round without waiting: take, apply, retry, save if it is time. False if no event arrived."""
+        came = self._taken(0.0)
+        self.tick()
+        return came
+
+    def wait(self, waiter: PositionWaiter, timeout: float) -> None:
+        """Block until the waiter is woken or the time is over."""
+        if self.is_background:
+            self._clock.wait(waiter.woken, timeout)
+            return
+        deadline = self._clock.monotonic() + timeout
+        while not waiter.woken.is_set() and self._clock.monotonic() < deadline:
+            if not self.step() and not waiter.woken.is_set():
+                self._clock.sleep(_PAUSE)
+
+    def tick(self) -> None:
+        """Retry assignments, and save if it is time."""
+        self._assigner.retry()
+        if self._clock.monotonic() >= self._due:
+            self.save()
+            self._due = self._clock.monotonic() + self._interval
+
+    def save(self) -> None:
+        """Take a snapshot if events were applied since the last; a failure is logged, and the next one retries."""
+        with self._saving:
+            if self._snapshots is None or not self._state.is_unsaved:
+                return
+            try:
+                taken = self._take()
+                self._snapshots.save(taken)
+            except Exception as error:  # noqa: BLE001 - the events are durable, and a snapshot only saves time
+                _LOGGER.warning("The snapshot of the segment cache failed, and is repeated: %s", error)
+            else:
+                self._state.saved(taken)
+
+    def _take(self) -> dict[int, PartitionCopy]:
+        taken = {}
+        for partition in self._state.partitions_where(lambda progress: progress.next > 0):
+            each = self._state.take(partition)
+            if each is not None:
+                taken[partition] = each
+            self._clock.sleep(_BREATH)  # a lock that is retaken at once starves the waiting threads
+        return taken
+
+    def _taken(self, timeout: float) -> bool:
+        try:
+            came = self._follower.step(timeout)
+        except StrandlineError as error:
+            self.failure = str(error)
+            _LOGGER.warning("Segment events cannot be taken now, and are tried again: %s", error)
+            if self.is_background:
+                self._clock.wait(self.closed, _ROUND)
+            return False
+        self.failure = ""
+        return came
+
+    def _follow(self) -> None:
+        while not self.closed.is_set():
+            try:
+                self._taken(_ROUND)
+            except Exception:
+                _LOGGER.exception("Following segment events failed; it is retried.")
+                self._clock.wait(self.closed, _ROUND)
+        self._follower.subscription.close()  # idempotent: of a manager that was dropped, nothing else closes it
+
+    def _maintain(self) -> None:
+        while not self._clock.wait(self.closed, min(_ROUND, self._interval)):
+            try:
+                self.tick()
+            except Exception:
+                _LOGGER.exception("A round of the metadata manager failed; the next one follows.")
