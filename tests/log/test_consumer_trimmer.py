@@ -12,6 +12,7 @@ from strandline.errors import Fenced, StorageError
 from strandline.followers.consumer.consumer import Consumer
 from strandline.log.object import ObjectLog, open_log
 from strandline.log.queue.log_queue import ObjectLogQueue
+from strandline.model.retention import SlotLimits
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
@@ -137,13 +138,60 @@ def test_a_consumer_that_was_never_closed_stops_its_trimmer(queue: Watched, cloc
     assert not thread.is_alive()
 
 
-def test_without_one_no_thread_is_started_but_for_heartbeats(queue: Watched) -> None:
+def new_threads(before: set[threading.Thread]) -> list[str]:
+    return sorted(thread.name for thread in set(threading.enumerate()) - before)
+
+
+def test_a_consumer_of_a_log_that_limits_nothing_has_no_heartbeat(queue: Watched) -> None:
     before = set(threading.enumerate())
-    consumer = Consumer(queue, trim_every=None)
-    (heartbeat,) = set(threading.enumerate()) - before
-    assert heartbeat.name == "strandline-heartbeat"  # also if the log has no idle limit: it may be given one any time
-    consumer.close()
-    assert not heartbeat.is_alive()
+    with Consumer(queue, trim_every=None):
+        assert new_threads(before) == []
+    with Consumer(queue):
+        assert new_threads(before) == ["strandline-trimmer"]
+
+
+def test_a_consumer_under_an_idle_limit_has_a_heartbeat_until_it_is_closed() -> None:
+    log = open_log(PlainStore(), create=True, limits=SlotLimits(idle_seconds=30))
+    before = set(threading.enumerate())
+    with Consumer(log, trim_every=None):
+        assert new_threads(before) == ["strandline-heartbeat"]
+    assert new_threads(before) == []
+
+
+def test_a_limit_that_is_set_later_starts_the_heartbeat_at_a_read(queue: Watched, clock: ManualClock) -> None:
+    before = set(threading.enumerate())
+    with Consumer(queue, trim_every=None, clock=clock) as consumer:
+        open_log(queue._store).set_retention("consumed", limits=SlotLimits(idle_seconds=30))
+        consumer.next_descriptors(1)
+        assert new_threads(before) == []  # it was asked a moment ago
+        clock.advance(20.0)
+        consumer.next_descriptors(1)
+        assert new_threads(before) == ["strandline-heartbeat"]
+    assert new_threads(before) == []
+
+
+def test_a_limit_that_is_set_later_starts_the_heartbeat_of_a_busy_consumer(queue: Watched, clock: ManualClock) -> None:
+    before = set(threading.enumerate())
+    with Consumer(queue, clock=clock):
+        open_log(queue._store).set_retention("consumed", limits=SlotLimits(idle_seconds=30))
+        assert clock.wait_until_blocked(1)
+        clock.advance(20.0)
+        looking = threading.Event()
+        while new_threads(before) != ["strandline-heartbeat", "strandline-trimmer"]:
+            looking.wait(0.01)
+    assert new_threads(before) == []
+
+
+def test_a_dropped_consumer_ends_a_heartbeat_that_was_started_later(queue: Watched, clock: ManualClock) -> None:
+    consumer = Consumer(queue, trim_every=None, clock=clock)
+    open_log(queue._store).set_retention("consumed", limits=SlotLimits(idle_seconds=30))
+    clock.advance(20.0)
+    consumer.next_descriptors(1)
+    (thread,) = [each for each in threading.enumerate() if each.name == "strandline-heartbeat"]
+    del consumer
+    gc.collect()
+    thread.join(SOON)
+    assert not thread.is_alive()
 
 
 def test_a_round_updates_when_the_slot_was_last_seen(queue: Watched, clock: ManualClock) -> None:

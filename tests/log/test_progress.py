@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from strandline.errors import CorruptData, InvalidInput, OutOfOrderAck
 from strandline.followers.consumer.progress import AckProgress, AckStep
 from strandline.model.head import QueueEntry
 from tests.cases import examples
+from tests.interrupts import interruptions
 
 
 def entry(sequence: int) -> QueueEntry:
@@ -96,6 +99,53 @@ def test_batches_out_of_order_are_not_delivered() -> None:
         with pytest.raises(CorruptData, match="is next"):
             progress.hand_out(wrong)
     assert numbers(progress) == (0, 0, 2)
+
+
+def interrupted(work: Callable[[AckProgress], None]) -> Iterator[AckProgress]:
+    """Progress with one batch handed out, after the work was interrupted at each place in turn."""
+    last: list[AckProgress] = []
+
+    def again() -> None:
+        last[:] = [handed_out(5, 1)]
+        work(last[0])
+
+    places = 0
+    for _ in interruptions(again, within="strandline.followers.consumer.progress"):
+        if last and last[0].read > 5:
+            places += 1
+            yield last[0]
+    assert places > 3
+
+
+def test_a_batch_whose_delivery_was_interrupted_cannot_be_acknowledged() -> None:
+    for progress in interrupted(lambda progress: progress.hand_out([entry(6), entry(7)])):
+        delivered = progress.read == 8
+        assert delivered or progress.read == 6
+        acknowledge(progress, 5)
+        if not delivered:
+            for call in (progress.ack, progress.ack_through):
+                for sequence in (6, 7):
+                    with pytest.raises(OutOfOrderAck, match="the next one is 6, and it was not handed out yet"):
+                        call(sequence)
+            progress.hand_out([entry(6)])  # what is read again need not end where it did
+            progress.hand_out([entry(7)])
+        progress.done(progress.ack_through(7))
+        assert numbers(progress) == (8, 8, 8)
+        assert not progress._handed_out
+
+
+def test_a_batch_whose_setting_aside_was_interrupted_is_set_aside_or_not() -> None:
+    for progress in interrupted(lambda progress: progress.set_aside(entry(6))):
+        assert progress.acknowledged <= progress.read
+        acknowledge(progress, 5)
+        if progress.read == 6:
+            progress.hand_out([entry(6)])  # it can be read after all
+            assert progress.acknowledged == 6
+            acknowledge(progress, 6)
+        assert progress.acknowledged == 7
+        progress.hand_out([entry(7)])
+        progress.done(progress.ack_through(7))
+        assert numbers(progress) == (8, 8, 8)
 
 
 def test_a_batch_set_aside_counts_as_acknowledged_in_its_turn() -> None:

@@ -263,6 +263,16 @@ def test_the_queue_api_consumes_what_others_produced_from_5_on(store):
         assert again.next_batch().sequence == 7
 
 
+def test_the_length_after_an_acknowledgement_is_that_of_the_manifest_just_written(store):
+    with consumer(store) as taking:
+        taking.next_descriptors(2)
+        before = len(taking)
+        for number in range(3):
+            append(opened(store), b"more", by=9, number=number)  # another process, which this one does not see
+        taking.ack_through(taking.next_to_ack)
+        assert len(taking) == len(manifest_in(store).entries) == before + 2
+
+
 def test_the_queue_api_opens_a_queue_by_its_address_and_format(tmp_path):
     with open_queue(str(tmp_path)).producer() as producer:
         producer.produce([b"a"], metadata=b"m")

@@ -58,15 +58,19 @@ class V1Queue:
         """The listed batches with sequences ``first`` through ``last``; ``Fenced``, ``CursorExpired``."""
         return edits.entries_from(self._read(), first)[: max(0, last + 1 - first)]
 
-    def acknowledge(self, through: Descriptor) -> None:
-        """Durably drop everything through this batch from the manifest; ``Diverged`` if another one is in its place."""
+    def acknowledge(self, through: Descriptor) -> int:
+        """Durably drop everything through this batch from the manifest, and return how many batches are left in it.
+
+        ``Diverged`` if another one is in its place.
+        """
         if self._epoch is None:
             raise InvalidInput("Only the consumer that claimed the queue may acknowledge.")
         epoch = self._epoch
-        self._cell.update(
+        written = self._cell.update(
             lambda found: edits.acknowledge(found, epoch=epoch, through=through.sequence, location=through.location),
             role="consumer",
         )
+        return len(written.entries)
 
     def fetcher(self) -> QueueFetcher:
         """The reader of the batches."""

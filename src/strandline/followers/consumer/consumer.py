@@ -172,6 +172,7 @@ class Consumer:
         with contextlib.suppress(StrandlineError):  # the first call that needs it raises
             self._reader.peek(0)  # the length is known from the beginning
         self._threads = ConsumerThreads(self, self._queue, trim_every=trim_every, clock=clock)
+        self._reader.look = self._threads.heartbeat.look
         self._origin = Origin(f"The consumer of {self._queue.url}", self)
 
     def __repr__(self) -> str:
@@ -343,12 +344,11 @@ class Consumer:
         return True
 
     def _do(self, step: AckStep) -> None:
-        if step.through is not None:
-            self._queue.acknowledge(step.through)
+        length = None if step.through is None else self._queue.acknowledge(step.through)
         with self._state:
             before = self._progress.durable
             self._progress.done(step)
-            self._gauges.acknowledged(self._progress.durable - before)
+            self._gauges.acknowledged(self._progress.durable - before, length)
 
     def close(self) -> None:
         """Flush and stop; a new consumer then starts right after. The trimmer is stopped even if the flush fails.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -78,6 +78,9 @@ class AckProgress:
 
     def hand_out(self, descriptors: Sequence[Descriptor]) -> None:
         """Move the read cursor past these batches, which must be the next ones; else nothing changes."""
+        self._deliver(descriptors, {})
+
+    def _deliver(self, descriptors: Sequence[Descriptor], aside: Mapping[int, int]) -> None:
         place = self.read
         for descriptor in descriptors:
             if start_of(descriptor) != place:
@@ -86,11 +89,15 @@ class AckProgress:
                     "list of batches is damaged. Nothing was handed out."
                 )
             place = descriptor.sequence + 1
+        # Whatever is at or after the read cursor does not count: an interrupted call has left it.
+        while self._handed_out and (last := next(reversed(self._handed_out))) >= self.read:
+            del self._handed_out[last]
+        self._aside = {start: end for start, end in self._aside.items() if start < self.read} | dict(aside)
         counted = self._counted
         for number, descriptor in enumerate(descriptors, counted):
             self._handed_out[descriptor.sequence] = (number, descriptor)
         self._counted = counted + len(descriptors)
-        self.read = place
+        self.read = place  # last, in one statement: only now they are handed out
 
     def take_back(self, descriptor: Descriptor) -> None:
         """Deliver the last delivered batch again, since it did not reach its reader; a no-op for any other."""
@@ -111,21 +118,23 @@ class AckProgress:
     def set_aside(self, descriptor: Descriptor) -> None:
         """Count a batch as acknowledged in its turn; if it is the next one, it also counts as delivered."""
         self.check_aside(descriptor)
+        aside = {start_of(descriptor): descriptor.sequence + 1}
         if start_of(descriptor) == self.read:
-            self.hand_out([descriptor])
-        self._aside[start_of(descriptor)] = descriptor.sequence + 1
+            self._deliver([descriptor], aside)
+        else:
+            self._aside.update(aside)
         self._acknowledge(self.acknowledged)
 
     def ack(self, sequence: int) -> AckStep:
         """Plan to acknowledge the next batch; ``OutOfOrderAck`` if it is not the next, or was not delivered."""
-        found = self._handed_out.get(sequence)
+        found = self._handed_out.get(sequence) if sequence < self.read else None
         if found is None or start_of(found[1]) != self.acknowledged:
             raise self._out_of_order(sequence)
         return self._step(sequence, durably=False)
 
     def ack_through(self, sequence: int) -> AckStep:
         """Plan to acknowledge everything through a batch, durably; ``OutOfOrderAck`` as :meth:`ack`."""
-        if sequence < self.acknowledged or sequence not in self._handed_out:
+        if not self.acknowledged <= sequence < self.read or sequence not in self._handed_out:
             raise self._out_of_order(sequence)
         return self._step(sequence, durably=True)
 
@@ -158,12 +167,12 @@ class AckProgress:
             self._aside = {start: end for start, end in self._aside.items() if start > self.acknowledged}
 
     def _past_aside(self, position: int) -> int:
-        while position in self._aside:
+        while position < self.read and position in self._aside:
             position = self._aside[position]
         return position
 
     def _out_of_order(self, sequence: int) -> OutOfOrderAck:
-        waiting = (found for found in self._handed_out if found >= self.acknowledged)
+        waiting = (found for found in self._handed_out if self.acknowledged <= found < self.read)
         expected = next(waiting, self.acknowledged)
         if self.acknowledged == self.read:
             what = "it was not handed out yet: read it first"
@@ -207,10 +216,10 @@ class Gauges:
             self.lag = max(0.0, (now - descriptor.metadata[-1].ingested) / SECOND)
             LAG_SECONDS.labels(*self._labels).set(self.lag)
 
-    def acknowledged(self, batches: int) -> None:
-        """Count durably acknowledged batches."""
+    def acknowledged(self, batches: int, length: int | None) -> None:
+        """Count durably acknowledged batches; ``length`` is that of the queue just written, if it is known."""
         ACKNOWLEDGED.inc(batches)
-        self._show_length(max(0, self.length - batches))
+        self._show_length(max(0, self.length - batches) if length is None else length)
 
     def set_aside(self) -> None:
         """Count a batch that was set aside."""

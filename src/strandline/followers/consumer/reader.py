@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from strandline.errors import ConsumerClosed, CorruptData, NotFound
@@ -40,6 +40,8 @@ class BatchReader:
         self.closed = False
         self.handle = FetchHandle(queue.fetcher())
         """Reads batches by their descriptors."""
+        self.look: Callable[[], None] = lambda: None
+        """Called at each read of the listing: looks for a limit of the slot that was set meanwhile."""
         self._queue = queue
         self._progress = progress
         self._gauges = gauges
@@ -61,6 +63,7 @@ class BatchReader:
     def peek(self, limit: int, since: int | None = None) -> list[Descriptor]:
         """Up to ``limit`` descriptors from a position on, by default the read cursor; updates the gauges."""
         self.check_open()
+        self.look()
         found = self._queue.peek(self.position if since is None else since, limit)
         with self._state:
             self._gauges.peeked(found)

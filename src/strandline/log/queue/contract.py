@@ -110,8 +110,12 @@ class Queue(Protocol):
     def between(self, first: int, last: int) -> Sequence[Descriptor]:
         """The listed batches ``first`` through ``last``; ``CursorExpired`` if some are deleted, ``Fenced``."""
 
-    def acknowledge(self, through: Descriptor) -> None:
-        """Durably acknowledge everything through this batch. ``Fenced`` and storage errors change nothing."""
+    def acknowledge(self, through: Descriptor) -> int | None:
+        """Durably acknowledge everything through this batch. ``Fenced`` and storage errors change nothing.
+
+        Returns how many listed batches are not acknowledged, as :meth:`peek` counts them, if the call knows that; None
+        if it does not read the listing.
+        """
 
     def fetcher(self) -> Fetcher:
         """The reader for the batches of this queue."""
@@ -127,7 +131,10 @@ class Queue(Protocol):
         """One round of trimming; skipped if any process began one ``pause`` seconds ago."""
 
     def heartbeat(self) -> SlotHeartbeat | None:
-        """The heartbeat that keeps the consumer's slot alive, also while it is busy; None if the queue needs none."""
+        """The heartbeat that keeps the consumer's slot alive, also while it is busy; not started yet.
+
+        None if the slot needs none now. It is asked again: a limit may be set at any time.
+        """
 
     def writes(self) -> Writes:
         """Conditional writes so far; no I/O."""

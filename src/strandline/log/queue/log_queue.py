@@ -252,11 +252,11 @@ class ObjectLogQueue:
         finally:
             self._log.trim(pause=pause)
 
-    def heartbeat(self) -> SlotHeartbeat:
-        """The heartbeat that keeps the slot alive, also while the consumer is busy; not started yet."""
+    def heartbeat(self) -> SlotHeartbeat | None:
+        """The heartbeat that keeps the slot alive, also while the consumer is busy; None if nothing limits it now."""
         # A cell of its own: another thread may use the claimed slot's to acknowledge.
         slot = replace(self._slot, cell=self._log.slots.cell(self.slot))
-        return SlotHeartbeat(slot, self._log, clock=self._clock)
+        return SlotHeartbeat(slot, self._log, clock=self._clock).if_needed()
 
     def writes(self) -> Writes:
         """Writes of the slot's cell so far."""

@@ -284,9 +284,9 @@ class SlotQueue:
         """Touch the slot. The writer of the log, or its node, trims it."""
         self._own.touch()
 
-    def heartbeat(self) -> SlotHeartbeat:
-        """The heartbeat that keeps the slot alive, also while the consumer is busy; not started yet."""
-        return SlotHeartbeat(self._own, self._log, clock=self._clock)
+    def heartbeat(self) -> SlotHeartbeat | None:
+        """The heartbeat that keeps the slot alive, also while the consumer is busy; None if nothing limits it now."""
+        return SlotHeartbeat(self._own, self._log, clock=self._clock).if_needed()
 
     def writes(self) -> Writes:
         """Zero: the slot has one writer, so that no write can lose a race."""

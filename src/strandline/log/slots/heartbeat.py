@@ -18,7 +18,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 MOST: Final = 60.0
 """Longest interval in seconds; used where the log has no slot limits."""
 
-_LIMITS_INTERVAL: Final = 20.0
+LIMITS_INTERVAL: Final = 20.0
 """Seconds between two reads of limits without an idle limit: one may be set at any time."""
 
 _TICK: Final = 0.25
@@ -60,7 +60,7 @@ def heartbeat_interval(limits: SlotLimits) -> float:
     >>> heartbeat_interval(SlotLimits(idle_seconds=30)), heartbeat_interval(SlotLimits())
     (10.0, 20.0)
     """
-    return min(MOST, limits.idle_seconds / 3) if limits.idle_seconds else _LIMITS_INTERVAL
+    return min(MOST, limits.idle_seconds / 3) if limits.idle_seconds else LIMITS_INTERVAL
 
 
 @final
@@ -102,10 +102,17 @@ class SlotHeartbeat:
             with self._lock:
                 limits = self._limits()
                 self._every = MOST if limits is None else heartbeat_interval(limits)
-                if limits is None or limits.idle_seconds or self._is_provisional():
+                if self._counts(limits):
                     self._touch()
                 else:
                     self._seen = self._clock.monotonic()  # without an idle limit nothing is written
+
+    def if_needed(self) -> Self | None:
+        """This heartbeat; None if the log is known to limit nothing that it would keep alive."""
+        return self if self._counts(self._limits()) else None
+
+    def _counts(self, limits: SlotLimits | None) -> bool:
+        return limits is None or bool(limits.idle_seconds) or self._is_provisional()
 
     def _is_provisional(self) -> bool:
         return isinstance(self._slot, Provisional) and self._slot.is_provisional
