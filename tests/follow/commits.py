@@ -29,6 +29,6 @@ def around_commits(
             begun = super().begin(since=since, upto=upto, tasks=tasks)
             if begun is None:
                 return None
-            return Followed(begun.followed, begun.table, begun.since, begun.upto, begun.at, begun.parts)
+            return Followed(begun.followed, begun.table, begun.since, begun.upto, begun.at, begun.parts, begun.claim)
 
     return Sink(url, mode=mode)

@@ -101,6 +101,7 @@ class SinkCommitter:
         self._log = log
         self._sink = sink
         self._has_stored = not is_new
+        self._has_taken_over = False
         self._slot: Slot | None = None
         self._unclaimed: SlotState | None = None
         self._holder = ""
@@ -234,10 +235,15 @@ class SinkCommitter:
                 write()
             except Fenced:
                 # A replaced follower's commit was still running. The slot shows which follower is newer, and the sink
-                # skips what it has by now.
-                if self._slot is None or attempt + 1 == _TAKEOVERS or self._slot.state().epoch != self._slot.epoch:
+                # skips what it has by now. Once this follower has taken the sink over, only a newer one can fence it,
+                # which may have another slot: both would go on for ever.
+                is_older = self._slot is None or self._slot.state().epoch != self._slot.epoch
+                if is_older or self._has_taken_over or attempt + 1 == _TAKEOVERS:
                     raise
+                if isinstance(self._sink, RestorableSink):
+                    self._sink.resume(self._log.log_id)
             else:
+                self._has_taken_over = True
                 return
 
     def settle(self) -> None:

@@ -31,6 +31,7 @@ from strandline.tables.files.recorded import (
     CHANGE_KEY,
     COMMIT_KEY,
     CURSOR_KEY,
+    HOLDER_KEY,
     told_change,
     told_rebuild,
     warn_of_change,
@@ -50,6 +51,8 @@ class DeltaCommits:
     """Commits to a table on a handle on which its state was proved."""
 
     followed: FollowedDelta
+    holder: str | None = None
+    """The follower that holds the table since these commits; None for those of nobody."""
 
     @property
     def url(self) -> str:
@@ -71,7 +74,7 @@ class DeltaCommits:
         if is_rewritten:
             refuse_append_only(table, self.url, "its columns change so that all rows have to be written again")
             adds = [added(file, self.followed.now()) for file in self._rewritten(table, change.schema)]
-        known = KnownCommits(id_of(table), table.version() + 1, at)
+        known = KnownCommits(id_of(table), table.version() + 1, at, self.holder)
         commit_id = str(CHANCE.uuid())
         properties = self._properties(at, (known.table_id, known.version), commit_id, told=told_change(change))
         with self._answered(known.version, commit_id):
@@ -118,7 +121,7 @@ class DeltaCommits:
         table = created or self.followed.open()
         if table is None:
             raise Diverged(f"The table {self.url} was removed as soon as it was created: start the follower again.")
-        self._settle(KnownCommits(id_of(table), 0, since))
+        self._settle(KnownCommits(id_of(table), 0, since, self.holder))
         if table.version() > 0:
             # The handle is as new as the table: a concurrent follower's commit was not checked.
             raise Conflict(f"Another follower committed to the table {self.url} as soon as it was created.")
@@ -151,7 +154,7 @@ class DeltaCommits:
         begin at this offset then.
         """
         # Without retries the commit takes the next version, or none.
-        known = KnownCommits(id_of(table), table.version() + 1, upto)
+        known = KnownCommits(id_of(table), table.version() + 1, upto, self.holder)
         commit_id = str(CHANCE.uuid())
         moved = self._moved_start(table, start)
         told = "" if replaces is None or start is None else told_rebuild(start, upto)
@@ -167,7 +170,7 @@ class DeltaCommits:
         delta = deltalake_library()
         try:
             old = self.followed.at_version(version)
-            known = KnownCommits(id_of(old), table.version() + 1, cursor)
+            known = KnownCommits(id_of(old), table.version() + 1, cursor, self.holder)
             # Delta keeps transactions over a restore: that of the start has to go back, too.
             moved = self._moved_start(table, start_of(self.followed, old))
             properties = self._properties(cursor, (known.table_id, known.version), str(CHANCE.uuid()), moved)
@@ -235,6 +238,8 @@ class DeltaCommits:
         application = self.followed.application(cursor.log_id)
         transactions = [delta.Transaction(application.cursor, cursor.next)]
         metadata = {CURSOR_KEY: str(cursor), COMMIT_KEY: commit_id}
+        if self.holder is not None:
+            metadata[HOLDER_KEY] = self.holder
         if told:
             metadata[CHANGE_KEY] = told
         if commit is not None:

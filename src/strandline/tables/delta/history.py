@@ -20,7 +20,7 @@ from uuid import UUID
 
 from strandline.errors import CorruptData, Diverged, InvalidInput
 from strandline.model.cursor import Cursor
-from strandline.tables.files.recorded import COMMIT_KEY, CURSOR_KEY
+from strandline.tables.files.recorded import COMMIT_KEY, CURSOR_KEY, HOLDER_KEY
 
 TABLE_KEY: Final = "strandline.table"
 """Key of the table's id in the commit info of a sink's commit, beside ``CURSOR_KEY`` and ``COMMIT_KEY``.
@@ -80,6 +80,8 @@ class TableCommit:
     """The files that it added, as stored in the commit."""
     commit_id: str | None = None
     """The number that a sink gave it."""
+    holder: str | None = None
+    """The follower that committed, or that held the table then."""
     removed_files: tuple[str, ...] = ()
     """The files that it removed, likewise."""
     is_restore: bool = False
@@ -94,6 +96,8 @@ class KnownCommits:
     table_id: str
     version: int
     cursor: Cursor
+    holder: str | None = None
+    """The follower that holds the table since; None if that is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,7 @@ def _parsed(version: int, actions: list[Any], application: Application) -> Table
         data_files=tuple(action["add"]["path"] for action in actions if "add" in action),
         removed_files=tuple(action["remove"]["path"] for action in actions if "remove" in action),
         commit_id=info.get(COMMIT_KEY),
+        holder=info.get(HOLDER_KEY),
         is_restore=info.get("operation") == "RESTORE",
         restored=_restored(info),
     )
@@ -149,7 +154,7 @@ def last_commit(seen: Observed, read: ReadCommit, application: Application, wher
         if commit.cursor is not None:
             if commit.table_id not in (None, seen.table_id):
                 raise Diverged(f"The table {where} was replaced by another one at the same place. {REMEDY}")
-            return KnownCommits(seen.table_id, commit.version, commit.cursor)
+            return KnownCommits(seen.table_id, commit.version, commit.cursor, commit.holder)
         if commit.changed_rows:
             raise Diverged(
                 f"Version {commit.version} of the table {where} was not committed by its follower and changed rows "

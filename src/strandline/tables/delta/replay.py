@@ -35,6 +35,8 @@ class DeltaVersion:
     followed: FollowedDelta
     table: DeltaTable
     at: Cursor
+    holder: str | None = None
+    """The follower that holds the table, and goes on doing so."""
 
     @property
     def files(self) -> DeltaFiles:
@@ -51,13 +53,14 @@ class DeltaVersion:
 
     def evolved(self) -> DeltaVersion:
         """The version with the columns that its values need now, which is a commit of its own."""
-        return DeltaVersion(self.followed, DeltaCommits(self.followed).evolved(self.table, self.at), self.at)
+        table = DeltaCommits(self.followed, self.holder).evolved(self.table, self.at)
+        return DeltaVersion(self.followed, table, self.at, self.holder)
 
     def commit(self, adds: Sequence[DataFile], gone: Sequence[str]) -> None:
         """Replace files, at the same cursor."""
         now, known = self.followed.now(), data_files(self.table)
         actions = [*[added(file, now) for file in adds], *[removed(*known[path], now) for path in gone]]
-        DeltaCommits(self.followed).commit(self.table, actions, self.at)
+        DeltaCommits(self.followed, self.holder).commit(self.table, actions, self.at)
 
 
 @contextlib.contextmanager
@@ -74,7 +77,8 @@ def replayed_delta(
     if table is None:
         raise NotFound(f"There is no table at {followed.url}: check the address.")
     refuse_lost_transform(shape, followed.url, is_transformed=is_transformed(table))
-    at = followed.last_commit(table, log_id).cursor
+    found = followed.last_commit(table, log_id)
+    at = found.cursor
     letters = letters_of(id_of(table))
     if box is None:
         yield None
@@ -88,7 +92,7 @@ def replayed_delta(
         known = at.next
     yield ReplayedFiles(
         shape,
-        DeltaVersion(followed, table, at),
+        DeltaVersion(followed, table, at, found.holder),
         DeltaVersion(letters, box, Cursor(log_id, known)),
         address_in_letters(followed.url),
         start_of(followed, table),

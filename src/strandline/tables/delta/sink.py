@@ -21,6 +21,7 @@ from strandline.model.sink import check_coverage, is_applied
 from strandline.storage.clock import CHANCE
 from strandline.storage.disk import DISK, Disk
 from strandline.tables.apply import Work
+from strandline.tables.claim import TableClaim
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.files import added
 from strandline.tables.delta.handles import (
@@ -86,8 +87,9 @@ class DeltaSink(FileTableSink):
     applied; with ``dead_letters``, the address of a second table, it goes there with its offset and the reason. More
     than ``max_bad_share`` of a commit's records stop it all the same.
 
-    Two followers of one table cannot both commit: the table format refuses the second, which gets ``Fenced``. The
-    cursor is the Delta application transaction ``strandline/<log id>/<name>``; its version is the next offset.
+    Two followers of one table cannot both commit: the one that started later takes the table over with its first commit
+    (:mod:`strandline.tables.claim`), and the other is ``Fenced`` at its next, whatever slots they use. The cursor is
+    the Delta application transaction ``strandline/<log id>/<name>``; its version is the next offset.
 
     Before each commit the table's own history proves that it is the followed table and still matches its
     cursor (:mod:`~strandline.tables.delta.history`): a table that was restored, overwritten, replaced or removed is
@@ -130,6 +132,7 @@ class DeltaSink(FileTableSink):
         self._logged = LoggedShape(self._shape, value, self.url)
         self._name = name
         self._followed: FollowedDelta = FollowedDelta(self.url, self._shape, name, options or {}, disk)
+        self._claims = {}
         self._orphans = OrphanSweeper(self._followed, orphan_hours)
         self._letters: LettersOf | None = None
         if dead_letters is not None:
@@ -151,19 +154,24 @@ class DeltaSink(FileTableSink):
         if table is None:
             self._followed.refuse_removed(self._followed.known.get(since.log_id))
             check_place(self._followed.files)
-        at = None if table is None else self._followed.last_commit(table, since.log_id).cursor
+        found = None if table is None else self._followed.last_commit(table, since.log_id)
+        at = None if found is None else found.cursor
+        claim = self._claimed(since.log_id, found)
         if is_applied(since=since, upto=upto, at=at):
+            if table is not None and at is not None and claim.is_disputed(at.next):
+                DeltaCommits(self._followed, claim.own).commit(table, [], at)
+                claim.hold(claim.own)
             return None
-        if table is not None and at is not None:
+        if table is not None and found is not None:
             refuse_lost_transform(self._shape, self.where, is_transformed=is_transformed(table))
-            table = DeltaCommits(self._followed).evolved(table, at)
+            table = DeltaCommits(self._followed, found.holder).evolved(table, found.cursor)
         is_new = table is None or at is None or at.next == first_start(self._followed, table)
         letters = self._opened_letters(table, since.log_id, is_new=is_new)
         floor = max(since.next, 0 if at is None else at.next)
         version = 1 if table is None else table.version() + 1  # a new table is created before its first range
         parts = tuple(self._parts(table, version, floor, letters, tasks))
         self._orphans.remove_in_time(version)
-        return DeltaTransaction(self._followed, table, since, upto, at, parts, letters, self._bad_share)
+        return DeltaTransaction(self._followed, table, since, upto, at, parts, claim, letters, self._bad_share)
 
     @property
     def where(self) -> str:
@@ -324,6 +332,7 @@ class DeltaSink(FileTableSink):
                 and serves(commit.cursor)
                 and DeltaCommits(self._followed).restored(table, commit.version, commit.cursor)
             ):
+                self._claims[log_id] = TableClaim(None, commit.cursor.next, str(CHANCE.uuid()))
                 return commit.cursor
         raise Diverged(
             f"The table {self.url} cannot be repaired: no version of it is left that is known to be right and "

@@ -99,14 +99,14 @@ class FollowedDelta:
         table = self.open()
         return None if table is None else columns_of(table)
 
-    def cursor(self, log_id: UUID) -> Cursor | None:
-        """The cursor of the sink's last commit; None if there is no table. Safe beside a commit of another thread."""
+    def position(self, log_id: UUID) -> KnownCommits | None:
+        """The sink's last commit; None if there is no table. Safe beside a commit of another thread."""
         known = self.known.get(log_id)  # before the table is opened: what is committed meanwhile is newer
         table = self.open()
         if table is None:
             self.refuse_removed(known)
             return None
-        return self._proved(table, log_id, known).cursor
+        return self._proved(table, log_id, known)
 
     def last_commit(self, table: DeltaTable, log_id: UUID) -> KnownCommits:
         """The sink's last commit in the table, which is still in effect."""

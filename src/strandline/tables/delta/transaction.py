@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from strandline.errors import Conflict
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Written, check_coverage
+from strandline.tables.claim import TableClaim
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.files import added, removed
 from strandline.tables.delta.handles import data_files, id_of
@@ -36,6 +37,7 @@ class DeltaTransaction:
     upto: Cursor
     at: Cursor | None
     parts: tuple[TablePart, ...]
+    claim: TableClaim[str]
     letters: LetterBox | None = None
     bad_share: BadShare = ANY_SHARE
 
@@ -43,17 +45,17 @@ class DeltaTransaction:
         """Commit what the workers wrote with the cursor, in one version of the table."""
         check_coverage(written, self.parts, self.since.next, self.upto.next)
         self.bad_share.check_written(written, self.upto.next - (self.at or self.since).next)
-        commits = DeltaCommits(self.followed)
+        commits = DeltaCommits(self.followed, self.claim.own)
         try:
             table = commits.create(self.since) if self.table is None else self.table
             if self.letters is not None:
                 self.letters.commit(written, id_of(table), self.since, self.upto)
-            if self.table is None and self.since == self.upto:
-                return  # its first version has the cursor already
-            commits.commit(table, self._actions(table, written), self.upto)
+            if self.table is not None or self.since != self.upto:  # else its first version has the cursor already
+                commits.commit(table, self._actions(table, written), self.upto)
         except Conflict:
             self.followed.refuse_another_follower(self.since.log_id, self.at)
             raise
+        self.claim.hold(self.claim.own)
         if self.letters is not None:
             discard = partial(self.letters.discard, table_id=id_of(table), log_id=self.upto.log_id)
             discard_outdated(self.parts, written, self.upto.next, discard)

@@ -17,13 +17,27 @@ from strandline.log.contract import Log
 from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor
 from strandline.model.sink import TableSink, Written
+from strandline.storage.clock import CHANCE
 from strandline.tables.apply import apply_records
+from strandline.tables.claim import TableClaim
 from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.maintain.replay import LetterReplay, Replayed, repeated
 from strandline.tables.rows.logged import LoggedShape
 from strandline.tables.rows.shape import DeadLetters, TableShape
 
 _LOGGER: Final = logging.getLogger(__name__)
+
+
+class Position(Protocol):
+    """The last commit of a table's follower."""
+
+    @property
+    def cursor(self) -> Cursor:
+        """The cursor that it stored."""
+
+    @property
+    def holder(self) -> str | None:
+        """The follower that holds the table since; None if that is unknown."""
 
 
 class FollowedTable(Protocol):
@@ -33,8 +47,8 @@ class FollowedTable(Protocol):
     known: Any
     """The last commit of this object, by log."""
 
-    def cursor(self, log_id: UUID) -> Cursor | None:
-        """The cursor of the sink's last commit; None if there is no table."""
+    def position(self, log_id: UUID) -> Position | None:
+        """The sink's last commit; None if there is no table."""
 
     def columns(self) -> pa.Schema | None:
         """The columns of the table now; None if there is none."""
@@ -47,6 +61,8 @@ class FileTableSink(ABC):
     _shape: TableShape
     _logged: LoggedShape
     _followed: FollowedTable
+    _claims: dict[UUID, TableClaim[str]]
+    """The claim of a follower that uses this object, by log."""
 
     @property
     @abstractmethod
@@ -73,17 +89,33 @@ class FileTableSink(ABC):
         or if it is not the table that this object has committed to; also if that was removed.
         """
         self._logged.check_met()
-        return self._followed.cursor(log_id)
+        found = self._followed.position(log_id)
+        return None if found is None else found.cursor
 
     def resume(self, log_id: UUID) -> Cursor | None:
         """The cursor for a starting follower, proved by the table's history alone."""
         self._forget(log_id)
         self._refresh()
-        return self.cursor(log_id)
+        self._logged.check_met()
+        found = self._followed.position(log_id)
+        self._claims[log_id] = self._started(found)
+        return None if found is None else found.cursor
+
+    def _started(self, found: Position | None) -> TableClaim[str]:
+        own = str(CHANCE.uuid())
+        return TableClaim(None, None, own) if found is None else TableClaim(found.holder, found.cursor.next, own)
+
+    def _claimed(self, log_id: UUID, found: Position | None) -> TableClaim[str]:
+        """The claim on a table whose last commit is ``found``; ``Fenced`` if another follower has taken it over."""
+        claim = self._claims.setdefault(log_id, self._started(found))
+        if found is not None:
+            claim.check(found.holder, found.cursor.next, self.where)
+        return claim
 
     def _forget(self, log_id: UUID) -> None:
         """Forget what this object has committed."""
         self._followed.known.pop(log_id, None)
+        self._claims.pop(log_id, None)
 
     def apply(self: TableSink, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
         """Commit the range with its cursor, exactly once; see :class:`~strandline.model.sink.Sink`.

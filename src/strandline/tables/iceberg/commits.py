@@ -13,7 +13,7 @@ from uuid import UUID
 from strandline.errors import Conflict, StrandlineError, TransientStorageError
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
-from strandline.tables.files.recorded import CHANGE_KEY, COMMIT_KEY, CURSOR_KEY, START_KEY, told_rebuild
+from strandline.tables.files.recorded import CHANGE_KEY, COMMIT_KEY, CURSOR_KEY, HOLDER_KEY, START_KEY, told_rebuild
 from strandline.tables.iceberg.files import data_file
 from strandline.tables.iceberg.history import NAME_KEY, KnownSnapshot, ancestors, commit_mark, current_since, start_in
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
@@ -29,6 +29,8 @@ class IcebergCommits:
     """Commits to a table on a state that was proved."""
 
     followed: FollowedIceberg
+    holder: str | None = None
+    """The follower that holds the table since these commits; None: the one that held it before."""
 
     def commit(
         self,
@@ -50,6 +52,9 @@ class IcebergCommits:
             begins = start_in(transaction.table_metadata) if start is None else start
             summary = {CURSOR_KEY: str(upto), NAME_KEY: self.followed.name, START_KEY: str(begins)}
             told = [begun.told] if start is None else [told_rebuild(start, upto), begun.told]
+            held = begun.holder if self.holder is None else self.holder
+            if held is not None:
+                summary[HOLDER_KEY] = held
             if any(told):
                 summary[CHANGE_KEY] = "; ".join(filter(None, told))
             producer = _producer(transaction, begun.files.io, summary, is_replacing=bool(removed))
@@ -62,7 +67,7 @@ class IcebergCommits:
             transaction.set_properties({COMMIT_KEY: commit_mark(upto, producer.snapshot_id), **moved})
         table = self._committed(transaction, producer)
         self.followed.make_durable(table, producer.snapshot_id)
-        self.followed.known[upto.log_id] = KnownSnapshot(table.metadata.table_uuid, producer.snapshot_id, upto)
+        self.followed.known[upto.log_id] = KnownSnapshot(table.metadata.table_uuid, producer.snapshot_id, upto, held)
 
     def _committed(self, transaction: Transaction, producer: Any) -> Table:
         """Commit, and return the table. A commit whose answer was lost is recognised by the snapshot's number."""

@@ -46,6 +46,8 @@ class TableSnapshot:
     operation: str
     cursor: Cursor | None
     """The cursor that the sink stored with it; None for a snapshot of another writer."""
+    holder: str | None = None
+    """The follower that committed, or that held the table then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class KnownSnapshot:
     table_id: UUID
     snapshot_id: int
     cursor: Cursor
+    holder: str | None = None
+    """The follower that holds the table since; None if that is unknown."""
 
 
 def ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:

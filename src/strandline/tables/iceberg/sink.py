@@ -60,9 +60,9 @@ class IcebergSink(FileTableSink):
     become rows.
 
     The cursor is in the summary of each snapshot, and with the snapshot's id in a property of the table. Two followers
-    of one table cannot both commit: the catalog refuses the second, which gets ``Fenced``. A table that was rolled
-    back, overwritten, changed by other writers, dropped or re-created is ``Diverged``; rewritten files (snapshots that
-    replace files and keep all rows) and changed properties are allowed.
+    of one table cannot both commit: one is ``Fenced``, as of a Delta table. A table that was rolled back, overwritten,
+    changed by other writers, dropped or re-created is ``Diverged``; rewritten files (snapshots that replace files and
+    keep all rows) and changed properties are allowed.
     """
 
     def __init__(
@@ -103,6 +103,7 @@ class IcebergSink(FileTableSink):
         if dead_letters is not None:
             self._letters = FollowedIceberg(found, dead_letters, DeadLetters(), f"{name}/{table}/dead-letters", disk)
         self._bad_share = BadShare.of(max_bad_share)
+        self._claims = {}
 
     def __repr__(self) -> str:
         return f"IcebergSink({self.table!r}, mode={self.mode!r}, name={self._name!r})"
@@ -121,12 +122,16 @@ class IcebergSink(FileTableSink):
         """Prove the table and plan the parts of a range; see :class:`~strandline.model.sink.TableSink`."""
         self._refresh()
         begun = self._followed.begin(since)
+        claim = self._claimed(since.log_id, begun.found)
         if is_applied(since=since, upto=upto, at=begun.at):
+            if begun.at is not None and claim.is_disputed(begun.at.next):
+                IcebergCommits(self._followed, claim.own).commit(begun, (), (), begun.at)
+                claim.hold(claim.own)
             return None
         letters = None if self._letters is None else IcebergLetters(self._letters, self._letters.begin(since))
         floor = max(since.next, 0 if begun.at is None else begun.at.next)
         parts = tuple(self._parts(begun, floor, letters, tasks))
-        return IcebergTransaction(self._followed, begun, since, upto, parts, letters, self._bad_share)
+        return IcebergTransaction(self._followed, begun, since, upto, parts, claim, letters, self._bad_share)
 
     def _parts(self, begun: Begun, floor: int, letters: IcebergLetters | None, tasks: int) -> Iterator[TablePart]:
         part = TablePart(
@@ -223,7 +228,7 @@ class IcebergSink(FileTableSink):
         ``Conflict`` if its follower commits at the same moment: nothing was changed.
         """
         table = self._existing()
-        cursor = self._followed.last_commit(table, self._followed.log_of(table)).cursor
+        found = self._followed.last_commit(table, self._followed.log_of(table))
         begun = self._followed.on(table)
         sizes = {path: file.file_size_in_bytes for path, file in self._followed.data_files(begun).items()}
         small = [path for path, size in sizes.items() if size < SMALL_FILE]
@@ -237,7 +242,7 @@ class IcebergSink(FileTableSink):
                 name = f"part-{_job(begun)}-{CHANCE.uuid()}.parquet"
                 added.append(write_file(begun.files, name, pa.concat_tables(few)))
                 few, size = [], 0
-        IcebergCommits(self._followed).commit(begun, added, small, cursor)
+        IcebergCommits(self._followed, found.holder).commit(begun, added, small, found.cursor)
         return len(small) - len(added)
 
     def vacuumed(self, hours: int, *, clock: Clock = CLOCK) -> int:

@@ -22,6 +22,7 @@ from strandline.model.cursor import Cursor
 from strandline.storage.disk import Disk
 from strandline.tables.files.recorded import (
     COMMIT_KEY,
+    HOLDER_KEY,
     TRANSFORM_KEY,
     check_recorded,
     not_followed,
@@ -60,11 +61,21 @@ class Begun:
     """A table whose state was proved, and the transaction on exactly that state."""
 
     transaction: Transaction
-    at: Cursor | None
-    """None: the transaction creates the table."""
+    found: KnownSnapshot | None
+    """The sink's last commit; None: the transaction creates the table."""
     files: IcebergFiles
     told: str = ""
     """What the history says of a change of columns by the transaction."""
+
+    @property
+    def at(self) -> Cursor | None:
+        """The table's cursor."""
+        return None if self.found is None else self.found.cursor
+
+    @property
+    def holder(self) -> str | None:
+        """The follower that holds the table."""
+        return None if self.found is None else self.found.holder
 
     @property
     def columns(self) -> pa.Schema:
@@ -103,14 +114,14 @@ class FollowedIceberg:
         table = self.open()
         return None if table is None else arrow_schema(table.schema())
 
-    def cursor(self, log_id: UUID) -> Cursor | None:
-        """The cursor of the sink's last commit; None if there is no table. Safe beside a commit of another thread."""
+    def position(self, log_id: UUID) -> KnownSnapshot | None:
+        """The sink's last commit; None if there is no table. Safe beside a commit of another thread."""
         known = self.known.get(log_id)  # before the table is loaded: what is committed meanwhile is newer
         table = self.open()
         if table is None:
             self.refuse_removed(known)
             return None
-        return self._proved(table, log_id, known).cursor
+        return self._proved(table, log_id, known)
 
     def last_commit(self, table: Table, log_id: UUID) -> KnownSnapshot:
         """The sink's last commit in the table, which is still in effect."""
@@ -125,7 +136,7 @@ class FollowedIceberg:
         found = last_commit(chain, properties.get(COMMIT_KEY), where)
         if found.cursor is None:
             raise AssertionError("a commit of the sink has a cursor")
-        commit = KnownSnapshot(table.metadata.table_uuid, found.snapshot_id, found.cursor)
+        commit = KnownSnapshot(table.metadata.table_uuid, found.snapshot_id, found.cursor, found.holder)
         refuse_replaced(known, commit, where)
         if commit != known:
             # An earlier process may have died between its commit and its sync, and a slot will follow this cursor.
@@ -152,8 +163,9 @@ class FollowedIceberg:
         """The snapshots from the current one to the oldest that has not expired."""
         for snapshot in ancestors(table.metadata):
             operation = "unknown" if snapshot.summary is None else snapshot.summary.operation.value
-            cursor = own_cursor(summary_of(snapshot), log_id, self.name)
-            yield TableSnapshot(snapshot.snapshot_id, operation, cursor)
+            summary = summary_of(snapshot)
+            cursor = own_cursor(summary, log_id, self.name)
+            yield TableSnapshot(snapshot.snapshot_id, operation, cursor, summary.get(HOLDER_KEY))
 
     def _check_shape(self, table: Table) -> None:
         check_recorded(table.metadata.properties, self.shape, self.identifier)
@@ -197,21 +209,21 @@ class FollowedIceberg:
                 )
                 return Begun(created, None, self._files(created))
             self.refuse_lost_transform(table)
-            at = self.last_commit(table, log_id).cursor
+            found = self.last_commit(table, log_id)
             transaction = table.transaction()
             told = self._evolve(transaction)
-            return Begun(transaction, at, self._files(transaction), told)
+            return Begun(transaction, found, self._files(transaction), told)
 
     def on(self, table: Table) -> Begun:
         """A transaction on a table whose state the caller vouches for."""
         transaction = table.transaction()
-        return Begun(transaction, Cursor(UUID(int=0), 0), self._files(transaction))
+        return Begun(transaction, None, self._files(transaction))
 
     def rebuilding(self, table: Table) -> Begun:
         """A transaction that replaces all rows of a table: its columns may change with it."""
         begun = self.on(table)
         told = self._evolve(begun.transaction, is_rebuilt=True)
-        return Begun(begun.transaction, begun.at, self._files(begun.transaction), told)
+        return Begun(begun.transaction, None, self._files(begun.transaction), told)
 
     def refuse_lost_transform(self, table: Table) -> None:
         """``InvalidInput`` if the rows come from a transform, and the sink has none."""

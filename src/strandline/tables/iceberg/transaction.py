@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from strandline.errors import Conflict
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Written, check_coverage
+from strandline.tables.claim import TableClaim
 from strandline.tables.files.layout import is_for_later
 from strandline.tables.files.part import TablePart
 from strandline.tables.files.replay import discard_outdated, known_letters, without_letters
@@ -79,6 +80,7 @@ class IcebergTransaction:
     since: Cursor
     upto: Cursor
     parts: tuple[TablePart, ...]
+    claim: TableClaim[str]
     letters: IcebergLetters | None = None
     bad_share: BadShare = ANY_SHARE
 
@@ -91,10 +93,11 @@ class IcebergTransaction:
         try:
             if self.letters is not None:
                 self.letters.commit(written, self.upto)
-            IcebergCommits(self.followed).commit(self.begun, added, removed, self.upto)
+            IcebergCommits(self.followed, self.claim.own).commit(self.begun, added, removed, self.upto)
         except Conflict:
             self.followed.refuse_another_follower(self.since.log_id, self.begun.at)
             raise
+        self.claim.hold(self.claim.own)
         if self.letters is not None:
             discard_outdated(self.parts, written, self.upto.next, partial(self.letters.discard, at=self.upto))
 

@@ -15,7 +15,6 @@ import pyarrow as pa
 from strandline.errors import (
     Conflict,
     Diverged,
-    Fenced,
     InvalidInput,
     NotFound,
     StorageError,
@@ -26,6 +25,7 @@ from strandline.model.arguments import Positive, anything, checked
 from strandline.model.cursor import Cursor
 from strandline.model.sink import remaining
 from strandline.storage.clock import CHANCE
+from strandline.tables.claim import TableClaim
 from strandline.tables.maintain.comparison import RowDifferences
 from strandline.tables.maintain.contract import RecordedTable, TableSize
 from strandline.tables.maintain.replay import LetterReplay, Replayed
@@ -48,8 +48,8 @@ class SqlSink:
 
     Rows, dead letters and the cursor are written in one transaction, which ends with ``UPDATE … SET next = … WHERE
     next = <as it was read> AND epoch = <as it was read>``. If that changes no row, another follower was
-    faster, and this one is ``Fenced``. A follower takes a new epoch with its first commit, so that one that it
-    replaced, and that was only slow, is ``Fenced``, too.
+    faster, and this one is ``Fenced``. A follower takes a new epoch with its first commit
+    (:mod:`strandline.tables.claim`), so that one that it replaced, and that was only slow, is ``Fenced``, too.
 
     The database does not tell who else changes rows, and the sink does not look: let other programs read only. A
     table that was dropped, re-created or altered is ``Diverged``.
@@ -79,6 +79,7 @@ class SqlSink:
         self._has_dead_letters = dead_letters
         self._bad_share = BadShare.of(max_bad_share)
         self._held: LastCommit | None = None
+        self._claim: TableClaim[int] | None = None
         self._unanswered: set[str] = set()
         """Numbers of commits whose answers were lost: they may still land."""
         self._lock = threading.Lock()
@@ -122,10 +123,13 @@ class SqlSink:
 
     def resume(self, log_id: UUID) -> Cursor | None:
         """The cursor for a starting follower, by the database alone."""
+        self._logged.check_met()
         with self._lock:
             self._held = None
             self._refresh()
-        return self.cursor(log_id)
+            row = self._expected.proved(self._database.read_table(), log_id, None)
+            self._claim = _started(row)
+        return None if row is None else row.cursor
 
     def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
         """The cursor, if the table needs no repair: a SQL table has no earlier versions to go back to."""
@@ -152,7 +156,7 @@ class SqlSink:
             self._expected.proved(replace(seen, row=row), log_id, None)
             if not transaction.store(row, seen.row):
                 raise self._expected.fenced()
-            self._held = None
+            self._held = self._claim = None
         return row.cursor
 
     def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
@@ -161,22 +165,22 @@ class SqlSink:
             self._refresh()
             while True:
                 found = self._expected.proved(self._database.read_table(), since.log_id, self._held)
+                claim = self._claim = self._claim or _started(found)
+                if found is not None and found.commit_id in self._unanswered:
+                    self._hold(found, claim)
+                if found is not None:
+                    claim.check(found.epoch, found.cursor.next, self.where)
                 todo = remaining(records, since=since, upto=upto, at=None if found is None else found.cursor)
+                end = upto
                 if todo is None:
-                    return
+                    if found is None or not claim.is_disputed(found.cursor.next):
+                        return
+                    todo, end = records.slice(0, 0), found.cursor
                 if found is not None:
                     refuse_lost_transform(self._shape, self.where, is_transformed=found.is_transformed)
-                try:
-                    if found is not None and self._held is not None and found.epoch != self._held.row.epoch:
-                        raise self._expected.fenced()
-                    if self._commit(
-                        self._planner().planned(todo, None if found is None else found.schema), found, since, upto
-                    ):
-                        return
-                except Fenced:
-                    self._held = None  # a follower that holds its slot may continue, and then reads its state again
-                    self._unanswered.clear()
-                    raise
+                changes = self._planner().planned(todo, None if found is None else found.schema)
+                if self._commit(changes, found, since, end, claim):
+                    return
 
     @property
     def where(self) -> str:
@@ -250,7 +254,7 @@ class SqlSink:
             row = SqlRebuild(transaction, self._planner(), job, beginning, end, self.where).run(found)
             if not transaction.store(row, found):
                 raise self._expected.fenced()
-            self._held = None
+            self._held = self._claim = None
         return end
 
     def replay_letters(self, log: Log) -> Replayed:
@@ -286,9 +290,11 @@ class SqlSink:
             f"The database keeps no earlier versions of the table {self.where}: let it run its own VACUUM."
         )
 
-    def _commit(self, changes: TableChanges, found: CursorRow | None, since: Cursor, upto: Cursor) -> bool:
+    def _commit(
+        self, changes: TableChanges, found: CursorRow | None, since: Cursor, upto: Cursor, claim: TableClaim[int]
+    ) -> bool:
         """Commit; False if an earlier commit without an answer, or a replay, has landed: look at the table again."""
-        epoch = 1 if found is None else found.epoch + (self._held is None)
+        epoch = 1 if found is None else found.epoch + (not claim.is_held)
         commit_id = str(CHANCE.uuid())
         row: CursorRow | None = None
         try:
@@ -299,7 +305,7 @@ class SqlSink:
                 row_now = self._expected.proved(seen, since.log_id, self._held)
                 if row_now != found:
                     if seen.row is not None and seen.row.commit_id in self._unanswered:
-                        self._hold(seen.row)
+                        self._hold(seen.row, claim)
                         return False
                     if row_now is not None and found is not None and row_now.has_same_position(found):
                         return False  # a replay of dead letters changed columns
@@ -329,11 +335,12 @@ class SqlSink:
             if not self._is_stored(commit_id):
                 raise
         if row is not None:
-            self._hold(row)
+            self._hold(row, claim)
         return True
 
-    def _hold(self, row: CursorRow) -> None:
+    def _hold(self, row: CursorRow, claim: TableClaim[int]) -> None:
         self._held = LastCommit(row)
+        claim.hold(row.epoch)
         self._unanswered.clear()
 
     def _is_stored(self, commit_id: str) -> bool:
@@ -343,3 +350,8 @@ class SqlSink:
         except StorageError:
             return False
         return row is not None and row.commit_id == commit_id
+
+
+def _started(row: CursorRow | None) -> TableClaim[int]:
+    """The claim of a follower that finds this row of the table as it starts."""
+    return TableClaim(None, None) if row is None else TableClaim(row.epoch, row.cursor.next)

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from strandline.errors import CorruptData, Diverged, Fenced, InvalidInput
 from strandline.model.cursor import Cursor
+from strandline.tables.claim import replaced
 from strandline.tables.sql.columns import CURSORS, TypeOf
 
 REMEDY: Final = (
@@ -166,10 +167,7 @@ class Expected:
 
     def fenced(self) -> Fenced:
         """The error for a follower that another one has replaced."""
-        return Fenced(
-            f"Another follower changed {self.where} since; this one committed nothing and must stop. Keep one follower "
-            "per table."
-        )
+        return replaced(self.where)
 
 
 def encoded_columns(row: CursorRow) -> str:
