@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -19,7 +20,7 @@ from strandline.model.sink import DataFile
 from strandline.storage.clock import CHANCE
 from strandline.storage.disk import make_own_folder
 from strandline.tables.delta.files import added, table_folder
-from strandline.tables.delta.handles import data_files, deltalake_library, id_of
+from strandline.tables.delta.handles import data_files, deltalake_library, id_of, listed_files
 from strandline.tables.delta.history import NOBODY, REMEDY, TABLE_KEY, KnownCommits, parse_commit
 from strandline.tables.delta.recorded_shape import needed_change, properties_of, refuse_append_only
 from strandline.tables.delta.start import start_of, stored_start
@@ -165,11 +166,16 @@ class DeltaCommits:
             table.create_write_transaction(actions, mode=mode, schema=schema, commit_properties=properties)
         self._settle(known)
 
-    def restored(self, table: DeltaTable, version: int, cursor: Cursor) -> bool:
-        """Whether the table is restored to a version; False if that is impossible, and nothing happened."""
+    def restored(self, table: DeltaTable, version: int, cursor: Cursor, present: AbstractSet[str]) -> bool:
+        """Whether the table is restored to a version; False if that is impossible, and nothing happened.
+
+        ``present``: the files that are there. The library looks only for those that it would add again.
+        """
         delta = deltalake_library()
         try:
             old = self.followed.at_version(version)
+            if not listed_files(old).keys() <= present:
+                return False
             known = KnownCommits(id_of(old), table.version() + 1, cursor, self.holder)
             # Delta keeps transactions over a restore: that of the start has to go back, too.
             moved = self._moved_start(table, start_of(self.followed, old))
@@ -180,7 +186,7 @@ class DeltaCommits:
                 f"Another job committed to {self.url} while it was being repaired; nothing was changed. Stop that "
                 "first."
             ) from error
-        except (delta.exceptions.DeltaError, OSError) as error:
+        except (delta.exceptions.DeltaError, OSError, TransientStorageError, CorruptData) as error:
             _LOGGER.warning("The table %s cannot go back to version %d: %s", self.url, version, error)
             return False
         self._settle(known)

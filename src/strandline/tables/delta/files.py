@@ -18,6 +18,7 @@ from strandline.errors import CorruptData, NotFound, TransientStorageError
 from strandline.model.addresses import split_address
 from strandline.model.sink import DataFile
 from strandline.storage.disk import DISK, Disk, make_own_folder
+from strandline.tables.files.data_files import lost_file
 
 _PIECE: Final = 8 << 20
 
@@ -77,10 +78,22 @@ class DeltaFiles:
             raise CorruptData(
                 f"The data file {path} of the table {self.url} is damaged ({error}): build the table again."
             ) from error
+        except FileNotFoundError as error:
+            raise lost_file(path, self.url) from error
         except OSError as error:
             raise TransientStorageError(
                 f"The data file {path} of the table {self.url} could not be read: {error}"
             ) from error
+
+    def present(self) -> set[str]:
+        """The paths of all files in the table's folder, and in folders within it."""
+        from pyarrow.fs import FileSelector, FileType
+
+        try:
+            found = self._handler().get_file_info_selector(FileSelector("", recursive=True))
+        except OSError as error:
+            raise TransientStorageError(f"The files of the table {self.url} could not be listed: {error}") from error
+        return {one.path for one in found if one.type is FileType.File}
 
     def remove(self, path: str) -> None:
         """Remove a file that no version names; absent is fine."""

@@ -170,12 +170,17 @@ def refuse_replaced(known: KnownCommits | None, found: KnownCommits, where: str)
     if known is None:
         return
     if found.table_id != known.table_id:
-        raise Diverged(f"The table {where} was replaced by another one while it was followed. {REMEDY}")
+        raise replaced_by_another(where)
     if found.version < known.version:
         raise Diverged(
             f"The last commit in the table {where} is version {found.version}, and its follower had committed version "
             f"{known.version}: an older copy was put in its place. Start the follower again to continue from that copy."
         )
+
+
+def replaced_by_another(where: str) -> Diverged:
+    """The error for another table at the place of the one that is followed."""
+    return Diverged(f"The table {where} was replaced by another one while it was followed. {REMEDY}")
 
 
 def own_commits(version: int, read: ReadCommit, application: Application) -> Iterator[TableCommit]:

@@ -96,9 +96,9 @@ class LetterBox:
             check_place(followed.files)
             return cls(letters_of, None, 0)
         check_letters(followed, table)
-        known = None if table_id is None else table.transaction_version(followed.application(log_id).cursor)
+        known = None if table_id is None else followed.transaction_in(table, followed.application(log_id).cursor)
         if known is not None:
-            return cls(letters_of, table, int(known))
+            return cls(letters_of, table, known)
         floor = 0
         if address is not None and logs_of(followed, table) == {str(log_id)}:
             earlier = known_letters(followed.files, listed_files(table), columns_of(table), address)

@@ -13,7 +13,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import Conflict, Diverged, InvalidInput, NotFound
+from strandline.errors import Conflict, CorruptData, Diverged, InvalidInput, NotFound
 from strandline.model.addresses import Address, as_address, is_text, refuse_credentials
 from strandline.model.arguments import Named, Positive, anything, checked
 from strandline.model.cursor import Cursor
@@ -29,6 +29,7 @@ from strandline.tables.delta.handles import (
     columns_of,
     data_files,
     id_of,
+    listed_files,
     mode_of,
     refuse_deletion_vectors,
 )
@@ -46,8 +47,10 @@ from strandline.tables.delta.replay import replayed_delta
 from strandline.tables.delta.start import first_start, start_of
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.delta.transaction import DeltaTransaction
+from strandline.tables.files.data_files import lost_file
 from strandline.tables.files.layout import files_in, job_name, shares_of
 from strandline.tables.files.part import FILE_ROWS, TablePart, in_schema
+from strandline.tables.files.recorded import looked_at_again
 from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.files.sink import FileTableSink
 from strandline.tables.maintain.comparison import ShareTask, share_tasks
@@ -148,6 +151,10 @@ class DeltaSink(FileTableSink):
 
     def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> DeltaTransaction | None:
         """Prove the table and plan the parts of a range; see :class:`~strandline.model.sink.TableSink`."""
+        with looked_at_again(partial(self._followed.refuse_lost, since.log_id)):
+            return self._begun(since, upto, tasks)
+
+    def _begun(self, since: Cursor, upto: Cursor, tasks: int) -> DeltaTransaction | None:
         self._refresh()
         # One handle for the check and the commit: a commit of another writer in between makes this one fail.
         table = self._followed.open()
@@ -321,16 +328,23 @@ class DeltaSink(FileTableSink):
         table = self._followed.open()
         if table is None:
             return self.resume(log_id)
+        present = self._followed.files.present()
+        damage: Diverged | CorruptData
         try:
-            return self.resume(log_id)
+            at = self.resume(log_id)
         except Diverged as error:
             damage = error
+        else:
+            lost = sorted(listed_files(table).keys() - present)
+            if not lost:
+                return at
+            damage = lost_file(lost[0], self.url)
         application = self._followed.application(log_id)
         for commit in own_commits(table.version(), self._followed.read_commit, application):
             if (
                 commit.cursor is not None
                 and serves(commit.cursor)
-                and DeltaCommits(self._followed).restored(table, commit.version, commit.cursor)
+                and DeltaCommits(self._followed).restored(table, commit.version, commit.cursor, present)
             ):
                 self._claims[log_id] = TableClaim(None, commit.cursor.next, str(CHANCE.uuid()))
                 return commit.cursor

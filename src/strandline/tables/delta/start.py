@@ -6,7 +6,8 @@ import contextlib
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from strandline.tables.delta.handles import deltalake_library, id_of, listed_files, log_of
+from strandline.errors import TransientStorageError
+from strandline.tables.delta.handles import id_of, listed_files, log_of
 from strandline.tables.delta.history import TableCommit, last_restore, parse_commit, version_with
 from strandline.tables.delta.recorded_shape import recorded_start
 from strandline.tables.delta.table import FollowedDelta
@@ -27,7 +28,7 @@ def start_of(followed: FollowedDelta, table: DeltaTable) -> int:
         return first_start(followed, table)
     restore = last_restore(table.version(), followed.read_commit, followed.application(UUID(log_id)))
     if restore is not None:
-        with contextlib.suppress(deltalake_library().exceptions.DeltaError, OSError):  # that version was cleaned up
+        with contextlib.suppress(TransientStorageError):  # that version was cleaned up
             version = _restored_by(followed, restore)
             if version is not None and version < restore.version:
                 return start_of(followed, followed.at_version(version))
@@ -49,11 +50,11 @@ def stored_start(followed: FollowedDelta, table: DeltaTable) -> int:
         return first_start(followed, table)
     name = followed.application(UUID(log_id)).start(id_of(table))
     try:
-        moved = table.transaction_version(name)
-    except deltalake_library().exceptions.DeltaError:  # the handle names commits that were cleaned up since
+        moved = followed.transaction_in(table, name)
+    except TransientStorageError:  # the handle names commits that were cleaned up since
         fresh = followed.open_again()
-        moved = None if fresh is None else fresh.transaction_version(name)
-    return first_start(followed, table) if moved is None else int(moved)
+        moved = None if fresh is None else followed.transaction_in(fresh, name)
+    return first_start(followed, table) if moved is None else moved
 
 
 def first_start(followed: FollowedDelta, table: DeltaTable) -> int:

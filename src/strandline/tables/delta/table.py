@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
@@ -25,17 +26,19 @@ from strandline.tables.delta.history import (
     last_commit,
     parse_commit,
     refuse_replaced,
+    replaced_by_another,
 )
 from strandline.tables.delta.newest import NewestVersion
 from strandline.tables.delta.place import refuse_file
 from strandline.tables.delta.recorded_shape import check_shape
-from strandline.tables.files.recorded import not_followed, refuse_another_follower, refuse_removed
+from strandline.tables.files.recorded import looked_at_again, not_followed, refuse_another_follower, refuse_removed
 from strandline.tables.rows.shape import DeadLetters, TableShape
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _DAMAGED_CHECKPOINT: Final = ("Invalid Checkpoint", "Invalid Parquet file")
+_DAMAGED_COMMIT: Final = "Json error"
 
 
 class FollowedDelta:
@@ -91,7 +94,7 @@ class FollowedDelta:
                     "_last_checkpoint from _delta_log, if the commit files since the one before are still there."
                 ) from error
             refuse_file(self.files)
-            raise TransientStorageError(f"The table {self.url} could not be opened: {error}") from error
+            raise self._unread(error) from error
         return table
 
     def columns(self) -> pa.Schema | None:
@@ -102,11 +105,12 @@ class FollowedDelta:
     def position(self, log_id: UUID) -> KnownCommits | None:
         """The sink's last commit; None if there is no table. Safe beside a commit of another thread."""
         known = self.known.get(log_id)  # before the table is opened: what is committed meanwhile is newer
-        table = self.open()
-        if table is None:
-            self.refuse_removed(known)
-            return None
-        return self._proved(table, log_id, known)
+        with looked_at_again(partial(self.refuse_lost, log_id)):
+            table = self.open()
+            if table is None:
+                self.refuse_removed(known)
+                return None
+            return self._proved(table, log_id, known)
 
     def last_commit(self, table: DeltaTable, log_id: UUID) -> KnownCommits:
         """The sink's last commit in the table, which is still in effect."""
@@ -119,7 +123,7 @@ class FollowedDelta:
         table_id, version = id_of(table), table.version()
         if known is not None and (known.table_id, known.version) == (table_id, version):
             return known
-        seen = Observed(table_id, version, offset, table.transaction_version(application.commit(table_id)))
+        seen = Observed(table_id, version, offset, self.transaction_in(table, application.commit(table_id)))
         found = last_commit(seen, self.read_commit, application, self.url)
         refuse_replaced(known, found, self.url)
         # An earlier process may have died between its commit and its sync, and a slot will follow this cursor.
@@ -129,25 +133,52 @@ class FollowedDelta:
 
     def next_in(self, table: DeltaTable, log_id: UUID) -> int:
         """The next offset, by the table's application transaction."""
-        offset = table.transaction_version(self.application(log_id).cursor)
+        offset = self.transaction_in(table, self.application(log_id).cursor)
         if offset is not None:
-            return int(offset)
+            return offset
         raise not_followed(self.url, log_id, self._name, log_of(table))
+
+    def transaction_in(self, table: DeltaTable, name: str) -> int | None:
+        """The version of an application transaction; None if there is none. The library reads it only now."""
+        try:
+            found = table.transaction_version(name)
+        except (deltalake_library().exceptions.DeltaError, OSError) as error:
+            raise self._unread(error) from error
+        return None if found is None else int(found)
+
+    def _unread(self, error: Exception) -> CorruptData | TransientStorageError:
+        if _DAMAGED_COMMIT in str(error):
+            return CorruptData(
+                f"A commit file of the table {self.url} is damaged ({_first_line(error)}): restore it from a copy."
+            )
+        return TransientStorageError(f"The table {self.url} could not be read: {error}")
 
     def at_version(self, version: int) -> DeltaTable:
         """A handle on an earlier version."""
-        table: DeltaTable = deltalake_library().DeltaTable(
-            self.url, version=version, storage_options=self.storage_options
-        )
+        delta = deltalake_library()
+        try:
+            table: DeltaTable = delta.DeltaTable(self.url, version=version, storage_options=self.storage_options)
+        except (delta.exceptions.DeltaError, OSError) as error:
+            raise self._unread(error) from error
         return table
 
     def refuse_removed(self, known: KnownCommits | None) -> None:
         """A starting follower creates a removed table again; a running one never does."""
         refuse_removed(None if known is None else known.cursor, self.url)
 
+    def refuse_lost(self, log_id: UUID) -> None:
+        """``Diverged`` if the table was removed or replaced since its follower started."""
+        table, known = self.open_again(), self.known.get(log_id)
+        if table is None:
+            self.refuse_removed(known)
+        elif known is not None and id_of(table) != known.table_id:
+            raise replaced_by_another(self.url)
+
     def refuse_another_follower(self, log_id: UUID, at: Cursor | None) -> None:
         """``Fenced`` if the cursor moved since it was seen at ``at``: another follower committed."""
         table = self.open()
+        if table is None:
+            self.refuse_removed(self.known.get(log_id))
         if at is None and log_id in self.known:
             at = self.known[log_id].cursor  # this sink created the table
         now = None if table is None else self.last_commit(table, log_id).cursor
@@ -205,3 +236,8 @@ class FollowedDelta:
             raise TransientStorageError(
                 f"The commit file of version {version} of the table {self.url} could not be read: {error}"
             ) from error
+
+
+def _first_line(error: Exception) -> str:
+    """What the library says, without the trace behind it."""
+    return (str(error).splitlines() or [""])[0]

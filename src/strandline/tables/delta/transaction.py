@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from strandline.errors import Conflict
+from strandline.errors import Conflict, CorruptData, StorageError
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Written, check_coverage
 from strandline.tables.claim import TableClaim
@@ -17,6 +17,7 @@ from strandline.tables.delta.handles import data_files, id_of
 from strandline.tables.delta.letters import LetterBox
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.files.part import TablePart
+from strandline.tables.files.recorded import looked_at_again
 from strandline.tables.files.replay import discard_outdated
 from strandline.tables.rows.bad_records import ANY_SHARE, BadShare
 
@@ -43,6 +44,10 @@ class DeltaTransaction:
 
     def commit(self, written: Sequence[Written]) -> None:
         """Commit what the workers wrote with the cursor, in one version of the table."""
+        with looked_at_again(partial(self.followed.refuse_lost, self.since.log_id)):
+            self._commit(written)
+
+    def _commit(self, written: Sequence[Written]) -> None:
         check_coverage(written, self.parts, self.since.next, self.upto.next)
         self.bad_share.check_written(written, self.upto.next - (self.at or self.since).next)
         commits = DeltaCommits(self.followed, self.claim.own)
@@ -61,9 +66,17 @@ class DeltaTransaction:
             discard_outdated(self.parts, written, self.upto.next, discard)
 
     def abandon(self, error: BaseException) -> None:
-        """Remove what workers wrote for a table that was never created."""
+        """Remove what workers wrote for a table that was never created.
+
+        If they could not read a file: ``Diverged`` if the table was removed, ``Conflict`` if it has newer files by now.
+        """
         if self.table is None:
             DeltaCommits(self.followed).remove_uncommitted(self.parts[0].job)
+        elif isinstance(error, StorageError | CorruptData):
+            self.followed.refuse_lost(self.since.log_id)
+            now = self.followed.open_again()
+            if now is not None and now.version() != self.table.version():
+                raise Conflict(f"The table {self.followed.url} was changed while workers read it.") from error
 
     def _actions(self, table: DeltaTable, written: Sequence[Written]) -> list[Any]:
         now = self.followed.now()

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from strandline.errors import CorruptData
 from strandline.model.sink import ColumnStatistics, DataFile
 
 ROW_GROUP: Final = 131_072
@@ -26,6 +27,14 @@ class TableFiles(Protocol):
 
     def read(self, path: str) -> pa.Table:
         """The rows of a file."""
+
+
+def lost_file(path: str, where: str) -> CorruptData:
+    """The error for a data file that a table names, and that is gone."""
+    return CorruptData(
+        f"The data file {path} of the table {where} is gone, though the table names it: put it back, follow with "
+        "repair=True, which goes back to the last version whose files are all there, or build the table again."
+    )
 
 
 def write_file(files: TableFiles, name: str, rows: pa.Table) -> DataFile:

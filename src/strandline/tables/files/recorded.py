@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 from uuid import UUID
 
-from strandline.errors import Diverged, Fenced, InvalidInput
+from strandline.errors import CorruptData, Diverged, Fenced, InvalidInput, StorageError
 from strandline.model.cursor import Cursor
 from strandline.tables.rows.shape import DeadLetters, TableShape, refuse_another_shape
 from strandline.values.schema.evolution import Evolution
@@ -62,6 +63,20 @@ def refuse_removed(known: Cursor | None, where: str) -> None:
             f"The table {where} was removed while it was followed, up to offset {known.next}: put it back, or start "
             "the follower again, which builds the table from the log's beginning."
         )
+
+
+@contextlib.contextmanager
+def looked_at_again(refuse_lost: Callable[[], None]) -> Iterator[None]:
+    """``Diverged`` instead of another error of the store, if the table was removed or replaced meanwhile.
+
+    ``refuse_lost`` looks at the table once more.
+    """
+    try:
+        yield
+    except (StorageError, CorruptData):
+        with contextlib.suppress(StorageError, CorruptData):
+            refuse_lost()
+        raise
 
 
 def refuse_another_follower(at: Cursor | None, now: Cursor | None, where: str) -> None:

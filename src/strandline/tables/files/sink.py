@@ -45,7 +45,7 @@ class FollowedTable(Protocol):
 
     shape: TableShape | DeadLetters
     known: Any
-    """The last commit of this object, by log."""
+    """The last commit of this object, or the one from which its follower started, by log."""
 
     def position(self, log_id: UUID) -> Position | None:
         """The sink's last commit; None if there is no table."""
@@ -99,7 +99,10 @@ class FileTableSink(ABC):
         self._logged.check_met()
         found = self._followed.position(log_id)
         self._claims[log_id] = self._started(found)
-        return None if found is None else found.cursor
+        if found is None:
+            return None
+        self._followed.known[log_id] = found
+        return found.cursor
 
     def _started(self, found: Position | None) -> TableClaim[str]:
         own = str(CHANCE.uuid())

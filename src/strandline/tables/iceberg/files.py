@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.errors import NotFound, TransientStorageError
+from strandline.errors import CorruptData, NotFound, TransientStorageError
 from strandline.model.sink import DataFile
 from strandline.storage.disk import DISK, Disk, make_own_folder
+from strandline.tables.files.data_files import lost_file
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -68,6 +69,10 @@ class IcebergFiles:
         try:
             with self.io.new_input(path).open() as stream:
                 return pq.read_table(pa.BufferReader(stream.read()), use_threads=False)
+        except pa.ArrowInvalid as error:
+            raise CorruptData(f"The data file {path} is damaged ({error}): build the table again.") from error
+        except FileNotFoundError as error:
+            raise lost_file(path, self.location) from error
         except OSError as error:
             raise TransientStorageError(f"The data file {path} could not be read: {error}") from error
 

@@ -139,12 +139,17 @@ def commit_mark(cursor: Cursor, snapshot_id: int) -> str:
     return f"{cursor.next}@{snapshot_id}"
 
 
+def replaced_by_another(where: str) -> Diverged:
+    """The error for another table in the place of the one that is followed."""
+    return Diverged(f"The table {where} was replaced by another one while it was followed. {REMEDY}")
+
+
 def refuse_replaced(known: KnownSnapshot | None, found: KnownSnapshot, where: str) -> None:
     """``Diverged`` for another table, or an older copy, than the one that a running follower has committed to."""
     if known is None:
         return
     if found.table_id != known.table_id:
-        raise Diverged(f"The table {where} was replaced by another one while it was followed. {REMEDY}")
+        raise replaced_by_another(where)
     if found.cursor.next < known.cursor.next:
         raise Diverged(
             f"The last commit in the table {where} is at offset {found.cursor.next}, and its follower had committed "

@@ -12,17 +12,17 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import Conflict, Diverged, InvalidInput, NotFound, TransientStorageError
+from strandline.errors import Conflict, CorruptData, Diverged, InvalidInput, NotFound, TransientStorageError
 from strandline.model.arguments import Named, Positive, anything, checked, shown
 from strandline.model.cursor import Cursor
 from strandline.model.sink import check_coverage, is_applied
 from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.disk import DISK, Disk
 from strandline.tables.apply import Work
-from strandline.tables.files.data_files import write_file
+from strandline.tables.files.data_files import lost_file, write_file
 from strandline.tables.files.layout import files_in, job_name, shares_of
 from strandline.tables.files.part import TablePart, in_schema
-from strandline.tables.files.recorded import COMMIT_KEY, MODE_KEY, TRANSFORM_KEY
+from strandline.tables.files.recorded import COMMIT_KEY, MODE_KEY, TRANSFORM_KEY, looked_at_again
 from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.files.sink import FileTableSink
 from strandline.tables.iceberg.columns import arrow_schema, iceberg_library
@@ -120,6 +120,10 @@ class IcebergSink(FileTableSink):
 
     def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> IcebergTransaction | None:
         """Prove the table and plan the parts of a range; see :class:`~strandline.model.sink.TableSink`."""
+        with looked_at_again(partial(self._followed.refuse_lost, since.log_id)):
+            return self._begun(since, upto, tasks)
+
+    def _begun(self, since: Cursor, upto: Cursor, tasks: int) -> IcebergTransaction | None:
         self._refresh()
         begun = self._followed.begin(since)
         claim = self._claimed(since.log_id, begun.found)
@@ -268,18 +272,29 @@ class IcebergSink(FileTableSink):
     def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
         """Go back to the last snapshot that is known to be right; returns the cursor there.
 
-        That is the newest snapshot of this sink, of the current one and its ancestors, whose cursor the log still
-        ``serves``. A table that needs no repair is not changed. ``Diverged`` if there is none; None without a table.
+        That is the newest snapshot of this sink, of the current one and its ancestors, whose files still exist and
+        whose cursor the log still ``serves``. A table that needs no repair is not changed. ``Diverged`` if there is
+        none; None without a table.
         """
         table = self._followed.open()
         if table is None:
             return self.resume(log_id)
+        damage: Diverged | CorruptData
         try:
-            return self.resume(log_id)
+            at = self.resume(log_id)
         except Diverged as error:
             damage = error
+        else:
+            lost = self._followed.lost_file_in(table, None)
+            if lost is None:
+                return at
+            damage = lost_file(lost, self.table)
         for snapshot in self._followed.own_snapshots(table, log_id):
-            if snapshot.cursor is not None and serves(snapshot.cursor):
+            if (
+                snapshot.cursor is not None
+                and serves(snapshot.cursor)
+                and self._followed.lost_file_in(table, snapshot.snapshot_id) is None
+            ):
                 IcebergCommits(self._followed).reset(table, snapshot.snapshot_id, snapshot.cursor)
                 return self.resume(log_id)
         raise Diverged(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -25,6 +26,7 @@ from strandline.tables.files.recorded import (
     HOLDER_KEY,
     TRANSFORM_KEY,
     check_recorded,
+    looked_at_again,
     not_followed,
     properties_at,
     refuse_another_follower,
@@ -44,6 +46,7 @@ from strandline.tables.iceberg.history import (
     last_commit,
     own_cursor,
     refuse_replaced,
+    replaced_by_another,
     summary_of,
 )
 from strandline.tables.rows.shape import DeadLetters, TableShape, refuse_lost_transform
@@ -117,11 +120,12 @@ class FollowedIceberg:
     def position(self, log_id: UUID) -> KnownSnapshot | None:
         """The sink's last commit; None if there is no table. Safe beside a commit of another thread."""
         known = self.known.get(log_id)  # before the table is loaded: what is committed meanwhile is newer
-        table = self.open()
-        if table is None:
-            self.refuse_removed(known)
-            return None
-        return self._proved(table, log_id, known)
+        with looked_at_again(partial(self.refuse_lost, log_id)):
+            table = self.open()
+            if table is None:
+                self.refuse_removed(known)
+                return None
+            return self._proved(table, log_id, known)
 
     def last_commit(self, table: Table, log_id: UUID) -> KnownSnapshot:
         """The sink's last commit in the table, which is still in effect."""
@@ -184,9 +188,19 @@ class FollowedIceberg:
         """A starting follower creates a dropped table again; a running one never does."""
         refuse_removed(None if known is None else known.cursor, self.identifier)
 
+    def refuse_lost(self, log_id: UUID) -> None:
+        """``Diverged`` if the table was dropped or replaced since its follower started."""
+        table, known = self.open(), self.known.get(log_id)
+        if table is None:
+            self.refuse_removed(known)
+        elif known is not None and table.metadata.table_uuid != known.table_id:
+            raise replaced_by_another(self.identifier)
+
     def refuse_another_follower(self, log_id: UUID, at: Cursor | None) -> None:
         """``Fenced`` if the cursor moved since it was seen at ``at``: another follower committed."""
         table = self.open()
+        if table is None:
+            self.refuse_removed(self.known.get(log_id))
         now = None if table is None else self.last_commit(table, log_id).cursor
         refuse_another_follower(at, now, self.identifier)
 
@@ -292,6 +306,17 @@ class FollowedIceberg:
                         )
                     found[entry.data_file.file_path] = entry.data_file
         return found
+
+    def lost_file_in(self, table: Table, snapshot_id: int | None) -> str | None:
+        """A data file that a snapshot (None: the current one) names, and that is gone; None if all are there."""
+        metadata = table.metadata
+        snapshot = metadata.current_snapshot() if snapshot_id is None else metadata.snapshot_by_id(snapshot_id)
+        with self.named_errors():
+            for manifest in () if snapshot is None else snapshot.manifests(table.io):
+                for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                    if not table.io.new_input(entry.data_file.file_path).exists():
+                        return str(entry.data_file.file_path)
+        return None
 
     def own_snapshots(self, table: Table, log_id: UUID) -> Iterator[TableSnapshot]:
         """The sink's snapshots among the current one and its ancestors, newest first."""

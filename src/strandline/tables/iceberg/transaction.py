@@ -9,12 +9,13 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import Conflict
+from strandline.errors import Conflict, CorruptData, StorageError
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Written, check_coverage
 from strandline.tables.claim import TableClaim
 from strandline.tables.files.layout import is_for_later
 from strandline.tables.files.part import TablePart
+from strandline.tables.files.recorded import looked_at_again
 from strandline.tables.files.replay import discard_outdated, known_letters, without_letters
 from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
@@ -86,6 +87,10 @@ class IcebergTransaction:
 
     def commit(self, written: Sequence[Written]) -> None:
         """Commit what the workers wrote with the cursor, in one snapshot of the table."""
+        with looked_at_again(partial(self.followed.refuse_lost, self.since.log_id)):
+            self._commit(written)
+
+    def _commit(self, written: Sequence[Written]) -> None:
         check_coverage(written, self.parts, self.since.next, self.upto.next)
         self.bad_share.check_written(written, self.upto.next - (self.begun.at or self.since).next)
         added = [file for one in written for file in one.added]
@@ -102,4 +107,13 @@ class IcebergTransaction:
             discard_outdated(self.parts, written, self.upto.next, partial(self.letters.discard, at=self.upto))
 
     def abandon(self, error: BaseException) -> None:
-        """Leave what workers wrote: no snapshot lists it, and removing orphan files removes it."""
+        """Leave what workers wrote: no snapshot lists it, and removing orphan files removes it.
+
+        If they could not read a file: ``Diverged`` if the table was dropped, ``Conflict`` if it has newer files by now.
+        """
+        if self.begun.found is None or not isinstance(error, StorageError | CorruptData):
+            return
+        self.followed.refuse_lost(self.since.log_id)
+        now, seen = self.followed.open(), self.begun.transaction.table_metadata.current_snapshot_id
+        if now is not None and now.metadata.current_snapshot_id != seen:
+            raise Conflict(f"The table {self.followed.identifier} was changed while workers read it.") from error

@@ -166,6 +166,8 @@ class SqlSink:
             while True:
                 found = self._expected.proved(self._database.read_table(), since.log_id, self._held)
                 claim = self._claim = self._claim or _started(found)
+                if found is None and claim.at is not None:
+                    raise self._expected.dropped(claim.at)
                 if found is not None and found.commit_id in self._unanswered:
                     self._hold(found, claim)
                 if found is not None:

@@ -108,10 +108,7 @@ class Expected:
         """
         if seen.identity is None:
             if held is not None:
-                raise Diverged(
-                    f"The table {self.where} was dropped while it was followed, up to offset {held.row.cursor.next}: "
-                    "put it back, or start the follower again, which builds the table from the log's beginning."
-                )
+                raise self.dropped(held.row.cursor.next)
             return None
         row = seen.row
         if row is None or row.cursor.log_id != log_id or row.name != self.name:
@@ -164,6 +161,13 @@ class Expected:
                 f"{held.row.cursor.next}: an older copy was put in its place, or its row in {CURSORS} was changed. "
                 "Start the follower again to continue from there, if the table is right."
             )
+
+    def dropped(self, at: int) -> Diverged:
+        """The error for a table that is gone, and was there up to this offset when its follower last looked."""
+        return Diverged(
+            f"The table {self.where} was dropped while it was followed, up to offset {at}: put it back, or start the "
+            "follower again, which builds the table from the log's beginning."
+        )
 
     def fenced(self) -> Fenced:
         """The error for a follower that another one has replaced."""
