@@ -358,6 +358,12 @@ def exists(path: str, *, disk: Disk) -> bool:
     return True
 
 
+def is_linked(folder: str, path: str) -> bool:
+    """Whether a path below a folder is a symbolic link, or leads through one."""
+    pieces = path.split("/")
+    return any(os.path.islink("/".join((folder, *pieces[: at + 1]))) for at in range(len(pieces)))
+
+
 def make_own_folder(folder: str, *, disk: Disk) -> None:
     """Create a folder, and sync its name even if it exists.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 from strandline.errors import CorruptData, NotFound, TransientStorageError
 from strandline.model.addresses import split_address
 from strandline.model.sink import DataFile
-from strandline.storage.disk import DISK, Disk, make_own_folder
+from strandline.storage.disk import DISK, Disk, is_linked, make_own_folder
 from strandline.tables.files.data_files import lost_file
+from strandline.tables.files.paths import linked
 
 _PIECE: Final = 8 << 20
 
@@ -68,9 +69,10 @@ class DeltaFiles:
 
     def read(self, path: str) -> pa.Table:
         """The rows of a file."""
+        self.refuse_links([path])
         folder = table_folder(self.url)
         try:
-            if folder is not None and "://" not in path:
+            if folder is not None:
                 return _rows(f"{folder}/{path}")
             with self._handler().open_input_file(path) as file:
                 return _rows(pa.BufferReader(file.read()))
@@ -84,6 +86,13 @@ class DeltaFiles:
             raise TransientStorageError(
                 f"The data file {path} of the table {self.url} could not be read: {error}"
             ) from error
+
+    def refuse_links(self, paths: Iterable[str]) -> None:
+        """``CorruptData`` for a file behind a symbolic link on a local disk."""
+        folder = table_folder(self.url)
+        for path in () if folder is None else paths:
+            if is_linked(str(folder), path):
+                raise linked(path, self.url)
 
     def present(self) -> set[str]:
         """The paths of all files in the table's folder, and in folders within it."""

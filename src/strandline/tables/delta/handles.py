@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from strandline.errors import InvalidInput, MissingExtra
 from strandline.tables.delta.files import table_folder
+from strandline.tables.files.paths import is_inside, outside
 from strandline.tables.files.recorded import MODE_KEY
 
 if TYPE_CHECKING:
@@ -66,9 +67,12 @@ def data_files(table: DeltaTable) -> dict[str, tuple[str, int]]:
 
 
 def listed_files(table: DeltaTable) -> dict[str, tuple[str, int]]:
-    """The same, also of files with deletion vectors."""
+    """The same, also of files with deletion vectors. ``CorruptData`` if one is not within the table's folder."""
     adds = pa.table(table.get_add_actions(flatten=True))
     paths, sizes = adds.column("path").to_pylist(), adds.column("size_bytes").to_pylist()
+    for path in paths:
+        if not is_inside(path):
+            raise outside(path, table.table_uri)
     return {unquote(path): (path, size) for path, size in zip(paths, sizes, strict=True)}
 
 

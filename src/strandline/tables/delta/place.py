@@ -22,12 +22,15 @@ from strandline.log.folders import (
     recognise,
 )
 from strandline.model.addresses import split_address
+from strandline.snapshots.staging import files_below
 from strandline.storage.disk import FolderRow
 from strandline.tables.delta.files import DeltaFiles, table_folder
 from strandline.tables.files.layout import is_data_file
 
 _BUCKETS: Final = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl"})
 """Schemes whose addresses are a bucket and a prefix in it."""
+_HIDDEN: Final = ("_", ".")
+"""Names that VACUUM leaves alone begin so."""
 _FORBIDDEN: Final = "403 Forbidden"
 _OF_TABLES: Final = re.compile(r".*\.(parquet|bin|crc)(#\d+)?", re.DOTALL)
 """Data files, deletion vectors and Hadoop's checksums; with a number: an upload into a folder that was not finished."""
@@ -66,6 +69,20 @@ def refuse_other_files(url: str, unnamed: Iterable[str]) -> None:
             f"There are files of something else within the table {url} ({', '.join(others[:3])}"
             f"{', …' if len(others) > 3 else ''}), which a VACUUM would delete: "  # noqa: PLR2004 - enough to find them
             "nothing was removed. Move them elsewhere first."
+        )
+
+
+def refuse_links(files: DeltaFiles) -> None:
+    """``WrongKind`` if there is a symbolic link within the table's folder where VACUUM looks for files."""
+    folder = table_folder(files.url)
+    if folder is None:
+        return
+    found = files_below(folder, disk=files.disk).items()
+    link = next((path for path, row in found if row.is_link and not path.startswith(_HIDDEN)), None)
+    if link is not None:
+        raise WrongKind(
+            f"There is a symbolic link within the table {files.url} ({link}), and a VACUUM would delete the files that "
+            "it leads to: nothing was removed. Remove the link first."
         )
 
 

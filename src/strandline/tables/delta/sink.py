@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -31,12 +32,11 @@ from strandline.tables.delta.handles import (
     id_of,
     listed_files,
     mode_of,
-    refuse_deletion_vectors,
 )
 from strandline.tables.delta.history import own_commits
 from strandline.tables.delta.letters import LetterBox, LettersOf, address_in_letters
 from strandline.tables.delta.orphans import ORPHAN_HOURS, OrphanSweeper
-from strandline.tables.delta.place import check_place, refuse_other_files
+from strandline.tables.delta.place import check_place, refuse_links, refuse_other_files
 from strandline.tables.delta.recorded_shape import (
     check_shape,
     is_transformed,
@@ -227,7 +227,7 @@ class DeltaSink(FileTableSink):
     def optimized(self) -> int:
         """Join small files; see :func:`~strandline.tables.maintain.operations.optimize`."""
         table = self._existing(is_moved=True)
-        refuse_deletion_vectors(table)
+        self._followed.files.refuse_links(data_files(table))  # the library reads them itself
         before, version = len(table.file_uris()), table.version()
         with self._followed.named_errors():
             table.optimize.compact()
@@ -240,6 +240,7 @@ class DeltaSink(FileTableSink):
     def vacuumed(self, hours: int) -> int:
         """Remove unnamed files; see :func:`~strandline.tables.maintain.operations.vacuum`."""
         table = self._existing(is_moved=True)
+        refuse_links(self._followed.files)  # the library would follow them, and delete what is there
         with self._followed.named_errors():
             # Young files, too: those of another table within this one are the next that would go.
             refuse_other_files(self.url, table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True))
@@ -329,16 +330,13 @@ class DeltaSink(FileTableSink):
         if table is None:
             return self.resume(log_id)
         present = self._followed.files.present()
-        damage: Diverged | CorruptData
         try:
             at = self.resume(log_id)
-        except Diverged as error:
+            _refuse_lost_files(table, present, self.url)
+        except (Diverged, CorruptData) as error:
             damage = error
         else:
-            lost = sorted(listed_files(table).keys() - present)
-            if not lost:
-                return at
-            damage = lost_file(lost[0], self.url)
+            return at
         application = self._followed.application(log_id)
         for commit in own_commits(table.version(), self._followed.read_commit, application):
             if (
@@ -379,6 +377,12 @@ class DeltaSink(FileTableSink):
 def _letters_of(url: str, name: str, options: Mapping[str, str], disk: Disk, table_id: str) -> FollowedDelta:
     """The dead-letter table as the table with that id uses it: it has a cursor of its own there."""
     return FollowedDelta(url, DeadLetters(), f"{name}/dead-letters/{table_id}", options, disk)
+
+
+def _refuse_lost_files(table: DeltaTable, present: AbstractSet[str], url: str) -> None:
+    lost = sorted(listed_files(table).keys() - present)
+    if lost:
+        raise lost_file(lost[0], url)
 
 
 def _refuse_nested(table: str, letters: str) -> None:

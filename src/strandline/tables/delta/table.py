@@ -31,6 +31,7 @@ from strandline.tables.delta.history import (
 from strandline.tables.delta.newest import NewestVersion
 from strandline.tables.delta.place import refuse_file
 from strandline.tables.delta.recorded_shape import check_shape
+from strandline.tables.files.paths import is_inside, outside
 from strandline.tables.files.recorded import looked_at_again, not_followed, refuse_another_follower, refuse_removed
 from strandline.tables.rows.shape import DeadLetters, TableShape
 
@@ -191,6 +192,9 @@ class FollowedDelta:
             return
         commit = PurePath(root, "_delta_log", f"{version:020d}.json")
         paths = parse_commit(version, self.files.disk.read(str(commit)), NOBODY).data_files
+        for path in paths:
+            if not is_inside(path):
+                raise outside(path, self.url)
         data = [PurePath(root, unquote(path)) for path in paths]
         for file in (*data, commit):
             self.files.disk.sync_file(str(file))

@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 
 from strandline.errors import CorruptData, NotFound, TransientStorageError
 from strandline.model.sink import DataFile
-from strandline.storage.disk import DISK, Disk, make_own_folder
+from strandline.storage.disk import DISK, Disk, is_linked, make_own_folder
 from strandline.tables.files.data_files import lost_file
+from strandline.tables.files.paths import linked
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -66,6 +67,9 @@ class IcebergFiles:
 
     def read(self, path: str) -> pa.Table:
         """The rows of a file."""
+        folder, local = location_path(self.location), location_path(path)
+        if folder is not None and local is not None and is_linked(folder, local.removeprefix(f"{folder}/")):
+            raise linked(path, self.location)
         try:
             with self.io.new_input(path).open() as stream:
                 return pq.read_table(pa.BufferReader(stream.read()), use_threads=False)

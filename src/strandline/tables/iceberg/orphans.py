@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyarrow import fs
 
+from strandline.errors import WrongKind
+from strandline.storage.disk import is_linked
 from strandline.tables.files.layout import job_name, version_in
+from strandline.tables.iceberg.files import location_path
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -31,6 +34,12 @@ def remove_orphans(table: Table, before: datetime) -> int:
     metadata: Any = table.metadata
     if metadata.format_version < _NUMBERED_FORMAT:
         return 0
+    local = location_path(table.metadata.location.rstrip("/"))
+    if local is not None and is_linked(local, "data"):
+        raise WrongKind(
+            f"The folder of data files at {table.metadata.location} is a symbolic link, which may lead anywhere: "
+            "nothing was removed. Replace it by a folder."
+        )
     reached, named = metadata.last_sequence_number, _named(table)
     gone = 0
     for found in _listed(table):

@@ -21,6 +21,7 @@ from strandline.errors import (
 )
 from strandline.model.cursor import Cursor
 from strandline.storage.disk import Disk
+from strandline.tables.files.paths import is_below, outside
 from strandline.tables.files.recorded import (
     COMMIT_KEY,
     HOLDER_KEY,
@@ -304,18 +305,21 @@ class FollowedIceberg:
                             "follower that writes its data files again would bring the rows back: rewrite the data "
                             "files with the tools of your catalog, or drop the table to build it again."
                         )
+                    if not is_below(entry.data_file.file_path, begun.files.location):
+                        raise outside(entry.data_file.file_path, self.identifier)
                     found[entry.data_file.file_path] = entry.data_file
         return found
 
     def lost_file_in(self, table: Table, snapshot_id: int | None) -> str | None:
-        """A data file that a snapshot (None: the current one) names, and that is gone; None if all are there."""
+        """A data file of a snapshot (None: the current one) that is gone, or elsewhere; None if all are there."""
         metadata = table.metadata
         snapshot = metadata.current_snapshot() if snapshot_id is None else metadata.snapshot_by_id(snapshot_id)
         with self.named_errors():
             for manifest in () if snapshot is None else snapshot.manifests(table.io):
                 for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-                    if not table.io.new_input(entry.data_file.file_path).exists():
-                        return str(entry.data_file.file_path)
+                    path = str(entry.data_file.file_path)
+                    if not is_below(path, metadata.location) or not table.io.new_input(path).exists():
+                        return path
         return None
 
     def own_snapshots(self, table: Table, log_id: UUID) -> Iterator[TableSnapshot]:
