@@ -6,10 +6,12 @@ import fcntl
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from uuid import UUID
 
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 
 import strandline as sl
 from strandline.errors import InvalidInput, StorageError
@@ -60,12 +62,29 @@ def test_a_rocksdb_store_is_in_a_folder_of_its_owner_s_alone(tmp_path):
     assert modes(tmp_path / "above")[0] == {FOLDERS}
 
 
-def test_a_delta_table_is_in_a_folder_of_its_owner_s_alone(tmp_path):
-    with sl.open(str(tmp_path / "log"), create=True) as log:
-        log.append(batch(), writer=sl.log.WriterId(UUID(int=1)), number=0).result(120)
-        sl.follow(log, sl.DeltaSink(str(tmp_path / "above" / "table")), upto="end")
-    made = [tmp_path / "above", tmp_path / "above" / "table"]
-    assert [stat.S_IMODE(folder.stat().st_mode) for folder in made] == [FOLDERS, FOLDERS]
+@pytest.mark.parametrize(
+    ("umask", "folders", "files"), [(None, FOLDERS, FILES), pytest.param("027", 0o750, 0o640, marks=pytest.mark.matrix)]
+)
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_tables_have_the_modes_of_all_other_files(tmp_path, monkeypatch, kind, umask, folders, files):
+    if umask is not None:
+        monkeypatch.setenv(SETTING, umask)
+    above = tmp_path / "above"
+    catalog = SqlCatalog("c", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{above}")
+
+    def sink():
+        if kind == "delta":
+            return sl.DeltaSink(above / "table", mode="append")
+        return sl.IcebergSink(catalog, "shop.orders", mode="append")
+
+    with closing(catalog), sl.open(str(tmp_path / "log"), create=True) as log:
+        for number in range(21 if kind == "delta" else 2):  # the library writes a checkpoint then
+            log.append(batch(), writer=sl.log.WriterId(UUID(int=1)), number=number).result(120)
+            sl.follow(log, sink(), upto="end")
+        sl.tables.optimize(sink())
+    made = [path for path in above.rglob("*") if path.is_dir() and path.name != "shop"]  # the catalog's
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in made} == {folders}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in above.rglob("*") if path.is_file()} == {files}
 
 
 @pytest.mark.parametrize(

@@ -358,6 +358,17 @@ def exists(path: str, *, disk: Disk) -> bool:
     return True
 
 
+def limit_rights(path: str) -> None:
+    """Take the rights from a file of another library that files of this package do not have (``STRANDLINE_UMASK``).
+
+    Nothing happens to a file that is gone, is a link, or belongs to another user.
+    """
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        if os.path.islink(path):
+            return
+        os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) & file_mode())
+
+
 def is_linked(folder: str, path: str) -> bool:
     """Whether a path below a folder is a symbolic link, or leads through one."""
     pieces = path.split("/")

@@ -107,6 +107,7 @@ class DeltaCommits:
             # Not left to deltalake: others could read it, and a power failure could remove the name of a table that a
             # slot says was stored.
             make_own_folder(folder, disk=self.followed.files.disk)
+            make_own_folder(f"{folder}/_delta_log", disk=self.followed.files.disk)
         commit_id = str(CHANCE.uuid())
         created: DeltaTable | None = None
         with self._answered(0, commit_id):
@@ -223,7 +224,7 @@ class DeltaCommits:
         table = self.followed.open()
         if table is None or id_of(table) != known.table_id:
             raise Diverged(f"The table {self.url} was removed or replaced while it was committed to. {REMEDY}")
-        self.followed.make_durable(known.version)
+        self.followed.make_durable(known.version, is_own=True)
         self.followed.known[known.cursor.log_id] = known
 
     def _moved_start(self, table: DeltaTable, start: int | None) -> int | None:

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from strandline.errors import InvalidInput, MissingExtra
+from strandline.model.addresses import split_address
 from strandline.tables.delta.files import table_folder
 from strandline.tables.files.paths import is_inside, outside
 from strandline.tables.files.recorded import MODE_KEY
@@ -33,10 +34,13 @@ def deltalake_library() -> Any:
 
 
 def check_folder(url: str) -> None:
-    """``InvalidInput`` for a folder that ``deltalake`` would confuse with another one."""
+    """``InvalidInput`` for a folder on another host, or one that ``deltalake`` would confuse with another one."""
     folder = table_folder(url)
     if folder is None:
         return
+    host = split_address(url).netloc if "://" in url else ""
+    if host:
+        raise InvalidInput(f"{url} names the host {host}, and a folder is on this machine: write file:///path.")
     found = _CONFUSED.search(os.path.abspath(folder))  # noqa: PTH100 - text, as everywhere
     if found:
         raise InvalidInput(

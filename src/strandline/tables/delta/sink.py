@@ -234,7 +234,8 @@ class DeltaSink(FileTableSink):
         after = self._existing()
         for done in range(version + 1, after.version() + 1):
             with contextlib.suppress(NotFound):  # a checkpoint is left of it
-                self._followed.make_durable(done)  # the library does not: a power failure could take the joined files
+                # The library does not: a power failure could take the joined files.
+                self._followed.make_durable(done, is_own=True)
         return before - len(after.file_uris())
 
     def vacuumed(self, hours: int) -> int:

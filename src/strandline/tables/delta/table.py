@@ -15,7 +15,7 @@ import pyarrow as pa
 from strandline.errors import Conflict, CorruptData, InvalidInput, NotFound, TransientStorageError
 from strandline.model.cursor import MILLISECOND, Cursor
 from strandline.storage.clock import CLOCK, Clock
-from strandline.storage.disk import Disk
+from strandline.storage.disk import Disk, limit_rights
 from strandline.tables.delta.files import DeltaFiles, table_folder
 from strandline.tables.delta.handles import columns_of, deltalake_library, id_of, log_of
 from strandline.tables.delta.history import (
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _DAMAGED_CHECKPOINT: Final = ("Invalid Checkpoint", "Invalid Parquet file")
+_UNKNOWN_STORE: Final = ("Unknown scheme", "Unable to recognise URL")
 _DAMAGED_COMMIT: Final = "Json error"
 
 
@@ -86,9 +87,11 @@ class FollowedDelta:
         delta = deltalake_library()
         try:
             table: DeltaTable = delta.DeltaTable(self.url, storage_options=self.storage_options)
-        except delta.exceptions.TableNotFoundError:
+        except delta.exceptions.TableNotFoundError as error:
+            self._refuse_unknown_store(error)
             return None
         except (delta.exceptions.DeltaError, OSError) as error:
+            self._refuse_unknown_store(error)
             if any(sign in str(error) for sign in _DAMAGED_CHECKPOINT):
                 raise CorruptData(
                     f"The newest checkpoint of the table {self.url} is damaged or missing ({error}): remove it and "
@@ -97,6 +100,13 @@ class FollowedDelta:
             refuse_file(self.files)
             raise self._unread(error) from error
         return table
+
+    def _refuse_unknown_store(self, error: Exception) -> None:
+        if any(sign in str(error) for sign in _UNKNOWN_STORE):
+            raise InvalidInput(
+                f"{self.url} is no address of a table: write a folder, the address of a bucket such as s3://, gs:// or "
+                "az://, or iceberg://CATALOG/namespace.table, sqlite:FILE#TABLE or postgresql://host/database#table."
+            ) from error
 
     def columns(self) -> pa.Schema | None:
         """The columns of the table now; None if there is none."""
@@ -185,8 +195,11 @@ class FollowedDelta:
         now = None if table is None else self.last_commit(table, log_id).cursor
         refuse_another_follower(at, now, self.url)
 
-    def make_durable(self, version: int) -> None:
-        """Sync the files of a commit on a local disk: ``deltalake`` does not, and a slot may follow it."""
+    def make_durable(self, version: int, *, is_own: bool = False) -> None:
+        """Sync the files of a commit on a local disk: ``deltalake`` does not, and a slot may follow it.
+
+        ``is_own``: this process has just committed it, and the library's files get the rights of ours, too.
+        """
         root = table_folder(self.url)
         if root is None:
             return
@@ -196,11 +209,14 @@ class FollowedDelta:
             if not is_inside(path):
                 raise outside(path, self.url)
         data = [PurePath(root, unquote(path)) for path in paths]
+        checkpoint = (commit.with_suffix(".checkpoint.parquet"), commit.with_name("_last_checkpoint"))
+        for file in (*data, commit, *checkpoint) if is_own else ():
+            limit_rights(str(file))
         for file in (*data, commit):
             self.files.disk.sync_file(str(file))
         with contextlib.suppress(NotFound):  # most commits have no checkpoint
-            self.files.disk.sync_file(str(commit.with_suffix(".checkpoint.parquet")))
-            self.files.disk.sync_file(str(commit.with_name("_last_checkpoint")))
+            for file in checkpoint:
+                self.files.disk.sync_file(str(file))
         for folder in {file.parent for file in (*data, commit)} | {PurePath(root)}:
             self.files.disk.sync_folder(str(folder))
 

@@ -13,8 +13,9 @@ from uuid import UUID
 from strandline.errors import Conflict, StrandlineError, TransientStorageError
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
+from strandline.storage.disk import make_own_folder
 from strandline.tables.files.recorded import CHANGE_KEY, COMMIT_KEY, CURSOR_KEY, HOLDER_KEY, START_KEY, told_rebuild
-from strandline.tables.iceberg.files import data_file
+from strandline.tables.iceberg.files import data_file, location_path
 from strandline.tables.iceberg.history import NAME_KEY, KnownSnapshot, ancestors, commit_mark, current_since, start_in
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
 
@@ -46,6 +47,9 @@ class IcebergCommits:
         ``start``: the table's rows begin at this offset then.
         """
         transaction = begun.transaction
+        folder = location_path(begun.files.location)
+        if folder is not None and begun.found is None:
+            make_own_folder(f"{folder}/metadata", disk=self.followed.disk)  # others could read the library's
         listed = self.followed.data_files(begun) if removed else {}
         with self.followed.named_errors():
             schema = transaction.table_metadata.schema()
@@ -66,7 +70,7 @@ class IcebergCommits:
             moved = {} if start is None else {START_KEY: str(start)}  # for when this snapshot has expired
             transaction.set_properties({COMMIT_KEY: commit_mark(upto, producer.snapshot_id), **moved})
         table = self._committed(transaction, producer)
-        self.followed.make_durable(table, producer.snapshot_id)
+        self.followed.make_durable(table, producer.snapshot_id, is_own=True)
         self.followed.known[upto.log_id] = KnownSnapshot(table.metadata.table_uuid, producer.snapshot_id, upto, held)
 
     def _committed(self, transaction: Transaction, producer: Any) -> Table:

@@ -88,6 +88,8 @@ class IcebergSink(FileTableSink):
         for identifier in (table, dead_letters):
             if identifier is not None and not all(identifier.split(".")[-2:]):
                 raise InvalidInput(f"{shown(identifier)} names no Iceberg table: write namespace.table.")
+            if identifier is not None and not identifier.isprintable():
+                raise InvalidInput(f"{shown(identifier)} names no Iceberg table: control characters are not allowed.")
             if identifier is not None and "." not in identifier:
                 raise InvalidInput(f"{shown(identifier)} has no namespace: write namespace.table.")
         self.table = table

@@ -20,7 +20,7 @@ from strandline.errors import (
     TransientStorageError,
 )
 from strandline.model.cursor import Cursor
-from strandline.storage.disk import Disk
+from strandline.storage.disk import Disk, limit_rights
 from strandline.tables.files.paths import is_below, outside
 from strandline.tables.files.recorded import (
     COMMIT_KEY,
@@ -149,8 +149,11 @@ class FollowedIceberg:
                 self.make_durable(table, commit.snapshot_id)
         return commit
 
-    def make_durable(self, table: Table, snapshot_id: int) -> None:
-        """Sync the metadata of a commit on a local disk: ``pyiceberg`` does not, and a slot may follow it."""
+    def make_durable(self, table: Table, snapshot_id: int, *, is_own: bool = False) -> None:
+        """Sync the metadata of a commit on a local disk: ``pyiceberg`` does not, and a slot may follow it.
+
+        ``is_own``: this process has just committed it, and the library's files get the rights of ours, too.
+        """
         snapshot = table.metadata.snapshot_by_id(snapshot_id)
         if location_path(table.metadata.location) is None or snapshot is None:
             return
@@ -158,6 +161,8 @@ class FollowedIceberg:
         written = [table.metadata_location, snapshot.manifest_list, *[one.manifest_path for one in manifests]]
         paths = [path for path in map(location_path, written) if path is not None]
         for path in paths:
+            if is_own:
+                limit_rights(path)
             self.disk.sync_file(path)
         folders = {path.rpartition("/")[0] for path in paths}
         for folder in folders | {str(location_path(table.metadata.location)).rstrip("/")}:
