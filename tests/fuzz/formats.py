@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from strandline.compat.spool.format import LegacyEnding, decode_slots, encode_record_frame, runs
 from strandline.compat.v1.batch_format import decode_queue_batch
 from strandline.compat.v1.manifest_format import decode_manifest, encode_manifest
+from strandline.compat.v1.neighbours import decode_registration, encode_registration
 from strandline.errors import CorruptData, ExpectationFailed, InvalidInput, UnsupportedVersion
 from strandline.formats.arrow.block import Compression, encode_page
 from strandline.formats.arrow.stream import Layout, read_stream
@@ -94,6 +95,7 @@ from strandline.formats.wal.mark import Mark, decode_mark, encode_mark
 from strandline.kv.nats.headers import parse_headers
 from strandline.log.contract import Receipt
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
+from strandline.log.wal.migrated_spool import decode_migrated, encode_migrated
 from strandline.model.cursor import Cursor
 from strandline.model.head import MetadataRange, QueueManifest, SourceProof, WriterState, proven
 from strandline.model.node import Heartbeat, NodeState, Peer, Trouble
@@ -649,6 +651,8 @@ TARGETS = (
         PointerCodec().encode(Stamped(Pointer(), 1, ())),
     ),
     _text("lease", lambda data: LeaseCodec().decode(data, "x"), LeaseCodec().encode(_LEASE)),
+    _checked("queue-in-folder", lambda data: decode_registration(data, "x"), encode_registration("other/manifest")),
+    _checked("migrated-spool", lambda data: decode_migrated(data, "x"), encode_migrated(80, 2)),
     _checked("wal-slots", lambda data: decode_slots_file(data, "x", now=9), encode_slots_file(_KEPT)),
     _checked("rewind", lambda data: decode_rewinding(data, "x"), encode_rewinding(_REWINDING)),
     _checked("tierer", lambda data: CLAIM_CODEC.decode(data, "x"), CLAIM_CODEC.encode(_CLAIM)),

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from strandline.compat.v1.edits import is_batch_name
+from strandline.compat.v1.edits import checked_path, is_batch_name
 from strandline.compat.v1.manifest_format import decode_manifest, may_be_manifest
-from strandline.errors import CorruptData, NotFound
+from strandline.errors import CorruptData, InvalidInput, NotFound
 from strandline.formats.json.checked import decode_checked, encode_checked
 from strandline.model.head import QueueManifest
+from strandline.model.json_values import text
 from strandline.storage.objects.store import LARGEST_OBJECT, ObjectInfo, ObjectStore
 
 _KIND: Final = "queue-in-folder"
@@ -38,7 +39,7 @@ class Neighbours:
     def register(self) -> None:
         """Write the registration of this queue, unless its manifest is in the data folder, where it is found anyway."""
         if not self.manifest.startswith(f"{self.folder}/"):
-            self.store.put(_registration(self.folder, self.manifest), _encode(self.manifest))
+            self.store.put(_registration(self.folder, self.manifest), encode_registration(self.manifest))
 
     def read(self, objects: Iterable[ObjectInfo]) -> list[QueueManifest]:
         """The manifests of the other queues, by a listing of the data folder without what this queue lists.
@@ -74,7 +75,7 @@ class Neighbours:
         if not self._is_registration(item):
             yield decode_manifest(data, where)
             return
-        path = _decode(bytes(data), where)
+        path = decode_registration(bytes(data), where)
         if path != self.manifest:
             try:
                 yield decode_manifest(self.store.get(path).data, f"{self.store.url}/{path}")
@@ -90,15 +91,17 @@ def _registration(folder: str, manifest: str) -> str:
     return f"{folder}/queue-{digest}.json"
 
 
-def _encode(manifest: str) -> bytes:
+def encode_registration(manifest: str) -> bytes:
+    """The registration of the queue with this manifest."""
     return encode_checked(_KIND, _VERSION, {"manifest": manifest})
 
 
-def _decode(data: bytes, where: str) -> str:
+def decode_registration(data: bytes, where: str) -> str:
+    """The path of the manifest that a registration names; ``CorruptData`` naming ``where``."""
     try:
-        return str(decode_checked(data, _KIND, _VERSION)["manifest"])
-    except (ValueError, KeyError) as error:
+        return checked_path(text(decode_checked(data, _KIND, _VERSION)["manifest"]), "manifest")
+    except (ValueError, KeyError, TypeError, InvalidInput) as error:
         raise CorruptData(
-            f"{where} is damaged: {error!s}. It names the manifest of a queue with batches in this folder: restore it, "
-            "or delete it if there is no such queue."
+            f"{where} is damaged: {str(error)[:200]}. It names the manifest of a queue with batches in this folder: "
+            "restore it, or delete it if there is no such queue."
         ) from error

@@ -15,9 +15,26 @@ _KIND: Final = "strandline-migrated-spool"
 _VERSION: Final = 1
 
 
+def encode_migrated(size: int, end: int) -> bytes:
+    """The note that a spool had ``size`` bytes, whose records are those below ``end``."""
+    return encode_checked(_KIND, _VERSION, {"size": size, "next": end})
+
+
+def decode_migrated(data: bytes, where: str) -> tuple[int, int]:
+    """The size of the spool, and the offset after its records; ``CorruptData`` naming ``where``."""
+    try:
+        fields = decode_checked(data, _KIND, _VERSION)
+        return natural(fields["size"]), natural(fields["next"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise CorruptData(
+            f"{where} is damaged: {str(error)[:200]}. It says how much of the spool beside the log was migrated: "
+            "restore it, or move the spool away if nothing was written to that since."
+        ) from error
+
+
 def note_migrated(folder: str, *, size: int, end: int, disk: Disk) -> None:
-    """Note in the new log's folder that the spool had ``size`` bytes, whose records are those below ``end``."""
-    disk.write_new(f"{folder}/{MIGRATED}", [encode_checked(_KIND, _VERSION, {"size": size, "next": end})])
+    """Note in the new log's folder how much of the spool it holds."""
+    disk.write_new(f"{folder}/{MIGRATED}", [encode_migrated(size, end)])
 
 
 def refuse_changed_spool(folder: str, *, disk: Disk) -> None:
@@ -30,14 +47,7 @@ def refuse_changed_spool(folder: str, *, disk: Disk) -> None:
         data, size = disk.read(path), disk.size(spool)
     except NotFound:
         return
-    try:
-        fields = decode_checked(data, _KIND, _VERSION)
-        migrated, end = natural(fields["size"]), natural(fields["next"])
-    except (KeyError, ValueError, TypeError) as error:
-        raise CorruptData(
-            f"{path} is damaged: {str(error)[:200]}. It says how much of {spool} the log holds: restore it, or move "
-            "the spool away if nothing was written to it since it was migrated."
-        ) from error
+    migrated, end = decode_migrated(data, path)
     if size != migrated:
         raise Diverged(
             f"{spool} has {size:,} bytes, and had {migrated:,} when it was migrated: an older program has written to "
