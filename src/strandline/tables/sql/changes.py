@@ -85,7 +85,6 @@ class ChangePlanner:
             raise refused(shaped.bad)
         if not is_rebuilt:
             self.bad_share.check(shaped.bad.num_rows, records.num_rows, first_bad(shaped.bad))
-        self._check_letters(shaped.bad)
         return self.of_rows(shaped, before, is_rebuilt=is_rebuilt)
 
     def of_rows(self, shaped: ShapedRows, before: pa.Schema | None, *, is_rebuilt: bool = False) -> TableChanges:
@@ -135,16 +134,6 @@ class ChangePlanner:
         return TableChanges(
             schema, _conformed(puts, schema), none, bad, columns, names.key, names.key, SoftDeletes(names, marks)
         )
-
-    def _check_letters(self, bad: pa.Table) -> None:
-        """``BadRecord`` for one that the database cannot even store as a dead letter."""
-        for mask, reason in self.database.unfit(bad.select(["timestamp"]), None):
-            unfit = bad.filter(mask)
-            if unfit.num_rows:
-                raise BadRecord(
-                    f"The record at offset {unfit.column('offset')[0].as_py()} can be neither a row nor a dead letter: "
-                    f"{reason} Nothing was applied; follow into another kind of table."
-                )
 
     def _schema_of(self, rows: pa.Table) -> pa.Schema:
         """The columns of a table with these changes: a codec may find more fields than it announced."""

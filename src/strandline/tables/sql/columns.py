@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.errors import CorruptData, SchemaRefused
@@ -16,6 +17,14 @@ from strandline.tables.rows.shape import BAD_SCHEMA
 
 TypeOf: TypeAlias = Callable[[pa.Field], str]
 """The type of a column in a database; ``SchemaRefused`` if it has none for it."""
+
+EXACT_TIME: Final = "timestamp_us"
+STORED_LETTERS: Final = BAD_SCHEMA.append(pa.field(EXACT_TIME, pa.int64()))
+"""The columns of a dead-letter table in a database: a time that it cannot store is the nearest one in ``timestamp``,
+and exact, in microseconds since 1970, in the last column. Tables of earlier versions lack that one."""
+
+_LETTER_TIMES: Final = range(-62_167_219_200_000_000, 253_402_300_800_000_000)
+"""The years 0 to 9999, which every database and its clients give back as they were, in microseconds since 1970."""
 
 DEAD_LETTERS: Final = "_dead_letters"
 """Behind a table's name: its dead-letter table."""
@@ -104,17 +113,49 @@ def definitions(schema: pa.Schema, primary: str | None, type_of: TypeOf) -> str:
     return ", ".join([*columns, *([f"PRIMARY KEY ({quoted(primary)})"] if primary is not None else [])])
 
 
+def storable_letters(bad: pa.Table) -> pa.Table:
+    """Dead letters as a database stores them (:data:`STORED_LETTERS`).
+
+    >>> times = pa.array([0, -(2**63)], pa.timestamp("us", "UTC"))
+    >>> storable_letters(pa.table({"timestamp": times})).column(EXACT_TIME).to_pylist()
+    [None, -9223372036854775808]
+    """
+    times = _LETTER_TIMES
+    exact = bad.column("timestamp").cast(pa.int64())
+    is_odd = times_outside(bad.column("timestamp"), times)
+    nearest = pc.max_element_wise(pc.min_element_wise(exact, times.stop - 1), times.start)
+    at = bad.schema.get_field_index("timestamp")
+    stored = bad.set_column(at, bad.schema.field(at), nearest.cast(bad.schema.field(at).type))
+    return stored.append_column(
+        STORED_LETTERS.field(EXACT_TIME), pc.if_else(is_odd, exact, pa.scalar(None, pa.int64()))
+    )
+
+
+def times_outside(column: pa.ChunkedArray, times: range) -> pa.ChunkedArray:
+    """Which timestamps or dates are outside of a range of microseconds since 1970; never a null."""
+    kind = column.type
+    if pt.is_timestamp(kind):
+        below, above = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}[kind.unit]
+        counts = column.cast(pa.int64())
+    else:
+        below, above = 86_400_000_000, 1
+        counts = column.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
+    low, high = -(-times.start * above // below), (times.stop - 1) * above // below
+    low, high = max(low, -(1 << 63)), min(high, (1 << 63) - 1)
+    return pc.fill_null(pc.or_(pc.less(counts, low), pc.greater(counts, high)), False)
+
+
 def letters_of(columns: Sequence[Sequence[Any]]) -> pa.Table:
     """Dead letters from the columns of their table: times in microseconds or as text, headers as JSON.
 
     ``CorruptData`` if another program wrote something else there.
     """
-    offsets, times, ops, keys, values, headers, reasons = columns
+    offsets, times, ops, keys, values, headers, reasons, exact = columns
     try:
         return pa.table(
             [
                 pa.array(offsets, pa.int64()),
-                _times(times),
+                pc.coalesce(pa.array(exact, pa.int64()).cast(BAD_SCHEMA.field("timestamp").type), _times(times)),
                 pa.array(ops, pa.int8()),
                 pa.array(keys, pa.binary()),
                 pa.array(values, pa.binary()),

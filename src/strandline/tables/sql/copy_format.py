@@ -20,6 +20,8 @@ PIECE_BYTES: Final = 32 << 20
 EPOCH_DAYS: Final = 10_957
 """Days from 1970 to 2000, where PostgreSQL counts from."""
 EPOCH_MICROSECONDS: Final = EPOCH_DAYS * 86_400_000_000
+TIMES: Final = range(-211_813_488_000_000_000 + EPOCH_MICROSECONDS, 1 << 63)
+"""The times of PostgreSQL's calendar, from 4714 BC on, in microseconds since 1970."""
 
 _NULL: Final = b"\xff\xff\xff\xff"
 

@@ -17,8 +17,8 @@ from strandline.tables.rows.kinds import Kind
 from strandline.tables.rows.logged import Value, fixed
 from strandline.tables.rows.shape import TableShape, key_columns
 from strandline.tables.rows.tombstones import Tombstones
-from strandline.tables.sql.columns import DEAD_LETTERS, TypeOf, as_json, check_names, is_nested
-from strandline.tables.sql.copy_format import EPOCH_DAYS, EPOCH_MICROSECONDS
+from strandline.tables.sql.columns import DEAD_LETTERS, TypeOf, as_json, check_names, is_nested, times_outside
+from strandline.tables.sql.copy_format import EPOCH_DAYS, TIMES
 from strandline.tables.sql.postgres_transaction import PostgresTransaction, psycopg_library
 from strandline.tables.sql.postgres_types import postgres_type
 from strandline.tables.sql.sink import SqlSink
@@ -34,9 +34,9 @@ IDLE_SECONDS: Final = 60
 """Seconds of silence after which the server rolls a transaction back: a suspended follower keeps no lock."""
 
 _LONGEST_NAME: Final = 63
+_DAY: Final = 86_400_000_000
 _SYSTEM_COLUMNS: Final = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
-_EARLIEST: Final = -211_813_488_000_000_000 + EPOCH_MICROSECONDS
-_DAYS: Final = (-2_451_545 + EPOCH_DAYS, 2_145_031_948 + EPOCH_DAYS)
+_DAYS: Final = range((-2_451_545 + EPOCH_DAYS) * _DAY, (2_145_031_948 + EPOCH_DAYS) * _DAY)
 _NUL_IN_JSON: Final = r"(^|[^\\])(\\\\)*\\u0000"
 
 
@@ -139,10 +139,9 @@ class PostgresDatabase:
             elif is_nested(kind) and column.null_count < len(column):
                 mask = pc.match_substring_regex(as_json(column), _NUL_IN_JSON)
             elif pt.is_timestamp(kind):
-                mask = pc.less(column.cast(pa.timestamp("us", kind.tz), safe=False).cast(pa.int64()), _EARLIEST)
+                mask = times_outside(column, TIMES)
             elif pt.is_date(kind):
-                days = column.cast(pa.date32()).cast(pa.int32())
-                mask = pc.or_(pc.less(days, _DAYS[0]), pc.greater_equal(days, _DAYS[1]))
+                mask = times_outside(column, _DAYS)
             if mask is not None:
                 yield pc.fill_null(mask, False), f"PostgreSQL cannot store the value of its field {field.name!r}."
 

@@ -13,7 +13,16 @@ from strandline.tables.maintain.comparison import FIRST_DIFFERENCES, RowDifferen
 from strandline.tables.maintain.replay import pairs_from
 from strandline.tables.rows.shape import BAD_SCHEMA
 from strandline.tables.sql.changes import SoftDeletes, TableChanges
-from strandline.tables.sql.columns import CURSORS, DEAD_LETTERS, definitions, letters_of, quoted
+from strandline.tables.sql.columns import (
+    CURSORS,
+    DEAD_LETTERS,
+    EXACT_TIME,
+    STORED_LETTERS,
+    definitions,
+    letters_of,
+    quoted,
+    storable_letters,
+)
 from strandline.tables.sql.copy_format import copy_data
 from strandline.tables.sql.postgres_types import letter_type, postgres_type, server_cast, staged_column
 from strandline.tables.sql.state import COLUMNS, CursorRow, SeenColumn, SeenTable, decoded_row, encoded_columns
@@ -134,14 +143,16 @@ class PostgresTransaction:
         expected = {field.name: letter_type(field) for field in BAD_SCHEMA}
         found = self._columns(named)
         if not found:
-            self.run(f"CREATE TABLE {named} ({definitions(BAD_SCHEMA, 'offset', letter_type)})")
+            self.run(f"CREATE TABLE {named} ({definitions(STORED_LETTERS, 'offset', letter_type)})")
         elif any(name not in found or found[name].kind != kind for name, kind in expected.items()):
             raise InvalidInput(f"The table {named} has other columns than dead letters have: rename it.")
-        elif removed_from is not None:
+        elif EXACT_TIME not in found:
+            self.run(f"ALTER TABLE {named} ADD COLUMN {EXACT_TIME} {letter_type(STORED_LETTERS.field(EXACT_TIME))}")
+        if found and removed_from is not None:
             self.run(f'DELETE FROM {named} WHERE "offset" >= $1', removed_from)  # noqa: S608
         if bad.num_rows:
-            self._copied("strandline_letters", bad)
-            self._inserted("strandline_letters", named, BAD_SCHEMA, "offset", is_plain=True)
+            self._copied("strandline_letters", storable_letters(bad))
+            self._inserted("strandline_letters", named, STORED_LETTERS, "offset", is_plain=True)
 
     def has_letters(self) -> bool:
         """Whether there is a table of its dead letters."""
@@ -153,8 +164,9 @@ class PostgresTransaction:
         if self.has_letters():
             times = '(extract(epoch FROM "timestamp") * 1000000)::bigint'
             columns = ", ".join(times if name == "timestamp" else quoted(name) for name in BAD_SCHEMA.names)
-            found = self.run(f"SELECT {columns} FROM {self._named(DEAD_LETTERS)}").fetchall()  # noqa: S608
-        return letters_of(list(zip(*found, strict=True)) or [()] * len(BAD_SCHEMA))
+            exact = EXACT_TIME if EXACT_TIME in self._columns(self._named(DEAD_LETTERS)) else "NULL"
+            found = self.run(f"SELECT {columns}, {exact} FROM {self._named(DEAD_LETTERS)}").fetchall()  # noqa: S608
+        return letters_of(list(zip(*found, strict=True)) or [()] * len(STORED_LETTERS))
 
     def remove_letters(self, offsets: Sequence[int]) -> int:
         """Remove the dead letters of these offsets; returns how many there were."""

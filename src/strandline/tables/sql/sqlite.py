@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from strandline.errors import (
     AlreadyExists,
@@ -27,9 +28,9 @@ from strandline.tables.rows.kinds import Kind
 from strandline.tables.rows.logged import Value, fixed
 from strandline.tables.rows.shape import TableShape, key_columns
 from strandline.tables.rows.tombstones import Tombstones
-from strandline.tables.sql.columns import TypeOf, check_names
+from strandline.tables.sql.columns import TypeOf, check_names, times_outside
 from strandline.tables.sql.sink import SqlSink
-from strandline.tables.sql.sqlite_transaction import SqliteTransaction, sqlite_type
+from strandline.tables.sql.sqlite_transaction import TIMES, SqliteTransaction, sqlite_type
 from strandline.tables.sql.state import NO_TABLE, REMEDY, SeenTable
 
 LOCK_SECONDS: Final = 30.0
@@ -118,8 +119,11 @@ class SqliteDatabase:
             raise InvalidInput(f"A table of SQLite has up to {_MOST_COLUMNS} columns, and this schema {len(schema)}.")
 
     def unfit(self, rows: pa.Table, key: str | None) -> Iterator[tuple[pa.ChunkedArray, str]]:
-        """Nothing: SQLite stores whatever a record holds. NaN becomes null."""
-        yield from ()
+        """Times and dates of which there is no right text. NaN becomes null."""
+        for field in rows.schema:
+            if pt.is_timestamp(field.type) or pt.is_date(field.type):
+                reason = f"The time of its field {field.name!r} is outside of the years -32767 to 32767."
+                yield times_outside(rows.column(field.name), TIMES), reason
 
     def read_table(self) -> SeenTable:
         """The table as it is now."""

@@ -21,15 +21,20 @@ from strandline.tables.sql.changes import SoftDeletes, TableChanges
 from strandline.tables.sql.columns import (
     CURSORS,
     DEAD_LETTERS,
+    EXACT_TIME,
+    STORED_LETTERS,
     as_json,
     definitions,
     is_nested,
     letters_of,
     quoted,
     refused,
+    storable_letters,
 )
 from strandline.tables.sql.state import COLUMNS, CursorRow, SeenColumn, SeenTable, decoded_row, encoded_columns
 
+TIMES: Final = range(-1_096_193_779_200_000_000, 971_890_963_200_000_000)
+"""The years of which Arrow makes a right text, -32767 to 32767, in microseconds since 1970."""
 _MARK: Final = re.compile(r"/\* strandline ([0-9a-f-]{36}) \*/")
 
 
@@ -147,12 +152,18 @@ class SqliteTransaction:
         expected = {field.name: sqlite_type(field) for field in BAD_SCHEMA}
         found = self._columns(name)
         if not found:
-            self.connection.execute(f"CREATE TABLE {quoted(name)} ({definitions(BAD_SCHEMA, 'offset', sqlite_type)})")
+            self.connection.execute(
+                f"CREATE TABLE {quoted(name)} ({definitions(STORED_LETTERS, 'offset', sqlite_type)})"
+            )
         elif any(one not in found or found[one].kind != kind for one, kind in expected.items()):
             raise InvalidInput(f"The table {name} has other columns than dead letters have: rename it.")
-        elif removed_from is not None:
+        elif EXACT_TIME not in found:
+            self.connection.execute(
+                f"ALTER TABLE {quoted(name)} ADD COLUMN {EXACT_TIME} {sqlite_type(STORED_LETTERS.field(EXACT_TIME))}"
+            )
+        if found and removed_from is not None:
             self.connection.execute(f'DELETE FROM {quoted(name)} WHERE "offset" >= ?', [removed_from])  # noqa: S608
-        self._inserted(name, bad, "offset")
+        self._inserted(name, storable_letters(bad), "offset")
 
     def has_letters(self) -> bool:
         """Whether there is a table of its dead letters."""
@@ -162,8 +173,10 @@ class SqliteTransaction:
         """All dead letters of the table."""
         name = self.table + DEAD_LETTERS
         columns = ", ".join(quoted(column) for column in BAD_SCHEMA.names)
-        found = list(self.connection.execute(f"SELECT {columns} FROM {quoted(name)}")) if self.has_letters() else []  # noqa: S608
-        return letters_of(list(zip(*found, strict=True)) or [()] * len(BAD_SCHEMA))
+        known = self._columns(name)
+        exact = EXACT_TIME if EXACT_TIME in known else "NULL"
+        found = list(self.connection.execute(f"SELECT {columns}, {exact} FROM {quoted(name)}")) if known else []  # noqa: S608
+        return letters_of(list(zip(*found, strict=True)) or [()] * len(STORED_LETTERS))
 
     def remove_letters(self, offsets: Sequence[int]) -> int:
         """Remove the dead letters of these offsets; returns how many there were."""
