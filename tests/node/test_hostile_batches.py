@@ -6,17 +6,20 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
+import strandline as sl
 from strandline.errors import CorruptData, InvalidInput
 from strandline.formats.arrow.header import RECORD_BYTES, admit_batch, find_field, memory_of, read_number
 from strandline.formats.node.wire import Flag, Note, encode_note
 from strandline.model.node import NO_HEARTBEAT
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, record_batch
+from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.server.limits import ServerLimits
 from strandline.node.flight.wire.append_stream import collect
 from strandline.node.flight.wire.protocol import FlightData, arrow_message, read_schema_message, write_flight_data
@@ -28,6 +31,7 @@ from tests.node.tcp import TcpProxy
 from tests.node.victim import MIB, Victim
 
 LIES = hostile()
+WAIT = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -103,11 +107,28 @@ def test_rows_without_bytes_are_counted_as_the_records_that_they_become() -> Non
     nothing = pa.record_batch({"value": pa.nulls(1 << 24, pa.null())})
     assert memory_of(nothing) == RECORD_BYTES << 24
     schema = FlightData(header=message_of(nothing.schema)[0])
-    for rows, why in ((1 << 24, "announces 16,777,216 records"), (1 << 23, "over the node's limit")):
-        message = write_flight_data(nothing.slice(0, rows).serialize())
-        left = [message, message]
+    for rows, why in (
+        (1 << 24, "announces 16,777,216 records, which take more than the limit"),
+        (1 << 23, "announces 8,388,608 records in 96 bytes, and a record takes at least one"),
+        (1000, "announces 1,000 records in 96 bytes"),
+    ):
+        left = [write_flight_data(nothing.slice(0, rows).serialize())]
         with pytest.raises(InvalidInput, match=why):
             collect(schema, lambda left=left: left.pop() if left else None, ServerLimits())
+    few = [write_flight_data(nothing.slice(0, 5).serialize())]
+    assert collect(schema, lambda: few.pop() if few else None, ServerLimits()).num_rows == 5
+
+
+@pytest.mark.parametrize("kind", [pa.null(), pa.binary(0)])
+def test_a_hundred_bytes_become_no_hundred_megabytes_on_the_disk_of_a_node(tmp_path: Path, kind: pa.DataType) -> None:
+    buffers = [None] if kind == pa.null() else [None, pa.py_buffer(b"")]
+    nothing = pa.record_batch({"value": pa.Array.from_buffers(kind, 8_500_000, buffers)})
+    with sl.node.Primary.open(tmp_path / "a", name="a") as primary, RemoteLog(primary.url) as log:
+        with pytest.raises(InvalidInput, match="a record takes at least one"):
+            log.append(pa.table(nothing), timeout=WAIT)
+        assert log.bounds().next == 0
+        dense = pa.table({"key": pa.array([b""] * 1000, pa.binary()), "value": pa.nulls(1000)})
+        assert log.append(dense, timeout=WAIT).ensure().count == 1000, "a column of nulls beside another is fine"
 
 
 def test_an_object_that_is_no_batch_is_refused() -> None:
