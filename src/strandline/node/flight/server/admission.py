@@ -9,6 +9,7 @@ from typing import Final, final
 from strandline.errors import Fenced, InvalidInput
 from strandline.formats.node.ticket import SpanTicket
 from strandline.node.flight.security import CallerRights, Grant, Role, ServerSecurity, ticket_in
+from strandline.node.flight.server.connections import ConnectionGuard
 from strandline.node.flight.server.limits import ActiveCall, CallLimiter, MemoryBudget, ServerLimits
 from strandline.node.flight.server.transport import GrpcCall
 from strandline.node.flight.wire.errors import Unauthenticated
@@ -31,6 +32,7 @@ class Admission:
         """No call runs yet. ``verify`` gives the content of a signed ticket, or raises."""
         self._verify = verify
         self.limiter = CallLimiter(limits, clock=clock)
+        self.connections = ConnectionGuard(limits, clock=clock)
         self._security = security
         self.limits = limits
         reserved = limits.receive_bytes // 4
@@ -43,6 +45,7 @@ class Admission:
         """Admit a call for the block. None of its messages is received before."""
         ticket = self._ticket(call)
         grant = self._grant(call) if ticket is None else Grant(ticket.name, frozenset())
+        self.connections.admitted(call.connection)
         # Without credentials, small calls may take the reserved places: they arrive in one message.
         is_reserved = call.method not in _STREAMED if grant is None else grant.may(Role.REPLICA, Role.ADMIN)
         name = None if grant is None else grant.name or None

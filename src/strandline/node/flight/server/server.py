@@ -65,6 +65,7 @@ class FlightNode(Closing):
         share_heaps()
         admission = Admission(security, limits, _verifying(served), clock=clock)
         self._limiter = admission.limiter
+        self._connections = admission.connections
         methods = FlightMethods(served, admission, stop=self._stop, heartbeat_seconds=heartbeat_seconds, clock=clock)
         self._server = GrpcServer(
             self._host, port, SERVICE, methods.by_name, security=security, limits=limits, clock=clock
@@ -110,6 +111,7 @@ class FlightNode(Closing):
     def _look(self) -> None:
         self._limiter.end_silent()
         self._server.end_stuck()
+        self._connections.end_unknown(self.port)
 
     def _leave(self) -> None:
         self.close()

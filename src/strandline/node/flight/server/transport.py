@@ -25,6 +25,7 @@ from strandline.node.flight.security import ServerSecurity
 from strandline.node.flight.server.limits import ServerLimits
 from strandline.node.flight.wire.errors import Refusal
 from strandline.storage.clock import Clock
+from strandline.storage.connections import peer_name
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -279,7 +280,7 @@ def parse_peer(peer: str) -> str:
     ('127.0.0.1:7', '10.0.0.1:7', '::1:7')
     """
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
-    return f"{host.strip('[]').removeprefix('::ffff:')}:{port}"
+    return peer_name(host.strip("[]"), port)
 
 
 def watch(owner: object, look: Callable[[Any], None]) -> threading.Event:

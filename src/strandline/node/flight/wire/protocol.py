@@ -113,8 +113,8 @@ def read_batch(message: pa.Buffer, schema: pa.Schema, largest: int) -> pa.Record
     """The record batch of an Arrow message, not validated yet.
 
     ``InvalidInput`` for any other message, for a compressed one, and for one that announces more records than
-    ``largest`` bytes hold, or than it has bytes itself: columns of nulls and of empty values take none, and would become
-    records of a log. Only the header is read for that: Arrow unpacks nothing before.
+    ``largest`` bytes hold, or than it has bytes itself: columns of nulls and of empty values take none, and would
+    become records of a log. Only the header is read for that: Arrow unpacks nothing before.
     """
     try:
         found = _read_message(message)
@@ -130,8 +130,8 @@ def read_batch(message: pa.Buffer, schema: pa.Schema, largest: int) -> pa.Record
             )
         if rows > message.size:
             raise InvalidInput(
-                f"An Arrow batch announces {rows:,} records in {message.size:,} bytes, and a record takes at least one: "
-                "send columns with values, such as keys or timestamps."
+                f"An Arrow batch announces {rows:,} records in {message.size:,} bytes, and a record takes at least "
+                "one: send columns with values, such as keys or timestamps."
             )
         return pa.ipc.read_record_batch(found, schema)
     except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError, struct.error, CorruptData) as error:

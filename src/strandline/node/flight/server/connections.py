@@ -1,0 +1,78 @@
+"""Connections of callers that have not authenticated: how many, from one address and in all, and for how long."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final, final
+
+from strandline.node.flight.server.limits import ServerLimits
+from strandline.storage.clock import Clock
+from strandline.storage.connections import connections_at
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+def superfluous(unknown: Mapping[str, float], limits: ServerLimits, now: float) -> list[str]:
+    """The connections to end, of those without an admitted call, given when each was first seen.
+
+    The newest stay: a caller with credentials sends its first call at once.
+    """
+    ended, left = [], 0
+    each: Counter[str] = Counter()
+    for peer, since in sorted(unknown.items(), key=lambda item: item[1], reverse=True):
+        address = peer.rpartition(":")[0]
+        is_late = now - since >= limits.authenticate_seconds
+        if is_late or left >= limits.connections_unknown or each[address] >= limits.connections_unknown_each:
+            ended.append(peer)
+            continue
+        left += 1
+        each[address] += 1
+    return ended
+
+
+@final
+class ConnectionGuard:
+    """Ends connections that no admitted call has used. Safe in threads.
+
+    The gRPC library counts connections, and neither shows them nor who they are from: this looks at the sockets of the
+    process a few times a second.
+    """
+
+    def __init__(self, limits: ServerLimits, *, clock: Clock) -> None:
+        """No connection is known yet."""
+        self._limits = limits
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: set[str] = set()
+        self._since: dict[str, float] = {}
+
+    def admitted(self, peer: str) -> None:
+        """Note that a call over this connection was admitted."""
+        with self._lock:
+            self._known.add(peer)
+
+    def judge(self, peers: Iterable[str], known: set[str]) -> list[str]:
+        """The connections to end, of all open ones; ``known`` are those of admitted calls before these were listed."""
+        now, found = self._clock.monotonic(), set(peers)
+        with self._lock:
+            self._known -= known - found  # they are closed; a later one is in neither set
+            unknown = found - self._known
+            self._since = {peer: self._since.get(peer, now) for peer in unknown}
+            return superfluous(self._since, self._limits, now)
+
+    def end_unknown(self, port: int) -> None:
+        """End the superfluous connections at a port of this process."""
+        with self._lock:
+            known = set(self._known)
+        with connections_at(port) as found:
+            ended = self.judge(found, known)
+            for peer in ended:
+                with contextlib.suppress(OSError):  # it has just ended
+                    found[peer].shutdown(socket.SHUT_RDWR)
+        if ended:
+            _LOGGER.info("%d connections without an admitted call were ended.", len(ended))

@@ -1,0 +1,95 @@
+"""Connections without credentials: they keep nobody out, and end soon."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from strandline.errors import TransientStorageError
+from strandline.model.cursor import Bounds
+from strandline.node.flight.client.remote_log import RemoteLog
+from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
+from strandline.node.flight.server.connections import ConnectionGuard, superfluous
+from strandline.node.flight.server.limits import ServerLimits
+from strandline.node.flight.server.server import FlightNode
+from strandline.storage.connections import connections_at, peer_name
+from strandline.testing.clock import ManualClock
+from tests.node.flight_double import Node
+
+LIMITS = ServerLimits(connections_unknown=4, connections_unknown_each=2, authenticate_seconds=5.0)
+WAIT = 60.0
+
+
+def within_moments(log: RemoteLog) -> Bounds:
+    """The bounds of a log, as soon as the node has looked at its connections."""
+    turn = threading.Event()
+    for _ in range(100):
+        with suppress(TransientStorageError):
+            return log.bounds()
+        turn.wait(0.05)
+    raise AssertionError("the node does not answer for five seconds")
+
+
+def test_the_newest_unknown_connections_stay_per_address_and_in_all() -> None:
+    one = {f"10.0.0.1:{port}": float(port) for port in range(5)}
+    assert sorted(superfluous(one, LIMITS, 4.5)) == ["10.0.0.1:0", "10.0.0.1:1", "10.0.0.1:2"]
+    many = {f"10.0.0.{host}:1": float(host) for host in range(6)}
+    assert sorted(superfluous(many, LIMITS, 4.5)) == ["10.0.0.0:1", "10.0.0.1:1"]
+    assert superfluous({"::1:7": 0.0}, LIMITS, 4.9) == []
+    assert superfluous({"::1:7": 0.0}, LIMITS, 5.0) == ["::1:7"], "it had its time to authenticate"
+
+
+def test_a_connection_with_an_admitted_call_is_never_ended() -> None:
+    clock = ManualClock()
+    guard = ConnectionGuard(LIMITS, clock=clock)
+    peers = [f"10.0.0.1:{port}" for port in range(9)]
+    for peer in peers:
+        guard.admitted(peer)
+    assert guard.judge(peers, set(peers)) == []
+    clock.advance(3600)
+    assert guard.judge(peers, set(peers)) == []
+    guard.judge([], set(peers))  # all closed: the same ports may be another caller's now
+    assert guard.judge(peers[:1], set()) == []
+    clock.advance(5)
+    assert guard.judge(peers[:1], set()) == peers[:1]
+
+
+def test_a_call_that_is_admitted_while_connections_are_listed_counts() -> None:
+    clock = ManualClock()
+    guard = ConnectionGuard(LIMITS, clock=clock)
+    guard.admitted("10.0.0.1:7")  # after the list of known ones was taken, and not yet in that of open ones
+    assert guard.judge([], set()) == []
+    clock.advance(3600)
+    assert guard.judge(["10.0.0.1:7"], {"10.0.0.1:7"}) == []
+
+
+def test_a_process_sees_the_connections_that_it_has_accepted_at_a_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as opened:
+        port = server.getsockname()[1]
+        client = opened.enter_context(socket.create_connection(("127.0.0.1", port), WAIT))
+        opened.enter_context(server.accept()[0])
+        with connections_at(port) as found:
+            assert list(found) == [peer_name(*client.getsockname())]
+            found[peer_name(*client.getsockname())].shutdown(socket.SHUT_RDWR)
+        assert client.recv(1) == b""
+
+
+def test_connections_without_a_token_keep_no_caller_with_one_out(tmp_path: Path) -> None:
+    node = Node(tmp_path / "log")
+    tokens = Tokens.parse("app client token-of-the-app-1", "the test")
+    limits = ServerLimits(connections=24, connections_unknown=6, connections_unknown_each=6, authenticate_seconds=1.0)
+    with ExitStack() as opened:
+        opened.callback(node.close)
+        server = opened.enter_context(FlightNode(node, security=ServerSecurity(tokens=tokens), limits=limits))
+        log = opened.enter_context(RemoteLog(server.url, security=ClientSecurity(token="token-of-the-app-1")))
+        log.bounds()
+        silent = [opened.enter_context(socket.create_connection(("127.0.0.1", server.port), WAIT)) for _ in range(100)]
+        newcomer = opened.enter_context(RemoteLog(server.url, security=ClientSecurity(token="token-of-the-app-1")))
+        assert within_moments(newcomer) == log.bounds(), "it has a place among those that are reserved"
+        for one in silent:
+            one.settimeout(WAIT)
+            while one.recv(1 << 16):
+                pass  # the node ends it
+        assert newcomer.bounds() == log.bounds()
