@@ -102,7 +102,7 @@ def test_a_file_of_json_lines_becomes_a_typed_table_that_duckdb_reads(
     done = run("follow", log, table, "--slot", "orders", "--until", "end", "--json")
     assert done.exit_code == 0, done.output
     assert {**json.loads(done.stdout), "seconds": 0} == {
-        "records": 31, "next": 31, "behind": 0, "seconds": 0, "interrupted": False,
+        "records": 31, "next": 31, "behind": 0, "dead_letters": 0, "seconds": 0, "interrupted": False,
     }  # fmt: skip
     duck = duckdb.connect()
     duck.execute(f"load '{duck_extension('delta')}'")
@@ -150,6 +150,24 @@ def test_ctrl_c_ends_a_follower_with_what_it_has_applied(run: Run, start: Start,
     out, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (0, "")
     assert json.loads(out)["next"] == 1
+
+
+@pytest.mark.parametrize("table", ["delta", "sqlite"])
+def test_a_run_tells_how_many_records_it_has_set_aside(run: Run, log: str, tmp_path: Path, table: str) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object", "properties": {"id": {"type": "integer"}}}')
+    run("produce", log, "--create", "--key-separator", "=", given="a=no\nb={}\nc=no\n")
+    place = ["t", "letters"] if table == "delta" else [f"sqlite:{tmp_path}/t.db#t", "yes"]
+    if table == "delta":
+        place = [str(tmp_path / one) for one in place]
+    command = ["follow", log, place[0], "--dead-letters", place[1], "--schema", schema, "--until"]
+    first = run(*command, "2")
+    assert first.exit_code == 0
+    assert first.stdout.endswith("behind, 1 dead letter\n")
+    strict = run(*command, "end", "--json", "--fail-on-dead-letters")
+    assert (strict.exit_code, json.loads(strict.stdout)["dead_letters"]) == (1, 1)
+    again = run(*command, "end", "--fail-on-dead-letters")
+    assert (again.exit_code, "dead letter" in again.stdout) == (0, False)
 
 
 @pytest.mark.parametrize("until", ["tomorrow", "-1"])

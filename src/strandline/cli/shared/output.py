@@ -296,10 +296,12 @@ class _Rate(ProgressColumn):
 
 
 @contextmanager
-def meter(what: str, *, total: int | None, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+def meter(
+    what: str, *, total: int | None, quiet: bool = False, note: Callable[[], str] = lambda: ""
+) -> Iterator[Callable[[int], None]]:
     """Progress on standard error: a bar on a terminal, occasional lines elsewhere; ``quiet`` keeps only the bar.
 
-    Yields a function to call with the number of further items done.
+    Yields a function to call with the number of further items done. ``note`` gives what is said besides.
     """
     if sys.stderr.isatty():
         with Progress(
@@ -312,7 +314,7 @@ def meter(what: str, *, total: int | None, quiet: bool = False) -> Iterator[Call
             transient=True,
         ) as bar:
             task = bar.add_task(what, total=total)
-            yield lambda more: bar.advance(task, more)
+            yield lambda more: bar.update(task, advance=more, description=what + note())
         return
     began = last = time.monotonic()
     done = 0
@@ -324,7 +326,7 @@ def meter(what: str, *, total: int | None, quiet: bool = False) -> Iterator[Call
         if not quiet and now - last >= _PLAIN_EVERY:
             last = now
             of = "" if total is None else f" of {total:,}"
-            line(f"{what}: {done:,}{of}, {done / (now - began):,.0f}/s", file=sys.stderr)
+            line(f"{what}: {done:,}{of}, {done / (now - began):,.0f}/s{note()}", file=sys.stderr)
 
     yield advance
 

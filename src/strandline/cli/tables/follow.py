@@ -91,6 +91,10 @@ def follow(
             "database it is named after the table: --dead-letters yes.",
         ),
     ] = None,
+    fail_on_dead_letters: Annotated[
+        bool,
+        typer.Option("--fail-on-dead-letters", help="End with status 1 if this run has set records aside."),
+    ] = False,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="The sink's name.")] = "default",
     json: Json = False,
 ) -> None:
@@ -103,11 +107,14 @@ def follow(
     """
     end = _end(until)
     opened = place.reading() if slot is None else place.writing()
-    with opened as log, stop_on_signal() as stop, show.meter("following", total=None, quiet=json) as advance:
+    sinks: list[MaintainedTable] = []
+    progress = show.meter("following", total=None, quiet=json, note=lambda: "".join(map(_letters_of, sinks)))
+    with opened as log, stop_on_signal() as stop, progress as advance:
         value = _value(log, schema, decode)
         shape: dict[str, Any] = {"value": value, "key": tuple(key or ()), "name": name}
         shape["tombstones"] = None if tombstones is None else tombstones.value
         sink = _sink(table, mode, dead_letters, shape)
+        sinks.append(sink)
         sink.meet(log)
         began, since = time.monotonic(), sink.cursor(log.log_id)
         first = log.position_of(cast("Start", start)) if since is None else since.next
@@ -128,14 +135,22 @@ def follow(
         "records": done.next - first,
         "next": done.next,
         "behind": behind,
+        "dead_letters": sink.bad_records,
         "seconds": round(seconds, 3),
         "interrupted": interrupted,
     }
     text = f"{show.counted(done.next - first, 'record')} applied in {show.seconds(seconds)}: "
-    text += f"the table is at offset {done.next:,}, {show.counted(behind, 'record')} behind"
+    text += f"the table is at offset {done.next:,}, {show.counted(behind, 'record')} behind{_letters_of(sink)}"
     show.answer(fields, f"{'stopped: ' if interrupted else ''}{text}", as_json=json)
     if interrupted and end is not None:
         raise typer.Exit(INTERRUPTED)
+    if fail_on_dead_letters and sink.bad_records:
+        raise typer.Exit(1)
+
+
+def _letters_of(sink: MaintainedTable) -> str:
+    """What is said of the records that a run has set aside."""
+    return f", {show.counted(sink.bad_records, 'dead letter')}" if sink.bad_records else ""
 
 
 def _end(until: str) -> int | Literal["end"] | None:

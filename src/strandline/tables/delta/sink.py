@@ -56,7 +56,7 @@ from strandline.tables.files.sink import FileTableSink
 from strandline.tables.maintain.comparison import ShareTask, share_tasks
 from strandline.tables.maintain.contract import RecordedTable, TableSize
 from strandline.tables.maintain.rebuilding import rebuilt_files
-from strandline.tables.rows.bad_records import BadShare
+from strandline.tables.rows.bad_records import BadCount, BadShare
 from strandline.tables.rows.kinds import KINDS, Kind
 from strandline.tables.rows.logged import LoggedShape, Value, fixed
 from strandline.tables.rows.shape import DeadLetters, TableShape, key_columns, refuse_lost_transform
@@ -145,6 +145,7 @@ class DeltaSink(FileTableSink):
             _refuse_nested(self.url, letters)
             self._letters = partial(_letters_of, letters, name, dict(options or {}), disk)
         self._bad_share = BadShare.of(max_bad_share)
+        self._bad_count = BadCount()
 
     def __repr__(self) -> str:
         return f"DeltaSink({self.url!r}, mode={self.mode!r}, name={self._name!r})"
@@ -178,7 +179,9 @@ class DeltaSink(FileTableSink):
         version = 1 if table is None else table.version() + 1  # a new table is created before its first range
         parts = tuple(self._parts(table, version, floor, letters, tasks))
         self._orphans.remove_in_time(version)
-        return DeltaTransaction(self._followed, table, since, upto, at, parts, claim, letters, self._bad_share)
+        return DeltaTransaction(
+            self._followed, table, since, upto, at, parts, claim, letters, self._bad_share, self._bad_count
+        )
 
     @property
     def where(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.files.part import TablePart
 from strandline.tables.files.recorded import looked_at_again
 from strandline.tables.files.replay import discard_outdated
-from strandline.tables.rows.bad_records import ANY_SHARE, BadShare
+from strandline.tables.rows.bad_records import ANY_SHARE, BadCount, BadShare
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -41,6 +41,7 @@ class DeltaTransaction:
     claim: TableClaim[str]
     letters: LetterBox | None = None
     bad_share: BadShare = ANY_SHARE
+    bad_count: BadCount = field(default_factory=BadCount)
 
     def commit(self, written: Sequence[Written]) -> None:
         """Commit what the workers wrote with the cursor, in one version of the table."""
@@ -61,6 +62,7 @@ class DeltaTransaction:
             self.followed.refuse_another_follower(self.since.log_id, self.at)
             raise
         self.claim.hold(self.claim.own)
+        self.bad_count.add(written)
         if self.letters is not None:
             discard = partial(self.letters.discard, table_id=id_of(table), log_id=self.upto.log_id)
             discard_outdated(self.parts, written, self.upto.next, discard)

@@ -22,6 +22,7 @@ from strandline.tables.apply import apply_records
 from strandline.tables.claim import TableClaim
 from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.maintain.replay import LetterReplay, Replayed, repeated
+from strandline.tables.rows.bad_records import BadCount
 from strandline.tables.rows.logged import LoggedShape
 from strandline.tables.rows.shape import DeadLetters, TableShape
 
@@ -61,6 +62,13 @@ class FileTableSink(ABC):
     _shape: TableShape
     _logged: LoggedShape
     _followed: FollowedTable
+    _bad_count: BadCount
+
+    @property
+    def bad_records(self) -> int:
+        """How many records this object has set aside as dead letters, in ranges that it committed."""
+        return self._bad_count.records
+
     _claims: dict[UUID, TableClaim[str]]
     """The claim of a follower that uses this object, by log."""
 

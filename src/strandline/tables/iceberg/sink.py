@@ -35,7 +35,7 @@ from strandline.tables.iceberg.transaction import IcebergLetters, IcebergTransac
 from strandline.tables.maintain.comparison import ShareTask, share_tasks
 from strandline.tables.maintain.contract import RecordedTable, TableSize
 from strandline.tables.maintain.rebuilding import rebuilt_files
-from strandline.tables.rows.bad_records import BadShare
+from strandline.tables.rows.bad_records import BadCount, BadShare
 from strandline.tables.rows.kinds import KINDS, Kind
 from strandline.tables.rows.logged import LoggedShape, Value, fixed
 from strandline.tables.rows.shape import DeadLetters, TableShape, key_columns
@@ -105,6 +105,7 @@ class IcebergSink(FileTableSink):
         if dead_letters is not None:
             self._letters = FollowedIceberg(found, dead_letters, DeadLetters(), f"{name}/{table}/dead-letters", disk)
         self._bad_share = BadShare.of(max_bad_share)
+        self._bad_count = BadCount()
         self._claims = {}
 
     def __repr__(self) -> str:
@@ -137,7 +138,9 @@ class IcebergSink(FileTableSink):
         letters = None if self._letters is None else IcebergLetters(self._letters, self._letters.begin(since))
         floor = max(since.next, 0 if begun.at is None else begun.at.next)
         parts = tuple(self._parts(begun, floor, letters, tasks))
-        return IcebergTransaction(self._followed, begun, since, upto, parts, claim, letters, self._bad_share)
+        return IcebergTransaction(
+            self._followed, begun, since, upto, parts, claim, letters, self._bad_share, self._bad_count
+        )
 
     def _parts(self, begun: Begun, floor: int, letters: IcebergLetters | None, tasks: int) -> Iterator[TablePart]:
         part = TablePart(

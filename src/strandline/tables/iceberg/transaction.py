@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ from strandline.tables.files.recorded import looked_at_again
 from strandline.tables.files.replay import discard_outdated, known_letters, without_letters
 from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
-from strandline.tables.rows.bad_records import ANY_SHARE, BadShare
+from strandline.tables.rows.bad_records import ANY_SHARE, BadCount, BadShare
 
 
 @dataclass(slots=True)
@@ -84,6 +84,7 @@ class IcebergTransaction:
     claim: TableClaim[str]
     letters: IcebergLetters | None = None
     bad_share: BadShare = ANY_SHARE
+    bad_count: BadCount = field(default_factory=BadCount)
 
     def commit(self, written: Sequence[Written]) -> None:
         """Commit what the workers wrote with the cursor, in one snapshot of the table."""
@@ -103,6 +104,7 @@ class IcebergTransaction:
             self.followed.refuse_another_follower(self.since.log_id, self.begun.at)
             raise
         self.claim.hold(self.claim.own)
+        self.bad_count.add(written)
         if self.letters is not None:
             discard_outdated(self.parts, written, self.upto.next, partial(self.letters.discard, at=self.upto))
 

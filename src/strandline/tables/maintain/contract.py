@@ -60,6 +60,10 @@ class MaintainedTable(Sink, Protocol):
     def mode(self) -> Kind:
         """The kind of the table."""
 
+    @property
+    def bad_records(self) -> int:
+        """How many records this object has set aside as dead letters, in ranges that it committed."""
+
     def meet(self, log: Any) -> None:
         """Name the log that the table follows."""
 

@@ -46,6 +46,17 @@ class BadShare:
 ANY_SHARE: Final = BadShare()
 
 
+@dataclass(slots=True)
+class BadCount:
+    """How many records a sink has set aside since it was made."""
+
+    records: int = 0
+
+    def add(self, written: Sequence[Written]) -> None:
+        """Count those of a committed range."""
+        self.records += sum(one.bad_records for one in written)
+
+
 def first_bad(letters: pa.Table) -> str:
     """Offset and reason of the first bad record; empty if there is none."""
     if not letters.num_rows:

@@ -78,6 +78,8 @@ class SqlSink:
         )
         self._has_dead_letters = dead_letters
         self._bad_share = BadShare.of(max_bad_share)
+        self.bad_records = 0
+        """How many records this object has set aside as dead letters, in ranges that it committed."""
         self._held: LastCommit | None = None
         self._claim: TableClaim[int] | None = None
         self._unanswered: set[str] = set()
@@ -182,6 +184,7 @@ class SqlSink:
                     refuse_lost_transform(self._shape, self.where, is_transformed=found.is_transformed)
                 changes = self._planner().planned(todo, None if found is None else found.schema)
                 if self._commit(changes, found, since, end, claim):
+                    self.bad_records += changes.bad.num_rows
                     return
 
     @property
