@@ -110,6 +110,8 @@ class Written:
     records, and a ``writer`` wrote the rows of the part ``number``; ``taken`` counts the rows that either passed on or
     took, and is 0 on both sides of a transform."""
     number: int = 0
+    offered: tuple[tuple[int, bytes], ...] = ()
+    """Columns that the table lacks, and that self-describing values bring: an offset, and an Arrow schema."""
 
 
 class Part(Protocol):

@@ -61,6 +61,7 @@ from strandline.tables.rows.kinds import KINDS, Kind
 from strandline.tables.rows.logged import LoggedShape, Value, fixed
 from strandline.tables.rows.shape import DeadLetters, TableShape, key_columns, refuse_lost_transform
 from strandline.tables.rows.tombstones import Tombstones
+from strandline.tables.rows.types import storable
 from strandline.tables.work import Rebuild
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class DeltaSink(FileTableSink):
             mode, fixed(value), key_columns(key), transform, soft_deletes, has_plain_types=True, tombstones=tombstones
         )
         self._logged = LoggedShape(self._shape, value, self.url)
+        self._kept, self._offered = storable, {}
         self._name = name
         self._followed: FollowedDelta = FollowedDelta(self.url, self._shape, name, options or {}, disk)
         self._claims = {}
@@ -177,10 +179,11 @@ class DeltaSink(FileTableSink):
         letters = self._opened_letters(table, since.log_id, is_new=is_new)
         floor = max(since.next, 0 if at is None else at.next)
         version = 1 if table is None else table.version() + 1  # a new table is created before its first range
-        parts = tuple(self._parts(table, version, floor, letters, tasks))
+        parts = tuple(replace(one, grows=True) for one in self._parts(table, version, floor, letters, tasks))
         self._orphans.remove_in_time(version)
         return DeltaTransaction(
-            self._followed, table, since, upto, at, parts, claim, letters, self._bad_share, self._bad_count
+            *(self._followed, table, since, upto, at, parts, claim, letters, self._bad_share, self._bad_count),
+            take_columns=self._take_columns,
         )
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,8 @@ class DeltaTransaction:
     letters: LetterBox | None = None
     bad_share: BadShare = ANY_SHARE
     bad_count: BadCount = field(default_factory=BadCount)
+    take_columns: Callable[[Sequence[Written]], object] = tuple
+    """Takes columns that values bring; ``Conflict`` if there are some."""
 
     def commit(self, written: Sequence[Written]) -> None:
         """Commit what the workers wrote with the cursor, in one version of the table."""
@@ -50,6 +52,11 @@ class DeltaTransaction:
 
     def _commit(self, written: Sequence[Written]) -> None:
         check_coverage(written, self.parts, self.since.next, self.upto.next)
+        try:
+            self.take_columns(written)
+        except Conflict as error:
+            self.abandon(error)
+            raise
         self.bad_share.check_written(written, self.upto.next - (self.at or self.since).next)
         commits = DeltaCommits(self.followed, self.claim.own)
         try:

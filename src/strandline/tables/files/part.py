@@ -20,6 +20,7 @@ from strandline.tables.rows.bad_records import first_bad, refused
 from strandline.tables.rows.hashing import HASH_BITS, key_hashes
 from strandline.tables.rows.kinds import ColumnNames, KeyRewind, in_offset_order, merge_history, merge_latest
 from strandline.tables.rows.shape import BAD_SCHEMA, LETTER_SCHEMA, ShapedRows, TableShape, TransformedElsewhere
+from strandline.values.codecs.arrow import TableArrow
 from strandline.values.schema.evolution import conform_columns, is_wider
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class TablePart:
     address: str = ""
     """The table, as its dead letters name it."""
     file_rows: int = FILE_ROWS
+    grows: bool = False
+    """Whether the table gets columns that self-describing values bring: the work is done again with those."""
     rewind: KeyRewind | None = None
     """For a replay: the changes are all that happened to these keys since, and replace what a history has of it."""
 
@@ -160,13 +163,26 @@ class TablePart:
         if self.floor > 0:
             records = records.filter(pc.greater_equal(records.column("offset"), self.floor))
         shaped = ShapedRows(*self.shape.decoded(records)) if self.is_transformed else self.shape.rows(records)
-        if shaped.bad.num_rows and self.dead is None:
+        if shaped.bad.num_rows and self.dead is None and not self._offered(shaped.bad):
             raise refused(shaped.bad)
         if self.share is not None and not self.shape.has_record_keys:
             mask = self.share.mask(key_hashes(shaped.rows.column(self.shape.names.key)))
             bad = shaped.bad if self.share.prefix == 0 else BAD_SCHEMA.empty_table()
             return ShapedRows(shaped.rows.filter(pa.array(mask)), bad)
         return shaped
+
+    def _offered(self, bad: pa.Table) -> tuple[tuple[int, bytes], ...]:
+        """The columns that bad records would bring to the table, if nobody has refused them yet."""
+        codec = self.shape.value
+        if not self.grows or not bad.num_rows or not isinstance(codec, TableArrow):
+            return ()
+        pairs = zip(*(bad.column(name).to_pylist() for name in ("offset", "value")), strict=True)
+        heads: dict[bytes, int] = {}
+        for offset, value in pairs:
+            head = codec.offered(value)
+            if head is not None:
+                heads[head] = min(offset, heads.get(head, offset))
+        return tuple((offset, head) for head, offset in heads.items())
 
     def appended(self, rows: pa.Table) -> list[DataFile]:
         """Write files of changes that a table of all changes lacks."""
@@ -250,6 +266,7 @@ class TablePart:
             bad_records=letters.num_rows,
             first_bad=first_bad(letters),
             bad_again=tuple(again.column("offset").to_pylist()),
+            offered=self._offered(letters),
         )
 
 
@@ -326,7 +343,9 @@ def in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         return rows
     lost = [name for name in rows.column_names if name not in schema.names]
     if lost:
-        raise SchemaRefused(f"The table has no column {lost[0]!r}: its follower adds it when it starts again.")
+        raise SchemaRefused(
+            f"The table has no column {lost[0]!r}: name it in the schema of the codec, which adds it, or leave it out."
+        )
     return pa.Table.from_batches([conform_columns(batch, schema) for batch in rows.to_batches()], schema)
 
 

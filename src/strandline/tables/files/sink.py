@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import InvalidInput, StrandlineError
+from strandline.errors import Conflict, InvalidInput, StrandlineError
 from strandline.log.contract import Log
 from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor
@@ -25,7 +25,9 @@ from strandline.tables.maintain.replay import LetterReplay, Replayed, repeated
 from strandline.tables.rows.bad_records import BadCount
 from strandline.tables.rows.logged import LoggedShape
 from strandline.tables.rows.shape import DeadLetters, TableShape
+from strandline.values.codecs.arrow import Kept
 
+_MOST_OFFERED: Final = 10_000
 _LOGGER: Final = logging.getLogger(__name__)
 
 
@@ -71,6 +73,12 @@ class FileTableSink(ABC):
 
     _claims: dict[UUID, TableClaim[str]]
     """The claim of a follower that uses this object, by log."""
+    _offered: dict[bytes, None]
+    """Schemas of self-describing values, which bring columns."""
+    _kept: Kept
+    """Columns as the table stores them."""
+    _is_grown: bool = False
+    """Whether the shape has a codec that was made for the table."""
 
     @property
     @abstractmethod
@@ -86,9 +94,24 @@ class FileTableSink(ABC):
         self._refresh()
 
     def _refresh(self) -> None:
-        """Take over the codec that the log names now."""
-        if self._logged.is_logged:
-            self._shape = self._followed.shape = self._logged.resolved(self._followed.columns)
+        """Take over the codec that the log names now, and the columns of self-describing values."""
+        if not self._logged.is_logged and not self._shape.is_self_describing and not self._is_grown:
+            return
+        shape = self._logged.resolved(self._followed.columns)
+        self._is_grown = shape.is_self_describing
+        if self._is_grown:
+            shape = shape.for_table(self._followed.columns(), self._offered, self._kept)
+        self._shape = self._followed.shape = shape
+
+    def _take_columns(self, written: Sequence[Written]) -> None:
+        """``Conflict`` if values bring columns: the range is written again, with those that the table can have."""
+        offered = sorted({pair for one in written for pair in one.offered})
+        if not offered:
+            return
+        if len(self._offered) > _MOST_OFFERED:
+            self._offered.clear()  # those that the table has taken are its columns by now
+        self._offered |= dict.fromkeys(head for _, head in offered)
+        raise Conflict(f"Values bring columns to the table {self.where}: it takes those that it can have.")
 
     def cursor(self, log_id: UUID) -> Cursor | None:
         """How far the table has applied that log, proved by its history; None if there is no table yet.

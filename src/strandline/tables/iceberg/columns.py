@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import MissingExtra, SchemaRefused
+from strandline.values.schema.schemas import as_schema
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -45,6 +46,11 @@ def arrow_schema(schema: Schema) -> pa.Schema:
 def in_iceberg(schema: pa.Schema) -> pa.Schema:
     """The columns as they come back from Iceberg, which knows fewer types than Arrow."""
     return arrow_schema(iceberg_schema(schema))
+
+
+def kept_in_iceberg(schema: pa.Schema) -> pa.Schema:
+    """The columns of values as the table stores them; ``SchemaRefused`` for a type that Iceberg lacks."""
+    return as_schema(in_iceberg(schema)) if len(schema) else schema
 
 
 def _small_field(field: pa.Field) -> pa.Field:

@@ -25,7 +25,7 @@ from strandline.tables.files.part import TablePart, in_schema
 from strandline.tables.files.recorded import COMMIT_KEY, MODE_KEY, TRANSFORM_KEY, looked_at_again
 from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.files.sink import FileTableSink
-from strandline.tables.iceberg.columns import arrow_schema, iceberg_library
+from strandline.tables.iceberg.columns import arrow_schema, iceberg_library, kept_in_iceberg
 from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.history import LOG_KEY, start_in
 from strandline.tables.iceberg.orphans import remove_orphans
@@ -99,6 +99,7 @@ class IcebergSink(FileTableSink):
         self._name = name
         self._shape = TableShape(mode, fixed(value), key_columns(key), transform, soft_deletes, tombstones=tombstones)
         self._logged = LoggedShape(self._shape, value, table)
+        self._kept, self._offered = kept_in_iceberg, {}
         found = _catalog(catalog)
         self._followed: FollowedIceberg = FollowedIceberg(found, table, self._shape, name, disk)
         self._letters: FollowedIceberg | None = None
@@ -137,9 +138,10 @@ class IcebergSink(FileTableSink):
             return None
         letters = None if self._letters is None else IcebergLetters(self._letters, self._letters.begin(since))
         floor = max(since.next, 0 if begun.at is None else begun.at.next)
-        parts = tuple(self._parts(begun, floor, letters, tasks))
+        parts = tuple(replace(one, grows=True) for one in self._parts(begun, floor, letters, tasks))
         return IcebergTransaction(
-            self._followed, begun, since, upto, parts, claim, letters, self._bad_share, self._bad_count
+            *(self._followed, begun, since, upto, parts, claim, letters, self._bad_share, self._bad_count),
+            take_columns=self._take_columns,
         )
 
     def _parts(self, begun: Begun, floor: int, letters: IcebergLetters | None, tasks: int) -> Iterator[TablePart]:

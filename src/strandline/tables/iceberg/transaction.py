@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -85,6 +85,8 @@ class IcebergTransaction:
     letters: IcebergLetters | None = None
     bad_share: BadShare = ANY_SHARE
     bad_count: BadCount = field(default_factory=BadCount)
+    take_columns: Callable[[Sequence[Written]], object] = tuple
+    """Takes columns that values bring; ``Conflict`` if there are some."""
 
     def commit(self, written: Sequence[Written]) -> None:
         """Commit what the workers wrote with the cursor, in one snapshot of the table."""
@@ -93,6 +95,11 @@ class IcebergTransaction:
 
     def _commit(self, written: Sequence[Written]) -> None:
         check_coverage(written, self.parts, self.since.next, self.upto.next)
+        try:
+            self.take_columns(written)
+        except Conflict as error:
+            self.abandon(error)
+            raise
         self.bad_share.check_written(written, self.upto.next - (self.begun.at or self.since).next)
         added = [file for one in written for file in one.added]
         removed = list(dict.fromkeys(path for one in written for path in one.removed))

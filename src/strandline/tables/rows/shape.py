@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
@@ -23,6 +23,7 @@ from strandline.tables.rows.tombstones import (
     refuse_tombstones,
 )
 from strandline.tables.rows.types import stored
+from strandline.values.codecs.arrow import Arrow, Kept, TableArrow
 from strandline.values.contract import Codec, rounds_floats
 from strandline.values.decoding import RECORD_FIELDS, value_fields
 from strandline.values.schema.evolution import Evolution, evolve
@@ -136,6 +137,21 @@ class TableShape:
     def for_letters(self) -> TableShape:
         """The shape that replays letters: tombstones among them stay, if it does not say what they mean."""
         return replace(self, tombstones="dead-letters") if self.key and self.tombstones is None else self
+
+    @property
+    def is_self_describing(self) -> bool:
+        """Whether values bring columns that the codec does not name."""
+        return self.transform is None and isinstance(self.value, Arrow) and not isinstance(self.value, TableArrow)
+
+    def for_table(self, columns: pa.Schema | None, values: Iterable[bytes | None], kept: Kept) -> TableShape:
+        """The shape with a codec that gives the table's columns, and those that the values bring to it.
+
+        ``columns`` are those of the table, if there is one.
+        """
+        if not self.is_self_describing or not isinstance(self.value, Arrow):
+            return self
+        own = [] if columns is None else [field for field in columns if not field.name.startswith(TYPED.prefix)]
+        return replace(self, value=self.value.for_table(pa.schema(own), values, kept))
 
     def recorded(self) -> str:
         """The part of the shape that the table records; a later follower must have the same."""

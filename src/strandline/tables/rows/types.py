@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.errors import SchemaRefused
+from strandline.values.codecs.exact import cutting
 
 _SIGNED = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20)}
 _PLAIN = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary(), pa.float16(): pa.float32()}
@@ -48,12 +48,7 @@ def stored(table: pa.Table) -> pa.Table:
     if wanted.equals(table.schema):
         return table
     columns = [
-        column if column.type == field.type else column.cast(options=_cutting(field.type))
+        column if column.type == field.type else column.cast(options=cutting(field.type))
         for column, field in zip(table.columns, wanted, strict=True)
     ]
     return pa.table(columns, schema=wanted)
-
-
-def _cutting(kind: pa.DataType) -> pc.CastOptions:
-    """Not ``safe=False``: that lets a time beyond the range of microseconds become another one, without an error."""
-    return pc.CastOptions(target_type=kind, allow_time_truncate=True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from strandline.errors import DiskFull, InvalidInput, StorageError, TransientStorageError
+from strandline.errors import DiskFull, InvalidInput, SchemaRefused, StorageError, TransientStorageError
 from strandline.model.arguments import Named, Secret, anything, checked
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.tables.rows.kinds import Kind
@@ -35,6 +35,7 @@ IDLE_SECONDS: Final = 60
 
 _LONGEST_NAME: Final = 63
 _DAY: Final = 86_400_000_000
+_MOST_COLUMNS: Final = 1_600
 _SYSTEM_COLUMNS: Final = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
 _DAYS: Final = range((-2_451_545 + EPOCH_DAYS) * _DAY, (2_145_031_948 + EPOCH_DAYS) * _DAY)
 _NUL_IN_JSON: Final = r"(^|[^\\])(\\\\)*\\u0000"
@@ -125,6 +126,10 @@ class PostgresDatabase:
         check_names(schema.names, longest=_LONGEST_NAME, reserved=_SYSTEM_COLUMNS)
         for field in schema:
             postgres_type(field)
+        if len(schema) > _MOST_COLUMNS:
+            raise SchemaRefused(
+                f"PostgreSQL has tables of up to {_MOST_COLUMNS:,} columns, this schema has {len(schema):,}: use fewer."
+            )
 
     def unfit(self, rows: pa.Table, key: str | None) -> Iterator[tuple[pa.ChunkedArray, str]]:
         """Values that PostgreSQL cannot hold: NUL in texts, times before its calendar, keys too long for an index."""
@@ -204,6 +209,11 @@ class PostgresDatabase:
             yield
         except errors.DiskFull as error:
             raise DiskFull(f"The server of the table {self._table} has no room: {_sentence(error)}") from error
+        except errors.ProgramLimitExceeded as error:  # an OperationalError, which no retry mends
+            raise StorageError(
+                f"A row or the table {self._table} is larger than PostgreSQL allows, and nothing was committed: "
+                f"{_sentence(error)} Use fewer or shorter fields."
+            ) from error
         except (errors.OperationalError, errors.InterfaceError) as error:
             self.close()  # whatever state it is in
             raise TransientStorageError(

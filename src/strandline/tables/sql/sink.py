@@ -106,8 +106,19 @@ class SqlSink:
         if self._shape.transform is None:
             self._database.check_schema(self._shape.schema())
 
-    def _planner(self) -> ChangePlanner:
-        return ChangePlanner(self._shape, self._database, self._bad_share, self._has_dead_letters)
+    def _planner(self, columns: pa.Schema | None = None, values: pa.ChunkedArray | None = None) -> ChangePlanner:
+        """``columns``: those of the table; ``values``: self-describing ones may bring more."""
+        shape = self._shape
+        if columns is not None or values is not None:
+            given = (one for chunk in values.chunks for one in chunk.to_pylist()) if values is not None else ()
+            shape = shape.for_table(columns, given, self._kept)
+        return ChangePlanner(shape, self._database, self._bad_share, self._has_dead_letters)
+
+    def _kept(self, schema: pa.Schema) -> pa.Schema:
+        names = self._shape.names
+        beside = [pa.field(name, pa.binary()) for name in (*names.all, names.deleted)]
+        self._database.check_schema(pa.schema([*schema, *beside]))
+        return schema
 
     def _columns_now(self) -> pa.Schema | None:
         seen = self._database.read_table()
@@ -182,7 +193,8 @@ class SqlSink:
                     todo, end = records.slice(0, 0), found.cursor
                 if found is not None:
                     refuse_lost_transform(self._shape, self.where, is_transformed=found.is_transformed)
-                changes = self._planner().planned(todo, None if found is None else found.schema)
+                before = None if found is None else found.schema
+                changes = self._planner(before, todo.column("value")).planned(todo, before)
                 if self._commit(changes, found, since, end, claim):
                     self.bad_records += changes.bad.num_rows
                     return
@@ -232,7 +244,7 @@ class SqlSink:
             self._refresh()  # the codec of the last record that the table has, or a newer one
             refuse_lost_transform(self._shape, self.where, is_transformed=row.is_transformed)
             read = partial(record_ranges, log, log.cursor_at(row.start), row.cursor.next)
-            expected = ExpectedRows(self._planner(), row.schema, read, self.size().bytes)
+            expected = ExpectedRows(self._planner(row.schema), row.schema, read, self.size().bytes)
             with self._database.reading() as transaction:
                 found = transaction.compared(expected.pieces(), row.schema)
                 if transaction.read_table().row != row:
@@ -256,7 +268,7 @@ class SqlSink:
             refuse_lost_transform(self._shape, self.where, is_transformed=found.is_transformed)
             beginning, _, end = job.planned(found.start)
             self._refresh()  # the codec of the last record, or a newer one
-            row = SqlRebuild(transaction, self._planner(), job, beginning, end, self.where).run(found)
+            row = SqlRebuild(transaction, self._planner(found.schema), job, beginning, end, self.where).run(found)
             if not transaction.store(row, found):
                 raise self._expected.fenced()
             self._held = self._claim = None

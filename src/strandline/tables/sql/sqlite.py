@@ -17,6 +17,7 @@ from strandline.errors import (
     DiskFull,
     Diverged,
     InvalidInput,
+    SchemaRefused,
     StorageError,
     TransientStorageError,
     WrongKind,
@@ -116,7 +117,9 @@ class SqliteDatabase:
         for field in schema:
             sqlite_type(field)
         if len(schema) > _MOST_COLUMNS:
-            raise InvalidInput(f"A table of SQLite has up to {_MOST_COLUMNS} columns, and this schema {len(schema)}.")
+            raise SchemaRefused(
+                f"A table of SQLite has up to {_MOST_COLUMNS:,} columns, and this schema {len(schema):,}: use fewer."
+            )
 
     def unfit(self, rows: pa.Table, key: str | None) -> Iterator[tuple[pa.ChunkedArray, str]]:
         """Times and dates of which there is no right text. NaN becomes null."""

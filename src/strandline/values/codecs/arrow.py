@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -14,7 +15,7 @@ from strandline.errors import CorruptData, InvalidInput, SchemaRefused
 from strandline.formats.arrow.header import check_message
 from strandline.formats.arrow.stream import END, batch_header
 from strandline.model.arguments import Positive, checked
-from strandline.values.codecs.exact import OTHER_YEARS, field_of_other_years
+from strandline.values.codecs.exact import OTHER_YEARS, cutting, field_of_other_years
 from strandline.values.codecs.rows import one_row, reason_of
 from strandline.values.contract import Columns, Decoded, bad_rows, check_values
 from strandline.values.schema.evolution import conform_columns, evolve
@@ -22,7 +23,19 @@ from strandline.values.schema.json_schema import unenforced_keyword
 from strandline.values.schema.schemas import as_schema
 from strandline.values.schema.union import SchemaUnion, placed
 
-_DAMAGE: Final = (pa.ArrowException, OSError, ValueError, EOFError, struct.error, OverflowError, CorruptData)
+_DAMAGE: Final = (
+    SchemaRefused,
+    pa.ArrowException,
+    OSError,
+    ValueError,
+    EOFError,
+    struct.error,
+    OverflowError,
+    CorruptData,
+)
+
+Kept: TypeAlias = Callable[[pa.Schema], pa.Schema]
+"""Columns as a table stores them; ``SchemaRefused`` for those that it cannot."""
 
 MAX_COLUMNS: Final = 1_000
 """Fields that self-describing values may bring: a table of PostgreSQL has up to 1,600 columns, one of SQLite 2,000."""
@@ -100,7 +113,7 @@ class Arrow:
             try:
                 batch, head = _read(value)
                 if head not in groups:
-                    groups[head] = self._admitted(batch.schema, union)
+                    groups[head] = self._admitted(batch.schema, union, head)
                 groups[head].rows.append(row)
                 groups[head].batches.append(batch)
             except _DAMAGE as error:
@@ -109,15 +122,44 @@ class Arrow:
         good = [found for group in groups.values() if (found := group.good(reasons)) is not None]
         return Decoded(_assembled(good, schema, len(values)), bad_rows(reasons))
 
-    def _admitted(self, given: pa.Schema, union: SchemaUnion) -> _Group:
+    def _admitted(self, given: pa.Schema, union: SchemaUnion, head: bytes) -> _Group:
         """The values of a schema, if it can be merged with those before; all of them are bad otherwise."""
+        del head
         try:
             fields = as_schema(given)
             check_names(fields, self._longest)
             union.add(fields)
         except SchemaRefused as error:
             return _Group(str(error))
-        return _Group()
+        return _Group(fields=fields)
+
+    def for_table(self, columns: pa.Schema, values: Iterable[bytes | None], kept: Kept) -> TableArrow:
+        """The codec of a table: it gives the table's columns, and those that the values bring to it.
+
+        A value whose fields the table cannot have, or does not have, is a bad row. ``kept`` are columns as the table
+        stores them; ``SchemaRefused`` for those that it cannot.
+        """
+        union = SchemaUnion(
+            evolve(kept(self._schema), as_schema(columns) if len(columns) else columns).schema, self._most
+        )
+        refused: dict[bytes, str] = {}
+        known: set[bytes] = set()
+        for value in values:
+            with suppress(*_DAMAGE):  # decoding says why it is bad
+                head, fields = _head(value) if value is not None else (b"", pa.schema([]))
+                if head in known:
+                    continue
+                known.add(head)
+                try:
+                    fields = as_schema(fields) if value is not None else fields
+                    check_names(fields, self._longest)
+                    fields = kept(fields)
+                    union.check(fields)
+                    kept(pa.schema([*[one for one in union.schema if one.name not in fields.names], *fields]))
+                    union.add(fields)
+                except SchemaRefused as error:
+                    refused[head] = str(error)
+        return TableArrow(union.schema, self._most, self._longest, kept, refused)
 
     @checked
     def encode(self, columns: Columns) -> pa.Array:
@@ -145,17 +187,65 @@ class Arrow:
         return _written(one_row(schema, value))
 
 
+class TableArrow(Arrow):
+    """The codec of one table: see :meth:`Arrow.for_table`."""
+
+    __slots__ = ("_kept", "_refused")
+
+    def __init__(self, schema: pa.Schema, most: int, longest: int, kept: Kept, refused: dict[bytes, str]) -> None:
+        super().__init__(schema if len(schema) else None, max_columns=most, max_name=longest)
+        self._kept, self._refused = kept, refused
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TableArrow, (self._schema, self._most, self._longest, self._kept, self._refused)
+
+    def offered(self, value: bytes | None) -> bytes | None:
+        """The schema of a value that brings columns, as bytes; None if it brings none, or they were refused."""
+        with suppress(*_DAMAGE):
+            batch, head = (None, b"") if value is None else _read(value)
+            if batch is not None and head not in self._refused:
+                fields = as_schema(batch.schema)
+                check_names(fields, self._longest)
+                if SchemaUnion(self._schema, self._most).uncovered(self._kept(fields)) is not None:
+                    return head
+        return None
+
+    def _admitted(self, given: pa.Schema, union: SchemaUnion, head: bytes) -> _Group:
+        if head in self._refused:
+            return _Group(self._refused[head])
+        try:
+            fields = as_schema(given)
+            check_names(fields, self._longest)
+            fields = self._kept(fields)
+        except SchemaRefused as error:
+            return _Group(str(error))
+        lacking = union.uncovered(fields)
+        if lacking is None:
+            return _Group(fields=fields)
+        return _Group(
+            f"The table has no column for its field '{lacking[:100]}', or one of another type: name it in the codec's "
+            "schema."
+        )
+
+
 def _again(schema: pa.Schema | None, most: int, longest: int) -> Arrow:
     return Arrow(schema, max_columns=most, max_name=longest)
 
 
+def _head(value: bytes) -> tuple[bytes, pa.Schema]:
+    """The bytes of a value's schema, and the schema."""
+    source = pa.BufferReader(pa.py_buffer(value))
+    check_message(memoryview(value))
+    schema = pa.ipc.read_schema(source)
+    return value[: source.tell()], schema
+
+
 def _read(value: bytes) -> tuple[pa.RecordBatch, bytes]:
     """The row in a value, and the bytes of its schema."""
-    data = memoryview(value)
+    head, schema = _head(value)
+    data, start = memoryview(value), len(head)
     source = pa.BufferReader(pa.py_buffer(value))
-    check_message(data)
-    schema = pa.ipc.read_schema(source)
-    start = source.tell()
+    source.seek(start)
     check_message(data[start:])
     message = pa.ipc.read_message(source)
     if message.type != "record batch":
@@ -167,7 +257,7 @@ def _read(value: bytes) -> tuple[pa.RecordBatch, bytes]:
     batch.validate(full=True)
     if bytes(data[source.tell() :]) not in (END, b""):
         raise ValueError("bytes follow the row")
-    return batch, value[:start]
+    return batch, head
 
 
 def _written(row: pa.RecordBatch) -> bytes:
@@ -186,6 +276,8 @@ class _Group:
     """Values with the same schema, which are taken together; ``refused`` says why all of them are bad."""
 
     refused: str | None = None
+    fields: pa.Schema | None = None
+    """The columns as they are given."""
     rows: list[int] = field(default_factory=list)
     batches: list[pa.RecordBatch] = field(default_factory=list)
 
@@ -195,19 +287,30 @@ class _Group:
             reasons.update(dict.fromkeys(self.rows, self.refused))
             return None
         columns = pa.Table.from_batches(self.batches).combine_chunks().to_batches()[0]
-        if _of_other_years(columns) is None:
-            return self.rows, columns
-        names = [_of_other_years(columns.slice(at, 1)) for at in range(len(self.rows))]
-        for row, name in zip(self.rows, names, strict=True):
-            if name is not None:
-                reasons[row] = f"The field '{name}' is {OTHER_YEARS}."
-        kept = [at for at, name in enumerate(names) if name is None]
-        return [self.rows[at] for at in kept], columns.take(pa.array(kept, pa.int64()))
+        try:
+            return self.rows, self._cast(columns)
+        except ValueError:
+            pass
+        good: list[tuple[int, pa.RecordBatch]] = []
+        for at, row in enumerate(self.rows):
+            try:
+                good.append((row, self._cast(columns.slice(at, 1))))
+            except ValueError as error:
+                reasons[row] = reason_of(error)
+        if not good:
+            return None
+        return [row for row, _ in good], pa.Table.from_batches([one for _, one in good]).combine_chunks().to_batches()[
+            0
+        ]
 
-
-def _of_other_years(columns: pa.RecordBatch) -> str | None:
-    pairs = zip(columns.schema.names, columns.columns, strict=True)
-    return next((found for pair in pairs if (found := field_of_other_years(*pair)) is not None), None)
+    def _cast(self, columns: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns as they are given; ``ValueError`` if one of their values cannot be."""
+        arrays = []
+        for column, one in zip(columns.columns, self.fields or columns.schema, strict=True):
+            arrays.append(column if column.type == one.type else column.cast(options=cutting(one.type)))
+            if (found := field_of_other_years(one.name, column)) is not None:
+                raise ValueError(f"The field '{found}' is {OTHER_YEARS}")
+        return pa.RecordBatch.from_arrays(arrays, schema=self.fields or columns.schema)
 
 
 def check_names(fields: Iterable[pa.Field], longest: int, path: str = "") -> None:

@@ -78,3 +78,8 @@ def field_of_other_years(name: str, column: pa.Array) -> str | None:
 
 def _numbers(column: pa.Array) -> pa.Array:
     return column.view(pa.int32() if pt.is_date32(column.type) else pa.int64())
+
+
+def cutting(kind: pa.DataType) -> pc.CastOptions:
+    """A cast that cuts finer times off. Not ``safe=False``: that makes other times of those beyond the type's range."""
+    return pc.CastOptions(target_type=kind, allow_time_truncate=True)

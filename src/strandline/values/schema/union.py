@@ -32,15 +32,22 @@ class SchemaUnion:
 
     def add(self, new: pa.Schema) -> None:
         """Merge the fields of one more schema; ``SchemaRefused`` if they cannot be, and then none of them is."""
-        kind = pa.struct(list(new))
-        more = self._root.more("", kind)
+        self._count += self.check(new)
+        self._root.merge(pa.struct(list(new)))
+
+    def check(self, new: pa.Schema) -> int:
+        """How many fields a schema brings; ``SchemaRefused`` if they cannot be merged."""
+        more = self._root.more("", pa.struct(list(new)))
         if more and self._count + more > self._most:
             raise SchemaRefused(
                 f"It brings {more:,} new fields to {self._count:,} others, and {self._most:,} are allowed in all "
                 "(max_columns): use fewer fields, or allow more."
             )
-        self._root.merge(kind)
-        self._count += more
+        return more
+
+    def uncovered(self, new: pa.Schema) -> str | None:
+        """The first field, by its path, that is new or wider; None if there is none."""
+        return self._root.uncovered("", pa.struct(list(new)))
 
 
 class _Node:
@@ -64,13 +71,25 @@ class _Node:
             raise two_types(path, _brief(self._type), _brief(new))
         more, seen = 0, dict[str, str]()
         for name, inner in _inner(new):
-            inside = name if not path else f"{path}.{name}" if pt.is_struct(new) else path + name
+            inside = _below(path, name, new)
             twin = self._names.get(name.casefold()) or seen.setdefault(name.casefold(), name)
             if twin != name:
                 raise twins(inside, twin)
             node = self._inner.get(name)
             more += _Node(inner).count() if node is None else node.more(inside, inner)
         return more
+
+    def uncovered(self, path: str, new: pa.DataType) -> str | None:
+        """The first field of a type that this one does not include."""
+        family = _family(self._type)
+        if family != _family(new) or (not family and wider_type(self._type, new) != self._type):
+            return path
+        for name, inner in _inner(new):
+            inside, node = _below(path, name, new), self._inner.get(name)
+            found = inside if node is None else node.uncovered(inside, inner)
+            if found is not None:
+                return found
+        return None
 
     def merge(self, new: pa.DataType) -> None:
         """Add the fields of a type, and widen others."""
@@ -93,6 +112,10 @@ class _Node:
         if pt.is_map(self._type):
             return pa.map_(self._type.key_field, self._type.item_field.with_type(item.made()))
         return _list_of(self._type, self._type.value_field.with_type(item.made()))
+
+
+def _below(path: str, name: str, kind: pa.DataType) -> str:
+    return name if not path else f"{path}.{name}" if pt.is_struct(kind) else path + name
 
 
 def _inner(kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
