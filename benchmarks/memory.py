@@ -1,4 +1,4 @@
-"""Memory: what a producer takes beside the bytes it buffers."""
+"""Memory: what a producer takes beside the bytes it buffers, and a follower beside the bytes of one commit."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+
 import strandline as sl
 from benchmarks.harness import Result, scratch
 
 _BUFFERED = 192 << 20
+_LINES = 1 << 20
 
 
 def _peak() -> int:
@@ -34,13 +37,52 @@ def _child(folder: str) -> None:
     print((_peak() - before) / buffered)
 
 
+def _follow(folder: str, mode: str) -> None:
+    """Follow repetitive lines into a Delta table; prints the growth of peak memory in bytes, and the commits."""
+    log = sl.open(f"{folder}/log")
+    sink = sl.DeltaSink(f"{folder}/{mode}", mode=mode)
+    sl.follow(log, sink, upto=1)  # everything is imported, and has its caches
+    before = _peak()
+    sl.follow(log, sl.DeltaSink(f"{folder}/{mode}", mode=mode), upto="end")
+    print(_peak() - before)
+
+
+def _fill(folder: str) -> tuple[int, int]:
+    """A log of repetitive lines; their bytes in memory, and stored."""
+    log = sl.open(f"{folder}/log", create=True)
+    rows = 1 << 13
+    value = b"GET /index.html HTTP/1.1 200 " + b"-" * 548
+    with log.producer(compression="zstd", batch_bytes=rows * 640) as producer:
+        for _ in range(0, _LINES, rows):
+            keys = pa.array([b"%08d" % (number % 4096) for number in range(rows)], pa.binary())
+            producer.append_batch(pa.table({"key": keys, "value": pa.array([value] * rows, pa.binary())}))
+            producer.flush()
+    spans = log.plan(log.start())
+    return _LINES * (len(value) + 8), sum(span.size for span in spans)
+
+
+def _of_child(*arguments: str) -> float:
+    command = [sys.executable, "-m", "benchmarks.memory", *arguments]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
 def run() -> list[Result]:
     with scratch() as folder:
-        command = [sys.executable, "-m", "benchmarks.memory", folder]
-        ratio = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        ratio = _of_child("produce", folder)
     beside = f"{_BUFFERED >> 20} MiB buffered by single appends, then written"
-    return [Result("producer_memory", ratio, "of buffered", "<= 3", beside)]
+    results = [Result("producer_memory", ratio, "of buffered", "<= 3", beside)]
+    setting = sl.followers.Batching().bytes
+    with scratch() as folder:
+        decoded, stored = _fill(folder)
+        for mode in ("append", "latest"):
+            peak = _of_child("follow", folder, mode)
+            beside = (
+                f"{peak / (1 << 20):.0f} MiB at the peak, bytes={setting >> 20} MiB; repetitive lines, "
+                f"{decoded >> 20} MiB, stored in {stored / (1 << 20):.1f} MiB"
+            )
+            results.append(Result(f"follow_memory_{mode}", peak / setting, "of bytes", "<= 4", beside))
+    return results
 
 
 if __name__ == "__main__":
-    _child(sys.argv[1])
+    {"produce": _child, "follow": _follow}[sys.argv[1]](*sys.argv[2:])

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
-from strandline.followers.run import _IntoTableByWorkers
+from strandline.followers.table_route import TableRoute
 from strandline.log.object import ObjectLog
 from strandline.spark import follow
 from tests.spark.helpers import (
@@ -161,13 +161,13 @@ def test_a_stop_during_a_job_ends_it_within_seconds_and_applies_nothing_of_it(sp
 
 def advances_first(monkeypatch) -> None:
     """Broken: acknowledges before the table has committed."""
-    store = _IntoTableByWorkers.store
+    store = TableRoute.store
 
     def first(self, chunks, since, upto):
         self.committer.advance(upto)
         store(self, chunks, since, upto)
 
-    monkeypatch.setattr(_IntoTableByWorkers, "store", first)
+    monkeypatch.setattr(TableRoute, "store", first)
 
 
 class DiesInApply(sl.DeltaSink):

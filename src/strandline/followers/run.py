@@ -18,7 +18,7 @@ from strandline.followers import events
 from strandline.followers.committer import SinkCommitter, begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching, Signal
-from strandline.followers.job_descriptions import job_description
+from strandline.followers.table_route import NoObserver, Observer, TableRoute
 from strandline.log.addressed import log_at
 from strandline.log.contract import Log
 from strandline.log.read.planning import cursor_after, joined
@@ -29,10 +29,9 @@ from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.head import LogBatch
 from strandline.model.records import READ_SCHEMA
-from strandline.model.sink import BatchSink, Part, Sink, TableSink, Written
+from strandline.model.sink import BatchSink, Sink
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
-from strandline.tables.apply import apply_with
-from strandline.tables.work import IN_PROCESS, Workers
+from strandline.tables.work import InProcess, Workers
 
 __all__ = ["Batching", "Start", "begin", "follow"]
 
@@ -123,11 +122,14 @@ class _IntoTable:
         """
         while True:
             chunk: list[pa.RecordBatch] = []
-            upto = since
+            upto, size = since, 0
             try:
                 for span, part in fetch_in_order(joined(spans)):
                     chunk += part
                     upto = cursor_after(upto, span)
+                    size += sum(batch.nbytes for batch in part)
+                    if limit.bytes is not None and size >= limit.bytes:
+                        return chunk, upto  # stored, they took less
             except NotFound:
                 if upto.next > since.next:
                     return chunk, upto  # the rest is planned again
@@ -142,88 +144,6 @@ class _IntoTable:
     def store(self, chunks: Sequence[events.SourceDelivery], since: Cursor, upto: Cursor) -> None:
         pieces = [piece for chunk in chunks for piece in chunk]
         self.sink.apply(pa.Table.from_batches(pieces, READ_SCHEMA), since=since, upto=upto)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRange:
-    """A range that was stored in a table, and the reports of the workers."""
-
-    since: Cursor
-    upto: Cursor
-    written: Sequence[Written]
-    seconds: float
-
-
-class Observer(Protocol):
-    """Is called for each step of a follower (``planned``, ``written``, ``committed``, ``advanced``) and each commit."""
-
-    def step(self, name: str) -> None:
-        """A step has ended. An error that it raises ends the follower."""
-
-    def stored(self, found: StoredRange) -> None:
-        """A range was committed."""
-
-
-class _NoObserver:
-    def step(self, name: str) -> None:
-        pass
-
-    def stored(self, found: StoredRange) -> None:
-        pass
-
-
-@dataclass(frozen=True, slots=True)
-class _IntoTableByWorkers:
-    """Plans spans of a log; workers fetch them and write a table's files, one commit stores them."""
-
-    log: Log
-    committer: SinkCommitter
-    table: TableSink
-    workers: Workers
-    clock: Clock
-    observer: Observer
-
-    def receive(self, since: Cursor, limit: Limit) -> events.Received | None:
-        spans = self.log.plan(since, limit)
-        if not spans:
-            return None
-        upto = cursor_after(since, spans[-1])
-        size = sum(span.size for span in spans)
-        begins = since.at(spans[0].first)
-        return events.Received(spans, upto.next - since.next, upto, since=begins, size=size, batches=len(spans))
-
-    def store(self, chunks: Sequence[events.SourceDelivery], since: Cursor, upto: Cursor) -> None:
-        spans = [span for chunk in chunks for span in chunk]
-        self.observer.step("planned")
-        began = self.clock.monotonic()
-        done: list[Written] = []
-        self.committer.check_holder()  # also before the columns of a table are changed
-        self.committer.store(lambda: done.extend(self._applied(spans, since, upto)))
-        self.observer.stored(StoredRange(since, upto, done, self.clock.monotonic() - began))
-        self.observer.step("committed")
-
-    def _applied(self, spans: Sequence[Span], since: Cursor, upto: Cursor) -> Sequence[Written]:
-        while True:
-            try:
-                return apply_with(
-                    self.table,
-                    lambda parts: self._worked(parts, spans, since, upto),  # noqa: B023 - called before the next round
-                    since=since,
-                    upto=upto,
-                    tasks=self.workers.tasks(spans),
-                )
-            except NotFound:
-                # CursorExpired if it was trimmed; if it moved to the cold tier, it is read there.
-                again = self.log.plan(since, Limit(upto=upto.next))
-                if not again or again[-1].next != upto.next or list(again) == list(spans):
-                    raise
-                spans = again
-
-    def _worked(self, parts: Sequence[Part], spans: Sequence[Span], since: Cursor, upto: Cursor) -> Sequence[Written]:
-        found = self.workers.run(parts, spans, job_description(self.log, self.table, since.next, upto.next))
-        self.observer.step("written")
-        self.committer.check_holder()  # a replaced follower does not commit
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +178,8 @@ class Follower:
     slot: TouchableSlot | None
     clock: Clock
     seen_every: float = _SEEN_EVERY
-    workers: Workers = IN_PROCESS
-    observer: Observer = field(default_factory=_NoObserver)
+    workers: Workers = field(default_factory=InProcess)
+    observer: Observer = field(default_factory=NoObserver)
     retries_errors: bool = False
     """Whether retryable errors of the log and the sink are retried, with pauses."""
     on_progress: Callable[[Cursor], None] = lambda _: None
@@ -267,7 +187,7 @@ class Follower:
     _event: events.Event | None = None
     _failure: BaseException | None = None
     _failed_reads: int = 0
-    _route: _IntoTable | _IntoTableByWorkers | _IntoCopy = field(init=False)
+    _route: _IntoTable | TableRoute | _IntoCopy = field(init=False)
 
     def __post_init__(self) -> None:
         # Once, not for each batch: these checks take longer than most of the work on a batch.
@@ -277,7 +197,7 @@ class Follower:
         elif isinstance(log, QueueLog) and not isinstance(sink, BatchSink):
             self._route = _IntoTable(log, sink)  # its offsets are batches, and not records that workers could count
         elif isinstance(sink, SinkCommitter) and sink.table is not None and not isinstance(log, PushedLog):
-            self._route = _IntoTableByWorkers(log, sink, sink.table, self.workers, self.clock, self.observer)
+            self._route = TableRoute(log, sink, sink.table, self.workers, self.clock, self.observer)
         elif not isinstance(sink, BatchSink) and not isinstance(log, PushedLog):
             self._route = _IntoTable(log, sink)
         else:

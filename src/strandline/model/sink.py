@@ -112,6 +112,8 @@ class Written:
     number: int = 0
     offered: tuple[tuple[int, bytes], ...] = ()
     """Columns that the table lacks, and that self-describing values bring: an offset, and an Arrow schema."""
+    decoded: int = 0
+    """Bytes in memory of the records that it was given."""
 
 
 class Part(Protocol):

@@ -25,6 +25,9 @@ R = TypeVar("R")
 
 _OWN_FRAME: Final = re.compile(r'File "[^"\n]*[/\\]strandline[/\\](?:spark|tables|values|log|storage|tier|node)[/\\]')
 _TRACEBACK: Final = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+\S.*", re.MULTILINE)
+_OUT_OF_MEMORY: Final = re.compile(
+    r"^(?:\S*\.)?(?:MemoryError|ArrowMemoryError)\b|java\.lang\.OutOfMemoryError", re.MULTILINE
+)
 _SAME_FAILURES: Final = 3
 """Attempts at the same failure of the user's functions: a service that they call may be down."""
 
@@ -90,6 +93,17 @@ def user_traceback(error: BaseException | None) -> str | None:
         return str(error)
     found = _TRACEBACK.findall(str(error)) if error is not None else []
     return None if not found or any(_OWN_FRAME.search(one) for one in found) else str(found[-1])
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    r"""Whether a task had too little memory, in Python, Arrow or Java.
+
+    >>> is_out_of_memory(
+    ...     RuntimeError("Traceback (most recent call last):\n  File ...\npyarrow.lib.ArrowMemoryError: malloc")
+    ... )
+    True
+    """
+    return _OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def rerun_if_lost(job: Callable[[], R], *, clock: Clock = CLOCK, chance: Chance = CHANCE) -> R:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from strandline.errors import InvalidInput, NotReady
 from strandline.log.contract import Log
+from strandline.log.read.decoded_sizes import DecodedSizes
 from strandline.log.read.planning import cursor_after, divided, joined
 from strandline.log.read.reading import fetch_in_order
 from strandline.model.cursor import Cursor, Limit, Span
@@ -44,6 +45,10 @@ def records_of(spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
 class Workers(Protocol):
     """A pool of workers that writes the parts of a range."""
 
+    @property
+    def sizes(self) -> DecodedSizes:
+        """What spans take in memory, as far as it is known from the ranges before."""
+
     def tasks(self, spans: Sequence[Span]) -> int:
         """Number of workers for a range."""
 
@@ -56,6 +61,9 @@ class Workers(Protocol):
 
 class InProcess:
     """Writes the parts one after the other in this process."""
+
+    def __init__(self) -> None:
+        self.sizes = DecodedSizes()
 
     def tasks(self, spans: Sequence[Span]) -> int:
         """One: a second worker of this process would wait for the first."""

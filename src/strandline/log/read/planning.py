@@ -95,19 +95,22 @@ def joined(spans: Sequence[Span]) -> list[Span]:
 
 
 FULL_PARTITION: Final = 128 << 20
-"""Most stored bytes per task, as far as whole batches allow."""
+"""Most bytes per task, as far as whole batches allow."""
 
 SMALL_PARTITION: Final = 1 << 20
 """Below this a further task costs more (25 to 30 ms) than it saves."""
 
 
-def pack(spans: Sequence[S], cores: int) -> list[list[S]]:
+def pack(spans: Sequence[S], cores: int, size: Callable[[S], int] | None = None) -> list[list[S]]:
     """Distribute spans over tasks: contiguous, balanced by bytes, each span in exactly one task and in order.
+
+    ``size`` gives the bytes of a span; by default they are the stored ones.
 
     About one task per core and per 128 MiB: more data gives more tasks, in multiples of the cores, so that the last
     round is a full one; little data gives fewer.
     """
-    return [task for task in divided(spans, _tasks(sum(span.size for span in spans), cores)) if task]
+    total = sum(span.size if size is None else size(span) for span in spans)
+    return [task for task in divided(spans, _tasks(total, cores)) if task]
 
 
 def divided(spans: Sequence[S], wanted: int) -> list[list[S]]:

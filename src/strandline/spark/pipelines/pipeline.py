@@ -34,7 +34,7 @@ from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.retry import Backoff
 from strandline.tier.read.tiered_log import TieredLog
 
-_MAX_BYTES: Final = 128 << 20
+_MAX_BYTES: Final = 256 << 20
 _STOP_SECONDS: Final = 120.0
 _TRIGGER: Final = {"processingTime": "1 second"}
 _WITHOUT_END: Final = 1 << 62
@@ -79,8 +79,10 @@ def follow(
     offset.
     ``trigger`` takes Spark's arguments: ``{"processingTime": "10 seconds"}`` runs for ever,
     ``{"availableNow": True}`` ends at the log's end as of now, ``{"once": True}`` does that in one commit.
-    ``max_bytes_per_trigger`` bounds the stored bytes of a commit. A table that takes long to rewrite is committed to
-    less often: commits take at most half of the time, unless the pipeline is behind by more than one trigger.
+    ``max_bytes_per_trigger`` bounds what the records of a commit take in memory, by an estimate that is learned from
+    those before; a range for which workers have too little memory is committed in smaller pieces. A table that takes
+    long to rewrite is committed to less often: commits take at most half of the time, unless the pipeline is behind by
+    more than one trigger.
     ``progress=True`` shows a progress bar on standard error, or in a notebook; plain lines where that is no terminal.
     ``options`` are those of the data source, such as ``storage.*``. If the log has a cold tier, cursor and slot may be
     in either tier.

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
 from strandline.followers.engine import Engine
-from strandline.followers.run import StoredRange
+from strandline.followers.table_route import StoredRange
 from strandline.log.lag import LogLag
 from strandline.model.cursor import Cursor
 from strandline.spark.trigger import Trigger

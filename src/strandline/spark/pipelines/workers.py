@@ -24,7 +24,14 @@ from strandline.errors import JobFailed, StrandlineError
 from strandline.log.read.planning import pack
 from strandline.model.cursor import Span
 from strandline.model.sink import Part, Written
-from strandline.spark.failures import GatewayError, UserFailures, rerun_if_lost, unpicklable, unwrapped
+from strandline.spark.failures import (
+    GatewayError,
+    UserFailures,
+    is_out_of_memory,
+    rerun_if_lost,
+    unpicklable,
+    unwrapped,
+)
 from strandline.spark.missing_modules import describing_task, lacking, located, missing_module
 from strandline.spark.pipelines.shuffle import ShuffleJob, observed_reports, spans_per_reader
 from strandline.spark.pipelines.transform import FrameTransform
@@ -36,8 +43,8 @@ Place: TypeAlias = Literal["auto", "driver", "executors"]
 """Where a range is written: by its size, or always in the driver's process, or always by executors."""
 
 JOB_BYTES: Final = 16 << 20
-"""Stored bytes from which a range is worth a Spark job, which costs about 0.1 seconds; smaller ones take less than that
-in the driver."""
+"""Bytes in memory from which a range is worth a Spark job, which costs about 0.1 seconds; smaller ones take less than
+that in the driver."""
 
 FRAME_BYTES: Final = 32 << 20
 """Bytes of all items in one job over Spark Connect: each of its tasks gets them, and a request has at most 128 MiB."""
@@ -69,6 +76,7 @@ class SparkWorkers:
         self._transform = transform
         self._columns = columns
         self._here = InProcess()
+        self.sizes = self._here.sizes
         self._is_cancelled = False
         self._failures = UserFailures()
         self.ran_jobs = 0
@@ -79,11 +87,11 @@ class SparkWorkers:
             return True
         if self._place != "auto":
             return self._place == "executors"
-        return sum(span.size for span in spans) >= self._job_bytes
+        return self.sizes.total(spans) >= self._job_bytes
 
     def tasks(self, spans: Sequence[Span]) -> int:
         """As many as the cores, for large ranges a multiple of them; in the driver one."""
-        return len(pack(spans, self._jobs.cores)) if self._uses_executors(spans) else 1
+        return len(pack(spans, self._jobs.cores, self.sizes.of)) if self._uses_executors(spans) else 1
 
     def run(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
         """Write the parts; see :class:`~strandline.tables.work.Workers`."""
@@ -163,6 +171,8 @@ class JobLabels:
                 raise found from error
             if module := missing_module(error):
                 raise lacking(module, self._described(module)) from error
+            if is_out_of_memory(error):
+                raise MemoryError(f"A worker had too little memory ({title}).") from error
             raise _failed(title, error) from error
         finally:
             with contextlib.suppress(GatewayError, PySparkException, OSError):
@@ -196,6 +206,8 @@ def _task(item: bytes) -> bytes:
         return pickle.dumps(written(part, spans))
     except StrandlineError as error:
         return pickle.dumps(located(error))
+    except MemoryError:
+        return pickle.dumps(MemoryError("A worker had too little memory."))
 
 
 def _result(answer: bytes) -> Written:

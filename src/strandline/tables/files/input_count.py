@@ -24,6 +24,8 @@ class InputCount:
     next: int = 0
     records: int = 0
     taken: int = 0
+    decoded: int = 0
+    """Their bytes in memory."""
 
     def counted(
         self, batches: Iterable[pa.RecordBatch], share: HashRange | None, *, by_record_key: bool
@@ -55,6 +57,7 @@ class InputCount:
                 self.first = low
             self.next = high + 1
             self.records += batch.num_rows
+            self.decoded += batch.nbytes
             yield batch
 
 

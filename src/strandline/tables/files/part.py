@@ -101,7 +101,9 @@ class TablePart:
 
         added, removed, _ = self._stored(rows())
         letters = pa.concat_tables(bad) if bad else BAD_SCHEMA.empty_table()
-        read = Written(tally.first, tally.next, tally.records, tally.taken, tuple(added), tuple(removed))
+        read = Written(
+            tally.first, tally.next, tally.records, tally.taken, tuple(added), tuple(removed), decoded=tally.decoded
+        )
         return self.with_letters(read, letters)
 
     def write_rows(self, tables: Iterable[pa.Table], *, number: int) -> Written:
@@ -117,14 +119,15 @@ class TablePart:
         """
         added: list[DataFile] = []
         taken: list[pa.Table] = []
-        rows = size = 0
+        rows = count = size = 0
         for table in tables:
             taken.append(table)
-            size += table.num_rows
             rows += table.num_rows
-            if self.share is None and size >= self.file_rows:
+            count += table.num_rows
+            size += table.nbytes
+            if self.share is None and (count >= self.file_rows or size >= FILE_BYTES):
                 added += self._appended(taken)
-                taken, size = [], 0
+                taken, count, size = [], 0, 0
         if self.share is None:
             return [*added, *self._appended(taken)], [], rows
         added, removed = self.merged(taken)
@@ -296,7 +299,7 @@ class PartReader:
     def report(self) -> Written:
         """Write the dead letters, and report what was read."""
         tally, letters = self._tally, pa.concat_tables(self._bad) if self._bad else BAD_SCHEMA.empty_table()
-        read = Written(tally.first, tally.next, tally.records, self._given, role="reader")
+        read = Written(tally.first, tally.next, tally.records, self._given, role="reader", decoded=tally.decoded)
         return self.part.with_letters(read, letters)
 
 
