@@ -23,7 +23,7 @@ from strandline.tables.rows.tombstones import (
     refuse_tombstones,
 )
 from strandline.tables.rows.types import stored
-from strandline.values.codecs.arrow import Arrow, Kept, TableArrow
+from strandline.values.codecs.arrow import Arrow, Kept, TableArrow, table_codec
 from strandline.values.contract import Codec, rounds_floats
 from strandline.values.decoding import RECORD_FIELDS, value_fields
 from strandline.values.schema.evolution import Evolution, evolve
@@ -151,7 +151,7 @@ class TableShape:
         if not self.is_self_describing or not isinstance(self.value, Arrow):
             return self
         own = [] if columns is None else [field for field in columns if not field.name.startswith(TYPED.prefix)]
-        return replace(self, value=self.value.for_table(pa.schema(own), values, kept))
+        return replace(self, value=table_codec(self.value, pa.schema(own), values, kept))
 
     def recorded(self) -> str:
         """The part of the shape that the table records; a later follower must have the same."""

@@ -133,34 +133,6 @@ class Arrow:
             return _Group(str(error))
         return _Group(fields=fields)
 
-    def for_table(self, columns: pa.Schema, values: Iterable[bytes | None], kept: Kept) -> TableArrow:
-        """The codec of a table: it gives the table's columns, and those that the values bring to it.
-
-        A value whose fields the table cannot have, or does not have, is a bad row. ``kept`` are columns as the table
-        stores them; ``SchemaRefused`` for those that it cannot.
-        """
-        union = SchemaUnion(
-            evolve(kept(self._schema), as_schema(columns) if len(columns) else columns).schema, self._most
-        )
-        refused: dict[bytes, str] = {}
-        known: set[bytes] = set()
-        for value in values:
-            with suppress(*_DAMAGE):  # decoding says why it is bad
-                head, fields = _head(value) if value is not None else (b"", pa.schema([]))
-                if head in known:
-                    continue
-                known.add(head)
-                try:
-                    fields = as_schema(fields) if value is not None else fields
-                    check_names(fields, self._longest)
-                    fields = kept(fields)
-                    union.check(fields)
-                    kept(pa.schema([*[one for one in union.schema if one.name not in fields.names], *fields]))
-                    union.add(fields)
-                except SchemaRefused as error:
-                    refused[head] = str(error)
-        return TableArrow(union.schema, self._most, self._longest, kept, refused)
-
     @checked
     def encode(self, columns: Columns) -> pa.Array:
         """Encode each row as a stream with the columns given, and those of the schema."""
@@ -188,7 +160,7 @@ class Arrow:
 
 
 class TableArrow(Arrow):
-    """The codec of one table: see :meth:`Arrow.for_table`."""
+    """The codec of one table: see :func:`table_codec`."""
 
     __slots__ = ("_kept", "_refused")
 
@@ -226,6 +198,34 @@ class TableArrow(Arrow):
             f"The table has no column for its field '{lacking[:100]}', or one of another type: name it in the codec's "
             "schema."
         )
+
+
+def table_codec(codec: Arrow, columns: pa.Schema, values: Iterable[bytes | None], kept: Kept) -> TableArrow:
+    """The codec of a table: it gives the table's columns, and those that the values bring to it.
+
+    A value whose fields the table cannot have, or does not have, is a bad row. ``kept`` are columns as the table
+    stores them; ``SchemaRefused`` for those that it cannot.
+    """
+    _, most, longest = codec.settings()
+    union = SchemaUnion(evolve(kept(codec.schema), as_schema(columns) if len(columns) else columns).schema, most)
+    refused: dict[bytes, str] = {}
+    known: set[bytes] = set()
+    for value in values:
+        with suppress(*_DAMAGE):  # decoding says why it is bad
+            head, fields = _head(value) if value is not None else (b"", pa.schema([]))
+            if head in known:
+                continue
+            known.add(head)
+            try:
+                fields = as_schema(fields) if value is not None else fields
+                check_names(fields, longest)
+                fields = kept(fields)
+                union.check(fields)
+                kept(pa.schema([*[one for one in union.schema if one.name not in fields.names], *fields]))
+                union.add(fields)
+            except SchemaRefused as error:
+                refused[head] = str(error)
+    return TableArrow(union.schema, most, longest, kept, refused)
 
 
 def _again(schema: pa.Schema | None, most: int, longest: int) -> Arrow:
