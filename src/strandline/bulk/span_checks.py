@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from strandline.errors import CorruptData, CursorExpired, NotFound
 from strandline.log.findings import FindingKind
+from strandline.log.read.erased_records import same_unless_erased
 from strandline.log.read.planning import SpanOfBatches
 from strandline.log.read.reading import fetch_in_order
 from strandline.log.read.span_tasks import AHEAD
 from strandline.model.cursor import Span
-from strandline.model.erased_records import same_unless_erased
 from strandline.model.records import READ_SCHEMA, Op
 from strandline.tier.copy.segment_files import ColdSpan, forget_tails
 from strandline.tier.read.segment_check import check_between_columns, read_whole_group

@@ -6,9 +6,9 @@ import pyarrow as pa
 
 from strandline.errors import Diverged
 from strandline.log.contract import LogReading
+from strandline.log.read.erased_records import same_unless_erased
 from strandline.log.read.reading import last_record
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.erased_records import same_unless_erased
 from strandline.model.head import WriterState
 
 

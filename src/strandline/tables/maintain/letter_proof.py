@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from strandline.errors import Diverged
 from strandline.log.contract import Log
+from strandline.log.read.erased_records import same_unless_erased
 from strandline.log.read.reading import read_between
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.erased_records import same_unless_erased
 from strandline.model.records import READ_SCHEMA
 from strandline.tables.rows.kinds import distinct
 

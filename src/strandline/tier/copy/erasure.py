@@ -9,8 +9,8 @@ from typing import Final, final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.log.read.erased_records import ERASED_COLUMNS
 from strandline.model.cursor import Span
-from strandline.model.erased_records import ERASED_COLUMNS
 from strandline.model.records import Op
 from strandline.tier.copy.segment_files import ColdSpan
 

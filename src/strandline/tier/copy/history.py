@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from strandline.errors import CursorExpired, Diverged, Gap, NotFound, NotReady
 from strandline.log.contract import Log
+from strandline.log.read.erased_records import same_unless_erased
 from strandline.log.read.reading import read_between
 from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import Bounds, Cursor, Limit
-from strandline.model.erased_records import same_unless_erased
 from strandline.model.segments import SegmentMetadata, TopicPartition
 from strandline.storage.objects.store import ObjectStore
 from strandline.tier.copy.encoding import listed_at

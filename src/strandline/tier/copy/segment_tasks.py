@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from strandline.errors import CorruptData, NotFound
 from strandline.formats.segment.file import Seal, SegmentFacts
 from strandline.formats.segment.writer import EncodedSegment, SegmentWriter
+from strandline.log.read.erased_records import erased
 from strandline.model.cursor import Span
-from strandline.model.erased_records import erased
 from strandline.model.segments import SegmentId, SegmentMetadata
 from strandline.storage.objects.store import ObjectStore
 from strandline.tier.copy.encoding import add_spans, finished
