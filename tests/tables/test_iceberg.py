@@ -534,7 +534,7 @@ def test_a_commit_is_on_disk_before_apply_returns(catalog, tmp_path, synced):
 def test_a_commit_whose_process_died_before_its_sync_is_synced_before_its_cursor_is_told(
     catalog, tmp_path, monkeypatch, synced
 ):
-    def killed(self, table, snapshot_id):
+    def killed(self, table, snapshot_id, *, is_own):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
