@@ -139,16 +139,18 @@ def test_a_position_of_an_older_version_whose_record_was_erased_is_continued():
     forget_tails()
 
 
-def test_records_of_a_cold_tier_are_proven_by_the_end_of_the_source():
+@pytest.mark.parametrize("kind", ["object", "wal"])
+def test_records_of_a_cold_tier_are_proven_by_the_end_of_the_source(kind):
     forget_tails()
-    tiers, copy = Tiers("object"), MemoryLog()
+    tiers, copy = Tiers(kind), MemoryLog()
     keyed(tiers, [(Op.PUT, b"anna", b"1"), (Op.PUT, b"bert", b"2")])
     keyed(tiers, [(Op.PUT, b"carl", b"3")])
     tiers.tierer(target=1).run_once(everything=True)
     tiers.trim()
     keyed(tiers, [(Op.PUT, b"dora", b"4")])
     source = tiers.tiered()
-    end = SourceProof.at(source.end())
+    end = SourceProof.at(source.cursor_at(4))
+    assert end is not None
 
     def stop_after_the_first(progress: Any) -> None:
         raise KeyboardInterrupt
@@ -159,6 +161,26 @@ def test_records_of_a_cold_tier_are_proven_by_the_end_of_the_source():
     assert proof_in(copy, source) == end
     sl.ingest(source, copy)
     assert content(copy).equals(content(source))
+    forget_tails()
+
+
+@pytest.mark.parametrize("is_last_of_a_segment", [True, False])
+@pytest.mark.parametrize("run", INGESTS)
+def test_another_history_is_found_after_its_records_moved_to_the_cold_tier(tmp_path, run, is_last_of_a_segment):
+    forget_tails()
+    tiers, copy = Tiers("object"), sl.open(tmp_path / "copy", create=True)
+    tiers.append(1)
+    backup = tiers.backup()
+    tiers.append(1)
+    INGESTS[run](tiers.tiered(), copy)
+    tiers.restore(backup)
+    # A segment knows the batch of its last record; of the others it has the records alone.
+    tiers.append(1, like=0 if is_last_of_a_segment else None)
+    tiers.append(1)
+    tiers.tier(target=1 if is_last_of_a_segment else 10_000)
+    assert tiers.trim() == len(tiers.truth)
+    with pytest.raises(Diverged, match=HISTORY if is_last_of_a_segment else "^The last record that .* holds"):
+        INGESTS[run](tiers.tiered(), copy)
     forget_tails()
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from strandline.errors import CorruptData, InvalidInput, StrandlineError, Unsupported
 from strandline.ingestion.api import open_source, open_target
+from strandline.ingestion.history import proving_end
 from strandline.ingestion.log_sink import TARGET, LogSink, pieces_of
 from strandline.ingestion.run import Ingested, IngestProgress, pinned, resume_ingest
 from strandline.ingestion.streams import MessageStream
@@ -159,7 +160,7 @@ def ingest(
         resume_ingest(copied, hot, sink, skip_trimmed=skip_trimmed)
         stored, known = sink.last_append(copied.log_id), sink.cursor(copied.log_id)
         first = copied.cursor_at(copied.position_of(start)) if known is None else known
-        end = copied.end()
+        end = proving_end(copied)
         if first.next > end.next:
             raise InvalidInput(
                 f"start is {first.next:,}, and the source ends at {end.next:,}: begin earlier, or try again later."

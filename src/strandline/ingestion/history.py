@@ -5,7 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from strandline.errors import Diverged
-from strandline.log.contract import LogReading
+from strandline.ingestion.streams import MessageStream
+from strandline.log.contract import Log, LogReading
 from strandline.log.read.erased_records import same_unless_erased
 from strandline.log.read.reading import last_record
 from strandline.model.cursor import Cursor, Limit
@@ -16,12 +17,13 @@ def check_history(source: LogReading, target: LogReading, last: WriterState) -> 
     """``Diverged`` if the source has another history than the target holds of it up to its last append.
 
     Proven by the term and fingerprint that the target has stored with that append. A target that an older version has
-    written has none: then the last records are compared, once, because the next append stores a proof. Raises what
-    ``plan`` of the source raises, ``CursorExpired`` among it.
+    written has none, and a source may have no fingerprint of a record in its cold tier: then the last records are
+    compared. Raises what ``plan`` of the source raises, ``CursorExpired`` among it.
     """
     if last.proof is not None:
         _prove(source, target, last.proof.cursor(source.log_id))
-        return
+        if isinstance(source, MessageStream) or source.cursor_at(last.proof.next).fingerprint is not None:
+            return
     there, here = last_record(target, last.first + last.count), last_record(source, last.number)
     if there is not None and here is not None and not _may_be_same(there, here):
         raise Diverged(
@@ -29,6 +31,14 @@ def check_history(source: LogReading, target: LogReading, last: WriterState) -> 
             "source: the source was restored from a copy, or created again, and has grown differently since. Ingest "
             "it into another log."
         )
+
+
+def proving_end(source: Log) -> Cursor:
+    """The end of a source as of now, with the fingerprint that proves all before it, if the source has one there."""
+    end = source.end()
+    if end.fingerprint is not None or isinstance(source, MessageStream):  # each read of a stream proves itself
+        return end
+    return source.cursor_at(end.next)
 
 
 def _prove(source: LogReading, target: LogReading, proven: Cursor) -> None:

@@ -33,7 +33,7 @@ from strandline.errors import (
     Unsupported,
 )
 from strandline.followers.run import Batching, follow
-from strandline.ingestion.history import check_history
+from strandline.ingestion.history import check_history, proving_end
 from strandline.ingestion.log_sink import TARGET, LogSink, TargetLog, may_be_repeated
 from strandline.ingestion.streams import MessageStream
 from strandline.ingestion.value_formats import FormatFollower
@@ -215,7 +215,7 @@ def ingest_log(
     formats.match()
     sink = LogSink(target, whole=isinstance(source, QueueLog), clock=clock, chance=chance)
     resume_ingest(source, target, sink, skip_trimmed=skip_trimmed)
-    ending = source.end()
+    ending = proving_end(source)
     sink.prove_by(ending)
     end = ending.next
     if slot is None and keep_following and not isinstance(source, QueueLog) and has_slots(source):

@@ -181,21 +181,35 @@ class ColdReader:
         return plan_segment(self.store, segment, first, Limit(upto=end))
 
     def check_cursor(self, since: Cursor, hot: HotStart) -> None:
-        """``Diverged`` if the record before the cursor is in a segment and of another term.
+        """``Diverged`` if the record before the cursor is in a segment and of another term, or of another batch.
 
-        If that record is deleted, ``Diverged`` only for a term above that of the next record.
+        Segments know the batch of their last record only. If the record before the cursor is deleted, ``Diverged`` only
+        for a term above that of the next record.
         """
-        if not since.term:
+        if not since.term and since.fingerprint is None:
             return
         before = self.holding(since.next - 1, hot) if since.next else None
         if before is not None:
-            check_term(since, before.term_at(since.next - 1))
+            if since.term:
+                check_term(since, before.term_at(since.next - 1))
+            self._check_batch(since, before)
             return
         there = self.holding(since.next, hot)
         if there is not None and (term := there.term_at(since.next)) < since.term:
             raise Diverged(
                 f"The cursor at {since.next} is of term {since.term}, and the record there is of term {term}: the "
                 "consumer followed a primary that was replaced, and has to bootstrap again."
+            )
+
+    def _check_batch(self, since: Cursor, before: SegmentMetadata) -> None:
+        if since.fingerprint is None or before.end != since.next - 1:
+            return
+        if load_tail(self.store, before).facts.fingerprint not in (None, since.fingerprint):
+            raise Diverged(
+                f"The record at offset {before.end}, the last one that the consumer at this cursor has applied, is in "
+                f"another batch than it was then, by the segment {before.segment}: the log was restored from a copy, "
+                "and has grown differently since. Build the consumer's state again, from the beginning or from a "
+                "snapshot of this log."
             )
 
     def check_slot(self, slot: SlotState, log: Log) -> None:
