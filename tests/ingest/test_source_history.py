@@ -248,3 +248,20 @@ def test_a_cursor_is_not_translated_between_a_copy_and_a_source_of_another_histo
         for cursor in (copy.cursor_at(4), copy.cursor_at(3), middle.cursor_at(3)):
             with pytest.raises(Diverged, match=HISTORY):
                 sl.translate_cursor(cursor, source=middle, target=copy)
+
+
+def test_a_replica_that_lags_while_its_primary_is_away_is_no_other_history(tmp_path):
+    shared, copy = {"lease": f"file://{tmp_path}/lease", "policy": "local"}, MemoryLog()
+    with sl.node.Primary.open(tmp_path / "a", name="a", **shared) as primary:
+        append(primary, changes(1), writer=8)
+        with sl.node.Replica.open(tmp_path / "b", name="b", nodes={"a": primary.url}, **shared) as replica:
+            eventually(lambda: holds(replica, 1))
+        append(primary, changes(2, 1), writer=8, number=1)
+        sl.ingest(primary, copy)
+    with (
+        sl.node.Replica.open(tmp_path / "b", name="b", nodes={"a": primary.url}, **shared) as replica,
+        sl.node.RemoteLog(f"{replica.url},{primary.url.split('//')[1]}", failover_timeout=0.1) as source,
+    ):
+        assert source.bounds().next == 1
+        with pytest.raises(NotReady, match="does not lead, and no primary could confirm"):
+            sl.ingest(source, copy)

@@ -258,26 +258,38 @@ def resume_ingest(source: Log, target: TargetLog, sink: LogSink, *, skip_trimmed
             note_source(hot, source)
         return
     bounds = source.bounds()
+    if bounds.first <= cursor.next <= bounds.next or _serves(source, cursor):
+        check_history(source, target, last)
+        return
     if bounds.next < cursor.next:
         raise Diverged(
             f"The source ends at offset {bounds.next}, and {target!r} holds it up to {cursor.next}: the source was "
             "restored from an older copy, or created again. Ingest it into another log."
         )
-    if cursor.next < bounds.first:
-        if not skip_trimmed:
-            raise CursorExpired(
-                f"The source begins at offset {bounds.first}, and {target!r} holds it up to {cursor.next}: the "
-                f"{bounds.first - cursor.next:,} offsets between them were deleted before they were ingested, and are "
-                "lost to the target. To continue without them, pass skip_trimmed=True (--skip-trimmed)."
-            )
-        if bounds.first == bounds.next:
-            _LOGGER.warning(
-                "The source holds no record behind the deleted ones: %r stores the position %d with the next record. "
-                "Until then, skip the deleted records again (--skip-trimmed).", target, bounds.first,
-            )  # fmt: skip
-        sink.skip_to(source.cursor_at(bounds.first))
-        return
-    check_history(source, target, last)
+    if not skip_trimmed:
+        raise CursorExpired(
+            f"The source begins at offset {bounds.first}, and {target!r} holds it up to {cursor.next}: the "
+            f"{bounds.first - cursor.next:,} offsets between them were deleted before they were ingested, and are "
+            "lost to the target. To continue without them, pass skip_trimmed=True (--skip-trimmed)."
+        )
+    if bounds.first == bounds.next:
+        _LOGGER.warning(
+            "The source holds no record behind the deleted ones: %r stores the position %d with the next record. "
+            "Until then, skip the deleted records again (--skip-trimmed).", target, bounds.first,
+        )  # fmt: skip
+    sink.skip_to(source.cursor_at(bounds.first))
+
+
+def _serves(source: Log, cursor: Cursor) -> bool:
+    """Whether a position outside of the bounds is served after all: these may be of a replica that lags.
+
+    Its primary decides; ``NotReady`` if that cannot be asked.
+    """
+    try:
+        source.plan(Cursor(cursor.log_id, cursor.next), Limit(batches=1))
+    except (CursorExpired, Diverged):
+        return False
+    return True
 
 
 def _follow(
