@@ -311,6 +311,15 @@ def test_a_damaged_manifest_of_another_queue_in_the_folder_deletes_nothing(place
     assert len(paths(place.store)) == 5
 
 
+def test_a_batch_with_a_name_of_its_own_that_ends_in_zeros_is_not_taken_for_a_damaged_manifest(place):
+    place.store.put("ingest/part-7.batch", foreign_batch(b"zeros" + bytes(40)))
+    orphan = place.ulid(0)
+    place.store.put(orphan, b"orphan")
+    place.clock.advance(10 * GRACE)
+    assert gone(place.log.trim()) == [orphan]
+    assert "ingest/part-7.batch" in paths(place.store)
+
+
 def test_a_lost_manifest_of_a_registered_queue_deletes_nothing_and_says_what_to_do(place):
     append(opened(place.store, clock=place.clock, manifest="elsewhere/list"), b"c", by=9, number=0)
     place.store.delete("elsewhere/list")

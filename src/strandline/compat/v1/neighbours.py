@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from strandline.compat.v1.batch_format import decode_values
 from strandline.compat.v1.edits import checked_path, is_batch_name
 from strandline.compat.v1.manifest_format import decode_manifest, may_be_manifest
-from strandline.errors import CorruptData, InvalidInput, NotFound
+from strandline.errors import CorruptData, InvalidInput, NotFound, UnsupportedVersion
 from strandline.formats.json.checked import decode_checked, encode_checked
 from strandline.model.head import QueueManifest
 from strandline.model.json_values import text
@@ -65,7 +66,7 @@ class Neighbours:
             data = self.store.get(item.path).data
         except NotFound:
             return None
-        return data if self._is_registration(item) or may_be_manifest(data) else None
+        return data if self._is_registration(item) or (may_be_manifest(data) and not _is_batch(data)) else None
 
     def _is_registration(self, item: ObjectInfo) -> bool:
         return _REGISTRATION.fullmatch(item.path[len(self.folder) + 1 :]) is not None
@@ -84,6 +85,15 @@ class Neighbours:
                     f"{self.store.url}/{path} is missing, the manifest of another queue with batches in {self.folder}: "
                     f"nothing was deleted. Restore it, or delete {where} if that queue is gone."
                 ) from error
+
+
+def _is_batch(data: bytes | memoryview) -> bool:
+    """Whether these bytes are a whole batch: one that ends in zeros looks like a manifest at its end."""
+    try:
+        decode_values(data, "")
+    except (CorruptData, UnsupportedVersion):
+        return False
+    return True
 
 
 def _registration(folder: str, manifest: str) -> str:
