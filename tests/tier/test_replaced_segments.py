@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline.errors import NotFound
+from strandline.errors import Fenced, NotFound
 from strandline.log.read.reading import divided_spans
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.head import WriterId
 from strandline.model.records import Op, record_batch
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, TopicPartition
-from strandline.testing.faulty import Crash
+from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.tier.copy import planning
 from strandline.tier.copy.planning import KnownSegments
 from strandline.tier.copy.segment_files import ColdSpan, SegmentSpan, forget_tails
@@ -213,6 +213,24 @@ def test_a_purge_that_died_before_it_deleted_replaced_segments_is_finished_by_th
     assert at > 60
 
 
+def test_a_compaction_beside_which_another_one_erases_is_fenced_and_reports_no_lost_segment() -> None:
+    tiers = purgeable()
+    purged(tiers)
+    forget_tails()
+    store, begun = FaultyStore(tiers.plain, clock=tiers.clock), list[str]()
+
+    def erase(call: Call) -> None:
+        if call.name == "get_range" and not begun:
+            begun.append(call.path)
+            tiers.tierer(target=1 << 20, grace=DAY).compact(purge=True, everything=True)
+            forget_tails()
+
+    store.hook(erase)
+    with pytest.raises(Fenced):
+        tiers.tierer(store=store, target=1 << 20, grace=DAY).compact(purge=True, everything=True)
+    assert not has_secret(tiers)
+
+
 def test_segments_that_retention_removes_do_not_stay() -> None:
     tiers = cold("object")
     tiers.tierer(target=1 << 20, grace=DAY).compact(everything=True)
@@ -249,6 +267,14 @@ def test_only_segments_that_others_hold_wholly_and_in_their_terms_count_as_repla
     known = KnownSegments((one, two, *left))
     assert planning.replaced(known, left) == [inside, across, before]
     assert planning.replaced(KnownSegments(tuple(left)), left) == [], "nothing holds them"
+
+
+def test_a_clock_that_is_some_hours_ahead_or_behind_ends_no_grace_period_early() -> None:
+    hour, now = 3600 * SECOND, 10_000 * SECOND
+    ahead = segment(1, 0, 9, at=(now + 23 * hour) // 1000, **DELETING)
+    for later in (0, hour, 24 * hour, 46 * hour):
+        assert planning.within_grace([ahead], DAY, now=now + later, own=now + later) == [ahead]
+    assert planning.within_grace([ahead], DAY, now=now + 47 * hour, own=now + 47 * hour) == []
 
 
 def test_a_grace_period_begins_with_the_deletion_and_a_wrong_clock_cannot_make_it_endless() -> None:

@@ -100,15 +100,16 @@ def replaced(known: KnownSegments, left: Sequence[SegmentMetadata]) -> list[Segm
 def within_grace(segments: Sequence[SegmentMetadata], grace: float, *, now: int, own: int) -> list[SegmentMetadata]:
     """The replaced segments whose deletion starts now, or started less than ``grace`` seconds ago.
 
-    ``own`` is the tierer's time and ``now`` the cautious one, in microseconds. A start in the future by the tierer's
-    clock, too, is from a wrong clock: that grace period is over.
+    ``own`` is the tierer's time and ``now`` the cautious one, in microseconds. The clock of the tierer that started it
+    may have been ahead: up to a grace period, that makes it longer. Further in the future, the grace period is over.
     """
+    latest = own + max(TOLERANCE, int(grace * SECOND))
 
     def is_early(segment: SegmentMetadata) -> bool:
         if segment.state is SegmentState.COPY_FINISHED:
             return grace > 0
         started = segment.event_timestamp * 1000
-        return started <= own + TOLERANCE and now - started < grace * SECOND
+        return started <= latest and now - started < grace * SECOND
 
     return [segment for segment in segments if is_early(segment)]
 

@@ -286,7 +286,11 @@ class Tierer:
             self._check_follows(slot, last)  # a purge of another history erases nothing
         compaction = Compaction(self._log, self._backlog or self._by(ThreadPool()), self._retirement, self._target)
         rest = self._ledger.known().finished if retired else segments
-        return compaction.run(slot, rest, purge=purge, everything=everything, stopping=self._stopping)
+        try:
+            return compaction.run(slot, rest, purge=purge, everything=everything, stopping=self._stopping)
+        except NotFound:
+            slot.touch()  # ``Fenced`` if another tierer has erased meanwhile what this one reads
+            raise
 
     def _by(self, pool: TaskPool) -> Backlog:
         return Backlog(self._log, self._ledger, self._copier, pool, self._grace, self._clock, self._chance)
