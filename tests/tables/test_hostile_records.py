@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pyarrow as pa
 import pytest
@@ -11,8 +12,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
+from strandline.model import records as model_records
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, record_batch
+from strandline.testing.logs.parts import headers_named
 from tests.cases import some
 from tests.tables.test_replay_formats import Place, place  # noqa: F401 - a fixture
 
@@ -102,3 +105,24 @@ def test_no_record_stops_a_follower_with_dead_letters_and_each_letter_is_the_rec
         assert sl.tables.rebuild(place.sink(codec), place.log).next == len(records)
 
     follow_and_compare()
+
+
+@pytest.mark.parametrize("kind", ["wal", "file"])
+def test_header_names_that_are_no_text_and_were_stored_before_stop_no_reader_and_no_follower(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"{kind}://{tmp_path}/log"
+    with monkeypatch.context() as patch, sl.open(address, create=True) as earlier:
+        patch.setattr(model_records, "check_header_names", lambda _: None)
+        batch = pa.table({"value": [b'{"id": 1}'], "headers": headers_named(b"ok", b"\xffx")})
+        for number, rows in enumerate((batch, batch.set_column(0, "value", [[b"bad"]]))):
+            earlier.append(rows, writer=WriterId(UUID(int=1)), number=number).result(60)
+    log = sl.open(address)
+    (read,) = {str(found) for one in log.read() for found in one["headers"].to_pylist()}
+    assert read == str([("ok", b"1"), ("\\xffx", b"1")])
+    for codec in (None, CODEC):
+        sink = sl.SqliteSink(tmp_path / f"{codec is None}.db", table="t", value=codec, mode="append", dead_letters=True)
+        assert sl.follow(log, sink, upto="end").next == 2
+        assert sl.tables.letters(sink, log).num_rows == (codec is not None)
+        assert sl.tables.verify(sink, log).is_clean
+        assert sl.tables.replay_letters(sink, log).unreadable == (codec is not None)

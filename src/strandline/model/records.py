@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import InvalidInput
+from strandline.model.header_names import check_header_names
 
 MAX_RECORD_BYTES: Final = 256 << 20
 """Limit of a single key or value, and of a record that is appended by itself."""
@@ -161,6 +162,7 @@ def _check_values(table: pa.Table) -> None:
     if not all(are_operations(ops) for ops in table.column("op").chunks if len(ops)):
         ops = pc.min_max(table.column("op")).as_py()
         raise InvalidInput(f"Operations are {Op.PUT:d} to {Op.PURGE:d} (put, delete, purge), not {ops}.")
+    check_header_names(table.column("headers"))
     if table.get_total_buffer_size() <= MAX_RECORD_BYTES:
         return  # no value can be larger than the table
     for name in ("key", "value"):

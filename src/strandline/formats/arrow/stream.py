@@ -21,6 +21,7 @@ from strandline.formats.arrow.header import (
     target_of,
     unpacked_limit,
 )
+from strandline.model.header_names import with_readable_names
 
 END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """End marker of a stream."""
@@ -57,7 +58,7 @@ class ArrowStream(NamedTuple):
     batches: list[pa.RecordBatch]
     metadata: dict[bytes, bytes]
     messages: list[memoryview]
-    """The stored bytes of each of ``batches``, header and body; none if they are compressed."""
+    """The stored bytes of each of ``batches``, header and body; none if they are compressed, or were not readable."""
 
 
 def read_stream(data: memoryview, layout: Layout, where: str, *, compressed: bool = False) -> ArrowStream:
@@ -95,9 +96,13 @@ def read_stream(data: memoryview, layout: Layout, where: str, *, compressed: boo
                     f"{where} is damaged: it announces {rows:,} records, more than {size:,} bytes can hold."
                 )
             batch = pa.ipc.read_record_batch(message, schema)
-            batch.validate(full=True)
+            try:
+                batch.validate(full=True)
+                messages.append(data[start : source.tell()])
+            except pa.ArrowInvalid:
+                batch = with_readable_names(batch)
+                batch.validate(full=True)
             batches.append(batch)
-            messages.append(data[start : source.tell()])
         rest = bytes(data[source.tell() :])
     except pa.ArrowMemoryError:  # within the limits: the machine lacks memory, and the bytes may be valid
         raise
@@ -105,7 +110,8 @@ def read_stream(data: memoryview, layout: Layout, where: str, *, compressed: boo
         raise damaged_arrow(error, where) from error
     if rest != END:
         raise CorruptData(f"{where} is damaged: it does not end where it should.")
-    return ArrowStream(batches, dict(found.metadata or {}), [] if compressed else messages)
+    are_as_stored = not compressed and len(messages) == len(batches)
+    return ArrowStream(batches, dict(found.metadata or {}), messages if are_as_stored else [])
 
 
 def damaged_arrow(error: Exception, where: str) -> CorruptData:

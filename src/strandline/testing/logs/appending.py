@@ -14,7 +14,7 @@ from strandline.errors import ExpectationFailed, InvalidInput, OutOfOrder, Write
 from strandline.log.contract import Handle, Log, Receipt
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, Op
-from strandline.testing.logs.parts import SOON, append, content, fetched, records, writer_named
+from strandline.testing.logs.parts import SOON, append, content, fetched, headers_named, records, writer_named
 from strandline.testing.stores import together
 
 
@@ -79,6 +79,7 @@ class AppendingContract:
             pytest.param(pa.table({"op": pa.array([3], pa.int8())}), id="unknown operation"),
             pytest.param(pa.table({"op": pa.array([None], pa.int8())}), id="no operation"),
             pytest.param([{"value": b"a"}], id="no table"),
+            pytest.param(pa.table({"headers": headers_named(b"ok", b"\xff")}), id="name of a header that is no text"),
         ],
     )
     def test_an_impossible_batch_is_refused_and_changes_nothing(self, log: Log, batch: Any) -> None:

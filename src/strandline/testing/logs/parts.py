@@ -23,6 +23,13 @@ def records(*values: bytes | None) -> pa.RecordBatch:
     return record_batch(timestamps=range(count), ops=[Op.PUT] * count, keys=[None] * count, values=values)
 
 
+def headers_named(*names: bytes) -> pa.MapArray:
+    """Headers of one record with these names, which need not be text: Arrow looks at none."""
+    values = pa.array([b"1"] * len(names), pa.binary())
+    ends = pa.array([0, len(names)], pa.int32())
+    return pa.MapArray.from_arrays(ends, pa.array(names, pa.binary()).view(pa.string()), values)
+
+
 def writer_named(number: int) -> WriterId:
     """A writer's identity, the same for the same number."""
     return WriterId(UUID(int=number))
@@ -41,4 +48,4 @@ def content(log: Log, since: Cursor | None = None, limit: Limit = NO_LIMIT) -> l
     return list(zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True))
 
 
-__all__ = ["SOON", "append", "content", "fetched", "records", "writer_named"]
+__all__ = ["SOON", "append", "content", "fetched", "headers_named", "records", "writer_named"]
