@@ -69,6 +69,43 @@ def test_the_newer_follower_takes_over_though_the_older_commits_each_range_first
     assert verify(place.sink(mode="append"), log).is_clean
 
 
+@pytest.mark.parametrize(
+    "slots", [("a", None), pytest.param(("a", "b"), marks=pytest.mark.matrix)], ids=["none", "slots"]
+)
+def test_a_newer_follower_whose_first_commit_comes_second_takes_over_all_the_same(log, place, slots, monkeypatch):
+    older = started(log, place, slots[0])
+    store(older, log, 0, 10)
+    sink = place.sink(mode="append")
+    newer = begin(log, sink, slots[1], start="beginning", holder="newer")
+    planning = "_parts" if hasattr(sink, "_parts") else "_planner"  # between its look at the table and its commit
+    plan = getattr(sink, planning)
+
+    def planned(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        store(older, log, 10, 20)
+        return plan(*arguments)
+
+    monkeypatch.setattr(sink, planning, planned)
+    store(newer, log, 10, 20)
+    with pytest.raises(Fenced):
+        store(older, log, 20, 30)
+    store(newer, log, 20, 50)
+    assert verify(place.sink(mode="append"), log).is_clean
+
+
+def test_a_follower_that_looks_again_takes_over_though_the_range_is_stored_by_then(log, place):
+    """Another follower, that started before it, commits first, and has the same range."""
+    store(started(log, place, "a"), log, 0, 10)
+    other = started(log, place, "b")
+    newest = started(log, place, "c")
+    store(other, log, 10, 20)
+    store(newest, log, 10, 20)
+    with pytest.raises(Fenced):
+        store(other, log, 20, 30)
+    store(newest, log, 20, 50)
+    assert verify(place.sink(mode="append"), log).is_clean
+
+
 def test_of_two_newcomers_one_goes_on_whichever_commits_first(log, place):
     one, other = started(log, place, "a"), started(log, place, "b")
     store(one, log, 0, 10)

@@ -234,13 +234,13 @@ class SinkCommitter:
             try:
                 write()
             except Fenced:
-                # A replaced follower's commit was still running. The slot shows which follower is newer, and the sink
-                # skips what it has by now. Once this follower has taken the sink over, only a newer one can fence it,
-                # which may have another slot: both would go on for ever.
-                is_older = self._slot is None or self._slot.state().epoch != self._slot.epoch
-                if is_older or self._has_taken_over or attempt + 1 == _TAKEOVERS:
+                # The commit of an older follower came first. A slot shows which follower is newer; without one the sink
+                # does, which refuses again if it was taken over since. Once this follower has taken the sink over, only
+                # a newer one can fence it, which may have another slot: both would go on for ever.
+                is_newer = self._has_stored if self._slot is None else self._slot.state().epoch == self._slot.epoch
+                if not is_newer or self._has_taken_over or attempt + 1 == _TAKEOVERS:
                     raise
-                if isinstance(self._sink, RestorableSink):
+                if self._slot is not None and isinstance(self._sink, RestorableSink):
                     self._sink.resume(self._log.log_id)
             else:
                 self._has_taken_over = True

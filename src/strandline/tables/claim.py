@@ -41,6 +41,12 @@ class TableClaim(Generic[Mark]):
         """Whether another follower has moved the cursor since this one started, which has not taken over yet."""
         return not self.is_held and self.at is not None and at > self.at
 
+    def started_again(self, before: TableClaim[Mark] | None) -> TableClaim[Mark]:
+        """This claim, of a follower that looks again before it has taken over: what was moved since is disputed."""
+        if before is not None and not before.is_held and before.at is not None and self.at is not None:
+            self.at = min(self.at, before.at)
+        return self
+
     def hold(self, mark: Mark | None) -> None:
         """Note the follower's own commit."""
         self.mark, self.is_held = mark, True

@@ -125,11 +125,12 @@ class FileTableSink(ABC):
 
     def resume(self, log_id: UUID) -> Cursor | None:
         """The cursor for a starting follower, proved by the table's history alone."""
+        before = self._claims.get(log_id)
         self._forget(log_id)
         self._refresh()
         self._logged.check_met()
         found = self._followed.position(log_id)
-        self._claims[log_id] = self._started(found)
+        self._claims[log_id] = self._started(found).started_again(before)
         if found is None:
             return None
         self._followed.known[log_id] = found

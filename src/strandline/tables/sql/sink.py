@@ -141,7 +141,7 @@ class SqlSink:
             self._held = None
             self._refresh()
             row = self._expected.proved(self._database.read_table(), log_id, None)
-            self._claim = _started(row)
+            self._claim = _started(row).started_again(self._claim)
         return None if row is None else row.cursor
 
     def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
