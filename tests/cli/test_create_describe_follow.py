@@ -164,9 +164,9 @@ def test_a_run_tells_how_many_records_it_has_set_aside(run: Run, log: str, tmp_p
     first = run(*command, "2")
     assert first.exit_code == 0
     assert first.stdout.endswith("behind, 1 dead letter\n")
-    strict = run(*command, "end", "--json", "--fail-on-dead-letters")
+    strict = run(*command, "end", "--json", "--fail-on-letters")
     assert (strict.exit_code, json.loads(strict.stdout)["dead_letters"]) == (1, 1)
-    again = run(*command, "end", "--fail-on-dead-letters")
+    again = run(*command, "end", "--fail-on-letters")
     assert (again.exit_code, "dead letter" in again.stdout) == (0, False)
 
 

@@ -538,12 +538,12 @@ def test_the_commit_that_is_synced_is_ours_also_if_another_job_commits_right_aft
     owner = DeltaCommits if before == "_settle" else FollowedDelta
     real, seen = getattr(owner, before), set()
 
-    def crowd(followed, commit):
+    def crowd(followed, commit, **more):
         """Let another job commit right after each commit of the sink, before that is read back or synced."""
         if commit not in seen:
             seen.add(commit)
             properties_changed(sink)
-        real(followed, commit)
+        real(followed, commit, **more)
 
     monkeypatch.setattr(owner, before, crowd)
     crowded = DeltaSink(sink.url, mode=sink.mode, disk=Watching())

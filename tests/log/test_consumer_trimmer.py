@@ -186,8 +186,9 @@ def test_a_dropped_consumer_ends_a_heartbeat_that_was_started_later(queue: Watch
     consumer = Consumer(queue, trim_every=None, clock=clock)
     open_log(queue._store).set_retention("consumed", limits=SlotLimits(idle_seconds=30))
     clock.advance(20.0)
+    others = set(threading.enumerate())  # of consumers that other tests have left
     consumer.next_descriptors(1)
-    (thread,) = [each for each in threading.enumerate() if each.name == "strandline-heartbeat"]
+    (thread,) = [each for each in set(threading.enumerate()) - others if each.name == "strandline-heartbeat"]
     del consumer
     gc.collect()
     thread.join(SOON)

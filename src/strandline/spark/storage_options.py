@@ -48,7 +48,7 @@ def refuse_shown_secrets(options: Mapping[str, str]) -> None:
 def with_redacted_names(options: Mapping[str, str]) -> dict[str, str]:
     """The options, with each secret under a name that Spark redacts.
 
-    >>> redacted_names({"storage.account_key": "c2VjcmV0", "partitions": "4"})
+    >>> with_redacted_names({"storage.account_key": "c2VjcmV0", "partitions": "4"})
     {'storage.secret.account_key': 'c2VjcmV0', 'partitions': '4'}
     """
     return {

@@ -91,9 +91,9 @@ def follow(
             "database it is named after the table: --dead-letters yes.",
         ),
     ] = None,
-    fail_on_dead_letters: Annotated[
+    fail_on_letters: Annotated[
         bool,
-        typer.Option("--fail-on-dead-letters", help="End with status 1 if this run has set records aside."),
+        typer.Option("--fail-on-letters", help="End with status 1 if this run has set records aside."),
     ] = False,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="The sink's name.")] = "default",
     json: Json = False,
@@ -144,7 +144,7 @@ def follow(
     show.answer(fields, f"{'stopped: ' if interrupted else ''}{text}", as_json=json)
     if interrupted and end is not None:
         raise typer.Exit(INTERRUPTED)
-    if fail_on_dead_letters and sink.bad_records:
+    if fail_on_letters and sink.bad_records:
         raise typer.Exit(1)
 
 
