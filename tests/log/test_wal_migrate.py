@@ -11,6 +11,7 @@ import struct
 import sys
 import threading
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from zlib import crc32
 
@@ -159,9 +160,12 @@ def test_a_spool_that_was_written_after_its_migration_is_refused(changed):
         wal.append(b"eleven")
     replace_file(disk, SPOOL, changed, temporary=f"{SPOOL}.new")
     said = f"{SPOOL} has {len(changed)} bytes, and had {len(MIXED)} when it was migrated"
-    for opening in (open_on, lambda disk: WalLog.open(FOLDER, create=False, background=False, disk=disk)):
+    for opening in (
+        open_on,
+        *(partial(WalLog.open, FOLDER + end, create=False, background=False) for end in ("", "/", "//", "/.")),
+    ):
         with pytest.raises(Diverged, match=re.escape(said)) as refusal:
-            opening(disk)
+            opening(disk=disk)
         assert f"ingest COPY {FOLDER} --from 10'" in str(refusal.value)
     disk.remove(SPOOL)
     with open_on(disk) as wal:

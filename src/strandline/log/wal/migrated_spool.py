@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Final
 
 from strandline.errors import CorruptData, Diverged, NotFound
@@ -42,6 +43,7 @@ def refuse_changed_spool(folder: str, *, disk: Disk) -> None:
 
     Nothing is checked where the spool is gone, and for logs that an earlier release has migrated.
     """
+    folder = str(PurePath(folder))  # 'orders/' has the spool of 'orders'
     path, spool = f"{folder}/{MIGRATED}", f"{folder}{SPOOL_SUFFIX}"
     try:
         data, size = disk.read(path), disk.size(spool)
