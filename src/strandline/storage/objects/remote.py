@@ -65,6 +65,9 @@ _CLIENT_OPTIONS = frozenset(
 )
 """Options of the HTTP client: obstore takes them separately, and panics if they are among a backend's."""
 
+_PANIC: Final = "PanicException"
+"""A failed assertion of the library, which is no ``Exception``, and has no class that could be imported."""
+
 _ADVICE: Final = "start processes that use object stores with 'spawn' or 'forkserver'"
 
 _used_in: Origin | None = None
@@ -141,6 +144,14 @@ class ObstoreStore:
             raise InvalidInput(f"The store cannot do this with {self.url}/{path}: {classify(error).said}.") from error
         except (refusals.BaseError, OSError, NotImplementedError) as error:
             raise self._explained(path, classify(error)) from error
+        except BaseException as error:
+            if type(error).__name__ != _PANIC:
+                raise
+            raise StorageError(
+                f"The client library of object stores gave up at {self.url}/{path} ({str(error)[:100]}): look for line "
+                "breaks, spaces and letters that are not ASCII in the options, or in the environment variables of the "
+                "cloud."
+            ) from error
 
     def _explained(self, path: str, answer: Answer) -> StrandlineError:  # noqa: PLR0911 - a table
         where, said = f"{self.url}/{path}", answer.said

@@ -8,6 +8,7 @@ from obstore.store import MemoryStore
 
 from strandline.errors import InvalidInput
 from strandline.model.addresses import Address, as_address, local_path, refuse_credentials, split_address
+from strandline.model.store_settings import store_settings
 from strandline.storage.objects.local import LocalStore
 from strandline.storage.objects.remote import ObstoreStore
 from strandline.storage.objects.store import ObjectStore
@@ -43,7 +44,8 @@ def open_store(address: Address, options: Mapping[str, str] | None = None) -> Ob
     """
     url = as_address(address)
     refuse_credentials(url, "set the environment variables of the cloud (such as AWS_ACCESS_KEY_ID), or give options")
-    for name, value in (options or {}).items():
+    settings = store_settings(options)
+    for name, value in settings.items():
         if "proxy" not in name.lower():  # errors repeat the addresses of requests, and not that of a proxy
             refuse_credentials(value, f"give them as options of their own, beside {name}")
     scheme = split_address(url).scheme if "://" in url else "file"
@@ -58,5 +60,5 @@ def open_store(address: Address, options: Mapping[str, str] | None = None) -> Ob
         store = _memory.setdefault(url, ObstoreStore(url, client=MemoryStore())) if found is None else found
         return RetryingStore(store)
     if scheme in _CLOUDS:
-        return RetryingStore(ObstoreStore(url, options))
+        return RetryingStore(ObstoreStore(url, settings))
     raise InvalidInput(f"{url!r} has an unknown scheme; use file://, memory://, s3://, gs:// or az://.")

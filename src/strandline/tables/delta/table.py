@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from strandline.errors import Conflict, CorruptData, InvalidInput, NotFound, TransientStorageError
 from strandline.model.cursor import MILLISECOND, Cursor
+from strandline.model.store_settings import store_settings
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.disk import Disk, limit_rights
 from strandline.tables.delta.files import DeltaFiles, table_folder
@@ -57,7 +58,7 @@ class FollowedDelta:
     ) -> None:
         self.url = url
         self.shape = shape
-        self.files = DeltaFiles(url, dict(options), disk)
+        self.files = DeltaFiles(url, store_settings(options), disk)
         self.known: dict[UUID, KnownCommits] = {}
         """The last commit of this object, by log."""
         self._name = name
