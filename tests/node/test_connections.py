@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import threading
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from strandline.errors import TransientStorageError
@@ -14,7 +16,7 @@ from strandline.node.flight.security import ClientSecurity, ServerSecurity, Toke
 from strandline.node.flight.server.connections import ConnectionGuard, superfluous
 from strandline.node.flight.server.limits import ServerLimits
 from strandline.node.flight.server.server import FlightNode
-from strandline.storage.connections import connections_at, peer_name
+from strandline.storage.connections import connections_at, end_connection, peer_name
 from strandline.testing.clock import ManualClock
 from tests.node.flight_double import Node
 
@@ -70,10 +72,40 @@ def test_a_process_sees_the_connections_that_it_has_accepted_at_a_port() -> None
         port = server.getsockname()[1]
         client = opened.enter_context(socket.create_connection(("127.0.0.1", port), WAIT))
         opened.enter_context(server.accept()[0])
-        with connections_at(port) as found:
-            assert list(found) == [peer_name(*client.getsockname())]
-            found[peer_name(*client.getsockname())].shutdown(socket.SHUT_RDWR)
+        peer = peer_name(*client.getsockname())
+        found = connections_at(port)
+        assert list(found) == list(connections_at(port, {"127.0.0.1"})) == [peer]
+        assert connections_at(port, {"127.0.0.2"}) == {}
+        end_connection("10.0.0.1:1", found[peer])  # its number is another connection's now
+        end_connection(peer, found[peer])
         assert client.recv(1) == b""
+
+
+@contextmanager
+def no_free_file_number() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_process_without_a_free_file_number_forgets_no_admitted_caller() -> None:
+    clock = ManualClock()
+    guard = ConnectionGuard(LIMITS, clock=clock)
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as opened:
+        port = server.getsockname()[1]
+        client = opened.enter_context(socket.create_connection(("127.0.0.1", port), WAIT))
+        accepted = opened.enter_context(server.accept()[0])
+        guard.admitted(peer_name(*client.getsockname()))
+        with no_free_file_number():
+            guard.end_unknown(port)
+        for _ in range(2):
+            guard.end_unknown(port)
+            clock.advance(3600)
+        accepted.sendall(b"open")
+        assert client.recv(4) == b"open"
 
 
 def test_connections_without_a_token_keep_no_caller_with_one_out(tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ def store_settings(options: Mapping[str, str] | None) -> dict[str, str]:
     >>> store_settings({"account_key": "c2VjcmV0\n"})
     {'account_key': 'c2VjcmV0'}
     """
-    found = {name: value.strip() if isinstance(value, str) else value for name, value in (options or {}).items()}
+    found = {name: value.strip() for name, value in (options or {}).items()}
     for name, value in found.items():
         is_text = any(part in name.lower() for part in _TEXTS)
-        if isinstance(value, str) and not is_text and _CONTROL.search(value):
+        if not is_text and _CONTROL.search(value):
             raise InvalidInput(
                 f"The storage option {shown(name)} has a control character, such as a line break, within its value, "
                 "which no request can hold: give the value alone."

@@ -3,48 +3,65 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection
 from typing import Final
 
 _FOLDERS: Final = ("/proc/self/fd", "/dev/fd")
 """Where the open files of this process are listed."""
+
+_NO_NUMBER: Final = (errno.EMFILE, errno.ENFILE)
 
 _MAPPED: Final = "::ffff:"
 """Prefix of IPv4 addresses in IPv6 sockets."""
 
 
 def peer_name(host: str, port: int | str) -> str:
-    """Address and port of a caller as one text; IPv4 addresses that are mapped into IPv6 are unmapped.
+    """Address and port of a caller as one text; IPv4 addresses that are mapped into IPv6 are unmapped, without a zone.
 
-    >>> peer_name("::ffff:10.0.0.1", 7), peer_name("::1", "7")
-    ('10.0.0.1:7', '::1:7')
+    >>> peer_name("::ffff:10.0.0.1", 7), peer_name("::1", "7"), peer_name("fe80::1%eth0", 7)
+    ('10.0.0.1:7', '::1:7', 'fe80::1:7')
     """
-    return f"{host.removeprefix(_MAPPED)}:{port}"
+    return f"{_plain(host)}:{port}"
 
 
-@contextlib.contextmanager
-def connections_at(port: int) -> Iterator[dict[str, socket.socket]]:
-    """The connections that this process has accepted at a port, by the name of each caller, during the block.
+def connections_at(port: int, hosts: Collection[str] = ()) -> dict[str, int]:
+    """The connections that this process has accepted at a port, by the name of each caller, with their file numbers.
 
-    Shutting one of them down ends it for its owner, too. None where the system does not list open files.
+    ``hosts`` are the own addresses that count; without any, all. None where the system does not list open files, and
+    ``OSError`` if that fails, or the process has no free file number: then nobody knows what is open.
     """
-    with contextlib.ExitStack() as held:
-        found: dict[str, socket.socket] = {}
-        for number in _open_files():
-            with contextlib.suppress(OSError):  # closed meanwhile, or it only listens
-                one = held.enter_context(_duplicate(number))
-                if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port:
-                    host, its_port, *_ = one.getpeername()
-                    found[peer_name(host, its_port)] = one
-        yield found
+    found: dict[str, int] = {}
+    for number in _open_files():
+        try:
+            with _duplicate(number) as one:
+                if one.family in (socket.AF_INET, socket.AF_INET6):
+                    host, its_port, *_ = one.getsockname()
+                    if its_port == port and (not hosts or _plain(host) in hosts):
+                        found[peer_name(*one.getpeername()[:2])] = number
+        except OSError as error:  # closed meanwhile, or it only listens
+            if error.errno in _NO_NUMBER:
+                raise
+    return found
+
+
+def end_connection(peer: str, number: int) -> None:
+    """End a connection of :func:`connections_at`, for its owner, too; nothing if it is closed already."""
+    with contextlib.suppress(OSError), _duplicate(number) as one:
+        if peer_name(*one.getpeername()[:2]) == peer:  # and not another one that has the number now
+            one.shutdown(socket.SHUT_RDWR)
+
+
+def _plain(host: str) -> str:
+    return host.removeprefix(_MAPPED).partition("%")[0]
 
 
 def _open_files() -> list[int]:
     for folder in _FOLDERS:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError):
             return [int(name) for name in os.listdir(folder)]
     return []
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import socket
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, final
 
 from strandline.node.flight.server.limits import ServerLimits
 from strandline.storage.clock import Clock
-from strandline.storage.connections import connections_at
+from strandline.storage.connections import connections_at, end_connection
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -65,14 +63,17 @@ class ConnectionGuard:
             self._since = {peer: self._since.get(peer, now) for peer in unknown}
             return superfluous(self._since, self._limits, now)
 
-    def end_unknown(self, port: int) -> None:
-        """End the superfluous connections at a port of this process."""
+    def end_unknown(self, port: int, hosts: Collection[str] = ()) -> None:
+        """End the superfluous connections at a port of this process, of these own addresses."""
         with self._lock:
             known = set(self._known)
-        with connections_at(port) as found:
-            ended = self.judge(found, known)
-            for peer in ended:
-                with contextlib.suppress(OSError):  # it has just ended
-                    found[peer].shutdown(socket.SHUT_RDWR)
+        try:
+            found = connections_at(port, hosts)
+        except OSError as error:  # without a list nobody is judged: all would seem closed
+            _LOGGER.info("The connections of the node cannot be listed now: %s.", error)
+            return
+        ended = self.judge(found, known)
+        for peer in ended:
+            end_connection(peer, found[peer])
         if ended:
             _LOGGER.info("%d connections without an admitted call were ended.", len(ended))

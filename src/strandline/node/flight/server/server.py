@@ -111,7 +111,7 @@ class FlightNode(Closing):
     def _look(self) -> None:
         self._limiter.end_silent()
         self._server.end_stuck()
-        self._connections.end_unknown(self.port)
+        self._connections.end_unknown(self.port, self._server.hosts)
 
     def _leave(self) -> None:
         self.close()

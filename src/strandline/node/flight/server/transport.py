@@ -46,6 +46,7 @@ _PING_SECONDS: Final = (30, 20)
 _REFUSING: Final = 32
 """Threads beyond the limit of calls, for calls that are refused."""
 
+_ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - the names of all addresses
 _LOOK: Final = 0.25
 _SPARE: Final = 30.0
 """Seconds after which an idle thread ends."""
@@ -184,9 +185,13 @@ class GrpcServer:
         self._server = grpc.server(_DaemonThreads(limits.calls + _REFUSING), options=_options(limits))
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         self.port = port
+        addresses = _addresses(host)
+        plain = {address.strip("[]") for address in addresses}
+        self.hosts = frozenset() if plain & _ANY else frozenset(plain)
+        """The own addresses that it listens at; none for all."""
         try:
             credentials = None if security.certificate is None else _credentials(security)
-            for address in _addresses(host):
+            for address in addresses:
                 place = f"{address}:{self.port}"
                 if credentials is None:
                     self.port = self._server.add_insecure_port(place)
