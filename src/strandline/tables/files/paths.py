@@ -18,14 +18,15 @@ _STORES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
 def is_inside(path: str) -> bool:
     r"""Whether a path relative to a table's folder stays below it, also once it is decoded.
 
-    >>> is_inside("part-1.parquet"), is_inside("day=1/part%20a.parquet")
-    (True, True)
+    >>> all(map(is_inside, ("part-1.parquet", "day=1/part%20a.parquet", "of=http%253A%252F%252Fa/part-1.parquet")))
+    True
     >>> any(map(is_inside, ("../a", "a/..%2Fb", "a/%252e%252e/b", "/a", "file:/a", "s3://b/a", "a\\..\\b", "")))
     False
     """
     for _ in range(_DECODED):
         pieces = re.split(r"[/\\]", path)
-        if _ADDRESS.match(path) or any(piece in ("", ".", "..") for piece in pieces) or "\0" in path:
+        is_whole = pieces[0] and pieces[-1]  # an empty one between is that of a partition's value, such as http://
+        if not is_whole or _ADDRESS.match(path) or any(piece in (".", "..") for piece in pieces) or "\0" in path:
             return False
         decoded = unquote(path)
         if decoded == path:
