@@ -12,7 +12,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 import strandline as sl
-from strandline.errors import BadRecord
+from strandline.errors import BadRecord, InvalidInput
 
 
 def one(**columns: pa.Array) -> bytes:
@@ -94,8 +94,19 @@ def test_a_value_that_no_table_can_hold_is_a_dead_letter_and_a_new_field_is_a_co
     sl.follow(log, sink, upto="end")
     assert columns(sink) == {"id", "extra", "later"}
     assert set(letters(sink, log)) == {1, 2, 3, 4, 5, 6, 9}
+    assert sl.tables.replay_letters(sink, log).unreadable == 7, "each is compared with the table, not with the others"
     assert sl.tables.verify(sink, log).is_clean
     assert sink.size().rows == 5
+
+
+def test_a_table_with_a_key_that_no_value_has_brought_says_where_to_name_it(make: Callable[..., Any]) -> None:
+    log = sl.open(f"memory://{uuid4()}", create=True)
+    append(log, number("other"))
+    with pytest.raises(InvalidInput, match="The values have no field 'id', which identifies a row"):
+        sl.follow(log, make(value=sl.Arrow(), mode="latest", key="id"), upto="end")
+    named = make(value=sl.Arrow(pa.schema({"id": pa.int64()})), mode="latest", key="id")
+    sl.follow(log, named, upto="end")
+    assert set(letters(named, log)) == {0}
 
 
 def test_without_dead_letters_a_new_field_is_a_column_and_a_hostile_one_stops_the_follower(

@@ -254,6 +254,11 @@ class TableShape:
         if not self.is_keyed and self.transform is None:
             return rows
         missing = [name for name in self._needed() if name not in rows.column_names]
+        if missing and self.transform is None:
+            raise InvalidInput(
+                f"The values have no field {missing[0]!r}, which identifies a row (key=): name it in the schema of "
+                "their codec, or correct key=."
+            )
         if missing:
             raise InvalidInput(
                 f"The transform of a {self.kind} table has to keep the columns {', '.join(self._needed())}, and "

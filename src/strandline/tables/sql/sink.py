@@ -293,7 +293,9 @@ class SqlSink:
         if not self._has_dead_letters:
             raise InvalidInput(f"The sink of {self.where} has no dead letters: open it with dead_letters=True.")
         self.meet(log)
-        planner = replace(self._planner(), shape=self._shape.for_letters())
+        row = self._database.read_table().row
+        planner = self._planner(None if row is None else row.schema)
+        planner = replace(planner, shape=planner.shape.for_letters())
         opened = partial(replayed_sql, self._database, self._expected, planner, log.log_id)
         return LetterReplay(self.where, opened, planner.shape, planner.shaped, log)
 
