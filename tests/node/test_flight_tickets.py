@@ -249,6 +249,22 @@ class TestRotatedKeys:
             clock.advance(b.seconds / 2)
         assert b.keys() == (new,)
 
+    def test_a_key_that_was_rotated_while_the_clock_was_ahead_ends_with_a_ticket(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        tickets = self.tickets(tmp_path, "a", clock)
+        tickets.rotate()
+        former = tickets.keys()[0].key
+        right = clock.now()
+        clock.set_wall(right + 30 * 86_400_000_000)
+        tickets.rotate()
+        clock.set_wall(right)
+        assert len(tickets.keys()) == 2
+        clock.advance(tickets.seconds)
+        for each in (tickets, self.tickets(tmp_path, "a", clock)):
+            with pytest.raises(Fenced, match="its key was replaced"):
+                each.verify(sign_ticket(SpanTicket(self.LOG, 0, 1, clock.now() + 60_000_000), former))
+
     def test_keys_that_an_earlier_version_stored_have_an_end(self, tmp_path: Path, clock: ManualClock) -> None:
         keys = [bytes([n]) * 32 for n in (1, 2)]
         content = encode_checked("strandline-ticket-keys", 1, {"keys": [key.hex() for key in keys]})

@@ -87,8 +87,14 @@ class Tickets:
     def keys(self) -> tuple[TicketKey, ...]:
         """The valid keys, the one that signs first; none on a replica that was not given any yet."""
         now = self._clock.now()
+        latest = now + self._lifetime
         with self._lock:
-            return tuple(each for each in self._known() if each.until is None or each.until > now)
+            known = self._known()
+            # A key that was rotated while the clock was ahead would verify until that time comes.
+            timed = tuple(replace(each, until=latest) if (each.until or 0) > latest else each for each in known)
+            if timed != known:
+                self._store(timed)
+            return tuple(each for each in timed if each.until is None or each.until > now)
 
     def rotate(self) -> None:
         """Durably make a key that signs from now on; for a primary. Former keys verify for a ticket's lifetime."""
