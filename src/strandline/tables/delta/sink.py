@@ -91,7 +91,7 @@ class DeltaSink(FileTableSink):
     applied; with ``dead_letters``, the address of a second table, it goes there with its offset and the reason. More
     than ``max_bad_share`` of a commit's records stop it all the same.
 
-    Two followers of one table cannot both commit: the one that started later takes the table over with its first commit
+    Two followers of one table cannot both commit: the one whose first commit is later takes the table over
     (:mod:`strandline.tables.claim`), and the other is ``Fenced`` at its next, whatever slots they use. The cursor is
     the Delta application transaction ``strandline/<log id>/<name>``; its version is the next offset.
 
