@@ -50,9 +50,11 @@ def with_redacted_names(options: Mapping[str, str]) -> dict[str, str]:
 
     >>> with_redacted_names({"storage.account_key": "c2VjcmV0", "partitions": "4"})
     {'storage.secret.account_key': 'c2VjcmV0', 'partitions': '4'}
+    >>> with_redacted_names({"STORAGE.account_key": "c2VjcmV0"})
+    {'storage.secret.account_key': 'c2VjcmV0'}
     """
     return {
-        REDACTED_PREFIX + _store_option(name) if _is_shown_secret(name, value) else name: value
+        REDACTED_PREFIX + _store_option(name.lower()) if _is_shown_secret(name, value) else name: value
         for name, value in options.items()
     }
 
