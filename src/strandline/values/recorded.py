@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
+import pyarrow as pa
+
 from strandline.errors import CorruptData, InvalidInput, SchemaRefused, UnsupportedVersion
 from strandline.formats.json.value_versions import ValueVersion
 from strandline.model.addresses import refuse_credentials
@@ -22,11 +24,14 @@ from strandline.values.codecs.raw import Raw
 from strandline.values.codecs.registry import RecordedAddress
 from strandline.values.contract import Codec
 from strandline.values.decoding import value_fields
+from strandline.values.schema.constraints import Constrained, read_constraints, tightened
 from strandline.values.schema.evolution import evolve
 from strandline.values.schema.recorded_fields import decode_schema, encode_schema
 
 _MOST_BYTES: Final = 1 << 20
 """Limit on a recorded schema: each process that opens the log reads all of its versions."""
+_CONSTRAINED: Final = "+constraints"
+"""Ending of a format's name: a release that cannot enforce the constraints does not know the name, and says so."""
 
 
 def as_version(codec: Codec, number: int = 1) -> ValueVersion:
@@ -77,8 +82,9 @@ def check_recorded(versions: Sequence[ValueVersion], codec: Codec | None, where:
     """
     if codec is None:
         return
-    wanted = as_version(codec)
-    if not any(version.is_same_format(wanted) for version in versions):
+    # Releases without constraints recorded the types of a JSON Schema alone: their programs still open their logs.
+    wanted = (as_version(codec), as_version(_without_constraints(codec)))
+    if not any(version.is_same_format(one) for version in versions for one in wanted):
         has = f"the values {versions[-1].format} (version {versions[-1].number})" if versions else "plain bytes"
         raise InvalidInput(
             f"The log at {where} has {has}, and not {codec!r:.200}; opening does not change that: use evolve_value, or "
@@ -89,8 +95,9 @@ def check_recorded(versions: Sequence[ValueVersion], codec: Codec | None, where:
 def with_version(versions: Sequence[ValueVersion], codec: Codec, where: str) -> tuple[ValueVersion, ...]:
     """The versions with one more, unless the newest is the same already.
 
-    Allowed are new fields, and fields that become wider: a reader with the new version decodes all values of the
-    older ones. Anything else is ``SchemaRefused``, with what to do. ``InvalidInput`` for a codec without a schema.
+    Allowed are new fields, fields that become wider, and fewer or looser constraints: a reader with the new version
+    decodes all values of the older ones. Anything else is ``SchemaRefused``, with what to do. ``InvalidInput`` for a
+    codec without a schema.
     """
     if not len(codec.schema):
         raise InvalidInput(
@@ -106,13 +113,22 @@ def with_version(versions: Sequence[ValueVersion], codec: Codec, where: str) -> 
     return (*versions, wanted)
 
 
+def _without_constraints(codec: Codec) -> Codec:
+    match codec:
+        case Json() | MessagePack() if codec.constraints:
+            return type(codec)(codec.schema)
+        case Debezium() | BeforeAfter():
+            return type(codec)(_without_constraints(codec.codec))
+    return codec
+
+
 def _refuse_unenforced(codec: Codec) -> None:
     """``SchemaRefused`` for a JSON Schema that promises more than the log keeps."""
     keyword = getattr(getattr(codec, "codec", codec), "unenforced", None)
     if keyword is not None:
         raise SchemaRefused(
-            f"The JSON Schema has {keyword}, and a log checks types only: leave the keyword out of the schema that the "
-            "log records, and check it where values are produced."
+            f"The JSON Schema has {keyword}, which {codec.name} values are not checked for: leave the keyword out of "
+            "the schema that the log records, and check it where values are produced."
         )
 
 
@@ -162,6 +178,13 @@ def _check_bytes(old: Codec, new: Codec, where: str) -> None:
             _check_change(old.codec, new.codec, where)
         case BeforeAfter(), BeforeAfter():
             _check_change(old.codec, new.codec, where)
+        case (Json() | MessagePack(), Json() | MessagePack()):
+            tighter = tightened(pa.struct(list(old.schema)), old.constraints, new.constraints)
+            if tighter is not None:
+                raise SchemaRefused(
+                    f"The new JSON Schema has {tighter}, and older values of {where} may violate it: keep the "
+                    "constraint as it was, or begin a new log."
+                )
         case Protobuf(), Protobuf():
             new.check_reads(old)
         case Avro(), Avro():
@@ -171,7 +194,9 @@ def _check_bytes(old: Codec, new: Codec, where: str) -> None:
 def _description(codec: Codec) -> tuple[str, dict[str, Any]]:
     match codec:
         case Json() | MessagePack():
-            return codec.name, {"fields": encode_schema(codec.schema)}
+            further = {"constraints": codec.constraints} if codec.constraints else {}
+            name = codec.name + _CONSTRAINED if further else codec.name
+            return name, {"fields": encode_schema(codec.schema), **further}
         case Arrow():
             return codec.name, {"fields": encode_schema(codec.schema), **codec.limits()}
         case Raw():
@@ -238,9 +263,16 @@ def _arrow(found: dict[str, Any]) -> Arrow:
     return Arrow(schema if len(schema) else None, **limits)
 
 
+def _constrained(found: dict[str, Any]) -> Constrained:
+    schema = decode_schema(found["fields"])
+    return Constrained(schema, read_constraints(pa.struct(list(schema)), found["constraints"]))
+
+
 _BUILD: Final[dict[str, Callable[[dict[str, Any]], Codec]]] = {
     "json": lambda found: Json(decode_schema(found["fields"])),
+    "json" + _CONSTRAINED: lambda found: Json(_constrained(found)),
     "messagepack": lambda found: MessagePack(decode_schema(found["fields"])),
+    "messagepack" + _CONSTRAINED: lambda found: MessagePack(_constrained(found)),
     "arrow": _arrow,
     "raw": lambda _: Raw(),
     "protobuf": _protobuf,

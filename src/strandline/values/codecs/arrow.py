@@ -19,7 +19,7 @@ from strandline.values.codecs.exact import OTHER_YEARS, cutting, field_of_other_
 from strandline.values.codecs.rows import one_row, reason_of
 from strandline.values.contract import Columns, Decoded, bad_rows, check_values
 from strandline.values.schema.evolution import conform_columns, evolve
-from strandline.values.schema.json_schema import unenforced_keyword
+from strandline.values.schema.json_schema import constraining_keyword
 from strandline.values.schema.schemas import as_schema
 from strandline.values.schema.union import SchemaUnion, placed
 
@@ -71,7 +71,7 @@ class Arrow:
         self, schema: Any = None, *, max_columns: Positive = MAX_COLUMNS, max_name: Positive = MAX_NAME
     ) -> None:
         self._schema = pa.schema([]) if schema is None else as_schema(schema)
-        self.unenforced = unenforced_keyword(schema)
+        self.unenforced = constraining_keyword(schema)
         self._most, self._longest = max_columns, max_name
 
     def settings(self) -> tuple[pa.Schema | None, int, int]:

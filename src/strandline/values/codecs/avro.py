@@ -19,7 +19,7 @@ from strandline.values.codecs.columns import ColumnShape
 from strandline.values.codecs.registry import open_registry
 from strandline.values.codecs.rows import RowCodec
 from strandline.values.schema.avro_schema import avro_fields, check_writer, missing_default, plain_schema, to_avro
-from strandline.values.schema.json_schema import unenforced_keyword
+from strandline.values.schema.json_schema import constraining_keyword
 from strandline.values.schema.schemas import as_schema
 
 _MAGIC: Final = 0
@@ -68,7 +68,7 @@ class Avro(RowCodec):
             if self._registry is None or schema_id is None:
                 raise InvalidInput("Avro needs a schema, or a registry and the schema_id of one in it.")
             schema = self._registry.schema(schema_id)
-        self.unenforced = unenforced_keyword(schema)
+        self.unenforced = constraining_keyword(schema)
         given = _avro_of(schema)
         self._text = json.dumps(given, sort_keys=True, separators=(",", ":"))
         self._schema = as_schema(given)

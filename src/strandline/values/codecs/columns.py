@@ -40,7 +40,8 @@ class ColumnShape:
 
     Single values that are not null go through ``load``, then become an array of type ``via``, then are cast; without
     either they become an array of the field's type at once. ``dump`` is the inverse of ``load``, for encoding; ``make``
-    gives a struct from the values of its fields. ``finite``: the encoding has neither NaN nor infinities.
+    gives a struct from the values of its fields. ``finite``: the encoding has neither NaN nor infinities. Text has to
+    match ``pattern``, somewhere, by RE2.
     """
 
     field: pa.Field
@@ -51,6 +52,7 @@ class ColumnShape:
     load: Getter | None = None
     dump: Getter | None = None
     finite: bool = False
+    pattern: str | None = None
 
 
 def build_columns(shapes: Sequence[ColumnShape], rows: list[Any], reasons: dict[int, str]) -> list[pa.Array]:
@@ -127,6 +129,14 @@ class _Builder:
         return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), keys, child, type=kind, mask=_nulls(values))
 
     def _leaf(self, shape: ColumnShape, values: list[Any], path: str, owner: Owner, instead: Any = None) -> pa.Array:
+        column = self._fitting(shape, values, path, owner, instead)
+        if shape.pattern is not None:
+            matched = pc.match_substring_regex(column, shape.pattern)
+            for position in pc.indices_nonzero(pc.invert(matched)).to_pylist():
+                self._note(owner(position), f"The field '{path}' does not match the pattern {shape.pattern[:200]!r}")
+        return column
+
+    def _fitting(self, shape: ColumnShape, values: list[Any], path: str, owner: Owner, instead: Any) -> pa.Array:
         try:
             return convert(shape, values)
         except _MISFITS:

@@ -16,6 +16,7 @@ from strandline.values.codecs.columns import null_rows
 from strandline.values.codecs.rows import one_row
 from strandline.values.codecs.structs import StructCodec
 from strandline.values.contract import Codec, Columns, Decoded, bad_rows, rounds_floats
+from strandline.values.schema.constraints import Constrained, Constraints
 from strandline.values.schema.evolution import conform_columns
 
 _PUTS: Final = ("c", "r", "u")
@@ -33,7 +34,7 @@ class _Envelope(ABC):
         self._codec = codec
         self._event: Codec = codec
         if isinstance(codec, StructCodec) and "after" not in codec.schema.names:
-            self._event = type(codec)(self._events(pa.struct(list(codec.schema))))
+            self._event = type(codec)(self._events(pa.struct(list(codec.schema)), codec.constraints))
         after = self._event.schema.field("after").type if "after" in self._event.schema.names else None
         if after is None or not pt.is_struct(after):
             raise SchemaRefused(
@@ -42,9 +43,12 @@ class _Envelope(ABC):
             )
         self._schema = pa.schema(list(after))
 
-    def _events(self, row: pa.DataType) -> pa.Schema:
+    def _events(self, row: pa.DataType, constraints: Constraints) -> Constrained:
+        """The fields of an event. ``before`` has no constraints: a source may give only the key there."""
         fields = [pa.field("before", row), pa.field("after", row), *self._FURTHER]
-        return pa.schema([*fields, pa.field("payload", pa.struct(fields))])
+        schema = pa.schema([*fields, pa.field("payload", pa.struct(fields))])
+        after = {"after": constraints}
+        return Constrained(schema, {"properties": {**after, "payload": {"properties": after}}} if constraints else {})
 
     @property
     def codec(self) -> Codec:

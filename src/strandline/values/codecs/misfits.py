@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.values.codecs.exact import OTHER_YEARS, year_bounds
+from strandline.values.schema.constraints import int_range
 
 Misfit: TypeAlias = Callable[[Any], str | None]
 """Why a value does not fit; None if it fits, or Arrow has to say."""
@@ -43,7 +44,7 @@ def misfit_of(kind: pa.DataType, via: pa.DataType | None, load: Callable[[Any], 
     if pt.is_decimal(kind):
         return _decimal(kind)
     if pt.is_integer(kind):
-        return _between(*_bounds(kind))
+        return _between(*int_range(kind))
     return _float if pt.is_float32(kind) else None
 
 
@@ -97,11 +98,6 @@ def _times(kind: pa.DataType, via: pa.DataType) -> Misfit:
     if pt.is_time(kind):
         return _between(0, 86_400 * (1000 if via == pa.int32() else 1_000_000) - 1)
     return _between(*year_bounds(kind), OTHER_YEARS)
-
-
-def _bounds(kind: pa.DataType) -> tuple[int, int]:
-    bits = kind.bit_width
-    return (0, 2**bits - 1) if pt.is_unsigned_integer(kind) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def _between(low: int, high: int, outside: str = "out of range") -> Misfit:

@@ -37,7 +37,7 @@ class RowCodec:
     name: str = ""
     __slots__ = ("_decode", "_empty", "_encode", "_make", "_schema", "_shapes", "unenforced")
     unenforced: str | None
-    """A keyword of the given JSON Schema that the codec does not enforce: a new log refuses it."""
+    """A keyword of the given JSON Schema that the codec does not enforce: a new log refuses the schema."""
     _schema: pa.Schema
     _shapes: tuple[ColumnShape, ...]
     _decode: Callable[[bytes], Any]

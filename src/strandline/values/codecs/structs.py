@@ -11,19 +11,23 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from operator import attrgetter
-from typing import Annotated, Any, Final
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import InvalidInput, MissingExtra, SchemaRefused
-from strandline.values.codecs.columns import ColumnShape
+from strandline.values.codecs.columns import ColumnShape, build_columns
 from strandline.values.codecs.rows import RowCodec, reason_of
-from strandline.values.schema.json_schema import unenforced_keyword
-from strandline.values.schema.schemas import as_schema, leaves
+from strandline.values.contract import Columns
+from strandline.values.schema.constraints import MAX_FLOAT32, Constrained, Constraints, has_pattern, int_range
+from strandline.values.schema.json_schema import constrained
+from strandline.values.schema.schemas import leaves
 
-MAX_FLOAT32: Final = 3.4028234663852886e38
 _MAX_FLOAT64: Final = 1.7976931348623157e308
+_MAX_INT64: Final = 2**63 - 1
+_NO_CONSTRAINTS: Final[Constraints] = MappingProxyType({})
 _NATIVE: Final = (bytes, bytearray, dt.datetime, dt.date, dt.time, Decimal)
 
 
@@ -49,31 +53,59 @@ class Form:
 
 
 class StructCodec(RowCodec):
-    """The part that the codecs of msgspec share. Equal by class and schema."""
+    """The part that the codecs of msgspec share. Equal by class, schema and constraints.
+
+    Both decoding and encoding enforce the constraints of a JSON Schema: all by the types that msgspec decodes and
+    converts to, except patterns, which Arrow matches against a decoded column.
+    """
 
     rounds_floats = True
     """See :func:`~strandline.values.contract.rounds_floats`."""
     _FORM: Form
     _MODULE: str
     """The module of msgspec that decodes and encodes."""
-    __slots__ = ("_checks", "_convert", "_plain")
+    __slots__ = ("_checks", "_convert", "_plain", "constraints")
+    _checks: tuple[ColumnShape, ...]
+    """Columns with values that msgspec accepts and Arrow does not."""
+    constraints: Constraints
+    """The constraints of the given JSON Schema, which each value has to fulfil."""
 
     def __init__(self, schema: Any) -> None:
         library = msgspec_module(type(self).__name__)
-        self._schema = as_schema(schema)
-        self.unenforced = unenforced_keyword(schema)
+        found = constrained(schema)
+        self._schema, self.constraints, self.unenforced = found.schema, found.constraints, found.unenforced
+        make = partial(_struct_type, library, "Value", list(self._schema), self._FORM)
         try:
-            self._make = row = _struct_type(library, "Value", list(self._schema), self._FORM, strict=False)
-            given = _struct_type(library, "Value", list(self._schema), self._FORM, strict=True)
+            self._make = row = make(strict=False)
+            held = make(strict=False, constraints=self.constraints) if self.constraints else row
+            given = make(strict=True, constraints=self.constraints)
             module = getattr(library, self._MODULE)
-            self._decode, self._encode = module.Decoder(row).decode, module.Encoder().encode
+            self._decode, self._encode = module.Decoder(held).decode, module.Encoder().encode
         except (ValueError, TypeError) as error:
             raise SchemaRefused(f"A {self.name} value cannot have this schema: {error}") from error
-        self._shapes = _shapes(list(self._schema), row, self._FORM)
+        self._shapes = _shapes(list(self._schema), row, self._FORM, self.constraints)
         self._empty = row()
         self._plain = partial(library.to_builtins, builtin_types=_NATIVE, str_keys=True)
         self._convert = partial(library.convert, type=given)
-        self._checks = any(_is_checked_by_arrow(leaf) for field in self._schema for leaf in leaves(field.type))
+        inside = self.constraints.get("properties", {})
+        self._checks = tuple(
+            shape
+            for shape in self._shapes
+            if any(map(_is_checked_by_arrow, leaves(shape.field.type))) or has_pattern(inside.get(shape.field.name, {}))
+        )
+
+    def settings(self) -> tuple[Any, ...]:
+        """The arguments that make an equal codec."""
+        return (Constrained(self._schema, self.constraints) if self.constraints else self._schema,)
+
+    def encode(self, columns: Columns) -> pa.Array:
+        """Encode rows, with every field of the schema, null or not; ``InvalidInput`` if one violates a constraint."""
+        encoded = super().encode(columns)
+        bad = self.decode(encoded).bad.to_pylist() if self.constraints else []
+        if bad:
+            row, reason = bad[0].values()
+            raise InvalidInput(f"The row {row} does not fit the schema: {reason}")
+        return encoded
 
     def encode_one(self, value: Any) -> bytes:
         """Encode a mapping, a dataclass or a Struct; an unknown field is refused, a missing one is null."""
@@ -82,9 +114,10 @@ class StructCodec(RowCodec):
         except (ValueError, TypeError, RecursionError) as error:
             raise InvalidInput(f"The value does not fit the schema: {reason_of(error)}") from error
         if self._checks:
-            bad = self.decode(pa.array([encoded], pa.binary())).bad
-            if bad.num_rows:
-                raise InvalidInput(f"The value does not fit the schema: {bad.column('reason')[0]}")
+            bad: dict[int, str] = {}
+            build_columns(self._checks, self._decode_rows([encoded], bad), bad)
+            if bad:
+                raise InvalidInput(f"The value does not fit the schema: {bad[0]}")
         return encoded
 
 
@@ -94,39 +127,83 @@ def _is_checked_by_arrow(kind: pa.DataType) -> bool:
     return bool(precise or pt.is_decimal(kind) or pt.is_uint64(kind) or pt.is_time(kind))
 
 
-def _struct_type(library: Any, name: str, fields: list[pa.Field], form: Form, *, strict: bool) -> Any:
+def _struct_type(
+    library: Any,
+    name: str,
+    fields: list[pa.Field],
+    form: Form,
+    *,
+    strict: bool,
+    constraints: Constraints = _NO_CONSTRAINTS,
+) -> Any:
     """A Struct with the attributes ``c0``, ``c1``, …, so that names of fields need not be names of Python."""
-    parts = [
-        (f"c{number}", _python_type(library, f"{name}.{field.name}", field.type, form, strict=strict) | None, None)
-        for number, field in enumerate(fields)
-    ]
+    inside, required = constraints.get("properties", {}), constraints.get("required", ())
+    nullable = constraints.get("nullable", ())
+    parts: list[tuple[Any, ...]] = []
+    for number, field in enumerate(fields):
+        further = inside.get(field.name, _NO_CONSTRAINTS)
+        kind = _python_type(library, f"{name}.{field.name}", field.type, form, strict=strict, constraints=further)
+        if field.name not in required:
+            parts.append((f"c{number}", kind | None, None))
+        else:
+            parts.append((f"c{number}", kind | None if field.name in nullable else kind))
     names = {f"c{number}": field.name for number, field in enumerate(fields)}
+    is_closed = strict or constraints.get("additionalProperties") is False
     # Without cycles the collector need not track rows, which halves the time of decoding.
-    return library.defstruct(name, parts, rename=names, gc=False, forbid_unknown_fields=strict)
+    return library.defstruct(
+        name, parts, rename=names, gc=False, forbid_unknown_fields=is_closed, kw_only=bool(required)
+    )
 
 
-def _python_type(library: Any, name: str, kind: pa.DataType, form: Form, *, strict: bool) -> Any:  # noqa: PLR0911
+def _python_type(  # noqa: PLR0911 - one for each kind of type
+    library: Any, name: str, kind: pa.DataType, form: Form, *, strict: bool, constraints: Constraints
+) -> Any:
     meta = library.Meta
+    make = partial(_python_type, library, name, form=form, strict=strict)
+    items = constraints.get("items", _NO_CONSTRAINTS)
     if pt.is_struct(kind):
-        return _struct_type(library, name, list(kind), form, strict=strict)
+        return _struct_type(library, name, list(kind), form, strict=strict, constraints=constraints)
     if pt.is_list(kind) or pt.is_large_list(kind):
-        return list[_python_type(library, name, kind.value_type, form, strict=strict) | None]  # type: ignore[misc]
+        item = make(kind=kind.value_type, constraints=items) | None
+        return _limited(meta, list[item], constraints, "Items")  # type: ignore[valid-type]
     if pt.is_map(kind):
-        return dict[str, _python_type(library, name, kind.item_type, form, strict=strict) | None]  # type: ignore[misc]
+        item = make(kind=kind.item_type, constraints=items) | None
+        return _limited(meta, dict[str, item], constraints, "Properties")  # type: ignore[valid-type]
+    if "enum" in constraints:
+        return Literal[tuple(constraints["enum"])]
     if pt.is_integer(kind):
-        return Annotated[int, meta(**_range(kind))]
+        return Annotated[int, meta(**_range(kind, constraints))]
+    if pt.is_floating(kind):
+        return _float_type(meta, kind, form, strict=strict, constraints=constraints)
+    return _leaf_type(meta, kind, form, strict=strict, constraints=constraints)
+
+
+def _leaf_type(meta: Any, kind: pa.DataType, form: Form, *, strict: bool, constraints: Constraints) -> Any:
     if pt.is_fixed_size_binary(kind):
         return Annotated[bytes, meta(min_length=kind.byte_width, max_length=kind.byte_width)]
-    if pt.is_floating(kind):
-        limit = MAX_FLOAT32 if pt.is_float32(kind) else _MAX_FLOAT64
-        bounded = not form.any_float and (strict or pt.is_float32(kind))
-        return Annotated[float, meta(ge=-limit, le=limit)] if bounded else float
     if pt.is_temporal(kind):
         return _time_type(meta, kind, form, strict=strict)
     for is_kind, python in ((pt.is_boolean, bool), (pt.is_decimal, Decimal), (pt.is_binary, bytes)):
         if is_kind(kind):
             return python
-    return bytes if pt.is_large_binary(kind) else str
+    return bytes if pt.is_large_binary(kind) else _limited(meta, str, constraints, "Length")
+
+
+def _limited(meta: Any, python: Any, constraints: Constraints, what: str) -> Any:
+    """The type with limits on its length: ``minLength``, ``maxItems`` and so on."""
+    limits = {f"{end}_length": constraints[end + what] for end in ("min", "max") if end + what in constraints}
+    return Annotated[python, meta(**limits)] if limits else python
+
+
+def _float_type(meta: Any, kind: pa.DataType, form: Form, *, strict: bool, constraints: Constraints) -> Any:
+    limit = MAX_FLOAT32 if pt.is_float32(kind) else _MAX_FLOAT64
+    bounded = not form.any_float and (strict or pt.is_float32(kind))
+    bounds = {word: constraints[keyword] for keyword, word in _BOUNDS.items() if keyword in constraints}
+    if bounded and not bounds.keys() & {"ge", "gt"}:
+        bounds["ge"] = -limit
+    if bounded and not bounds.keys() & {"le", "lt"}:
+        bounds["le"] = limit
+    return Annotated[float, meta(**bounds)] if bounds else float
 
 
 def _time_type(meta: Any, kind: pa.DataType, form: Form, *, strict: bool) -> Any:
@@ -141,12 +218,22 @@ def _time_type(meta: Any, kind: pa.DataType, form: Form, *, strict: bool) -> Any
     return dt.date
 
 
-def _range(kind: pa.DataType) -> dict[str, int]:
-    if pt.is_uint64(kind):
-        return {"ge": 0}  # msgspec has no larger bounds than those of int64: Arrow checks the upper one
-    if pt.is_unsigned_integer(kind):
-        return {"ge": 0, "le": 2**kind.bit_width - 1}
-    return {"ge": -(2 ** (kind.bit_width - 1)), "le": 2 ** (kind.bit_width - 1) - 1}
+_BOUNDS: Final = {
+    "minimum": "ge",
+    "exclusiveMinimum": "gt",
+    "maximum": "le",
+    "exclusiveMaximum": "lt",
+    "multipleOf": "multiple_of",
+}
+"""Constraints of numbers, as msgspec names them."""
+
+
+def _range(kind: pa.DataType, constraints: Constraints) -> dict[str, int]:
+    low, high = int_range(kind)
+    bounds = {"ge": low, "le": high, **{_BOUNDS[word]: constraints[word] for word in _BOUNDS if word in constraints}}
+    if bounds["le"] > _MAX_INT64:
+        del bounds["le"]  # msgspec has no larger bounds than those of int64: Arrow checks the upper one of uint64
+    return bounds
 
 
 def _is_text(kind: pa.DataType, form: Form) -> bool:
@@ -155,20 +242,31 @@ def _is_text(kind: pa.DataType, form: Form) -> bool:
     return bool(form.text_times and pt.is_date(kind))
 
 
-def _shapes(fields: list[pa.Field], row: Any, form: Form) -> tuple[ColumnShape, ...]:
+def _shapes(fields: list[pa.Field], row: Any, form: Form, constraints: Constraints) -> tuple[ColumnShape, ...]:
+    inside = constraints.get("properties", {})
     return tuple(
-        _shape(field, attrgetter(f"c{number}"), row.__annotations__[f"c{number}"], form)
+        _shape(
+            field,
+            attrgetter(f"c{number}"),
+            row.__annotations__[f"c{number}"],
+            form,
+            inside.get(field.name, _NO_CONSTRAINTS),
+        )
         for number, field in enumerate(fields)
     )
 
 
-def _shape(field: pa.Field, get: Callable[[Any], Any], python: Any, form: Form) -> ColumnShape:
+def _shape(
+    field: pa.Field, get: Callable[[Any], Any], python: Any, form: Form, constraints: Constraints
+) -> ColumnShape:
     kind = field.type
     if pt.is_struct(kind):
         row = next(part for part in python.__args__ if part is not type(None))
-        return ColumnShape(field, get, _shapes(list(kind), row, form), make=row)
+        return ColumnShape(field, get, _shapes(list(kind), row, form, constraints), make=row)
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_map(kind):
         item = kind.item_field if pt.is_map(kind) else kind.value_field
         container = next(part for part in python.__args__ if part is not type(None))
-        return ColumnShape(field, get, (_shape(item, get, container.__args__[-1], form),))
-    return ColumnShape(field, get, via=pa.string() if _is_text(kind, form) else None, finite=not form.any_float)
+        items = constraints.get("items", _NO_CONSTRAINTS)
+        return ColumnShape(field, get, (_shape(item, get, container.__args__[-1], form, items),))
+    via = pa.string() if _is_text(kind, form) else None
+    return ColumnShape(field, get, via=via, finite=not form.any_float, pattern=constraints.get("pattern"))

@@ -1,15 +1,19 @@
-"""JSON Schema as Arrow fields: the part that defines columns. Constraints are found, and not enforced."""
+"""JSON Schema as Arrow fields with constraints, and the keywords that no codec enforces."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from strandline.errors import SchemaRefused
+from strandline.values.schema.constraints import Constrained, Constraints, constraining, constraints_of, place
+from strandline.values.schema.schemas import as_schema
 
 _MAX_REFERENCES: Final = 64
 _INTEGERS: Final = {
@@ -18,38 +22,54 @@ _INTEGERS: Final = {
 _NUMBERS: Final = {"float": pa.float32(), "double": pa.float64()}
 _TEXTS: Final = {"date-time": pa.timestamp("us", tz="UTC"), "date": pa.date32(), "time": pa.time64("us")}
 _NAMES: Final = {bool: "boolean", int: "integer", float: "number", str: "string"}
-
-
-_CONSTRAINTS: Final = frozenset(
-    (
-        *("enum", "const", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
-        *("minLength", "maxLength", "pattern", "minItems", "maxItems", "uniqueItems", "contains", "minContains"),
-        *("maxContains", "prefixItems", "additionalItems", "unevaluatedItems", "required", "minProperties"),
-        *("maxProperties", "patternProperties", "propertyNames", "unevaluatedProperties", "dependentRequired"),
-        *("dependentSchemas", "dependencies", "allOf", "not", "if", "then", "else", "$dynamicRef", "$recursiveRef"),
-    )
-)
-"""Keywords that no codec enforces. Other keywords define columns, or are annotations, as unknown ones are."""
-_OFF: Final = ("uniqueItems", "required")
-"""Those that allow everything when they are false or empty."""
 _DEFINING: Final = ("$ref", "anyOf", "oneOf", "properties", "items", "additionalProperties")
 
 
-def unenforced_keyword(schema: Any) -> str | None:
-    """The first keyword of a JSON Schema that a codec does not enforce, with its place; None if there is none.
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a JSON Schema: its column, its constraints, and whether it may be null."""
+
+    kind: pa.DataType
+    constraints: Constraints = field(default_factory=dict)
+    nullable: bool = False
+
+
+def constrained(schema: Any) -> Constrained:
+    """The columns of any schema, with the constraints that a JSON Schema has.
+
+    >>> constrained({"properties": {"id": {"type": "integer", "minimum": 0}}, "required": ["id"]}).constraints
+    {'required': ['id'], 'properties': {'id': {'minimum': 0}}}
+    """
+    if isinstance(schema, Constrained):
+        return schema
+    columns, reader = as_schema(schema), _reader(schema)
+    if reader is None:
+        return Constrained(columns)
+    constraints = reader.part_of("", reader.root, 0).constraints
+    return Constrained(columns, constraints, reader.unenforced)
+
+
+def constraining_keyword(schema: Any) -> str | None:
+    """The first keyword of a JSON Schema that constrains values, with its place; None if there is none.
 
     Any schema may be given: what is no JSON Schema has no such keyword.
 
-    >>> unenforced_keyword({"type": "object", "properties": {"id": {"type": "integer", "minimum": 0}}})
+    >>> constraining_keyword({"type": "object", "properties": {"id": {"type": "integer", "minimum": 0}}})
     "'minimum' of the field 'id'"
     """
+    reader = _reader(schema)
+    if reader is None:
+        return None
+    reader.part_of("", reader.root, 0)
+    return reader.constraining
+
+
+def _reader(schema: Any) -> _JsonSchemaReader | None:
     with suppress(ValueError, RecursionError):
         schema = json.loads(schema) if isinstance(schema, str | bytes) else schema
     if not isinstance(schema, Mapping) or schema.get("type") == "record" or "fields" in schema:
         return None
-    reader = _JsonSchemaReader(schema)
-    reader.type_of("", schema, 0)
-    return reader.unenforced
+    return _JsonSchemaReader(schema)
 
 
 def json_schema_fields(schema: Mapping[str, Any]) -> list[pa.Field]:
@@ -59,7 +79,7 @@ def json_schema_fields(schema: Mapping[str, Any]) -> list[pa.Field]:
     integers, ``float`` for numbers; ``contentEncoding: base64`` is binary. An object without ``properties`` whose
     ``additionalProperties`` have a schema is a map.
     """
-    kind = _JsonSchemaReader(schema).type_of("", schema, 0)
+    kind = _JsonSchemaReader(schema).part_of("", schema, 0).kind
     if not isinstance(kind, pa.StructType):
         raise SchemaRefused("The JSON Schema of a value must be of type object, with properties.")
     return list(kind)
@@ -67,65 +87,99 @@ def json_schema_fields(schema: Mapping[str, Any]) -> list[pa.Field]:
 
 class _JsonSchemaReader:
     def __init__(self, root: Mapping[str, Any]) -> None:
-        self._root = root
+        self.root = root
+        self.constraining: str | None = None
+        """The first keyword that constrains values."""
         self.unenforced: str | None = None
-        """The first keyword that was found and is not enforced."""
+        """The first of them that cannot be enforced."""
 
-    def _note(self, name: str, schema: Mapping[str, Any]) -> None:
-        """Remember a keyword that constrains, or that another one hides."""
-        found = [word for word in schema if word in _CONSTRAINTS and (schema[word] or word not in _OFF)]
-        defining = [word for word in _DEFINING if word in schema]
-        rest = schema.get("additionalProperties", True)
-        if "properties" in schema and rest is not True and rest != {}:
-            found.append("additionalProperties")
-        elif len(defining) > 1 and defining != ["properties", "additionalProperties"]:
-            found += defining[1:]
-        if found and self.unenforced is None:
-            self.unenforced = f"{found[0]!r} of the {name}"
-
-    def type_of(self, path: str, schema: Any, depth: int) -> pa.DataType:
-        """The Arrow type of a part of the schema."""
-        name = f"field '{path[:100]}'" if path else "value"
+    def part_of(self, path: str, schema: Any, depth: int) -> _Part:
+        """The column of a part of the schema, with its constraints."""
+        name = place(path)
         if depth > _MAX_REFERENCES:
             raise SchemaRefused(f"The {name} of the JSON Schema is recursive: a column cannot be.")
         if not isinstance(schema, Mapping):
             raise SchemaRefused(f"The {name} of the JSON Schema is not an object: {schema!r:.50}.")
-        self._note(name, schema)
+        self._note(name, [*constraining(schema), *_hidden(schema)], _hidden(schema))
         if "$ref" in schema:
-            return self.type_of(path, self._referenced(name, schema["$ref"]), depth + 1)
+            self._note(name, constraining(schema), constraining(schema))
+            return self.part_of(path, self._referenced(name, schema["$ref"]), depth + 1)
         for word in ("anyOf", "oneOf"):
             choices = schema.get(word)
             if isinstance(choices, list):
+                self._note(name, constraining(schema), constraining(schema))
                 rest = [choice for choice in choices if choice != {"type": "null"}]
                 if len(rest) != 1:
                     raise SchemaRefused(f"The {name} has several types in the JSON Schema: a column has one.")
-                return self.type_of(path, rest[0], depth + 1)
+                part = self.part_of(path, rest[0], depth + 1)
+                return replace(part, nullable=part.nullable or len(rest) < len(choices))
         kind = _type_name(name, schema)
         if kind == "object":
-            return self._object(path, name, schema, depth)
-        if kind == "array":
-            return pa.list_(self.type_of(f"{path}[]", schema.get("items", {}), depth + 1))
-        return _scalar(name, kind, schema)
+            part = self._object(path, name, schema, depth)
+        elif kind == "array":
+            item = self.part_of(f"{path}[]", schema.get("items", {}), depth + 1)
+            part = _Part(pa.list_(item.kind), {"items": item.constraints} if item.constraints else {})
+        else:
+            part = _Part(_scalar(name, kind, schema))
+        done = ("required", "additionalProperties") if pt.is_struct(part.kind) else ()
+        own = {word: value for word, value in schema.items() if word not in done}
+        constraints, unenforced = constraints_of(part.kind, own)
+        self._note(name, [], [] if unenforced is None else [unenforced])
+        return _Part(part.kind, {**part.constraints, **constraints}, _is_nullable(schema))
 
-    def _object(self, path: str, name: str, schema: Mapping[str, Any], depth: int) -> pa.DataType:
+    def _note(self, name: str, found: list[str], unenforced: list[str]) -> None:
+        """Remember keywords that constrain, and those that cannot be enforced."""
+        if found and self.constraining is None:
+            self.constraining = f"{found[0]!r} of the {name}"
+        if unenforced and self.unenforced is None:
+            self.unenforced = f"{unenforced[0]!r} of the {name}"
+
+    def _object(self, path: str, name: str, schema: Mapping[str, Any], depth: int) -> _Part:
         properties, rest = schema.get("properties"), schema.get("additionalProperties")
         if isinstance(properties, Mapping) and properties:
             inside = f"{path}." if path else ""
-            return pa.struct(
-                [pa.field(key, self.type_of(inside + key, part, depth + 1)) for key, part in properties.items()]
-            )
+            parts = {key: self.part_of(inside + key, part, depth + 1) for key, part in properties.items()}
+            kind = pa.struct([pa.field(key, part.kind) for key, part in parts.items()])
+            required = schema.get("required", [])
+            if not isinstance(required, list) or not all(isinstance(key, str) and key in parts for key in required):
+                self._note(name, [], ["required"])
+                required = []
+            constraints: dict[str, Any] = {
+                "required": sorted(set(required)),
+                "nullable": sorted(key for key in set(required) if parts[key].nullable),
+                "properties": {key: part.constraints for key, part in parts.items() if part.constraints},
+            }
+            constraints = {word: value for word, value in constraints.items() if value}
+            return _Part(kind, {**constraints, "additionalProperties": False} if rest is False else constraints)
         if isinstance(rest, Mapping):
-            return pa.map_(pa.string(), self.type_of(path + "{}", rest, depth + 1))
+            item = self.part_of(path + "{}", rest, depth + 1)
+            return _Part(pa.map_(pa.string(), item.kind), {"items": item.constraints} if item.constraints else {})
         raise SchemaRefused(f"The {name} of the JSON Schema has no properties.")
 
     def _referenced(self, name: str, reference: Any) -> Any:
-        place: Any = self._root
+        found: Any = self.root
         if isinstance(reference, str) and reference.startswith("#"):
             for step in reference[1:].strip("/").split("/") if reference != "#" else ():
-                place = place.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(place, Mapping) else None
-            if place is not None:
-                return place
+                found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+            if found is not None:
+                return found
         raise SchemaRefused(f"The {name} refers to {reference!r:.100}, which is not in the JSON Schema.")
+
+
+def _hidden(schema: Mapping[str, Any]) -> list[str]:
+    """Keywords that another one of the same part hides, or makes a constraint that nothing enforces."""
+    defining = [word for word in _DEFINING if word in schema]
+    rest = schema.get("additionalProperties", True)
+    if "properties" in schema and rest not in (True, False) and rest != {}:
+        return ["additionalProperties"]
+    return [] if defining == ["properties", "additionalProperties"] else defining[1:]
+
+
+def _is_nullable(schema: Mapping[str, Any]) -> bool:
+    kind, members = schema.get("type"), [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(members, list) and None not in members:
+        return False
+    return schema.get("nullable") is True or kind is None or (isinstance(kind, list) and "null" in kind)
 
 
 def _type_name(name: str, schema: Mapping[str, Any]) -> str:
