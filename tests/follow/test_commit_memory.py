@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import pyarrow as pa
@@ -15,7 +16,9 @@ import pytest
 import strandline as sl
 from strandline.errors import JobFailed, StorageError
 from strandline.followers.committer import begin
+from strandline.followers.engine import Engine
 from strandline.followers.events import Batching
+from strandline.followers.run import Follower
 from strandline.followers.table_route import NoObserver, StoredRange, TableRoute
 from strandline.log.object import ObjectLog
 from strandline.log.read.decoded_sizes import DecodedSizes
@@ -98,16 +101,23 @@ def test_a_follower_with_its_default_bytes_takes_all_that_fits(log: ObjectLog, t
 
 
 class Rows:
-    """A sink that is no table: it remembers how much it was given at once."""
+    """A sink that is no table: it remembers how much it was given at once, and has memory for some batches only."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = BATCHES) -> None:
+        self.most = most
         self.sizes: list[int] = []
+        self.tried: list[int] = []
         self.at: Cursor | None = None
 
     def cursor(self, log_id: UUID | None = None) -> Cursor | None:
         return self.at
 
     def apply(self, batches: pa.Table, *, since: Cursor, upto: Cursor) -> None:
+        assert batches.column("offset").to_pylist() == list(range(since.next, upto.next))
+        assert since.next == (0 if self.at is None else self.at.next)
+        self.tried.append(batches.num_rows // ROWS)
+        if batches.num_rows > self.most * ROWS:
+            raise MemoryError
         self.sizes.append(batches.nbytes)
         self.at = upto
 
@@ -123,6 +133,33 @@ def test_a_commit_of_any_other_sink_is_bounded_too(log: ObjectLog) -> None:
     assert sum(rows.sizes) > BATCHES * ROWS * len(LINE)
 
 
+def test_any_sink_without_enough_memory_is_given_smaller_pieces(log: ObjectLog) -> None:
+    rows = Rows(most=7)
+    sl.follow(log, rows, upto="end")
+    assert rows.tried == [24, 12, 6, 6, 6, 6]
+    assert rows.at == log.end(), "with the proof of its last batch"
+    with pytest.raises(MemoryError) as raised:
+        sl.follow(log, Rows(most=0), upto="end")
+    assert raised.value.__notes__[0].startswith(f"Offsets 0 to {ROWS - 1} of ")
+
+
+def test_records_that_do_not_fit_while_they_are_fetched_are_fetched_in_smaller_pieces(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, calls = type(log.plan(log.start())[0]).fetch, iter(range(100))
+
+    def sometimes(span: Any, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
+        if next(calls) in (0, 5):
+            raise pa.ArrowMemoryError("malloc of size 64 failed")
+        return fetch(span, columns)
+
+    monkeypatch.setattr(type(log.plan(log.start())[0]), "fetch", sometimes)
+    rows = Rows()
+    sl.follow(log, rows, upto="end")
+    assert rows.at == log.end()
+    assert sum(rows.tried) == BATCHES
+
+
 class Small(InProcess):
     """Workers with little memory: more than some spans at once are too many."""
 
@@ -131,11 +168,13 @@ class Small(InProcess):
         self.most, self.error = most, error
         self.tried: list[int] = []
 
-    def run(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
+    def run(
+        self, parts: Sequence[Part], spans: Sequence[Span], title: str, most: int | None = None
+    ) -> Sequence[Written]:
         self.tried.append(len(spans))
         if len(spans) > self.most:
             raise self.error
-        return super().run(parts, spans, title)
+        return super().run(parts, spans, title, most)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +230,69 @@ def test_files_of_an_append_are_closed_by_bytes_before_all_rows_are_in_memory(
     (only,) = commits.ranges
     assert sum(len(one.added) for one in only.written) == 6
     assert offsets(tmp_path / "table") == ALL
+
+
+@pytest.mark.parametrize("mode", ["append", "latest"])
+def test_a_sudden_change_to_repetitive_records_is_noticed_while_they_are_read(
+    tmp_path: Path, mode: Literal["append", "latest"]
+) -> None:
+    log = sl.open(f"{tmp_path}/log", create=True)
+    with log.producer(compression="zstd") as producer:
+        kinds = [(50, 100, 4), (1, MIB // 4, 12), (50, 100, 4)]
+        for records, size, times in kinds:
+            for number in range(times):
+                value = bytes(size) if records == 1 else random.Random(number).randbytes(size)
+                producer.append_batch(pa.table({"key": [b"k"] * records, "value": [value] * records}))
+                producer.flush()
+    sink, commits = sl.DeltaSink(tmp_path / "table", mode=mode), Commits([])
+    committer = begin(log, sink, None, start="beginning", holder="me")
+    engine = Engine(Batching(bytes=MIB), upto=log.end().next)
+    Follower(engine, log, committer, None, CLOCK, observer=commits).run(committer.start, None)
+    assert max(one.decoded for found in commits.ranges for one in found.written) <= MIB * 5 // 4
+    assert [found.since.next for found in commits.ranges[1:]] == [found.upto.next for found in commits.ranges[:-1]]
+    assert len(commits.ranges) < 10
+    assert sink.rows().num_rows == (log.end().next if mode == "append" else 1)
+
+
+def test_one_batch_that_takes_more_than_the_bound_is_committed_by_itself(tmp_path: Path) -> None:
+    log = sl.open(f"{tmp_path}/log", create=True)
+    with log.producer(compression="zstd") as producer:
+        for size in (100, 100, 2 * MIB, 100, 100):
+            producer.append(value=bytes(size))
+            producer.flush()
+    sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="append"), batching=Batching(bytes=MIB), upto="end")
+    assert offsets(tmp_path / "table") == [0, 1, 2, 3, 4]
+
+
+def test_a_transform_without_enough_memory_is_given_smaller_pieces(log: ObjectLog, tmp_path: Path) -> None:
+    tried: list[int] = []
+
+    def hungry(rows: pa.Table) -> pa.Table:
+        tried.append(rows.num_rows // ROWS)
+        if rows.num_rows > 12 * ROWS:
+            raise MemoryError
+        return rows.select(["_offset"])
+
+    sink = sl.DeltaSink(tmp_path / "table", mode="append", transform=hungry)
+    sl.follow(log, sink, upto="end")
+    assert [count for count in tried if count] == [24, 12, 12]
+    assert sorted(sink.rows().column("_offset").to_pylist()) == ALL
+
+
+def test_a_value_is_bad_if_it_takes_too_much_memory_but_not_if_the_process_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codec, values = sl.Json(pa.schema({"number": pa.int64()})), pa.array([b'{"number": 1}'], pa.binary())
+
+    def hungry(value: bytes) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(codec, "_decode", hungry)
+    assert codec._decode_rows(values.to_pylist(), bad := {}) == [codec._empty]
+    assert bad == {0: "MemoryError."}
+    monkeypatch.setattr("strandline.values.codecs.columns._SPARE", 1 << 60)
+    with pytest.raises(MemoryError):
+        codec._decode_rows(values.to_pylist(), {})
 
 
 # --- the estimate ----------------------------------------------------------------------------------------------
@@ -256,16 +358,16 @@ def test_an_estimate_counts_records_and_bytes_and_forgets_slowly() -> None:
     assert sizes.of(Listed(0, 1000, 10)) == 1_000_000, "by its records"
     sizes.learn([plain], 100, 100_000)
     assert sizes.of(dense) == 100_000, "per record as before"
-    assert sizes.of(larger) == 500_000, "half of what it was"
+    assert sizes.of(larger) == 100_000, "between what it was and what it is"
     sizes.learn([], 0, 0)
-    assert sizes.of(larger) == 500_000, "nothing was read"
+    assert sizes.of(larger) == 100_000, "nothing was read"
 
 
 def test_a_worker_without_memory_answers_so_and_the_driver_raises_it() -> None:
     workers = pytest.importorskip("strandline.spark.pipelines.workers")
     from strandline.spark.task_payload import packed
 
-    item = packed((Hungry(), []), "The sink")
+    item = packed((Hungry(), [], None), "The sink")
     answer = workers._task(item)
     assert isinstance(pickle.loads(answer), MemoryError)
     with pytest.raises(MemoryError, match="too little memory"):

@@ -21,8 +21,8 @@ class Batching:
     """When a batch is applied: at ``records`` or ``bytes``, or ``window`` seconds after its first record.
 
     ``bytes`` are those in memory. For a table they are estimated from what was read before, since only workers read
-    the records. A batch of the log is never divided. ``batches`` bounds the batches of the log that are applied
-    together, too.
+    the records, and a commit takes a quarter more at most. A batch of the log is never divided. ``batches`` bounds the
+    batches of the log that are applied together, too.
 
     The default window is a second for ``follow`` and ten milliseconds for a watch. A watch queues at most ``queue``
     received updates before batching; a stop discards them.

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Event as StopEvent
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from strandline.followers import events
 from strandline.followers.committer import SinkCommitter, begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching, Signal
+from strandline.followers.pieces import Pieces
 from strandline.followers.table_route import NoObserver, Observer, TableRoute
 from strandline.log.addressed import log_at
 from strandline.log.contract import Log
@@ -99,51 +100,69 @@ class PushedLog(Protocol):
         """Block until a batch arrives (True), new or not, or until the timeout (False)."""
 
 
+Fetched: TypeAlias = tuple[Cursor, Sequence[pa.RecordBatch]]
+"""The records of a span, and the cursor after them."""
+
+
 @dataclass(frozen=True, slots=True)
 class _IntoTable:
     """Reads records from a log, and stores them as a table."""
 
     log: Log
     sink: Sink
+    _pieces: Pieces = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_pieces", Pieces(self.log))
 
     def receive(self, since: Cursor, limit: Limit) -> events.Received | None:
         spans = self.log.plan(since, limit)
         if not spans:
             return None
-        chunk, upto = self._fetched(since, spans, limit)
-        size = sum(batch.nbytes for batch in chunk)
+        chunk = self._fetched(since, spans, limit)
+        upto, size = chunk[-1][0], sum(batch.nbytes for _, part in chunk for batch in part)
         begins = since.at(spans[0].first)
         return events.Received(chunk, upto.next - since.next, upto, since=begins, size=size, batches=len(spans))
 
-    def _fetched(self, since: Cursor, spans: Sequence[Span], limit: Limit) -> tuple[list[pa.RecordBatch], Cursor]:
-        """The records of the first spans that can still be read, and the cursor after them.
+    def _fetched(self, since: Cursor, spans: Sequence[Span], limit: Limit) -> list[Fetched]:
+        """The records of the first spans that can still be read, and that fit into memory.
 
         Records that moved to the cold tier since the plan are read from there.
         """
         while True:
-            chunk: list[pa.RecordBatch] = []
+            chunk: list[Fetched] = []
             upto, size = since, 0
             try:
                 for span, part in fetch_in_order(joined(spans)):
-                    chunk += part
                     upto = cursor_after(upto, span)
+                    chunk.append((upto, part))
                     size += sum(batch.nbytes for batch in part)
                     if limit.bytes is not None and size >= limit.bytes:
-                        return chunk, upto  # stored, they took less
+                        return chunk  # stored, they took less
             except NotFound:
-                if upto.next > since.next:
-                    return chunk, upto  # the rest is planned again
+                if chunk:
+                    return chunk  # the rest is planned again
                 # CursorExpired if it was trimmed; if it is planned at the same place again, it is lost.
                 again = self.log.plan(since, limit)
                 if not again or any(span == again[0] for span in spans):
                     raise
                 spans = again
+            except MemoryError:
+                if chunk:
+                    return chunk
+                if len(spans) == 1:
+                    raise
+                spans = spans[:1]
             else:
-                return chunk, upto
+                return chunk
 
     def store(self, chunks: Sequence[events.SourceDelivery], since: Cursor, upto: Cursor) -> None:
-        pieces = [piece for chunk in chunks for piece in chunk]
-        self.sink.apply(pa.Table.from_batches(pieces, READ_SCHEMA), since=since, upto=upto)
+        fetched = [one for chunk in chunks for one in chunk]
+        self._pieces.store(fetched, since, upto, after=lambda _, one: one[0], commit=self._apply)
+
+    def _apply(self, fetched: Sequence[Fetched], since: Cursor, upto: Cursor) -> None:
+        batches = [batch for _, part in fetched for batch in part]
+        self.sink.apply(pa.Table.from_batches(batches, READ_SCHEMA), since=since, upto=upto)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +216,8 @@ class Follower:
         elif isinstance(log, QueueLog) and not isinstance(sink, BatchSink):
             self._route = _IntoTable(log, sink)  # its offsets are batches, and not records that workers could count
         elif isinstance(sink, SinkCommitter) and sink.table is not None and not isinstance(log, PushedLog):
-            self._route = TableRoute(log, sink, sink.table, self.workers, self.clock, self.observer)
+            most = self.engine.batching.bytes
+            self._route = TableRoute(log, sink, sink.table, self.workers, self.clock, self.observer, most)
         elif not isinstance(sink, BatchSink) and not isinstance(log, PushedLog):
             self._route = _IntoTable(log, sink)
         else:

@@ -26,7 +26,7 @@ R = TypeVar("R")
 _OWN_FRAME: Final = re.compile(r'File "[^"\n]*[/\\]strandline[/\\](?:spark|tables|values|log|storage|tier|node)[/\\]')
 _TRACEBACK: Final = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+\S.*", re.MULTILINE)
 _OUT_OF_MEMORY: Final = re.compile(
-    r"^(?:\S*\.)?(?:MemoryError|ArrowMemoryError)\b|java\.lang\.OutOfMemoryError", re.MULTILINE
+    r"^(?:\S*\.)?(?:MemoryError|ArrowMemoryError|RangeTooLarge)\b|java\.lang\.OutOfMemoryError", re.MULTILINE
 )
 _SAME_FAILURES: Final = 3
 """Attempts at the same failure of the user's functions: a service that they call may be down."""

@@ -12,7 +12,7 @@ from strandline.errors import InvalidInput, NotReady
 from strandline.log.contract import Log
 from strandline.log.read.decoded_sizes import DecodedSizes
 from strandline.log.read.planning import cursor_after, divided, joined
-from strandline.log.read.reading import fetch_in_order
+from strandline.log.read.reading import AHEAD_BYTES, fetch_in_order
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.sink import Part, Written
 from strandline.storage.task_pool import TaskPool, ThreadPool
@@ -30,14 +30,34 @@ def is_shuffled(parts: Sequence[Part]) -> bool:
     return parts[0].takes == "keys" and len(parts) > parts[0].most_refetched
 
 
-def written(part: Part, spans: Sequence[Span]) -> Written:
+class RangeTooLarge(MemoryError):
+    """The records of a range, up to some offset, take more memory than a commit may: it has to be divided."""
+
+    def __init__(self, first: int, end: int, decoded: int) -> None:
+        super().__init__(first, end, decoded)
+        self.first, self.next, self.decoded = first, end, decoded
+
+    def __str__(self) -> str:
+        return f"The records at offsets {self.first} to {self.next - 1} take {self.decoded:,} bytes in memory."
+
+
+def written(part: Part, spans: Sequence[Span], most: int | None = None) -> Written:
     """Fetch the spans and write the part, wherever this runs."""
-    return part.write(records_of(spans))
+    return part.write(records_of(spans, most))
 
 
-def records_of(spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
-    """The records of some spans, in order, fetched ahead."""
-    for _, batches in fetch_in_order(joined(spans)):
+def records_of(spans: Sequence[Span], most: int | None = None) -> Iterator[pa.RecordBatch]:
+    """The records of some spans, in order, fetched ahead.
+
+    ``RangeTooLarge`` if they take more than ``most`` bytes, and a quarter more than that: what was expected of them is
+    an estimate. One span is given whatever it takes.
+    """
+    ahead = AHEAD_BYTES if most is None else min(AHEAD_BYTES, most)
+    decoded = 0
+    for span, batches in fetch_in_order(joined(spans), ahead=ahead):
+        decoded += sum(batch.nbytes for batch in batches)
+        if most is not None and decoded > most + most // 4 and len(spans) > 1:
+            raise RangeTooLarge(spans[0].first, span.next, decoded)
         yield from batches
         batches.clear()  # not kept longer than needed
 
@@ -52,10 +72,13 @@ class Workers(Protocol):
     def tasks(self, spans: Sequence[Span]) -> int:
         """Number of workers for a range."""
 
-    def run(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
+    def run(
+        self, parts: Sequence[Part], spans: Sequence[Span], title: str, most: int | None = None
+    ) -> Sequence[Written]:
         """Write all parts of the range of these spans; their reports in the order of the parts.
 
-        Raises the error of the first part that failed. ``title`` describes the range to operators.
+        Raises the error of the first part that failed; ``RangeTooLarge`` if a worker would read much more than
+        ``most`` bytes. ``title`` describes the range to operators.
         """
 
 
@@ -69,9 +92,11 @@ class InProcess:
         """One: a second worker of this process would wait for the first."""
         return 1
 
-    def run(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
+    def run(
+        self, parts: Sequence[Part], spans: Sequence[Span], title: str, most: int | None = None
+    ) -> Sequence[Written]:
         """Write all parts here."""
-        return [written(part, own) for part, own in assigned(parts, spans)]
+        return [written(part, own, most) for part, own in assigned(parts, spans)]
 
 
 IN_PROCESS: Final = InProcess()

@@ -106,6 +106,8 @@ def decode_values(data: bytes | memoryview, where: str) -> pa.Array:
         )
     try:
         values = read_values(block, count)
+    except pa.ArrowMemoryError:
+        raise
     except (pa.ArrowException, OSError) as error:
         raise CorruptData(
             f"{where} is damaged: its {len(block):,} bytes are not the {count:,} records that it announces. Restore "

@@ -184,6 +184,8 @@ def read_metadata(block: memoryview, where: str) -> Mapping[bytes, bytes]:
     try:
         check_message(block)
         schema = pa.ipc.read_schema(pa.BufferReader(pa.py_buffer(block)))
+    except pa.ArrowMemoryError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise damaged_arrow(error, where) from error
     return dict(schema.metadata or {})

@@ -348,6 +348,8 @@ def _decode_footer(data: memoryview, groups: int, where: str) -> tuple[Any, Segm
         facts = (parquet.metadata or {}).get(FACTS_KEY)
         leaves = [parquet.schema.column(leaf) for leaf in range(len(parquet.schema))]
         physical = tuple((leaf.path, leaf.physical_type) for leaf in leaves)
+    except pa.ArrowMemoryError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise damaged_segment(where, f"its footer cannot be read ({str(error)[:200]})") from error
     if facts is None or not schema.equals(SEGMENT_SCHEMA) or physical != PHYSICAL:

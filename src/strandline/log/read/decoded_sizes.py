@@ -7,6 +7,7 @@ learned from what was read last, by bytes per record and per stored byte; the hi
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -37,14 +38,15 @@ class DecodedSizes:
     def learn(self, spans: Sequence[Span], records: int, decoded: int) -> None:
         """Learn from spans of which ``records`` were read, each perhaps several times, in ``decoded`` bytes.
 
-        What was learned before is forgotten by halves: records of another kind may come again.
+        A lower estimate than before is their geometric mean: records of another kind may come again, and a few commits
+        after huge values small ones are not taken for huge.
         """
         stored, listed = sum(span.size for span in spans), sum(span.next - span.first for span in spans)
         if not stored or not records:
             return
         per_record = decoded / records
-        self._per_byte = max(per_record * listed / stored, self._per_byte / 2)
-        self._per_record = max(per_record, self._per_record / 2)
+        self._per_byte = _updated(self._per_byte, per_record * listed / stored)
+        self._per_record = _updated(self._per_record, per_record)
 
     def within(self, spans: Sequence[Span], most: int | None) -> Sequence[Span]:
         """The first of these spans, up to this many bytes in memory, but at least one.
@@ -63,8 +65,12 @@ class DecodedSizes:
         return spans
 
     def _measure(self, span: Span) -> None:
-        # What is damaged or was moved meanwhile is found by whoever reads all of it.
-        with contextlib.suppress(StrandlineError):
+        # What is damaged, was moved meanwhile or does not fit is found by whoever reads all of it.
+        with contextlib.suppress(StrandlineError, MemoryError):
             part = next(iter(divided_spans([span])))
             batches = part.fetch()
             self.learn([part], sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches))
+
+
+def _updated(before: float, now: float) -> float:
+    return max(now, math.sqrt(before * now))

@@ -53,6 +53,8 @@ class ShuffleJob:
     groups: Sequence[Sequence[Span]]
     """The spans of each reader."""
     check: Callable[[], None]
+    most: int | None = None
+    """Bytes in memory that a reader may read, about."""
 
     def answers(self) -> Any:
         """The job without a transform: (number, pickled report) of all readers and writers."""
@@ -115,12 +117,12 @@ class ShuffleJob:
         return self.spark.range(0, len(self.groups), 1, len(self.groups))
 
     def _reading(self) -> Callable[[int], tuple[PartReader, Iterator[pa.Table]]]:
-        groups, part, check = [list(group) for group in self.groups], self.parts[0], self.check
+        groups, part, check, most = [list(group) for group in self.groups], self.parts[0], self.check, self.most
 
         def read(number: int) -> tuple[PartReader, Iterator[pa.Table]]:
             check()
             reader = part.reader()
-            return reader, _complete(reader, groups[number])
+            return reader, _complete(reader, groups[number], most)
 
         return read
 
@@ -193,9 +195,9 @@ def observed_reports(seen: Observation, readers: int) -> dict[int, Written]:
     return {one.number: one for one in reports if one.number < readers}
 
 
-def _complete(reader: PartReader, spans: Sequence[Span]) -> Iterator[pa.Table]:
+def _complete(reader: PartReader, spans: Sequence[Span], most: int | None) -> Iterator[pa.Table]:
     """The rows of all records of the spans; ``CorruptData`` if those were not each of their offsets once."""
-    yield from reader.rows(records_of(spans))
+    yield from reader.rows(records_of(spans, most))
     found = reader.seen
     expected = (spans[0].first, spans[-1].next, spans[-1].next - spans[0].first)
     if found != expected:

@@ -37,7 +37,7 @@ from strandline.spark.pipelines.shuffle import ShuffleJob, observed_reports, spa
 from strandline.spark.pipelines.transform import FrameTransform
 from strandline.spark.task_payload import check_version, packed, unpacked
 from strandline.tables.files.part import TablePart
-from strandline.tables.work import InProcess, assigned, is_shuffled, written
+from strandline.tables.work import InProcess, RangeTooLarge, assigned, is_shuffled, written
 
 Place: TypeAlias = Literal["auto", "driver", "executors"]
 """Where a range is written: by its size, or always in the driver's process, or always by executors."""
@@ -93,37 +93,43 @@ class SparkWorkers:
         """As many as the cores, for large ranges a multiple of them; in the driver one."""
         return len(pack(spans, self._jobs.cores, self.sizes.of)) if self._uses_executors(spans) else 1
 
-    def run(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
+    def run(
+        self, parts: Sequence[Part], spans: Sequence[Span], title: str, most: int | None = None
+    ) -> Sequence[Written]:
         """Write the parts; see :class:`~strandline.tables.work.Workers`."""
         if not self._uses_executors(spans):
-            return self._here.run(parts, spans, title)
+            return self._here.run(parts, spans, title, most)
         if self._is_cancelled:
             raise JobFailed(f"The pipeline is being stopped; nothing of this was committed: {title}")
-        return rerun_if_lost(lambda: self._run(parts, spans, title)) if self._reruns else self._run(parts, spans, title)
+        job = partial(self._run, parts, spans, title, most)
+        return rerun_if_lost(job) if self._reruns else job()
 
-    def _run(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
+    def _run(self, parts: Sequence[Part], spans: Sequence[Span], title: str, most: int | None) -> Sequence[Written]:
         self.ran_jobs += 1
         try:
             with self._labels.shown(title):
                 is_by_rows = self._transform is not None or is_shuffled(parts)
-                done = self._shuffled(parts, spans) if is_by_rows else self._refetched(parts, spans, title)
+                shuffle = partial(self._shuffled, parts, spans, most)
+                done = shuffle() if is_by_rows else self._refetched(parts, spans, title, most)
         except JobFailed as error:
             raise self._failures.judged(error, error.__cause__) from error.__cause__
         self._failures.succeeded()
         return done
 
-    def _refetched(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
+    def _refetched(
+        self, parts: Sequence[Part], spans: Sequence[Span], title: str, most: int | None
+    ) -> Sequence[Written]:
         what = "The sink's transform, or its codec,"
-        items = [packed((part, list(own)), what) for part, own in assigned(parts, spans)]
+        items = [packed((part, list(own), most), what) for part, own in assigned(parts, spans)]
         answers = dict(self._jobs.run(items, _task))
         if len(answers) != len(items):
             raise JobFailed(f"Only {len(answers)} of {len(items)} tasks of a Spark job answered: {title}. Try again.")
         return [_result(answers[number]) for number in range(len(items))]
 
-    def _shuffled(self, parts: Sequence[Part], spans: Sequence[Span]) -> Sequence[Written]:
+    def _shuffled(self, parts: Sequence[Part], spans: Sequence[Span], most: int | None) -> Sequence[Written]:
         groups = spans_per_reader(spans, self.tasks(spans))
         job = ShuffleJob(
-            self._spark, cast("Sequence[TablePart]", parts), groups, partial(check_version, version("strandline"))
+            self._spark, cast("Sequence[TablePart]", parts), groups, partial(check_version, version("strandline")), most
         )
         if self._transform is None or self._columns is None:
             return _reports(job.answers())
@@ -202,8 +208,10 @@ class JobLabels:
 def _task(item: bytes) -> bytes:
     """One part, on an executor. Its answer is the report, or the Strandline error that it met."""
     try:
-        part, spans = unpacked(item)
-        return pickle.dumps(written(part, spans))
+        part, spans, most = unpacked(item)
+        return pickle.dumps(written(part, spans, most))
+    except RangeTooLarge as error:
+        return pickle.dumps(error)
     except StrandlineError as error:
         return pickle.dumps(located(error))
     except MemoryError:

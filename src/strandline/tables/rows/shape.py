@@ -248,6 +248,8 @@ class TableShape:
         """Transformed rows as the table stores them, with their keys; ``InvalidInput`` if a column is missing."""
         try:
             rows = stored(rows) if self.has_plain_types else rows
+        except pa.ArrowMemoryError:
+            raise
         except pa.ArrowException as error:
             raise InvalidInput(f"The columns of the changes cannot be stored: {error}") from error
         rows = _with_plain_meta(rows, [*_META.values()] if self.is_keyed else [_META["key"]])
@@ -332,8 +334,8 @@ def _called(transform: ArrowTransform, changes: pa.Table) -> pa.Table:
     """What the user's function gives; ``TransformFailed`` with its traceback as a note, also from another process."""
     try:
         return transform(changes)
-    except StrandlineError:
-        raise
+    except (StrandlineError, MemoryError):
+        raise  # what does not fit into memory is tried again in smaller pieces
     except Exception as error:
         failed = TransformFailed(
             f"The transform raised {type(error).__name__} ({printable(str(error)[:200])}) on {changes.num_rows:,} "
@@ -360,6 +362,8 @@ def _with_plain_meta(rows: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
         if at >= 0 and rows.schema.field(at).type != field.type:
             try:
                 rows = rows.set_column(at, field.with_nullable(True), rows.column(at).cast(field.type))
+            except pa.ArrowMemoryError:
+                raise
             except pa.ArrowException as error:
                 raise InvalidInput(f"The column {field.name} of changes is {field.type}: {error}") from error
     return rows

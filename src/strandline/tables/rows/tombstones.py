@@ -132,6 +132,8 @@ def _texts(keys: pa.Array, field: pa.Field) -> tuple[pa.Array, dict[int, str]]:
         for row, key in enumerate(keys):
             try:
                 values.append(key.cast(pa.string()).cast(field.type))
+            except pa.ArrowMemoryError:
+                raise
             except pa.ArrowException:
                 values.append(pa.scalar(None, field.type))
                 reasons[row] = f"Its key is not the text of a value of {field.name!r}, which is {field.type}."

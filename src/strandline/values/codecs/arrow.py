@@ -15,6 +15,7 @@ from strandline.errors import CorruptData, InvalidInput, SchemaRefused
 from strandline.formats.arrow.header import check_message
 from strandline.formats.arrow.stream import END, batch_header
 from strandline.model.arguments import Positive, checked
+from strandline.values.codecs.columns import check_memory
 from strandline.values.codecs.exact import OTHER_YEARS, cutting, field_of_other_years
 from strandline.values.codecs.rows import one_row, reason_of
 from strandline.values.contract import Columns, Decoded, bad_rows, check_values
@@ -117,6 +118,7 @@ class Arrow:
                 groups[head].rows.append(row)
                 groups[head].batches.append(batch)
             except _DAMAGE as error:
+                check_memory(error)
                 reasons[row] = reason_of(error)
         schema = union.schema
         good = [found for group in groups.values() if (found := group.good(reasons)) is not None]

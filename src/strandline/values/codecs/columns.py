@@ -25,6 +25,8 @@ Owner: TypeAlias = Callable[[int], int]
 # What pyarrow and `load` raise if a Python value does not fit a type.
 _MISFITS: Final = (pa.ArrowException, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
+_SPARE: Final = 16 << 20
+
 _UNITS: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _FINER: Final = {
     "s": (r"^(.{19})\.[0-9]{1,9}([Z+-].*)?$", r"\1\2"),
@@ -169,6 +171,7 @@ class _Builder:
                     middle = len(part) // 2
                     pending += [part[middle:], part[:middle]]
                     continue
+                check_memory(error)
                 self._note(owner(position), f"The field '{path}' does not fit {shape.field.type}: {_first_line(error)}")
                 piece = pa.array([instead], shape.field.type)
             pieces.append(piece)
@@ -254,6 +257,12 @@ def _inner(ends: list[int], owner: Owner) -> Owner:
 
 def _nulls(values: list[Any]) -> pa.Array | None:
     return pa.array([value is None for value in values], pa.bool_()) if None in values else None
+
+
+def check_memory(error: BaseException) -> None:
+    """``MemoryError`` if the process lacks memory: then an error says nothing about the value that was decoded."""
+    if isinstance(error, MemoryError):
+        bytearray(_SPARE)  # a value that asks for too much leaves room for this
 
 
 def _first_line(error: BaseException) -> str:

@@ -16,7 +16,7 @@ import pyarrow.types as pt
 
 from strandline.errors import InvalidInput, StrandlineError, printable
 from strandline.model.arguments import checked
-from strandline.values.codecs.columns import ColumnShape, build_columns, null_rows
+from strandline.values.codecs.columns import ColumnShape, build_columns, check_memory, null_rows
 from strandline.values.codecs.exact import OTHER_YEARS, decimal_fit, is_in_years
 from strandline.values.contract import Columns, Decoded, bad_rows, check_values
 from strandline.values.schema.evolution import conform_columns
@@ -107,6 +107,7 @@ class RowCodec:
             except StrandlineError:
                 raise  # a schema registry that does not answer says nothing about the value
             except Exception as error:  # noqa: BLE001 - whatever a library makes of hostile bytes
+                check_memory(error)
                 bad[len(rows)] = reason_of(error)
                 rows.append(self._empty)
         return rows
