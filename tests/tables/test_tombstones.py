@@ -79,6 +79,30 @@ def test_the_key_of_the_record_names_the_row(
     assert sl.tables.letters(sink(kind, tmp_path, tombstones=tombstones), log)["offset"].to_pylist() == [3, 4]
 
 
+@pytest.mark.parametrize(
+    ("column", "tombstones", "key", "bad"),
+    [
+        (pa.decimal128(9, 2), "key", b"1.00", b"1e-9999999"),
+        (pa.decimal128(9, 2), "key", b"1e0", b"0." + b"0" * 3_000_000 + b"1"),
+        (pa.decimal128(9, 2), sl.Json(pa.schema({"id": pa.string()})), b'{"id": "1"}', b'{"id": "1e-9999999"}'),
+        (pa.int32(), sl.Avro(AVRO), b"\x02", b"\x80\x80\x80\x80\x80\x01"),
+        (pa.int64(), "key", b"1", b"\xff"),
+    ],
+    ids=["exponent", "digits", "codec of text", "wider codec", "no text"],
+)
+def test_a_key_that_its_column_cannot_hold_is_a_dead_letter(
+    column: pa.DataType, tombstones: Any, key: bytes, bad: bytes, tmp_path: Path
+) -> None:
+    log = a_log(key, bad)
+    options = {"value": sl.Json(pa.schema({"id": column, "name": pa.string()})), "tombstones": tombstones}
+    sl.follow(log, sink("sqlite", tmp_path, **options), upto="end")
+    found = sl.tables.verify(sink("sqlite", tmp_path, **options), log)
+    assert (found.is_clean, found.rows) == (True, 1)
+    letters = sl.tables.letters(sink("sqlite", tmp_path, **options), log)
+    assert letters["offset"].to_pylist() == [3]
+    assert f"'id', which is {column}" in letters["reason"][0].as_py()
+
+
 def test_a_transform_is_given_the_key_of_a_tombstone(tmp_path: Path) -> None:
     log = a_log(b"1")
     sl.follow(log, sink("delta", tmp_path, tombstones="key", transform=_as_it_is), upto="end")

@@ -5,8 +5,10 @@ Such a delete names its row by the record's key alone, so that the sink has to b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
@@ -16,6 +18,7 @@ import pyarrow.types as pt
 from strandline.errors import BadRecord, InvalidInput
 from strandline.model.records import Op
 from strandline.values.codecs.columns import null_rows
+from strandline.values.codecs.exact import decimal_fit
 from strandline.values.codecs.json import Json
 from strandline.values.contract import Codec, Decoded, bad_rows
 
@@ -25,6 +28,7 @@ JSON object with the key columns, as Debezium writes it; a codec of the record's
 a bad record."""
 
 _PAYLOAD: Final = "payload"
+_NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII).fullmatch
 
 
 def check_tombstones(tombstones: Tombstones | None, key: Sequence[str]) -> None:
@@ -111,7 +115,9 @@ class TombstoneKeys:
             column = decoded.columns.column(field.name)
             if is_json and _PAYLOAD in decoded.columns.schema.names[len(fields) :]:
                 column = pc.coalesce(pc.struct_field(decoded.columns.column(_PAYLOAD), field.name), column)
-            found.append(column if column.type == field.type else column.cast(field.type))
+            column, unfit = _conformed(column, field)
+            found.append(column)
+            reasons = unfit | reasons
         return found, reasons
 
 
@@ -125,16 +131,46 @@ def _texts(keys: pa.Array, field: pa.Field) -> tuple[pa.Array, dict[int, str]]:
     if pt.is_binary(field.type) or pt.is_large_binary(field.type):
         return keys.cast(field.type), {}
     try:
-        return keys.cast(pa.string()).cast(field.type), {}
+        texts = keys.cast(pa.string())
     except pa.ArrowException:
-        values: list[Any] = []
-        reasons = {}
-        for row, key in enumerate(keys):
-            try:
-                values.append(key.cast(pa.string()).cast(field.type))
-            except pa.ArrowMemoryError:
-                raise
-            except pa.ArrowException:
-                values.append(pa.scalar(None, field.type))
-                reasons[row] = f"Its key is not the text of a value of {field.name!r}, which is {field.type}."
-        return pa.array(values, field.type), reasons
+        texts, unread = _each(keys, pa.field(field.name, pa.string()), lambda key: key.cast(pa.string()))
+        column, unfit = _conformed(texts, field)
+        return column, dict.fromkeys(unread, _unfit(field)) | unfit
+    return _conformed(texts, field)
+
+
+def _conformed(column: pa.Array, field: pa.Field) -> tuple[pa.Array, dict[int, str]]:
+    """The keys as values of the field, and the reasons of those that are none."""
+    if pt.is_decimal(field.type) and (pt.is_string(column.type) or pt.is_large_string(column.type)):
+        return _each(column, field, lambda key: _decimal(key, field.type))
+    try:
+        return column if column.type == field.type else column.cast(field.type), {}
+    except pa.ArrowException:
+        return _each(column, field, lambda key: key.cast(field.type))
+
+
+def _each(
+    column: pa.Array, field: pa.Field, convert: Callable[[pa.Scalar], pa.Scalar]
+) -> tuple[pa.Array, dict[int, str]]:
+    values: list[Any] = []
+    reasons = {}
+    for row, key in enumerate(column):
+        try:
+            values.append(convert(key))
+        except pa.ArrowMemoryError:
+            raise
+        except (pa.ArrowException, ArithmeticError, ValueError):
+            values.append(pa.scalar(None, field.type))
+            reasons[row] = _unfit(field)
+    return pa.array(values, field.type), reasons
+
+
+def _unfit(field: pa.Field) -> str:
+    return f"Its key is not the text of a value of {field.name!r}, which is {field.type}."
+
+
+def _decimal(text: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
+    """Not cast by Arrow, which ends the process for large exponents: see :mod:`strandline.values.codecs.exact`."""
+    if text.as_py() is not None and not _NUMBER(text.as_py()):
+        raise ValueError
+    return pa.scalar(None if text.as_py() is None else decimal_fit(kind)(Decimal(text.as_py())), kind)
