@@ -16,6 +16,7 @@ import strandline as sl
 from strandline.cli.node.node_state import pins, replica_slots
 from strandline.errors import CorruptData
 from strandline.log.slots.slot_lag import SlotLag
+from strandline.log.wal.snapshot import KIND
 from strandline.model.retention import Consumed, Invalidation, InvalidReason, MaxAge, SlotLimits, SlotState
 from strandline.node.flight.server import actions
 from strandline.node.lead.replicas import ReplicaProgress
@@ -40,8 +41,8 @@ def primary(tmp_path: Path) -> Iterator[sl.node.Primary]:
         yield primary
 
 
-def metric(primary: sl.node.Primary, name: str) -> float | None:
-    labels = {"log": str(primary.log_id), "replica": "dead"}
+def metric(primary: sl.node.Primary, name: str, replica: str = "dead") -> float | None:
+    labels = {"log": str(primary.log_id), "replica": replica}
     return REGISTRY.get_sample_value(f"strandline_replica_{name}", labels)
 
 
@@ -113,6 +114,15 @@ def test_metrics_show_lag_silence_and_errors_per_replica_until_it_is_unregistere
     primary.unregister_replica("dead")
     names = ("lag_records", "lag_bytes", "lag_seconds", "silent_seconds", "slot_pins", "apply_errors")
     assert [metric(primary, name) for name in names] == [None] * 6
+
+
+def test_the_metrics_of_a_bootstrap_end_with_it(primary: sl.node.Primary) -> None:
+    running, role = primary.running, primary.running.primary
+    role.begin_snapshot(Caller("dead", role.term), KIND)
+    assert running.wait_until(lambda: metric(primary, "slot_pins", "dead.bootstrap") == 1, 60)
+    role.end_snapshot(Caller("dead", role.term), sl.Cursor(primary.log_id, ROWS))
+    assert running.wait_until(lambda: metric(primary, "slot_pins", "dead.bootstrap") is None, 60)
+    assert metric(primary, "silent_seconds", "dead.bootstrap") is None
 
 
 def test_a_node_that_no_longer_leads_has_no_metrics_of_replicas(primary: sl.node.Primary) -> None:

@@ -31,7 +31,7 @@ from strandline.node.lead.policies import (
     watermark,
 )
 from strandline.node.lead.replicas import ReplicaProgress, ReplicaRegistry, Replicas
-from strandline.node.lead.slot_lags import forget_replicas, measure_replicas, node_slots
+from strandline.node.lead.slot_lags import ReplicaMetrics, node_slots
 from strandline.node.messages import (
     Acknowledgement,
     Caller,
@@ -86,6 +86,7 @@ class PrimaryRole:
         self._node_folder = node_folder
         self._clock = node_folder.clock
         self._bootstrap_snapshots = BootstrapSnapshots(node_folder, log, exports)
+        self._metrics = ReplicaMetrics(log)
         peers = [peer for peer in node_folder.state.peers if peer.name != node_folder.state.name]
         self.replicas = Replicas(log, peers, self._remember, clock=self._clock)
         self._last_offsets: tuple[ReplicaRegistry, DurableOffsets] = (self.replicas.now, DurableOffsets(self.name, -1))
@@ -280,7 +281,7 @@ class PrimaryRole:
         self._check_term(caller)
         self.replicas.unregister(caller.name, keep_slot=keep_slot)
         if not keep_slot:
-            forget_replicas(self.log, [caller.name])
+            self._metrics.forget(caller.name)
         self._bootstrap_snapshots.end(caller.name)
         self._commits.moved()
         self.rotate_keys()  # it knows the former key
@@ -426,7 +427,7 @@ class PrimaryRole:
         registry = self.registry
         REPLICATION_LAG.labels(log).set(registry.lag)
         SAFE_REPLAY.labels(log).set(registry.safe_replay or 0)
-        measure_replicas(self.log, registry, now=self._clock.now())
+        self._metrics.measure(registry, now=self._clock.now())
         self._node_folder.remember(committed=self.committed)
 
     def trim(self, upto: int) -> int:
@@ -438,7 +439,7 @@ class PrimaryRole:
         """End the leadership: nothing is written or acknowledged from here on."""
         self.leadership.end(why)
         self._commits.give_up()
-        forget_replicas(self.log, {slot.name for slot in self.log.slots.list()} | set(self.replicas.now.replicas))
+        self._metrics.end()
 
     def _check_term(self, caller: Caller) -> None:
         if caller.term > self.term:

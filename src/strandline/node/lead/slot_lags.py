@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import threading
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from typing import final
 
 from strandline.log.slots.slot_lag import SlotLag, records_kept, slot_lags
 from strandline.log.wal.log import WalLog
@@ -65,23 +67,47 @@ def kind_of(name: str) -> SlotKind:
     return SlotKind.TIER if name == TIER_SLOT else SlotKind.REPLICA
 
 
-def measure_replicas(log: WalLog, registry: ReplicaRegistry, *, now: int) -> None:
-    """Set the metrics of each replica and of its slot, also of one that is not registered any more."""
-    log_id = str(log.log_id)
-    states = [state for state in log.slots.list() if kind_of(state.name) is SlotKind.REPLICA]
-    listing = WalListing(log, log.bounds(), now)
-    for lag in slot_lags(listing, states, pins={}, retention=None, limits=NO_LIMITS, now=now):
-        found = (lag.records_behind, lag.bytes_behind, lag.seconds_behind, lag.seconds_since_seen, lag.state.pins)
-        for metric, number in zip(_OF_SLOTS, found, strict=True):
-            metric.labels(log_id, lag.state.name).set(number)
-    for each in registry.replicas.values():
-        DIVERGENCES.labels(log_id, each.name).set(each.divergences)
-        REPLICA_APPLY_ERRORS.labels(log_id, each.name).set(each.apply_errors)
+@final
+class ReplicaMetrics:
+    """The metrics of each replica and of its slots, also of one that is not registered any more. Safe in threads."""
 
+    def __init__(self, log: WalLog) -> None:
+        """Metrics of a primary's log; :meth:`end` removes them all."""
+        self._log = log
+        self._names: frozenset[str] = frozenset()
+        self._ended = False
+        self._lock = threading.Lock()
 
-def forget_replicas(log: WalLog, names: Iterable[str]) -> None:
-    """Remove the metrics of replicas that this node no longer measures."""
-    for name in names:
-        for metric in (*_OF_SLOTS, DIVERGENCES, REPLICA_APPLY_ERRORS):
-            with contextlib.suppress(KeyError):  # it has no metric yet
-                metric.remove(str(log.log_id), name)
+    def measure(self, registry: ReplicaRegistry, *, now: int) -> None:
+        """Set the metrics at ``now`` (microseconds), and remove those of slots and replicas that are gone."""
+        with self._lock:
+            if self._ended:
+                return
+            states = [state for state in self._log.slots.list() if kind_of(state.name) is SlotKind.REPLICA]
+            log_id, listing = str(self._log.log_id), WalListing(self._log, self._log.bounds(), now)
+            for lag in slot_lags(listing, states, pins={}, retention=None, limits=NO_LIMITS, now=now):
+                found = (lag.records_behind, lag.bytes_behind, lag.seconds_behind, lag.seconds_since_seen)
+                for metric, number in zip(_OF_SLOTS, (*found, lag.state.pins), strict=True):
+                    metric.labels(log_id, lag.state.name).set(number)
+            for each in registry.replicas.values():
+                DIVERGENCES.labels(log_id, each.name).set(each.divergences)
+                REPLICA_APPLY_ERRORS.labels(log_id, each.name).set(each.apply_errors)
+            self._keep({state.name for state in states} | set(registry.replicas))
+
+    def forget(self, name: str) -> None:
+        """Remove those of one replica, which has no slot any more."""
+        with self._lock:
+            self._keep(self._names - {name})
+
+    def end(self) -> None:
+        """Remove all of them for good: this node no longer measures."""
+        with self._lock:
+            self._ended = True
+            self._keep(frozenset())
+
+    def _keep(self, names: AbstractSet[str]) -> None:
+        for name in self._names - names:
+            for metric in (*_OF_SLOTS, DIVERGENCES, REPLICA_APPLY_ERRORS):
+                with contextlib.suppress(KeyError):  # it has no such metric
+                    metric.remove(str(self._log.log_id), name)
+        self._names = frozenset(names)
