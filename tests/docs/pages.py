@@ -68,7 +68,8 @@ EQUAL = (
 )
 """What differs from run to run, and what it counts as."""
 NOISE = re.compile(
-    r'^Traceback .*\n(  File ".*pyspark/daemon\.py".*\n(    .*\n)*)+BrokenPipeError: .*\n|^\w+: [\d,]+, [\d,]+/s(, \d+ dead letters?)?\n',
+    r'^Traceback .*\n(  File ".*pyspark/daemon\.py".*\n(    .*\n)*)+BrokenPipeError: .*\n'
+    r"|^\w+: [\d,]+, [\d,]+/s(, \d+ dead letters?)?\n",
     re.MULTILINE,
 )
 """Printed or not: by a Spark worker whose session stops before its last bytes; progress of what takes long."""
