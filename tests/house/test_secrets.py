@@ -12,7 +12,7 @@ import pytest
 
 import strandline as sl
 from strandline.errors import InvalidInput
-from strandline.model.secrets import is_secret_option
+from strandline.model.addresses import is_secret_option
 from strandline.storage.objects.urls import open_store
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "strandline"

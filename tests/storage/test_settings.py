@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from strandline.errors import InvalidInput, StorageError
-from strandline.model.store_settings import store_settings
 from strandline.storage.objects.remote import ObstoreStore
+from strandline.storage.objects.settings import store_settings
 from strandline.storage.objects.urls import open_store
 from tests.servers import free_port
 

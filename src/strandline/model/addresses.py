@@ -1,4 +1,4 @@
-"""Addresses, paths and plain names of callers: text or path objects, never with credentials in them."""
+"""Addresses, paths and plain names of callers, never with credentials in them; which options hold secrets, by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from strandline.errors import InvalidInput
 from strandline.model.arguments import kind_of
 from strandline.model.arguments import text as texts
 from strandline.model.retention import TIER_SLOT
-from strandline.model.secrets import NAMED_SECRETS
 
 Address: TypeAlias = str | os.PathLike[str]
 """A folder or a store in public calls: a path, or an address such as ``s3://bucket/orders``."""
@@ -32,7 +31,18 @@ _WITHOUT_SLASHES: Final = re.compile(
 
 _SCHEME: Final = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*://")
 
-_SECRET_PARAMETER: Final = re.compile(rf"(?:^|[&;])(?:[\w.-]*(?:{NAMED_SECRETS})[\w.-]*|sig)=", re.IGNORECASE)
+_NAMED_SECRETS: Final = r"secret|passw(?:or)?d|passphrase|pwd|token|signature|credential|access[_-]?key|api[_-]?key"
+"""A regular expression that the names of most secrets match, in options and in the query of an address."""
+
+_SECRET: Final = re.compile(
+    rf"{_NAMED_SECRETS}|(?:^|[_.-])sas(?:[_.-]|$)|keys?(?:[_.-](?:base64|pem|data|text))?$", re.IGNORECASE
+)
+_ABOUT_ONE: Final = re.compile(
+    r"[_.-](?:id|file|path|location|type|enabled|host|ur[il])$|application_credentials$|skip_signature$", re.IGNORECASE
+)
+"""Names of what is said about a secret: which one it is, or in which file."""
+
+_SECRET_PARAMETER: Final = re.compile(rf"(?:^|[&;])(?:[\w.-]*(?:{_NAMED_SECRETS})[\w.-]*|sig)=", re.IGNORECASE)
 """A query parameter that holds a secret: of a signed address, or with a suspicious name."""
 
 _CONTAINERS: Final = frozenset({"abfs", "abfss", "az", "azure", "adl", "wasb", "wasbs"})
@@ -224,3 +234,14 @@ def check_replica_name(name: str) -> str:
     if name == TIER_SLOT or name.endswith((BOOTSTRAP_SUFFIX, CONSUMER_SUFFIX, COPIED_SUFFIX)):
         raise InvalidInput(f"{name!r} cannot name a replica: the log's own slots have such names. Use another name.")
     return name
+
+
+def is_secret_option(name: str) -> bool:
+    """Whether the value of an option is a secret: by its name, with or without that of a cloud, in any case.
+
+    >>> [is_secret_option(name) for name in ("account_key", "AZURE_STORAGE_SAS_TOKEN", "sse_customer_key_base64")]
+    [True, True, True]
+    >>> [is_secret_option(name) for name in ("aws_access_key_id", "application_credentials", "region")]
+    [False, False, False]
+    """
+    return _SECRET.search(name) is not None and _ABOUT_ONE.search(name) is None

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from strandline.errors import InvalidInput
-from strandline.model.addresses import has_credentials, refuse_credentials
+from strandline.model.addresses import has_credentials, is_secret_option, refuse_credentials
 from strandline.model.arguments import shown
-from strandline.model.secrets import is_secret_option
 
 STORAGE_PREFIX: Final = "storage."
 """Options with this prefix are passed on to the object store, without the prefix."""

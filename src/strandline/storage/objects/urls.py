@@ -8,9 +8,9 @@ from obstore.store import MemoryStore
 
 from strandline.errors import InvalidInput
 from strandline.model.addresses import Address, as_address, local_path, refuse_credentials, split_address
-from strandline.model.store_settings import store_settings
 from strandline.storage.objects.local import LocalStore
 from strandline.storage.objects.remote import ObstoreStore
+from strandline.storage.objects.settings import store_settings
 from strandline.storage.objects.store import ObjectStore
 from strandline.storage.retry import RetryingStore
 

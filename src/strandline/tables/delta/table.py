@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from strandline.errors import Conflict, CorruptData, InvalidInput, NotFound, TransientStorageError
 from strandline.model.cursor import MILLISECOND, Cursor
-from strandline.model.store_settings import store_settings
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.disk import Disk, limit_rights
+from strandline.storage.objects.settings import store_settings
 from strandline.tables.delta.files import DeltaFiles, table_folder
 from strandline.tables.delta.handles import columns_of, deltalake_library, id_of, log_of
 from strandline.tables.delta.history import (
