@@ -2,6 +2,8 @@
 
 import hashlib
 import logging
+import pickle
+import shutil
 import threading
 
 import pyarrow.flight as fl
@@ -23,6 +25,7 @@ from strandline.node.flight.server.limits import ServerLimits
 from strandline.node.flight.server.server import FlightNode
 from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import Caller
+from tests.certificates import sign
 from tests.node.flight_double import TABLE, Node, records
 
 TOKENS = """
@@ -284,6 +287,49 @@ def test_with_tokens_and_certificates_both_are_needed_and_the_token_names(node, 
         alone = client_of(certificates, token="token-of-replica-2")
         with FlightUpstream(url, security=alone, timeout=3) as upstream, pytest.raises(TransientStorageError):
             upstream.acknowledge(Caller("replica-2"), ReplicaProgress(0, 0))
+
+
+def test_certificates_and_tokens_are_read_again_without_a_restart(node, certificate_folder, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    sign(certificate_folder, "renewed", "DNS:localhost,IP:127.0.0.1", "other-ca")
+    paths = {"certificate": f"{tmp_path}/pem", "key": f"{tmp_path}/key", "tokens": f"{tmp_path}/tokens"}
+
+    def write(pem=None, key=None, tokens=None):
+        for name, found in (("pem", pem), ("key", key)):
+            if found is not None:
+                shutil.copy(certificate_folder / found, tmp_path / name)
+        if tokens is not None:
+            (tmp_path / "tokens").write_text(tokens)
+
+    def call(authority, word):
+        security = ClientSecurity(roots=(certificate_folder / authority).read_bytes(), token=word)
+        with RemoteLog(server.url, security=security, timeout=20) as remote:
+            return remote.bounds().next
+
+    write("node.pem", "node.key", TOKENS)
+    with FlightNode(node, security=ServerSecurity.load(**paths)) as server:
+        server.reread_security()
+        assert not caplog.messages  # nothing has changed
+        assert call("ca.pem", "token-of-the-app-1") == 0
+        write("renewed.pem", None, "late client token-of-a-late-one\n")
+        server.reread_security()
+        server.reread_security()
+        assert len(caplog.messages) == 1  # half of it is written
+        assert "goes on with its former certificates and tokens" in caplog.messages[0]
+        assert call("ca.pem", "token-of-the-app-1") == 0
+        write(None, "renewed.key")
+        server.reread_security()
+        assert call("other-ca.pem", "token-of-a-late-one") == 0
+        with pytest.raises(Fenced, match="no token that this node knows"):
+            call("other-ca.pem", "token-of-the-app-1")
+
+
+def test_what_was_loaded_from_files_can_be_sent_to_an_executor(certificate_folder):
+    pair = {"certificate": f"{certificate_folder}/replica-1.pem", "key": f"{certificate_folder}/replica-1.key"}
+    loaded = ClientSecurity.load(**pair)
+    assert pickle.loads(pickle.dumps(loaded)) == loaded == loaded.reread()
+    with pytest.raises(InvalidInput, match="no certificate and its key"):
+        ClientSecurity.load(**{**pair, "key": f"{certificate_folder}/node.key"})
 
 
 def test_half_a_certificate_is_a_mistake():

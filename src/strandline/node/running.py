@@ -13,12 +13,13 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar, final
 from uuid import UUID
 
-from strandline.errors import NotReady
+from strandline.errors import NotReady, StrandlineError
 from strandline.log.contract import Log, Slots
 from strandline.model.arguments import Timeout, checked
 from strandline.model.head import StoredAppend
 from strandline.node.config import LEASE, NodeConfig
 from strandline.node.flight.client.primary_client import FlightUpstream
+from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.server.server import FlightNode
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.tiering import NodeColdTier, TieringLoop
@@ -115,6 +116,7 @@ class RunningNode(Closing):
     def __init__(self, config: NodeConfig, *, clock: Clock = CLOCK) -> None:
         """Open the folder, start the server and the control thread. Raises, with nothing left open, if one fails."""
         self.config = config
+        self._client = config.client
         self.clock = clock
         self._stop = threading.Event()
         self._control = ControlQueue()
@@ -176,11 +178,20 @@ class RunningNode(Closing):
 
     def _reach(self, url: str) -> Upstream:
         self.config.check_reaching(url)
-        upstream = FlightUpstream(url, security=self.config.client, timeout=self.config.timeout, clock=self.clock)
+        upstream = FlightUpstream(url, security=self._security(), timeout=self.config.timeout, clock=self.clock)
         self._upstreams.add(upstream)
         if self._stop.is_set():  # opened while the other connections were closed
             upstream.close()
         return upstream
+
+    def _security(self) -> ClientSecurity:
+        """The node's own certificate and token, as their files have them now."""
+        if self._client.reread is not None:
+            try:
+                self._client = self._client.reread()
+            except StrandlineError as error:
+                _LOGGER.warning("Node %s connects with its former certificate and token: %s", self.config.name, error)
+        return self._client
 
     def _cold_at(self, url: str, log_id: UUID) -> NodeColdTier:
         return NodeColdTier.at(url, log_id, self.config.tiering, clock=self.clock)

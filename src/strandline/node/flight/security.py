@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Iterable, Mapping
+import ssl
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -60,6 +62,12 @@ class Tokens:
         self._grants = tuple(grants)
         if len({digest for digest, _ in self._grants}) < len(self._grants):
             raise InvalidInput("A token is given twice: each belongs to one name.")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokens) and self._grants == other._grants
+
+    def __hash__(self) -> int:
+        return hash(self._grants)
 
     def __repr__(self) -> str:
         return f"Tokens(of {sorted({grant.name for _, grant in self._grants})})"
@@ -168,6 +176,8 @@ class ServerSecurity:
     """Only callers with one of these may call; the token then gives the name and the roles."""
     identities: Mapping[str, frozenset[Role]] = field(default_factory=lambda: MappingProxyType({}))
     """Without tokens: roles by certificate name; every other caller is a client."""
+    reread: Callable[[], ServerSecurity] | None = field(default=None, repr=False, compare=False)
+    """Reads the files again from which :meth:`load` has made this; None for a value that was given."""
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
@@ -191,9 +201,14 @@ class ServerSecurity:
         identities: Mapping[str, frozenset[Role]] = MappingProxyType({}),
         disk: Disk = DISK,
     ) -> ServerSecurity:
-        """Read each of them from a file."""
+        """Read each of them from a file; a node reads the files again every few seconds."""
+        again = partial(
+            cls.load, certificate=certificate, key=key, client_roots=client_roots, tokens=tokens, identities=identities,
+            disk=disk,
+        )  # fmt: skip
         known = None if tokens is None else Tokens.load(tokens, disk=disk)
-        return cls(_read(certificate, disk), _read(key, disk), _read(client_roots, disk), known, identities)
+        pair = _read_pair(certificate, key, disk)
+        return cls(*pair, _read(client_roots, disk), known, identities, again)
 
     @property
     def is_encrypted(self) -> bool:
@@ -224,6 +239,8 @@ class ClientSecurity:
     """The name in the node's certificate, if that is not the one in its address."""
     insecure: bool = False
     """Whether the token may be sent to another machine without TLS."""
+    reread: Callable[[], ClientSecurity] | None = field(default=None, repr=False, compare=False)
+    """Reads the files again from which :meth:`load` has made this; None for a value that was given."""
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
@@ -233,7 +250,7 @@ class ClientSecurity:
 
     def without_token(self) -> ClientSecurity:
         """Security of calls that carry a ticket: no token, but the certificate that the connection needs."""
-        return replace(self, token=None)
+        return replace(self, token=None, reread=None)
 
     @classmethod
     def load(
@@ -246,10 +263,24 @@ class ClientSecurity:
         hostname: str | None = None,
         disk: Disk = DISK,
     ) -> ClientSecurity:
-        """Read each of them from a file."""
+        """Read each of them from a file; a node reads the files again when it connects to another one."""
+        again = partial(
+            cls.load, roots=roots, certificate=certificate, key=key, token=token, hostname=hostname, disk=disk
+        )
         word = _read(token, disk)
         text = None if word is None else word.decode(errors="replace").strip()
-        return cls(_read(roots, disk), _read(certificate, disk), _read(key, disk), text, hostname)
+        return cls(_read(roots, disk), *_read_pair(certificate, key, disk), text, hostname, reread=again)
+
+
+def _read_pair(certificate: str | None, key: str | None, disk: Disk) -> tuple[bytes | None, bytes | None]:
+    """A certificate and its key; ``InvalidInput`` if they do not belong together: one may not be replaced yet."""
+    pair = (_read(certificate, disk), _read(key, disk))
+    if certificate is not None and key is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+        except OSError as error:  # ssl.SSLError is one
+            raise InvalidInput(f"{certificate} and {key} are no certificate and its key: {error}.") from error
+    return pair
 
 
 def _read(path: str | None, disk: Disk) -> bytes | None:

@@ -33,7 +33,8 @@ class Admission:
         self._verify = verify
         self.limiter = CallLimiter(limits, clock=clock)
         self.connections = ConnectionGuard(limits, clock=clock)
-        self._security = security
+        self.security = security
+        """How callers are authenticated, from the next call on."""
         self.limits = limits
         reserved = limits.receive_bytes // 4
         self._received = MemoryBudget("messages", limits.receive_bytes - reserved, limits.receive_bytes // 2)
@@ -73,18 +74,19 @@ class Admission:
             raise Unauthenticated(str(error)) from error
 
     def _grant(self, call: GrpcCall) -> Grant | None:
-        if self._security.tokens is not None:
-            grant = self._security.tokens.find(call.headers)
+        security = self.security
+        if security.tokens is not None:
+            grant = security.tokens.find(call.headers)
             if grant is None:
                 raise Unauthenticated(
                     "The call has no token that this node knows: send the header 'authorization: Bearer TOKEN'."
                 )
             return grant
-        if self._security.client_roots is not None:
+        if security.client_roots is not None:
             identity = call.identity
             if identity is None:
                 raise Unauthenticated("The call has no client certificate that names its caller.")
-            return self._security.grant_of(identity)
+            return security.grant_of(identity)
         return None
 
 

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Final, final
 
-from strandline.formats.node.ticket import (
-    SpanTicket,
-)
+from strandline.errors import StrandlineError
+from strandline.formats.node.ticket import SpanTicket
 from strandline.node.flight.security import ServerSecurity, check_listening
 from strandline.node.flight.server.admission import Admission
 from strandline.node.flight.server.limits import ServerLimits, share_heaps
 from strandline.node.flight.server.methods import FlightMethods
 from strandline.node.flight.server.transport import GrpcServer, watch
-from strandline.node.flight.wire.protocol import (
-    SERVICE,
-)
+from strandline.node.flight.wire.protocol import SERVICE
 from strandline.node.services import NodeService
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+REREAD_SECONDS: Final = 5.0
+"""Seconds between two looks at the files of certificates and tokens."""
 
 _CLOSE_SECONDS: Final = 1.0
 """Seconds that closing waits for streams before it ends them."""
@@ -64,14 +67,18 @@ class FlightNode(Closing):
         limits = limits or ServerLimits()
         share_heaps()
         admission = Admission(security, limits, _verifying(served), clock=clock)
+        self._admission = admission
+        self._reread_at = clock.monotonic() + REREAD_SECONDS
+        self._unread = ""
+        """Why the files of certificates and tokens could not be read last time."""
         self._limiter = admission.limiter
         self._connections = admission.connections
         methods = FlightMethods(served, admission, stop=self._stop, heartbeat_seconds=heartbeat_seconds, clock=clock)
         self._server = GrpcServer(
             self._host, port, SERVICE, methods.by_name, security=security, limits=limits, clock=clock
         )
-        self._watch = watch(self, FlightNode._look)
         self._clock = clock
+        self._watch = watch(self, FlightNode._look)
         _NODES.add(self)
         self._origin = Origin(f"The server {self.url}", self)
         call_in_child(self, _NODES.discard)
@@ -112,6 +119,27 @@ class FlightNode(Closing):
         self._limiter.end_silent()
         self._server.end_stuck()
         self._connections.end_unknown(self.port, self._server.hosts)
+        if self._clock.monotonic() >= self._reread_at:
+            self._reread_at = self._clock.monotonic() + REREAD_SECONDS
+            self.reread_security()
+
+    def reread_security(self) -> None:
+        """Read certificates and tokens again, if they are from files; those that cannot be read change nothing."""
+        before = self._admission.security
+        if before.reread is None:
+            return
+        try:
+            security = before.reread()
+        except StrandlineError as error:
+            if str(error) != self._unread:
+                _LOGGER.warning("The node goes on with its former certificates and tokens: %s", error)
+            self._unread = str(error)
+            return
+        self._unread = ""
+        if security != before:
+            self._server.renew(security)
+            self._admission.security = security
+            _LOGGER.info("The node uses the certificates and tokens that were written meanwhile.")
 
     def _leave(self) -> None:
         self.close()

@@ -179,6 +179,7 @@ class GrpcServer:
         self._clock = clock
         self._calls: set[GrpcCall] = set()
         self._stopped: threading.Event | None = None
+        self._renewed: Any = None
         handlers = {
             name: grpc.stream_stream_rpc_method_handler(self._handler(name, one)) for name, one in serve.items()
         }
@@ -190,7 +191,7 @@ class GrpcServer:
         self.hosts = frozenset() if plain & _ANY else frozenset(plain)
         """The own addresses that it listens at; none for all."""
         try:
-            credentials = None if security.certificate is None else _credentials(security)
+            credentials = None if security.certificate is None else self._credentials(security)
             for address in addresses:
                 place = f"{address}:{self.port}"
                 if credentials is None:
@@ -203,6 +204,20 @@ class GrpcServer:
                 "certificate does not match its key, or it is not an address of this machine."
             ) from error
         self._server.start()
+
+    def _credentials(self, security: ServerSecurity) -> Any:
+        is_known = security.client_roots is not None
+        return _grpc().dynamic_ssl_server_credentials(_certificates(security), self._take_renewed, is_known)
+
+    def renew(self, security: ServerSecurity) -> None:
+        """Use these certificates for new connections; open ones go on. gRPC keeps the former if it refuses these."""
+        if security.certificate is not None:
+            self._renewed = _certificates(security)
+
+    def _take_renewed(self) -> Any:
+        """The certificates since the last connection; None if they are the same. Called by gRPC for each one."""
+        renewed, self._renewed = self._renewed, None
+        return renewed
 
     def _handler(self, method: str, serve: Serve) -> Callable[[Iterator[bytes], Any], Iterator[bytes]]:
         def handle(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
@@ -270,11 +285,9 @@ def _addresses(host: str) -> list[str]:
     return list(dict.fromkeys(found)) or [host]
 
 
-def _credentials(security: ServerSecurity) -> Any:
-    return _grpc().ssl_server_credentials(
-        [(security.key, security.certificate)],
-        root_certificates=security.client_roots,
-        require_client_auth=security.client_roots is not None,
+def _certificates(security: ServerSecurity) -> Any:
+    return _grpc().ssl_server_certificate_configuration(
+        [(security.key, security.certificate)], root_certificates=security.client_roots
     )
 
 
