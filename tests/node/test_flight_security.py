@@ -116,7 +116,7 @@ def test_only_an_administrator_promotes_or_unregisters_another(node, guarded):
             upstream.unregister(Caller("replica-1"), keep_slot=False)
 
 
-@pytest.mark.parametrize("word", [None, "token-of-replica-3", "token-of-replica-", "token-of-replica-1x", "x"])
+@pytest.mark.parametrize("word", [None, "token-of-replica-3", "token-of-replica-", "token-of-replica-1x", "short-7"])
 def test_a_caller_without_a_token_is_refused_everywhere(node, guarded, word, caplog):
     caplog.set_level(logging.DEBUG)
     with FlightUpstream(guarded.url, security=word and token(word)) as upstream:
