@@ -33,7 +33,7 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.records import conform
 from strandline.storage.disk import DISK, Disk
-from strandline.testing.disks import SlowSyncDisk
+from tests.disks import SlowSyncDisk
 
 _ROUNDS = 5
 _SECONDS = 1.0

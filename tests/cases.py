@@ -65,11 +65,11 @@ def thin_contracts(items: Iterable[pytest.Item]) -> None:
 
 
 def _case_of_contract(item: pytest.Item) -> tuple[tuple[object, ...], tuple[object, ...]] | None:
-    """The test of a public contract suite that a parametrised item is a case of, and what it runs on."""
+    """The test of a contract suite that a parametrised item is a case of, and what it runs on."""
     if not isinstance(item, pytest.Function) or item.cls is None or not hasattr(item, "callspec"):
         return None
     defined = next((base for base in item.cls.__mro__ if item.originalname in vars(base)), item.cls)
-    if not defined.__module__.startswith("strandline.testing."):
+    if not defined.__module__.startswith(("strandline.testing.", "tests.contracts.")):
         return None
     own = {name.strip() for mark in item.iter_markers("parametrize") for name in _names(mark.args[0])}
     fixtures = tuple(sorted((name, at) for name, at in item.callspec.indices.items() if name not in own))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # The suites are not test files by name; their failures should tell as much as those of tests. Here, before anything
 # imports one of them.
-pytest.register_assert_rewrite(*(f"strandline.testing.{suite}" for suite in SUITES))
+pytest.register_assert_rewrite("tests.contracts", *(f"strandline.testing.{suite}" for suite in SUITES))
 
 # A shell that starts something in the background lets it ignore Ctrl-C, and so all that it starts in turn: the programs
 # that tests interrupt would not hear it.

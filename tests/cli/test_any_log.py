@@ -16,7 +16,7 @@ import strandline as sl
 from strandline.cli.logs.tail import _batches
 from strandline.cli.shared.any_log import log_place
 from strandline.log.wal.log import WalLog
-from strandline.testing.logs import append
+from tests.contracts.logs import append
 
 SOON = 60.0
 

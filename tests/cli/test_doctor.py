@@ -23,9 +23,9 @@ from strandline.storage.objects.store import ABSENT, Payload, Precondition, Vers
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
-from strandline.testing.slots import append
 from strandline.testing.stores import paths
 from tests.cli.conftest import Run
+from tests.contracts.slots import append
 
 # --- stores ----------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from strandline.model.sink import StorePosition
 from strandline.model.snapshot import Snapshot
 from strandline.snapshots.sealed import seal, unpack
 from strandline.storage.disk import DISK, Disk
-from strandline.testing.disks import _PassingDisk
 from strandline.testing.faulty import Crash
+from tests.disks import _PassingDisk
 
 LOG = UUID(int=7)
 OTHER_LOG = UUID(int=8)

@@ -23,8 +23,8 @@ from strandline.snapshots.sealed import (
 )
 from strandline.storage.disk import DISK
 from strandline.testing.clock import ManualClock, SeededChance
-from strandline.testing.disks import RecordingDisk
 from strandline.testing.faulty import Crash
+from tests.disks import RecordingDisk
 from tests.follow.parts import LOG, DyingDisk, TinyStore, cursor, tiny
 
 

@@ -9,8 +9,8 @@ from strandline.followers.stores.state import MemoryStore
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Update, Updates
 from strandline.model.records import Op
-from strandline.testing.disks import RecordingDisk
 from strandline.testing.sinks import LOG
+from tests.disks import RecordingDisk
 
 AT = Cursor(LOG, 0)
 

@@ -38,10 +38,10 @@ from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease
 from strandline.storage.objects.store import ABSENT
 from strandline.storage.objects.urls import open_store
-from strandline.testing.logs import records
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import attach, tiering
 from tests.cases import some
+from tests.contracts.logs import records
 from tests.forking import in_a_child
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

@@ -15,9 +15,9 @@ from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore
 from strandline.testing.interleave import Interleaver
-from strandline.testing.logs import content
 from strandline.testing.plain import PlainStore
-from strandline.testing.slots import append
+from tests.contracts.logs import content
+from tests.contracts.slots import append
 
 R = TypeVar("R")
 

@@ -22,8 +22,8 @@ from strandline.model.head import WriterId
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore
 from strandline.testing.interleave import Interleaver
-from strandline.testing.logs import records
-from strandline.testing.queues import QueuePlace
+from tests.contracts.logs import records
+from tests.contracts.queues import QueuePlace
 from tests.log.queue_places import ObjectLogPlace, PlaceKind, filled
 
 R = TypeVar("R")

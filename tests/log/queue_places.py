@@ -13,7 +13,7 @@ from strandline.log.queue.log_queue import ObjectLogQueue
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore
-from strandline.testing.queues import QueuePlace
+from tests.contracts.queues import QueuePlace
 
 
 class ObjectLogPlace(QueuePlace):

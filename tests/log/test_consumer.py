@@ -13,7 +13,7 @@ from strandline.storage.retry import RetryingStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Faults, FaultyStore
 from strandline.testing.plain import PlainStore
-from strandline.testing.queues import QueueContract, QueuePlace
+from tests.contracts.queues import QueueContract, QueuePlace
 from tests.log.queue_places import ObjectLogPlace, V1Place
 
 

@@ -18,9 +18,9 @@ from strandline.storage.objects.store import ObjectStore
 from strandline.storage.retry import RetryingStore
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Call, Crash, Fault, Faults, FaultyStore
-from strandline.testing.queues import QueuePlace
-from strandline.testing.queues.places import first_to_come
 from tests.cases import some
+from tests.contracts.queues import QueuePlace
+from tests.contracts.queues.places import first_to_come
 from tests.log.queue_places import ObjectLogPlace, PlaceKind, V1Place, filled
 
 BATCHES = 9

@@ -28,8 +28,8 @@ from strandline.log.queue.slot_queue import SlotQueue
 from strandline.log.wal.log import WalLog
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock
-from strandline.testing.logs import append
-from strandline.testing.queues import QueueContract, QueuePlace, without_store
+from tests.contracts.logs import append
+from tests.contracts.queues import QueueContract, QueuePlace, without_store
 
 SOON = 60.0
 

@@ -37,9 +37,9 @@ from strandline.model.stamp import OpId
 from strandline.storage.objects.urls import open_store
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash, FaultyStore
-from strandline.testing.logs import records
 from strandline.testing.plain import PlainStore
-from strandline.testing.slots import append
+from tests.contracts.logs import records
+from tests.contracts.slots import append
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from strandline.model.retention import SlotLimits
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
-from strandline.testing.slots import append
+from tests.contracts.slots import append
 
 SOON = 120.0
 

@@ -20,9 +20,9 @@ from strandline.model.stamp import OpId
 from strandline.storage.objects.urls import open_store
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
-from strandline.testing.logs import LogContract, append, content, fetched
-from strandline.testing.logs.parts import records
 from strandline.testing.plain import PlainStore
+from tests.contracts.logs import LogContract, append, content, fetched
+from tests.contracts.logs.parts import records
 
 GONE = Invalidation(InvalidReason.HORIZON, 1)
 

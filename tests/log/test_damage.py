@@ -15,10 +15,10 @@ from strandline.log.object import ObjectLog, open_log
 from strandline.model.cursor import Bounds
 from strandline.storage.objects.local import LocalStore
 from strandline.storage.objects.store import ObjectStore
-from strandline.testing.logs import content, fetched, writer_named
 from strandline.testing.plain import PlainStore
-from strandline.testing.slots import append
 from strandline.testing.stores import paths
+from tests.contracts.logs import content, fetched, writer_named
+from tests.contracts.slots import append
 
 SPILLED = 120
 

@@ -44,11 +44,11 @@ from strandline.model.head import ChunkRef, Entry, Head, Pin, WriterId
 from strandline.model.stamp import OpId, Stamped
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, FaultyStore
-from strandline.testing.logs import content, writer_named
 from strandline.testing.plain import PlainStore
-from strandline.testing.slots import append
 from strandline.testing.stores import paths
 from tests.cases import examples
+from tests.contracts.logs import content, writer_named
+from tests.contracts.slots import append
 
 SOON = 120.0
 WRITER = writer_named(1)

@@ -15,8 +15,8 @@ from strandline.log.object.head import edits
 from strandline.log.slots import rules
 from strandline.model.head import WriterId
 from strandline.testing.faulty import Faults
-from strandline.testing.slots import append
 from tests.cases import sampled
+from tests.contracts.slots import append
 from tests.log.histories import AppendTo, append_numbered, play
 
 HISTORIES = 800

@@ -24,9 +24,9 @@ from strandline.model.stamp import REMEMBERED
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
-from strandline.testing.logs import content, writer_named
 from strandline.testing.plain import PlainStore
-from strandline.testing.slots import append
+from tests.contracts.logs import content, writer_named
+from tests.contracts.slots import append
 
 OURS, THEIRS = writer_named(1), writer_named(2)
 

@@ -12,9 +12,9 @@ from strandline.storage.objects.remote import ObstoreStore
 from strandline.storage.objects.store import ObjectStore
 from strandline.storage.retry import RetryingStore
 from strandline.testing.clock import ManualClock, SeededChance
-from strandline.testing.logs import append, content, writer_named
 from strandline.testing.stores import together
 from tests.cases import sampled
+from tests.contracts.logs import append, content, writer_named
 from tests.log import test_lost_answers
 from tests.log.histories import UNHEARD, play
 from tests.log.test_contract import ObjectLogContract

@@ -19,10 +19,10 @@ from strandline.model.head import MetadataRange
 from strandline.model.records import MAX_RECORD_BYTES, Op
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
-from strandline.testing.logs import content, fetched, records
 from strandline.testing.plain import PlainStore
 from strandline.testing.stores import together
 from tests.cases import some
+from tests.contracts.logs import content, fetched, records
 from tests.log.producing import NEVER, SOON, Gate, pass_time_until
 
 

@@ -20,8 +20,8 @@ from strandline.log.produce.producer import Producer
 from strandline.log.wal.log import WalLog
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.testing.clock import ManualClock
-from strandline.testing.logs import content, records
-from strandline.testing.producers import ProducerContract
+from tests.contracts.logs import content, records
+from tests.contracts.producers import ProducerContract
 
 SOON, NEVER = 60.0, 3600.0
 

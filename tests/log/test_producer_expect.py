@@ -13,10 +13,10 @@ from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.model.cursor import Bounds
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import FaultyStore
-from strandline.testing.logs import content, records
 from strandline.testing.plain import PlainStore
-from strandline.testing.slots import append
 from strandline.testing.stores import together
+from tests.contracts.logs import content, records
+from tests.contracts.slots import append
 from tests.log.producing import NEVER, REFUSED, SOON, Gate, failure_of
 
 CALLS: dict[str, Callable[[Producer, bytes, int], Handle]] = {

@@ -18,12 +18,12 @@ from strandline.storage.disk import DISK
 from strandline.storage.objects.local import LocalStore
 from strandline.storage.retry import Backoff, RetryingStore
 from strandline.testing.clock import ManualClock, SeededChance
-from strandline.testing.disks import FullDisk
 from strandline.testing.faulty import Call, Faults, FaultyStore
-from strandline.testing.logs import content, records
 from strandline.testing.plain import PlainStore
-from strandline.testing.slots import append
 from tests.cases import some
+from tests.contracts.logs import content, records
+from tests.contracts.slots import append
+from tests.disks import FullDisk
 from tests.log.producing import NEVER, REFUSED, SOON, failure_of
 
 

@@ -17,9 +17,9 @@ from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.model.cursor import Bounds
 from strandline.testing.faulty import FaultyStore
-from strandline.testing.logs import content, records
 from strandline.testing.plain import PlainStore
 from tests.cases import some
+from tests.contracts.logs import content, records
 from tests.interrupts import interrupted_by_a_signal
 from tests.log.producing import NEVER, REFUSED, SOON, Gate, failure_of
 

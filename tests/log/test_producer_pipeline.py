@@ -24,10 +24,10 @@ from strandline.model.stamp import OpId
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, FaultyStore
-from strandline.testing.logs import content, fetched, records, writer_named
 from strandline.testing.plain import PlainStore
-from strandline.testing.slots import append
 from strandline.testing.stores import together
+from tests.contracts.logs import content, fetched, records, writer_named
+from tests.contracts.slots import append
 from tests.log.producing import NEVER, SOON, Gate, failure_of
 
 LARGE = 20_000

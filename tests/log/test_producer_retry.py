@@ -25,11 +25,11 @@ from strandline.model.cursor import Bounds
 from strandline.model.head import WriterId
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Faults, FaultyStore
-from strandline.testing.logs import content, records, writer_named
 from strandline.testing.plain import PlainStore
-from strandline.testing.slots import append
 from strandline.testing.stores import together
 from tests.cases import some
+from tests.contracts.logs import content, records, writer_named
+from tests.contracts.slots import append
 from tests.log.producing import NEVER, REFUSED, SOON, Gate, fail_while, failure_of
 
 

@@ -13,8 +13,8 @@ from strandline.model.retention import InvalidReason, SlotLimits, parse_retentio
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
-from strandline.testing.slots import append
 from tests.cases import some
+from tests.contracts.slots import append
 
 TOTAL = 2 * CHUNK + SPILL_AT
 

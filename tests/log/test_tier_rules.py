@@ -30,8 +30,8 @@ from strandline.model.retention import (
     SlotState,
 )
 from strandline.testing.clock import ManualClock
-from strandline.testing.logs import append
 from strandline.testing.plain import PlainStore
+from tests.contracts.logs import append
 
 INVALID = Invalidation(InvalidReason.HORIZON, 1)
 

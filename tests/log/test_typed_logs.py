@@ -19,9 +19,9 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.recover.rewind import rewind
 from strandline.storage.objects.urls import store_at
 from strandline.testing.faulty import Call, FaultyStore
-from strandline.testing.logs import append, content
 from strandline.testing.simdisk import SimulatedDisk, crash_everywhere
 from tests.cases import sampled
+from tests.contracts.logs import append, content
 from tests.log.wal_parts import open_on
 
 FIRST = sl.Json(pa.schema({"id": pa.int32()}))

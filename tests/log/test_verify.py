@@ -24,11 +24,11 @@ from strandline.model.retention import SlotLimits
 from strandline.model.stamp import Stamped
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
-from strandline.testing.logs import writer_named
 from strandline.testing.plain import PlainStore
-from strandline.testing.slots import append
 from strandline.testing.stores import paths
 from tests.cases import some
+from tests.contracts.logs import writer_named
+from tests.contracts.slots import append
 
 GRACE = 600.0
 

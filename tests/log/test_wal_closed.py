@@ -14,7 +14,7 @@ from strandline.errors import Fenced, LogClosed, LogFailed, StorageError
 from strandline.log.contract import Slot
 from strandline.log.wal.log import WalLog
 from strandline.storage.clock import CLOCK
-from strandline.testing.logs import records
+from tests.contracts.logs import records
 from tests.interrupts import interrupted_by_a_signal, interruptions
 from tests.log.wal_tools import CHANGES, SOON, GatedDisk, Threads, UnsyncedDisk, kept, refusals
 

@@ -12,7 +12,7 @@ from strandline.log.contract import Log
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.retention import InvalidReason
-from strandline.testing.logs import LogContract
+from tests.contracts.logs import LogContract
 
 
 class WalContract(LogContract):

@@ -13,10 +13,10 @@ from strandline.errors import (
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds
 from strandline.storage.disk import DISK
-from strandline.testing.disks import FullDisk, _PassingDisk
-from strandline.testing.logs import append, content, records, writer_named
-from strandline.testing.logs.parts import SOON
 from strandline.testing.simdisk import CrashMode, SimulatedDisk
+from tests.contracts.logs import append, content, records, writer_named
+from tests.contracts.logs.parts import SOON
+from tests.disks import FullDisk, _PassingDisk
 from tests.log.wal_parts import HeldSyncs, open_on, payload
 
 

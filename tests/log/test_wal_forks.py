@@ -16,7 +16,7 @@ import pytest
 from strandline.compat.spool.lsn_log import LsnHandle, WriteAheadLog
 from strandline.errors import Fenced, UsedAcrossFork
 from strandline.log.wal.read.reading import WalReader
-from strandline.testing.logs import records
+from tests.contracts.logs import records
 from tests.forking import in_a_child
 from tests.log.wal_tools import CHANGES, SOON, GatedDisk, Threads, UnsyncedDisk, kept, refusals
 

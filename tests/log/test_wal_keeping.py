@@ -28,11 +28,11 @@ from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.retention import InvalidReason
 from strandline.testing.clock import ManualClock
-from strandline.testing.disks import RecordingDisk
 from strandline.testing.keyed_stores import content as content_of
-from strandline.testing.logs import append, records
-from strandline.testing.logs.parts import SOON
 from strandline.testing.simdisk import CrashMode, SimulatedDisk
+from tests.contracts.logs import append, records
+from tests.contracts.logs.parts import SOON
+from tests.disks import RecordingDisk
 from tests.log.wal_parts import FOLDER, open_on, payload
 
 

@@ -27,12 +27,12 @@ from strandline.log.wal.write.journal import INDEX_BYTES, INDEX_FRAMES
 from strandline.model.cursor import Cursor, Limit
 from strandline.storage.disk import DISK
 from strandline.testing.clock import ManualClock, SeededChance
-from strandline.testing.disks import RecordingDisk, _PassingDisk
 from strandline.testing.faulty import Crash
-from strandline.testing.logs import append, records, writer_named
-from strandline.testing.logs.parts import SOON
 from strandline.testing.simdisk import CrashMode, SimulatedDisk
 from tests.cases import some
+from tests.contracts.logs import append, records, writer_named
+from tests.contracts.logs.parts import SOON
+from tests.disks import RecordingDisk, _PassingDisk
 from tests.log.wal_parts import FOLDER, HeldSyncs, open_on, payload, values
 
 

@@ -11,9 +11,9 @@ from strandline.log.wal.read.span import whole_batches
 from strandline.model.cursor import Cursor
 from strandline.model.head import LogBatch
 from strandline.node.flight.wire.streams import parts as parts_of
-from strandline.testing.disks import RecordingDisk
-from strandline.testing.logs import records, writer_named
-from strandline.testing.logs.parts import SOON
+from tests.contracts.logs import records, writer_named
+from tests.contracts.logs.parts import SOON
+from tests.disks import RecordingDisk
 from tests.log.wal_parts import HeldSyncs
 
 

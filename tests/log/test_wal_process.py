@@ -20,7 +20,7 @@ from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId
-from strandline.testing.logs import records
+from tests.contracts.logs import records
 from tests.log.wal_tools import SOON, GatedDisk, Threads
 
 SPAWN = multiprocessing.get_context("spawn")

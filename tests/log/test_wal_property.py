@@ -39,9 +39,9 @@ from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Cursor, Limit
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash
-from strandline.testing.logs import records, writer_named
 from strandline.testing.simdisk import POWER, CrashMode, SimulatedDisk
 from tests.cases import examples, some
+from tests.contracts.logs import records, writer_named
 
 FOLDER = "/srv/log"
 

@@ -19,8 +19,8 @@ from strandline.errors import CursorExpired, ExpectationFailed, LogClosed, NotFo
 from strandline.log.wal.read.catalog import Catalog
 from strandline.model.cursor import Cursor, Limit
 from strandline.storage.disk import DISK
-from strandline.testing.logs import records
 from tests.cases import partly, some
+from tests.contracts.logs import records
 from tests.log.wal_tools import SOON, GatedDisk, Threads, UnsyncedDisk, Witness, hasty_threads, said
 
 pytestmark = pytest.mark.usefixtures(hasty_threads.__name__)

@@ -13,7 +13,7 @@ from strandline.model.retention import NO_LIMITS, Consumed, Forever, InvalidReas
 from strandline.storage.disk import DISK
 from strandline.storage.metrics import INVALIDATIONS
 from strandline.testing.clock import ManualClock
-from strandline.testing.disks import _PassingDisk
+from tests.disks import _PassingDisk
 
 
 @pytest.fixture

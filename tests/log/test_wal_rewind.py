@@ -35,10 +35,10 @@ from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash
-from strandline.testing.logs import records
 from strandline.testing.simdisk import CrashMode, SimulatedDisk
 from strandline.testing.simdisk.explore import _Explorer
 from tests.cases import sampled, some
+from tests.contracts.logs import records
 from tests.log.wal_parts import values
 
 WRITER = WriterId(UUID(int=7))

@@ -18,8 +18,8 @@ from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import WriterId
 from strandline.snapshots.sealed import seal, unpack
 from strandline.storage.disk import DISK
-from strandline.testing.disks import _PassingDisk
-from strandline.testing.logs import records
+from tests.contracts.logs import records
+from tests.disks import _PassingDisk
 from tests.log.wal_parts import values
 
 WRITER = WriterId(UUID(int=7))

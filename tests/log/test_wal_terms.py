@@ -19,8 +19,8 @@ from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId
 from strandline.model.records import RECORD_SCHEMA
 from strandline.storage.disk import DISK
-from strandline.testing.disks import _PassingDisk
-from strandline.testing.logs import records
+from tests.contracts.logs import records
+from tests.disks import _PassingDisk
 
 WRITER = WriterId(UUID(int=7))
 TERMS = [1, 1, 1, 2, 2, 2, 2, 5, 5, 6]

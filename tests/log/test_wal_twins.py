@@ -21,8 +21,8 @@ from strandline.log.wal.write.committer import GroupCommitter
 from strandline.log.wal.write.groups import ValueRun
 from strandline.log.wal.write.journal import Journal
 from strandline.storage.disk import DISK
-from strandline.testing.logs.parts import SOON
 from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywhere
+from tests.contracts.logs.parts import SOON
 from tests.log.wal_parts import FOLDER, HeldSyncs, check, open_on, payload, values, workload
 
 

@@ -36,7 +36,7 @@ from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore
 from strandline.testing.interleave import Interleaver
 from strandline.testing.plain import PlainStore
-from strandline.testing.slots import append
+from tests.contracts.slots import append
 
 BAD_LINE = Faults(before=0.03, after=0.05, late=0.03, throttled=0.01)
 DEATH = 0.006

@@ -18,10 +18,10 @@ from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.disk import DISK, AppendFile, Disk
 from strandline.testing.clock import ManualClock, SeededChance
-from strandline.testing.disks import _PassingDisk, _PassingFile
-from strandline.testing.logs import records
-from strandline.testing.logs.parts import SOON
 from strandline.testing.simdisk import SimulatedDisk
+from tests.contracts.logs import records
+from tests.contracts.logs.parts import SOON
+from tests.disks import _PassingDisk, _PassingFile
 
 FOLDER = "/srv/log"
 WRITER = WriterId(UUID(int=7))

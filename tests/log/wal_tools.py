@@ -17,7 +17,7 @@ from strandline.errors import StrandlineError
 from strandline.log.contract import Slot
 from strandline.model.retention import InvalidReason
 from strandline.storage.disk import DISK
-from strandline.testing.logs import records, writer_named
+from tests.contracts.logs import records, writer_named
 
 SOON = 120.0
 """Real seconds that nothing here should come near."""

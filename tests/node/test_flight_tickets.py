@@ -31,7 +31,7 @@ from strandline.node.tickets import Tickets
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import DISK
 from strandline.testing.clock import ManualClock
-from strandline.testing.logs import append, fetched
+from tests.contracts.logs import append, fetched
 from tests.node.flight_double import Node, records
 
 TOKENS = "app client token-of-the-app-1\nb replica token-of-node-b-12\na replica token-of-node-a-12\n"

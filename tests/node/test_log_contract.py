@@ -15,8 +15,8 @@ from strandline.model.addresses import CONSUMER_SUFFIX
 from strandline.model.head import WriterId
 from strandline.model.retention import InvalidReason
 from strandline.node.lead import consumer_slots
-from strandline.testing.logs import LogContract, append, fetched, records, writer_named
 from strandline.testing.sinks import MemorySink
+from tests.contracts.logs import LogContract, append, fetched, records, writer_named
 
 
 @pytest.fixture

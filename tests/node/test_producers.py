@@ -14,8 +14,8 @@ import pytest
 
 import strandline as sl
 from strandline.errors import CommitTimedOut, SlotInvalid, Unsupported
-from strandline.testing.logs import content
-from strandline.testing.producers import ProducerContract
+from tests.contracts.logs import content
+from tests.contracts.producers import ProducerContract
 from tests.node.tcp import TcpProxy
 
 SOON, NEVER = 30.0, 3600.0

@@ -30,8 +30,8 @@ from strandline.node.flight.client.node_channels import addresses_of, near_first
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.server.server import FlightNode
 from strandline.node.messages import NodeStatus
-from strandline.testing.logs import append, fetched, writer_named
 from strandline.testing.sinks import MemorySink
+from tests.contracts.logs import append, fetched, writer_named
 from tests.node.flight_double import TABLE, Node, records, values_of
 from tests.node.processes import ClusterOfProcesses, Nest
 from tests.node.recording import append as append_marked

@@ -20,8 +20,8 @@ from strandline.model.addresses import COPIED_SUFFIX
 from strandline.model.cursor import Cursor
 from strandline.model.retention import TIER_SLOT, InvalidReason, SlotState
 from strandline.node.node_folder import HIGHEST_TERM
-from strandline.testing.logs import append
 from strandline.testing.sinks import MemorySink
+from tests.contracts.logs import append
 from tests.node.parts import Cluster
 
 

@@ -23,8 +23,8 @@ from strandline.errors import (
     Unsupported,
 )
 from strandline.log.wal.log import WalLog
-from strandline.testing.logs import writer_named
 from strandline.testing.sinks import MemorySink
+from tests.contracts.logs import writer_named
 from tests.pairs.kinds import COLD, RECORDS, ROWS, SOON, Opened, expected
 from tests.pairs.table import No, pair
 

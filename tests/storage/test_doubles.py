@@ -12,12 +12,12 @@ from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, AppendFile, Disk
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
-from strandline.testing.disks import FullDisk, RecordingDisk, SlowSyncDisk
 from strandline.testing.faulty import CALM, Call, Crash, Faults, FaultyStore
 from strandline.testing.interleave import Interleaver
 from strandline.testing.plain import PlainStore
 from strandline.testing.simdisk import SimulatedDisk
 from strandline.testing.stores import content, paths
+from tests.disks import FullDisk, RecordingDisk, SlowSyncDisk
 
 
 def test_the_doubles_satisfy_the_protocols_that_they_replace() -> None:

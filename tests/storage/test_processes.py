@@ -65,7 +65,7 @@ HOLD_THE_LOCK = """
 import sys
 from strandline.storage.objects.local import LocalStore
 from strandline.storage.objects.store import Match
-from strandline.testing.disks import RecordingDisk
+from tests.disks import RecordingDisk
 
 class StuckDisk(RecordingDisk):
     def rename(self, source, target):

@@ -19,10 +19,10 @@ from strandline.storage.objects.remote import ObstoreStore
 from strandline.storage.objects.store import ABSENT, Match, ObjectStore
 from strandline.storage.objects.urls import open_store
 from strandline.testing.clock import ManualClock
-from strandline.testing.disks import DiskAction, FullDisk, RecordingDisk
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
 from strandline.testing.stores import ObjectStoreContract, content, paths
+from tests.disks import DiskAction, FullDisk, RecordingDisk
 from tests.storage.programs import run_python
 
 

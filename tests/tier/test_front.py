@@ -16,10 +16,10 @@ from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Cursor
 from strandline.model.retention import Consumed, MaxBytes
 from strandline.model.segments import COLD_FILE as COLD
-from strandline.testing.logs import append
 from strandline.tier.copy.segment_files import forget_tails
 from strandline.tier.opening import attach, cold_tier, open_tiered, tiered, tiering
 from strandline.tier.read.tiered_log import TieredLog
+from tests.contracts.logs import append
 
 
 @pytest.fixture(autouse=True)

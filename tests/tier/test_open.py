@@ -13,7 +13,7 @@ import pytest
 import strandline as sl
 from strandline.errors import Fenced, InvalidInput, NotALog, WrongKind
 from strandline.log.contract import Log
-from strandline.testing.logs import append, content
+from tests.contracts.logs import append, content
 
 
 def test_a_folder_of_a_write_ahead_log_is_opened_for_writing_by_one_and_for_reading_by_others(tmp_path: Path) -> None:

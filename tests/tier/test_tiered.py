@@ -19,13 +19,13 @@ from strandline.log.wal.log import WalLog
 from strandline.model.retention import Invalidation, InvalidReason
 from strandline.model.stamp import OpId
 from strandline.storage.objects.urls import open_store
-from strandline.testing.logs import LogContract, append
 from strandline.tier.attachment import ColdCell
 from strandline.tier.copy.segment_files import forget_tails
 from strandline.tier.copy.tierer import Tierer
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.read.cold_reader import ColdReader
 from strandline.tier.read.tiered_log import TieredLog
+from tests.contracts.logs import LogContract, append
 from tests.tier.tiered_parts import Settled, forget, value_at
 
 GONE = Invalidation(InvalidReason.HORIZON, 1)

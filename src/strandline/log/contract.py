@@ -1,4 +1,4 @@
-"""The contract of every log. ``strandline.testing.logs.LogContract`` tests it."""
+"""The contract of every log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Public test doubles and contract suites (docs/testing.md): for tests of your own sinks, stores, codecs and logs.
+"""Public test doubles and contract suites (docs/testing.md): for tests of your own sinks, stores, watchers and codecs.
 
 The suites, and the pytest plugin with its fixtures, need ``pytest`` (that of codecs ``hypothesis``, too); the doubles
 need nothing that the package does not.
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from strandline.testing.codecs import CodecContract as CodecContract
     from strandline.testing.crashing import follow_through_crashes as follow_through_crashes
     from strandline.testing.crashing import interrupted as interrupted
-    from strandline.testing.disks import FullDisk as FullDisk
-    from strandline.testing.disks import RecordingDisk as RecordingDisk
     from strandline.testing.faulty import Crash as Crash
     from strandline.testing.faulty import Faults as Faults
     from strandline.testing.faulty import FaultyStore as FaultyStore
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from strandline.testing.key_values import KeyValueContract as KeyValueContract
     from strandline.testing.keyed_stores import DurableStoreContract as DurableStoreContract
     from strandline.testing.keyed_stores import StoreContract as StoreContract
-    from strandline.testing.logs import LogContract as LogContract
     from strandline.testing.plain import PlainStore as PlainStore
     from strandline.testing.simdisk import CrashMode as CrashMode
     from strandline.testing.simdisk import SimulatedDisk as SimulatedDisk
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
     from strandline.testing.store_snapshots import ExportingStoreContract as ExportingStoreContract
     from strandline.testing.stores import ObjectStoreContract as ObjectStoreContract
     from strandline.testing.tables import TableContract as TableContract
-    from strandline.testing.topics import TopicContract as TopicContract
 
 __getattr__, __dir__, __all__ = lazy(
     __name__,
@@ -49,21 +45,17 @@ __getattr__, __dir__, __all__ = lazy(
         "ExportingStoreContract": "strandline.testing.store_snapshots",
         "Faults": "strandline.testing.faulty",
         "FaultyStore": "strandline.testing.faulty",
-        "FullDisk": "strandline.testing.disks",
         "Interleaver": "strandline.testing.interleave",
         "KeyValueContract": "strandline.testing.key_values",
-        "LogContract": "strandline.testing.logs",
         "ManualClock": "strandline.testing.clock",
         "MemorySink": "strandline.testing.sinks",
         "ObjectStoreContract": "strandline.testing.stores",
         "PlainStore": "strandline.testing.plain",
-        "RecordingDisk": "strandline.testing.disks",
         "SeededChance": "strandline.testing.clock",
         "SimulatedDisk": "strandline.testing.simdisk",
         "SinkContract": "strandline.testing.sinks",
         "StoreContract": "strandline.testing.keyed_stores",
         "TableContract": "strandline.testing.tables",
-        "TopicContract": "strandline.testing.topics",
         "crash_everywhere": "strandline.testing.simdisk",
         "fail_everywhere": "strandline.testing.simdisk",
         "fill_everywhere": "strandline.testing.simdisk",

@@ -31,7 +31,7 @@ from strandline.log.topic.kafka_stream import Track, resume
 from strandline.model.cursor import Bounds
 from strandline.storage.clock import CLOCK
 from strandline.testing.stores import together
-from strandline.testing.topics import SOON, RetentionContract, TopicContract, by_partition, collect, numbered
+from tests.contracts.topics import SOON, RetentionContract, TopicContract, by_partition, collect, numbered
 from tests.servers import KafkaServer, free_port, started
 
 kafka = pytest.importorskip("confluent_kafka")

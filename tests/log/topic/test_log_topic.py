@@ -35,10 +35,10 @@ from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import DISK
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import FaultyStore
-from strandline.testing.logs import append, content, writer_named
 from strandline.testing.plain import PlainStore
 from strandline.testing.stores import together
-from strandline.testing.topics import SOON, by_partition, collect
+from tests.contracts.logs import append, content, writer_named
+from tests.contracts.topics import SOON, by_partition, collect
 
 # --- on the disk ---------------------------------------------------------------------------------------------------
 

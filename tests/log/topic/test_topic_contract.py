@@ -14,7 +14,7 @@ from strandline.log.topic.contract import Topic
 from strandline.log.topic.logs import LogTopic, open_object_topic, open_wal_topic
 from strandline.log.topic.memory import MemoryTopic
 from strandline.model.stamp import OpId
-from strandline.testing.topics import RetentionContract
+from tests.contracts.topics import RetentionContract
 
 
 class TestMemoryTopic(RetentionContract):

@@ -81,8 +81,7 @@ class Queue(Protocol):
     """The consumer side of a log: a slot of a log, or a queue of version 1.
 
     All calls except :meth:`writes` and :meth:`fetcher` may block on the store. Only :meth:`claim` and
-    :meth:`acknowledge` change anything. Once claimed it is safe in threads. ``strandline.testing.queues.QueueContract``
-    tests it.
+    :meth:`acknowledge` change anything. Once claimed it is safe in threads.
     """
 
     @property

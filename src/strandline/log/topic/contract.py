@@ -1,4 +1,4 @@
-"""The contract of every topic, and the checks that all share. ``strandline.testing.topics.TopicContract`` tests it."""
+"""The contract of every topic, and the checks that all share."""
 
 from __future__ import annotations
 

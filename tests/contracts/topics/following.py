@@ -1,5 +1,4 @@
 """Contract of subscriptions: backlog, then new messages, each once and in order."""
-# ruff: noqa: D102, PLR2004 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from strandline.log.topic.contract import Message, Topic
 from strandline.testing.stores import together
-from strandline.testing.topics.owner import SOON, TopicOwner, by_partition, collect, numbered
+from tests.contracts.topics.owner import SOON, TopicOwner, by_partition, collect, numbered
 
 
 class FollowingContract(TopicOwner):

@@ -167,11 +167,11 @@ class _FullFile(_PassingFile):
         self._disk, self._path = disk, path
 
     def write(self, parts: _Parts) -> None:
-        self._disk._fill(self._path, parts, self._inner.write)  # noqa: SLF001 - two halves of one thing
+        self._disk._fill(self._path, parts, self._inner.write)
 
     def rewrite(self, start: int, parts: _Parts) -> None:
         there = max(0, self._inner.size() - start)
-        self._disk._fill(self._path, parts, partial(self._inner.rewrite, start), free=there)  # noqa: SLF001
+        self._disk._fill(self._path, parts, partial(self._inner.rewrite, start), free=there)
 
 
 DiskAction = Literal[

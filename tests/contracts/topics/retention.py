@@ -1,5 +1,4 @@
 """Contract of topics that can be trimmed."""
-# ruff: noqa: D102 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations
 
@@ -10,8 +9,8 @@ import pytest
 from strandline.errors import CursorExpired
 from strandline.log.topic.contract import Message, Topic
 from strandline.model.cursor import Bounds
-from strandline.testing.topics.contract import TopicContract
-from strandline.testing.topics.owner import SOON, by_partition, collect, numbered
+from tests.contracts.topics.contract import TopicContract
+from tests.contracts.topics.owner import SOON, by_partition, collect, numbered
 
 
 class RetentionContract(TopicContract):

@@ -1,5 +1,4 @@
 """Contract of plans, fetches and waits."""
-# ruff: noqa: D102 - the name of a test is its sentence
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from strandline.log.contract import Log, Receipt
 from strandline.log.read.planning import cursor_after
 from strandline.model.cursor import Bounds, Cursor, Limit, Span, Start
 from strandline.model.records import READ_SCHEMA
-from strandline.testing.logs.parts import SOON, append, fetched
-from strandline.testing.slots import LogOwner
+from tests.contracts.logs.parts import SOON, append, fetched
+from tests.contracts.slots import LogOwner
 
 
 class LogReadContract(LogOwner):
@@ -262,7 +261,7 @@ class LogReadContract(LogOwner):
             with pytest.raises(InvalidInput, match="memory"):
                 pickle.dumps(spans)
             return
-        copies = pickle.loads(pickle.dumps(spans))  # noqa: S301 - its own bytes
+        copies = pickle.loads(pickle.dumps(spans))
         assert self.ranges(copies) == self.ranges(spans)
         assert fetched(copies) == fetched(spans)
 

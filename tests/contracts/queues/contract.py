@@ -1,5 +1,4 @@
 """The whole contract suite of queues."""
-# ruff: noqa: D102, PLR2004 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations
 
@@ -12,10 +11,10 @@ from strandline.followers.consumer.consumer import Consumer
 from strandline.log.queue.contract import Fetcher, Queue
 from strandline.model.head import Descriptor
 from strandline.testing.faulty import FaultyStore
-from strandline.testing.queues.acking import AckingContract
-from strandline.testing.queues.places import QueuePlace, at_once, first_to_come, values
-from strandline.testing.queues.poison import PoisonContract
-from strandline.testing.queues.reading import QueueReadContract
+from tests.contracts.queues.acking import AckingContract
+from tests.contracts.queues.places import QueuePlace, at_once, first_to_come, values
+from tests.contracts.queues.poison import PoisonContract
+from tests.contracts.queues.reading import QueueReadContract
 
 
 class QueueContract(QueueReadContract, AckingContract, PoisonContract):

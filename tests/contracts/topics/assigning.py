@@ -1,5 +1,4 @@
 """Contract of assignments that change while a subscription is read."""
-# ruff: noqa: D102 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from strandline.log.topic.contract import Message, Topic, TopicSubscription
 from strandline.testing.stores import together
-from strandline.testing.topics.owner import SOON, TopicOwner, by_partition, collect, numbered
+from tests.contracts.topics.owner import SOON, TopicOwner, by_partition, collect, numbered
 
 
 class AssigningContract(TopicOwner):

@@ -1,5 +1,4 @@
 """Contract of batches that cannot be decoded."""
-# ruff: noqa: D102, PLR2004 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from strandline.errors import (
 )
 from strandline.followers.consumer.consumer import Consumer
 from strandline.testing.faulty import Call, FaultyStore
-from strandline.testing.queues.places import QueueFixtures, QueuePlace, first_to_come
+from tests.contracts.queues.places import QueueFixtures, QueuePlace, first_to_come
 
 
 class PoisonContract(QueueFixtures):

@@ -1,5 +1,4 @@
 """Contract of closing a subscription and a topic."""
-# ruff: noqa: D102 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import pytest
 
 from strandline.errors import StrandlineError
 from strandline.log.topic.contract import Message, Topic, TopicSubscription
-from strandline.testing.topics.owner import FOREVER, SOON, TopicOwner, collect
+from tests.contracts.topics.owner import FOREVER, SOON, TopicOwner, collect
 
 
 class ClosingContract(TopicOwner):

@@ -1,5 +1,4 @@
 """Contract of acknowledgements: in order, durable, atomic."""
-# ruff: noqa: D102, PLR2004 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import pytest
 
 from strandline.errors import ConsumerClosed, CursorExpired, InvalidInput, OutOfOrderAck, StorageError
 from strandline.testing.faulty import Call, FaultyStore
-from strandline.testing.queues.places import QueueFixtures, QueuePlace, at_once, first_to_come, values
+from tests.contracts.queues.places import QueueFixtures, QueuePlace, at_once, first_to_come, values
 
 
 class AckingContract(QueueFixtures):

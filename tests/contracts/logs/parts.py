@@ -11,7 +11,7 @@ from strandline.log.contract import Log
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, Op, record_batch
-from strandline.testing.slots import append
+from tests.contracts.slots import append
 
 SOON = 120.0
 """Real seconds as a generous time limit."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from strandline.testing.logs.appending import AppendingContract
-from strandline.testing.logs.parts import append, content, fetched, records, writer_named
-from strandline.testing.logs.reading import LogReadContract
-from strandline.testing.slots import SlotContract
+from tests.contracts.logs.appending import AppendingContract
+from tests.contracts.logs.parts import append, content, fetched, records, writer_named
+from tests.contracts.logs.reading import LogReadContract
+from tests.contracts.slots import SlotContract
 
 
 class LogContract(AppendingContract, LogReadContract, SlotContract):
     """Every sentence of :class:`~strandline.log.contract.Log`, as a test.
 
     A subclass named ``Test...`` defines the fixture ``log``, an empty log for each test, and the two methods of
-    :class:`~strandline.testing.slots.LogOwner`, which the contract leaves to the log's owner.
+    :class:`~tests.contracts.slots.LogOwner`, which the contract leaves to the log's owner.
     """
 
 

@@ -1,5 +1,4 @@
 """Contract of reads: batch by batch, by descriptors, with read-ahead."""
-# ruff: noqa: D102, PLR2004 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from strandline.followers.consumer.consumer import Consumer
 from strandline.model.records import READ_SCHEMA
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Call, FaultyStore
-from strandline.testing.queues.places import QueueFixtures, QueuePlace, first_to_come, values
+from tests.contracts.queues.places import QueueFixtures, QueuePlace, first_to_come, values
 
 _SOON = 120.0
 """Real seconds as a generous time limit."""
@@ -241,7 +240,7 @@ class QueueReadContract(QueueFixtures):
             with pytest.raises(InvalidInput, match="memory"):
                 pickle.dumps(handle)
             return
-        copy, copies = pickle.loads(pickle.dumps((handle, descriptors)))  # noqa: S301 - its own bytes
+        copy, copies = pickle.loads(pickle.dumps((handle, descriptors)))
         assert copies == descriptors
         assert [copy.fetch(found) for found in reversed(copies)] == [handle.fetch(found) for found in descriptors[::-1]]
         consumer.close()

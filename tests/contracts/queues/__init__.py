@@ -1,6 +1,6 @@
 """Contract suite for queues: inherit the class, give it a queue, and run it with ``pytest``."""
 
-from strandline.testing.queues.contract import QueueContract
-from strandline.testing.queues.places import QueuePlace, without_store
+from tests.contracts.queues.contract import QueueContract
+from tests.contracts.queues.places import QueuePlace, without_store
 
 __all__ = ["QueueContract", "QueuePlace", "without_store"]

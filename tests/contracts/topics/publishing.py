@@ -1,5 +1,4 @@
 """Contract of publishes and of the bounds of a partition."""
-# ruff: noqa: D102, PLR2004 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import pytest
 from strandline.errors import InvalidInput
 from strandline.log.topic.contract import Message, Topic
 from strandline.model.cursor import Bounds
-from strandline.testing.topics.owner import TopicOwner, collect
+from tests.contracts.topics.owner import TopicOwner, collect
 
 
 class PublishingContract(TopicOwner):

@@ -1,5 +1,4 @@
 """Contract suite for producers: inherit the class, give it a log, and run it with ``pytest``."""
-# ruff: noqa: D102, PLR2004 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ import pytest
 
 from strandline.errors import BufferFull, ExpectationFailed, InvalidInput, OutOfOrder, ProducerClosed, Unsupported
 from strandline.log.contract import Receipt
-from strandline.testing.logs.parts import records
 from strandline.testing.stores import together
+from tests.contracts.logs.parts import records
 
 _SOON = 60.0
 _NEVER = 3600.0

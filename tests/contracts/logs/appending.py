@@ -1,5 +1,4 @@
 """Contract of appends."""
-# ruff: noqa: D102 - the name of a test is its sentence
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from strandline.errors import ExpectationFailed, InvalidInput, OutOfOrder, Write
 from strandline.log.contract import Handle, Log, Receipt
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, Op
-from strandline.testing.logs.parts import SOON, append, content, fetched, headers_named, records, writer_named
 from strandline.testing.stores import together
+from tests.contracts.logs.parts import SOON, append, content, fetched, headers_named, records, writer_named
 
 
 class AppendingContract:

@@ -1,5 +1,4 @@
-"""Contract of slots; :class:`~strandline.testing.logs.LogContract` includes it."""
-# ruff: noqa: D102, PLR2004 - the name of a test is its sentence, and its numbers are its example
+"""Contract of slots; :class:`~tests.contracts.logs.LogContract` includes it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Contract suite for topics: inherit the class, define how a topic is created, and run it with ``pytest``."""
 
-from strandline.testing.topics.contract import TopicContract
-from strandline.testing.topics.owner import FOREVER, SOON, TopicOwner, by_partition, collect, numbered
-from strandline.testing.topics.retention import RetentionContract
+from tests.contracts.topics.contract import TopicContract
+from tests.contracts.topics.owner import FOREVER, SOON, TopicOwner, by_partition, collect, numbered
+from tests.contracts.topics.retention import RetentionContract
 
 __all__ = [
     "FOREVER",
