@@ -38,9 +38,11 @@ def parts(count: int, *, kept: int) -> list[Any]:
     return [0, *(pytest.param(part, marks=mark) for part, mark in marks.items())]
 
 
-def sampled(every: int) -> list[Any]:
-    """Two cases: every ``every``-th point for the default suite, and all of them for the matrix."""
-    return [pytest.param(every, id="some"), pytest.param(1, id="all", marks=pytest.mark.matrix)]
+def sampled(every: int, *, matrix: int = 1) -> list[Any]:
+    """Every ``every``-th point for the default suite, and each ``matrix``-th for the matrix; the slow suite has all."""
+    some, more = pytest.param(every, id="some"), pytest.param(matrix, id="more", marks=pytest.mark.matrix)
+    all_ = pytest.param(1, id="all", marks=pytest.mark.matrix if matrix == 1 else pytest.mark.slow)
+    return [some, all_] if matrix == 1 else [some, more, all_]
 
 
 def partly(few: Any, everything: Any) -> list[Any]:

@@ -66,6 +66,7 @@ def test_a_page_does_what_it_shows(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", cases(WITH_SPARK))
 def test_a_page_with_spark_does_what_it_shows(name: str, tmp_path: Path) -> None:
     run(name, tmp_path)

@@ -67,7 +67,7 @@ def operate_many(seeds, retention=None):
 
 
 class TestHistories:
-    @pytest.mark.parametrize("every", sampled(18))
+    @pytest.mark.parametrize("every", sampled(18, matrix=4))
     def test_nothing_acknowledged_is_lost_or_doubled_in_a_hundred_thousand_steps(self, every):
         total = play_many(range(0, 180, every))
         assert total["steps"] >= 100_000 / every
@@ -88,7 +88,7 @@ class TestHistories:
         }.items():
             assert total[what] >= max(1, least // every), f"{what} happened {total[what]} times only, in {dict(total)}"
 
-    @pytest.mark.parametrize("every", sampled(20))
+    @pytest.mark.parametrize("every", sampled(20, matrix=4))
     def test_nothing_is_lost_or_doubled_in_either_tier_of_a_log_that_fails_over(self, every):
         total = play_many(range(0, 60, every), steps=300, tiered=True)
         for what, least in {
@@ -102,7 +102,7 @@ class TestHistories:
         }.items():
             assert total[what] >= least // every, f"{what} happened {total[what]} times only, in {dict(total)}"
 
-    @pytest.mark.parametrize("every", sampled(10))
+    @pytest.mark.parametrize("every", sampled(10, matrix=5))
     def test_a_primary_keeps_what_it_has_whatever_former_ones_do_that_were_replaced_by_force(self, every):
         total = operate_many(range(0, 60, every))
         for what, least in {
