@@ -20,7 +20,7 @@ from strandline.storage.connections import connections_at, end_connection, peer_
 from strandline.testing.clock import ManualClock
 from tests.node.flight_double import Node
 
-LIMITS = ServerLimits(connections_unknown=4, connections_unknown_each=2, authenticate_seconds=5.0)
+LIMITS = ServerLimits(connections_unknown=4, authenticate_seconds=5.0)
 WAIT = 60.0
 
 
@@ -34,11 +34,15 @@ def within_moments(log: RemoteLog) -> Bounds:
     raise AssertionError("the node does not answer for five seconds")
 
 
-def test_the_newest_unknown_connections_stay_per_address_and_in_all() -> None:
-    one = {f"10.0.0.1:{port}": float(port) for port in range(5)}
-    assert sorted(superfluous(one, LIMITS, 4.5)) == ["10.0.0.1:0", "10.0.0.1:1", "10.0.0.1:2"]
+def test_beyond_the_limit_the_address_with_the_most_unknown_connections_loses_its_oldest() -> None:
+    flood = {f"10.0.0.1:{port}": float(port) for port in range(5)}
+    assert superfluous(flood, LIMITS, 4.5) == ["10.0.0.1:0"], "callers behind one NAT may use the whole limit"
+    honest = {"10.0.0.2:1": 0.0, "10.0.0.3:1": 0.0}
+    assert superfluous(honest | flood, LIMITS, 4.5) == [f"10.0.0.1:{port}" for port in range(3)]
     many = {f"10.0.0.{host}:1": float(host) for host in range(6)}
     assert sorted(superfluous(many, LIMITS, 4.5)) == ["10.0.0.0:1", "10.0.0.1:1"]
+    subscriber = {f"2001:db8::{host}:7": 1.0 for host in range(1, 6)}
+    assert "::1:7" not in superfluous({"::1:7": 0.0} | subscriber, LIMITS, 4.5), "a /64 network is one caller's"
     assert superfluous({"::1:7": 0.0}, LIMITS, 4.9) == []
     assert superfluous({"::1:7": 0.0}, LIMITS, 5.0) == ["::1:7"], "it had its time to authenticate"
 
@@ -111,7 +115,7 @@ def test_a_process_without_a_free_file_number_forgets_no_admitted_caller() -> No
 def test_connections_without_a_token_keep_no_caller_with_one_out(tmp_path: Path) -> None:
     node = Node(tmp_path / "log")
     tokens = Tokens.parse("app client token-of-the-app-1", "the test")
-    limits = ServerLimits(connections=24, connections_unknown=6, connections_unknown_each=6, authenticate_seconds=1.0)
+    limits = ServerLimits(connections=24, connections_unknown=6, authenticate_seconds=1.0)
     with ExitStack() as opened:
         opened.callback(node.close)
         server = opened.enter_context(FlightNode(node, security=ServerSecurity(tokens=tokens), limits=limits))

@@ -8,6 +8,7 @@ import os
 import socket
 import stat
 from collections.abc import Collection
+from ipaddress import IPv6Network
 from typing import Final
 
 _FOLDERS: Final = ("/proc/self/fd", "/dev/fd")
@@ -18,6 +19,9 @@ _NO_NUMBER: Final = (errno.EMFILE, errno.ENFILE)
 _MAPPED: Final = "::ffff:"
 """Prefix of IPv4 addresses in IPv6 sockets."""
 
+_SUBSCRIBER_BITS: Final = 64
+"""A subscriber of IPv6 has all addresses of a network of this size."""
+
 
 def peer_name(host: str, port: int | str) -> str:
     """Address and port of a caller as one text; IPv4 addresses that are mapped into IPv6 are unmapped, without a zone.
@@ -26,6 +30,18 @@ def peer_name(host: str, port: int | str) -> str:
     ('10.0.0.1:7', '::1:7', 'fe80::1:7')
     """
     return f"{_plain(host)}:{port}"
+
+
+def network_of(peer: str) -> str:
+    """The network of one caller: the address of a :func:`peer_name`, the first 64 bits of IPv6.
+
+    >>> network_of("10.0.0.1:7"), network_of("2001:db8::1:7"), network_of("2001:db8::ffff:2:7")
+    ('10.0.0.1', '2001:db8::', '2001:db8::')
+    """
+    host = peer.rpartition(":")[0]
+    if ":" not in host:
+        return host
+    return str(IPv6Network((host, _SUBSCRIBER_BITS), strict=False).network_address)
 
 
 def connections_at(port: int, hosts: Collection[str] = ()) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Connections of callers that have not authenticated: how many, from one address and in all, and for how long."""
+"""Connections of callers that have not authenticated: how many, and for how long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, final
 
 from strandline.node.flight.server.limits import ServerLimits
 from strandline.storage.clock import Clock
-from strandline.storage.connections import connections_at, end_connection
+from strandline.storage.connections import connections_at, end_connection, network_of
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -18,19 +18,18 @@ _LOGGER: Final = logging.getLogger(__name__)
 def superfluous(unknown: Mapping[str, float], limits: ServerLimits, now: float) -> list[str]:
     """The connections to end, of those without an admitted call, given when each was first seen.
 
-    The newest stay: a caller with credentials sends its first call at once.
+    If there are too many, the networks with the most lose their oldest: a caller with credentials sends its first call
+    at once, and many callers may share one address (NAT, a load balancer).
     """
-    ended, left = [], 0
+    ranked: list[tuple[int, str]] = []
     each: Counter[str] = Counter()
     for peer, since in sorted(unknown.items(), key=lambda item: item[1], reverse=True):
-        address = peer.rpartition(":")[0]
-        is_late = now - since >= limits.authenticate_seconds
-        if is_late or left >= limits.connections_unknown or each[address] >= limits.connections_unknown_each:
-            ended.append(peer)
-            continue
-        left += 1
-        each[address] += 1
-    return ended
+        if now - since < limits.authenticate_seconds:
+            ranked.append((each[network_of(peer)], peer))
+            each[network_of(peer)] += 1
+    ranked.sort(key=lambda item: item[0])  # stable: of equal rank, the newest first
+    kept = {peer for _, peer in ranked[: limits.connections_unknown]}
+    return [peer for peer in unknown if peer not in kept]
 
 
 @final

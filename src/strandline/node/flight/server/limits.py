@@ -67,8 +67,6 @@ class ServerLimits:
     connections: int = 512
     connections_unknown: int = 128
     """Connections without an admitted call; the others are reserved for callers that have shown their credentials."""
-    connections_unknown_each: int = 64
-    """The same per address."""
     authenticate_seconds: float = 5.0
     """Longest time from a connection to its first admitted call."""
     connection_idle_seconds: float = 60.0
