@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from urllib.request import urlopen
 
 import pytest
 
-from strandline.cli.node.metrics_server import MOST, metrics_at
+from strandline.cli.node.metrics_server import MOST, MetricsServer, metrics_at
 from strandline.errors import StorageError
 
 WAIT = 60.0
@@ -33,6 +34,26 @@ def test_silent_connections_take_a_bounded_number_of_threads_and_keep_no_scraper
         assert threading.active_count() - before <= MOST + 1
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), WAIT)
+
+
+def test_a_scrape_under_way_outlives_a_crowd_of_silent_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, crowd_came = threading.Event(), threading.Event()
+    has_asked = MetricsServer.has_asked
+
+    def slow(server: MetricsServer, request: object) -> bool:
+        is_open = has_asked(server, request)
+        asked.set()
+        return crowd_came.wait(WAIT) and is_open
+
+    monkeypatch.setattr(MetricsServer, "has_asked", slow)
+    port = free_port()
+    with metrics_at(("127.0.0.1", port)), ExitStack() as opened, ThreadPoolExecutor(1) as pool:
+        scrape = pool.submit(lambda: urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT).read())
+        assert asked.wait(WAIT)
+        crowd = [opened.enter_context(socket.create_connection(("127.0.0.1", port), WAIT)) for _ in range(2 * MOST)]
+        assert crowd[MOST].recv(1) == b"", "it made room"
+        crowd_came.set()
+        assert b"strandline_term" in scrape.result(WAIT)
 
 
 def test_a_port_that_is_taken_is_one_sentence() -> None:

@@ -15,7 +15,7 @@ from prometheus_client import make_wsgi_app
 from strandline.errors import StorageError
 
 MOST: Final = 8
-"""Connections at a time, each with a thread. A further one ends the oldest."""
+"""Connections at a time, each with a thread. A further one ends the oldest, of those without a request first."""
 
 _SILENT_SECONDS: Final = 10.0
 """Longest time that a connection may send or read nothing."""
@@ -33,7 +33,7 @@ class _Request(WSGIRequestHandler):
 
     def parse_request(self) -> bool:
         """Whether there is a request to answer; the text of all metrics is not made for a connection that was ended."""
-        return super().parse_request() and self.server.is_open(self.request)
+        return super().parse_request() and self.server.has_asked(self.request)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the base class
         del format, args
@@ -52,8 +52,8 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         self.address_family = family
         self._places = threading.Semaphore(MOST)
         self._lock = threading.Lock()
-        self._open: dict[Any, None] = {}
-        """Sockets of open connections, the oldest first."""
+        self._open: dict[Any, bool] = {}
+        """Sockets of open connections, the oldest first, and whether each has sent its request."""
         super().__init__((str(place[0]), port), _Request)
         self.set_app(make_wsgi_app())
 
@@ -71,7 +71,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
                 self.shutdown_request(request)
                 return
         with self._lock:
-            self._open[request] = None
+            self._open[request] = False
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -83,9 +83,11 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
                 self._open.pop(request, None)
             self._places.release()
 
-    def is_open(self, request: Any) -> bool:
-        """Whether a connection was not ended."""
+    def has_asked(self, request: Any) -> bool:
+        """Note that a connection has sent its request; returns False if it was ended."""
         with self._lock:
+            if request in self._open:
+                self._open[request] = True
             return request in self._open
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -94,7 +96,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
 
     def _end_oldest(self) -> None:
         with self._lock:
-            oldest = next(iter(self._open), None)
+            oldest = min(self._open, key=self._open.__getitem__, default=None)
             self._open.pop(oldest, None)
         if oldest is not None:
             with contextlib.suppress(OSError):  # it has just ended
