@@ -11,6 +11,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
@@ -22,6 +23,7 @@ from strandline.followers.run import Follower
 from strandline.followers.table_route import NoObserver, StoredRange, TableRoute
 from strandline.log.object import ObjectLog
 from strandline.log.read.decoded_sizes import DecodedSizes
+from strandline.log.read.reading import fetch_in_order
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.sink import Part, Written
 from strandline.storage.clock import CLOCK
@@ -232,6 +234,24 @@ def test_files_of_an_append_are_closed_by_bytes_before_all_rows_are_in_memory(
     assert offsets(tmp_path / "table") == ALL
 
 
+@pytest.mark.parametrize("mode", ["latest", pytest.param("history", marks=pytest.mark.matrix)])
+def test_files_of_a_keyed_table_are_split_by_bytes_since_a_merge_holds_their_rows_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Literal["latest", "history"]
+) -> None:
+    log = sl.open(f"{tmp_path}/log", create=True)
+    with log.producer(compression="zstd") as producer:
+        for first in range(0, 3 * 2048, 2048):
+            keys = pa.array([b"%d" % (number % 4096) for number in range(first, first + 2048)], pa.binary())
+            producer.append_batch(pa.table({"key": keys, "value": pa.array([LINE] * 2048, pa.binary())}))
+            producer.flush()
+    monkeypatch.setattr(parts_module, "KEYED_BYTES", MIB // 2)
+    sink = sl.DeltaSink(tmp_path / "table", mode=mode)
+    sl.follow(log, sink, batching=Batching(bytes=9 * MIB // 4), upto="end")
+    rows = [pq.read_table(file) for file in (tmp_path / "table").glob("*.parquet")]
+    assert max(table.nbytes for table in rows) <= MIB // 2
+    assert len(sink.rows()) == (4096 if mode == "latest" else 3 * 2048)
+
+
 @pytest.mark.parametrize("mode", ["append", "latest"])
 def test_a_sudden_change_to_repetitive_records_is_noticed_while_they_are_read(
     tmp_path: Path, mode: Literal["append", "latest"]
@@ -361,6 +381,42 @@ def test_an_estimate_counts_records_and_bytes_and_forgets_slowly() -> None:
     assert sizes.of(larger) == 100_000, "between what it was and what it is"
     sizes.learn([], 0, 0)
     assert sizes.of(larger) == 100_000, "nothing was read"
+
+
+@dataclass
+class Remote(Listed):
+    """A span of a node: one call reads several of them."""
+
+    def join(self, following: Remote) -> Remote:
+        return Remote(self.first, following.next, self.size + following.size, self.decoded + following.decoded)
+
+
+def remote(count: int, stored: int, decoded: int) -> list[Remote]:
+    return [Remote(10 * number, 10 * number + 10, stored, decoded) for number in range(count)]
+
+
+def test_spans_of_a_node_are_read_together_as_far_as_their_records_fit_into_memory() -> None:
+    read = [span for span, _ in fetch_in_order(remote(100, 1000, 100_000), ahead=1_010_000)]
+    assert [span.next for span in read[:-1]] == [span.first for span in read[1:]]
+    assert (read[0].first, read[-1].next) == (0, 1000)
+    assert read[0].decoded == 100_000, "the first one tells what the others take"
+    assert {span.decoded for span in read[1:-1]} == {500_000}
+
+
+def test_small_spans_of_a_node_are_read_in_one_call_and_what_they_take_is_remembered() -> None:
+    assert len([*fetch_in_order(remote(20, 10, 10), ahead=1_010_000)]) == 1
+    sizes = DecodedSizes()
+    for _ in range(2):
+        read = [span.decoded for span, _ in fetch_in_order(remote(20, 1000, 100_000), ahead=1_010_000, sizes=sizes)]
+    assert read == [500_000] * 4
+
+
+def test_what_is_fetched_ahead_is_bounded_by_records_where_stored_bytes_are_unknown() -> None:
+    spans = [Listed(10 * number, 10 * number + 10, 0, 100_000) for number in range(9)]
+    read = fetch_in_order(spans, ahead=200_000)
+    for at in range(1, 4):
+        next(read)
+        assert sum(span.fetched for span in spans) <= at + 2
 
 
 def test_a_worker_without_memory_answers_so_and_the_driver_raises_it() -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import strandline as sl
 from strandline.errors import Diverged, Fenced, InvalidInput, NotReady
 from strandline.log.read.erased_records import same_unless_erased
-from strandline.log.read.reading import divided_spans
+from strandline.log.read.planning import divided_spans
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, Op, record_batch

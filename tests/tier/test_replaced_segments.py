@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strandline.errors import Fenced, NotFound
-from strandline.log.read.reading import divided_spans
+from strandline.log.read.planning import divided_spans
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.head import WriterId
 from strandline.model.records import Op, record_batch

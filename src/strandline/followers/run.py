@@ -22,8 +22,9 @@ from strandline.followers.pieces import Pieces
 from strandline.followers.table_route import NoObserver, Observer, TableRoute
 from strandline.log.addressed import log_at
 from strandline.log.contract import Log
-from strandline.log.read.planning import cursor_after, joined
-from strandline.log.read.reading import fetch_in_order
+from strandline.log.read.decoded_sizes import DecodedSizes
+from strandline.log.read.planning import cursor_after
+from strandline.log.read.reading import AHEAD_BYTES, fetch_in_order
 from strandline.log.slots.heartbeat import SlotHeartbeat, TouchableSlot
 from strandline.model.addresses import Address
 from strandline.model.arguments import checked
@@ -111,6 +112,7 @@ class _IntoTable:
     log: Log
     sink: Sink
     _pieces: Pieces = field(init=False)
+    _sizes: DecodedSizes = field(default_factory=DecodedSizes)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_pieces", Pieces(self.log))
@@ -132,8 +134,9 @@ class _IntoTable:
         while True:
             chunk: list[Fetched] = []
             upto, size = since, 0
+            ahead = AHEAD_BYTES if limit.bytes is None else min(AHEAD_BYTES, limit.bytes)
             try:
-                for span, part in fetch_in_order(joined(spans)):
+                for span, part in fetch_in_order(spans, ahead=ahead, sizes=self._sizes):
                     upto = cursor_after(upto, span)
                     chunk.append((upto, part))
                     size += sum(batch.nbytes for batch in part)

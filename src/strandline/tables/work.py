@@ -11,7 +11,7 @@ import pyarrow as pa
 from strandline.errors import InvalidInput, NotReady
 from strandline.log.contract import Log
 from strandline.log.read.decoded_sizes import DecodedSizes
-from strandline.log.read.planning import cursor_after, divided, joined
+from strandline.log.read.planning import cursor_after, divided
 from strandline.log.read.reading import AHEAD_BYTES, fetch_in_order
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.sink import Part, Written
@@ -54,7 +54,7 @@ def records_of(spans: Sequence[Span], most: int | None = None) -> Iterator[pa.Re
     """
     ahead = AHEAD_BYTES if most is None else min(AHEAD_BYTES, most)
     decoded = 0
-    for span, batches in fetch_in_order(joined(spans), ahead=ahead):
+    for span, batches in fetch_in_order(spans, ahead=ahead):
         decoded += sum(batch.nbytes for batch in batches)
         if most is not None and decoded > most + most // 4 and len(spans) > 1:
             raise RangeTooLarge(spans[0].first, span.next, decoded)

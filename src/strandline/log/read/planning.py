@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
@@ -64,13 +64,14 @@ class StoredBatch(OffsetRange, Fingerprinted, Protocol):
 class Joinable(Protocol):
     """A span that can be fetched in one call together with the next one."""
 
-    def join(self, following: Span) -> Span | None:
+    def join(self, following: Any) -> Any | None:
         """Both as one span; None if they cannot be one, or should not."""
 
 
 E = TypeVar("E", bound=OffsetRange)
 B = TypeVar("B", bound=StoredBatch)
 S = TypeVar("S", bound=Span)
+A = TypeVar("A")
 
 
 def cursor_after(since: Cursor, span: Span) -> Cursor:
@@ -82,16 +83,41 @@ def cursor_after(since: Cursor, span: Span) -> Cursor:
     return Cursor(since.log_id, span.next, term, span.fingerprint if isinstance(span, Fingerprinted) else None)
 
 
-def joined(spans: Sequence[Span]) -> list[Span]:
-    """The same offsets in fewer spans, where one call per span would cost more than reading its records."""
-    found: list[Span] = []
+def joined(spans: Iterable[A], fits: Callable[[A, A], bool] = lambda *_: True) -> Iterator[A]:
+    """The same offsets in fewer spans, where one call per span would cost more than reading its records.
+
+    Spans are joined while they fit; a span that cannot be joined is given before the next one is looked at.
+    """
+    held: Any = None
     for span in spans:
-        both = found[-1].join(span) if found and isinstance(found[-1], Joinable) else None
-        if both is None:
-            found.append(span)
+        both = held.join(span) if held is not None and fits(held, span) else None
+        if both is not None:
+            held = both
+            continue
+        if held is not None:
+            yield held
+        held = span if isinstance(span, Joinable) else None
+        if held is None:
+            yield span
+    if held is not None:
+        yield held
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A span that is too large to fetch at once, such as a whole segment of a very large plan."""
+
+    def parts(self) -> Sequence[Any]:
+        """The same as smaller spans, in order; may block."""
+
+
+def divided_spans(spans: Iterable[A]) -> Iterator[A]:
+    """The spans, and the parts of those that are divisible."""
+    for span in spans:
+        if isinstance(span, Divisible):
+            yield from span.parts()
         else:
-            found[-1] = both
-    return found
+            yield span
 
 
 FULL_PARTITION: Final = 128 << 20

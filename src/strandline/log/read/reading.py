@@ -7,12 +7,13 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from strandline.errors import CursorExpired, InvalidInput, NotFound, NotReady
-from strandline.log.read.planning import cursor_after, joined
+from strandline.log.read.decoded_sizes import DecodedSizes, F
+from strandline.log.read.planning import cursor_after, divided_spans, joined
 from strandline.model.cursor import Cursor, Limit, Start
 from strandline.model.records import RECORD_SCHEMA
 from strandline.storage.clock import Clock
@@ -25,89 +26,49 @@ if TYPE_CHECKING:
 AHEAD_BYTES: Final = 64 << 20
 
 
-class Fetchable(Protocol):
-    """Something to fetch ahead: a span of a plan, or a batch of a queue."""
-
-    @property
-    def size(self) -> int:
-        """The stored bytes to read for it; 0 if unknown."""
-
-    def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
-        """Read it; may block."""
-
-
-F = TypeVar("F", bound=Fetchable)
-
-
-@runtime_checkable
-class Divisible(Protocol):
-    """A span that is too large to fetch at once, such as a whole segment of a very large plan."""
-
-    def parts(self) -> Sequence[Any]:
-        """The same as smaller spans, in order; may block."""
-
-
-def divided_spans(spans: Iterable[F]) -> Iterator[F]:
-    """The spans, and the parts of those that are divisible."""
-    for span in spans:
-        if isinstance(span, Divisible):
-            yield from span.parts()
-        else:
-            yield span
-
-
 def fetch_in_order(
     spans: Iterable[F],
     *,
     columns: Sequence[str] | None = None,
     workers: int = 4,
     ahead: int = AHEAD_BYTES,
+    sizes: DecodedSizes | None = None,
 ) -> Iterator[tuple[F, list[pa.RecordBatch]]]:
     """Each span with its batches, in order; reads up to ``workers`` at once, and about ``ahead`` bytes early.
 
-    The limit is on memory: the ratio of decoded to stored bytes is learned from earlier spans. Emptying a list of
-    batches frees them early. Spans are taken one by one, when they are needed; a divisible one is given in parts.
+    The limit is on memory, by an estimate that is learned from earlier spans; ``sizes`` is one of earlier calls. Spans
+    are taken one by one, when they are needed; a divisible one is given in parts, and small ones of a node together, up
+    to half of ``ahead``. Emptying a list of batches frees them early.
     """
     origin = Origin("An iterator over batches")
-    source = divided_spans(spans)
-    if workers <= 1:
-        for span in source:
-            yield span, span.fetch(columns)
-        return
+    known = DecodedSizes() if sizes is None else sizes
+    source = joined(divided_spans(spans), lambda *both: known.fit(both, ahead // 2))
     for span in source:
-        first = span.fetch(columns)
-        growth = _growth(span, first)
-        yield span, first
-        break
+        yield known.fetched(span, span.fetch(columns))
+        if workers > 1:
+            break
     else:
         return
     waiting: deque[tuple[F, Future[list[pa.RecordBatch]]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="strandline-fetch")
+
+    def first() -> tuple[F, list[pa.RecordBatch]]:
+        origin.check()  # a forked child has no threads
+        span, future = waiting.popleft()
+        return known.fetched(span, future.result())  # the reference of the future to the batches is freed here
+
     try:
-        early = 0
         for span in source:
-            while waiting and (len(waiting) >= workers or (early + span.size) * growth > ahead):
-                origin.check()  # a forked child has no threads
-                done, future = waiting.popleft()
-                batches = future.result()
-                growth = max(growth, _growth(done, batches))
-                del future  # frees its reference to the batches
-                yield done, batches
-                early -= done.size
+            while waiting and (
+                len(waiting) >= workers or known.total([*[early for early, _ in waiting], span]) > ahead
+            ):
+                yield first()
             waiting.append((span, pool.submit(span.fetch, columns)))
-            early += span.size
         while waiting:
-            origin.check()
-            done, future = waiting.popleft()
-            yield done, future.result()
+            yield first()
     finally:
         if origin.is_here:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _growth(span: Fetchable, batches: list[pa.RecordBatch]) -> float:
-    decoded: int = sum(batch.nbytes for batch in batches)
-    return max(1.0, decoded / max(1, span.size))
 
 
 _FIRST_POLL: Final = 0.005
@@ -194,12 +155,13 @@ def read_spans(
 
     Raises as :func:`read_between` does.
     """
+    sizes = DecodedSizes()
     while cursor.next < end:
         spans = log.plan(cursor, Limit(batches=_PLANNED, upto=end))
         if not spans:
             raise NotReady(f"The log does not reach offset {end} yet; it ends at {cursor.next}.")
         try:
-            for span, batches in fetch_in_order(joined(spans), columns=columns):
+            for span, batches in fetch_in_order(spans, columns=columns, sizes=sizes):
                 cursor = cursor_after(cursor, span)
                 yield cursor, batches
         except NotFound:

@@ -16,8 +16,8 @@ from pyspark.sql.datasource import InputPartition
 from strandline.compat.v1.log import open_queue
 from strandline.errors import NotFound, NotReady
 from strandline.log.contract import Log
-from strandline.log.read.planning import joined, pack
-from strandline.log.read.reading import divided_spans, fetch_in_order
+from strandline.log.read.planning import divided_spans, pack
+from strandline.log.read.reading import fetch_in_order
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.spark.datasource.decoding import Decoding
 from strandline.spark.datasource.planning import resume_point, trimmed_meanwhile
@@ -124,7 +124,7 @@ class OpenedLog:
         wanted = [span for span in spans if self.options.where.may_match(span)]
         _OUTSIDE.inc(len(spans) - len(wanted))
         spans = wanted
-        return [SpanPartition(tuple(joined(task))) for task in pack(spans, cores)]
+        return [SpanPartition(tuple(task)) for task in pack(spans, cores)]
 
     def fetch(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 FILE_ROWS: Final = 1 << 20
 """A file with more rows is split when it is written."""
 FILE_BYTES: Final = 256 << 20
-"""Likewise one with more bytes in memory."""
+"""Likewise one of an append with more bytes in memory."""
+KEYED_BYTES: Final = 64 << 20
+"""Likewise one of a keyed table: a merge holds its rows twice."""
 FEW_DECODED: Final = 2
 """Workers that may each decode all values, because only a row tells its key."""
 
@@ -215,22 +217,25 @@ class TablePart:
                 "A row has a key of another worker's share. Nothing was committed: report this as a bug of strandline."
             )
         for covered, files in _groups(self.old, share):
-            mask = covered.mask(hashes)
-            mine = changes.filter(pa.array(mask))
-            if not mine.num_rows and not any(file.is_shared for file in files):
-                continue
-            rows = [self._kept_rows(file, covered) for file in files]
-            old = pa.concat_tables(rows) if rows else self.schema.empty_table()
-            if self.shape.kind == "latest":
-                added += self._split("keys", covered, merge_latest(old, mine, names, self.schema))
-            else:
-                if self.rewind is not None:
-                    old = self.rewind.history(old, names, self.schema)
-                versions = merge_history(old, mine, names, self.schema)
-                added += self._split("keys", covered, versions.current)
-                added += self._split("closed", covered, versions.closed)
-            removed += [file.path for file in files]
+            mine = changes.filter(pa.array(covered.mask(hashes)))
+            if mine.num_rows or any(file.is_shared for file in files):
+                added += self._merged_into(files, covered, mine)
+                removed += [file.path for file in files]
         return added, removed
+
+    def _merged_into(self, files: Sequence[KeptFile], covered: HashRange, changes: pa.Table) -> Iterator[DataFile]:
+        """Write the files of a range again, with its changes. No old row stays in memory while they are written."""
+        names, schema = self.shape.names, self.schema
+        if self.shape.kind == "latest":
+            yield from self._split("keys", covered, merge_latest(self._kept(files, covered), changes, names, schema))
+            return
+        versions = merge_history(self._kept(files, covered), changes, names, schema)
+        yield from self._split("keys", covered, versions.current)
+        yield from self._split("closed", covered, versions.closed)
+
+    def _kept(self, files: Sequence[KeptFile], covered: HashRange) -> pa.Table:
+        rows = pa.concat_tables([self.schema.empty_table(), *[self._kept_rows(file, covered) for file in files]])
+        return rows if self.rewind is None else self.rewind.history(rows, self.shape.names, self.schema)
 
     def _kept_rows(self, file: KeptFile, covered: HashRange) -> pa.Table:
         rows = in_schema(self.files.read(file.path), self.schema)
@@ -242,7 +247,7 @@ class TablePart:
         if not rows.num_rows:
             return
         if (
-            (rows.num_rows <= self.file_rows and rows.nbytes <= FILE_BYTES)
+            (rows.num_rows <= self.file_rows and rows.nbytes <= KEYED_BYTES)
             or covered.depth >= MAX_DEPTH
             or rows.num_rows == 1
         ):
