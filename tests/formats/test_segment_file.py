@@ -3,7 +3,9 @@
 import io
 import random
 import struct
+from base64 import b64encode
 from dataclasses import replace
+from types import SimpleNamespace
 from uuid import UUID
 
 import pyarrow as pa
@@ -13,11 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.formats.segment.batches import MOST_BATCHES, BatchRuns, SegmentBatches
 from strandline.formats.segment.file import (
     LISTED,
     SEGMENT_SCHEMA,
     Seal,
     SegmentFacts,
+    SegmentTail,
     decode_tail,
     tail_size,
 )
@@ -99,6 +103,32 @@ def test_offset_time_and_key_have_statistics_and_a_page_index_and_values_have_no
     assert not columns["value"].has_column_index
     assert {column.compression for column in columns.values()} == {"ZSTD"}
     assert [column.column_index for column in footer.row_group(0).sorting_columns] == [0]
+
+
+def with_batches(listed: bytes) -> SegmentTail:
+    """A segment whose list of batches is this one."""
+    writer = SegmentWriter(10)
+    writer.add(with_offsets([records(5)], 10), term=1, listed=0)
+    writer._batches = SimpleNamespace(encode=lambda: listed)
+    data = whole(finish(writer))
+    return decode_tail(data[-tail_size(data, "it") :], "it")[0]
+
+
+def test_a_segment_knows_the_batches_of_its_records_and_the_last_ones_of_very_many() -> None:
+    runs = BatchRuns()
+    runs.add([(1, 3), (1, 5), (3, 9)])
+    tail = with_batches(runs.encode())
+    assert [tail.fingerprint_at(offset) for offset in range(10, 14)] == [3, 5, 9, 9]
+    runs.add((1, number) for number in range(1, MOST_BATCHES))
+    many = SegmentBatches.decode(runs.encode(), 10, 13 + MOST_BATCHES)
+    assert [many.fingerprint_at(offset) for offset in (11, 12, 15, 13 + MOST_BATCHES)] == [None, 9, 1, MOST_BATCHES - 1]
+    assert with_batches(b"").fingerprint_at(12) is None
+
+
+@pytest.mark.parametrize("listed", [b"?", b"AAAA", b64encode(bytes(12)), b64encode(b"\6" + bytes(11))])
+def test_a_damaged_list_of_batches_is_found(listed: bytes) -> None:
+    with pytest.raises(CorruptData, match=r"list of batches|base64|padding"):
+        with_batches(listed).fingerprint_at(12)
 
 
 def test_small_batches_become_one_group_that_remembers_when_each_was_listed() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 import strandline as sl
 from strandline.errors import Diverged, NotReady
+from strandline.formats.segment.file import SegmentTail
 from strandline.log.memory import MemoryLog
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.recover.rewind import rewind
@@ -20,7 +22,7 @@ from strandline.tier.copy.segment_files import forget_tails
 from tests.ingest.parts import a_log, append, changes, content, position
 from tests.ingest.test_outages import eventually
 from tests.tier.test_compaction import DAY, keyed
-from tests.tier.tiered_parts import Tiers
+from tests.tier.tiered_parts import Tiers, forget, value_at
 
 HISTORY = "^The source has another history than the one that .* holds of it"
 INGESTS = {"serial": sl.ingest, "parallel": sl.bulk.ingest}
@@ -140,7 +142,7 @@ def test_a_position_of_an_older_version_whose_record_was_erased_is_continued():
 
 
 @pytest.mark.parametrize("kind", ["object", "wal"])
-def test_records_of_a_cold_tier_are_proven_by_the_end_of_the_source(kind):
+def test_records_of_a_cold_tier_are_proven_by_their_own_batch(kind):
     forget_tails()
     tiers, copy = Tiers(kind), MemoryLog()
     keyed(tiers, [(Op.PUT, b"anna", b"1"), (Op.PUT, b"bert", b"2")])
@@ -149,8 +151,6 @@ def test_records_of_a_cold_tier_are_proven_by_the_end_of_the_source(kind):
     tiers.trim()
     keyed(tiers, [(Op.PUT, b"dora", b"4")])
     source = tiers.tiered()
-    end = SourceProof.at(source.cursor_at(4))
-    assert end is not None
 
     def stop_after_the_first(progress: Any) -> None:
         raise KeyboardInterrupt
@@ -158,29 +158,60 @@ def test_records_of_a_cold_tier_are_proven_by_the_end_of_the_source(kind):
     with pytest.raises(KeyboardInterrupt):
         sl.ingest(source, copy, batching=sl.followers.Batching(records=1), on_progress=stop_after_the_first)
     assert position(source, copy) < 4
-    assert proof_in(copy, source) == end
+    assert proof_in(copy, source) == SourceProof.at(source.cursor_at(position(source, copy)))
+    assert proof_in(copy, source) is not None
     sl.ingest(source, copy)
     assert content(copy).equals(content(source))
     forget_tails()
 
 
-@pytest.mark.parametrize("is_last_of_a_segment", [True, False])
+@pytest.mark.parametrize("place", ["inside a segment", "at its end", "before the hot tier"])
 @pytest.mark.parametrize("run", INGESTS)
-def test_another_history_is_found_after_its_records_moved_to_the_cold_tier(tmp_path, run, is_last_of_a_segment):
+@pytest.mark.parametrize("kind", ["object", "wal"])
+def test_another_history_is_found_after_its_records_moved_to_the_cold_tier(tmp_path, kind, run, place):
     forget_tails()
-    tiers, copy = Tiers("object"), sl.open(tmp_path / "copy", create=True)
+    tiers, copy = Tiers(kind), sl.open(tmp_path / "copy", create=True)
     tiers.append(1)
     backup = tiers.backup()
     tiers.append(1)
     INGESTS[run](tiers.tiered(), copy)
     tiers.restore(backup)
-    # A segment knows the batch of its last record; of the others it has the records alone.
-    tiers.append(1, like=0 if is_last_of_a_segment else None)
+    tiers.append(1, like=0)
     tiers.append(1)
-    tiers.tier(target=1 if is_last_of_a_segment else 10_000)
-    assert tiers.trim() == len(tiers.truth)
-    with pytest.raises(Diverged, match=HISTORY if is_last_of_a_segment else "^The last record that .* holds"):
+    tiers.tier(target=10_000 if place == "inside a segment" else 1)
+    if place == "before the hot tier":
+        forget(tiers.hot(), 2)
+    else:
+        assert tiers.trim() == len(tiers.truth)
+    assert tiers.tiered().read(1, upto=2).__next__().column("value")[0].as_py() == value_at(1), "the same record"
+    with pytest.raises(Diverged, match=HISTORY):
         INGESTS[run](tiers.tiered(), copy)
+    forget_tails()
+
+
+@pytest.mark.parametrize("knows_batches", [True, False])
+def test_an_ingest_that_follows_into_the_cold_tier_stores_proofs(monkeypatch, knows_batches):
+    forget_tails()
+    if not knows_batches:  # as in segments that an older version has made
+        monkeypatch.setattr(SegmentTail, "fingerprint_at", lambda *_: None)
+    tiers, copy, stop = Tiers("object"), MemoryLog(), Event()
+    tiers.append(2)
+    source = tiers.tiered()
+
+    def grow(progress: Any) -> None:
+        if progress.next == 2:  # the end, as it was when the ingest began, proves none of these
+            for _ in range(3):
+                tiers.append(1)
+            tiers.tier(target=10_000)
+            assert tiers.trim() == 5
+            tiers.append(1)
+        else:
+            stop.set()
+
+    sl.ingest(source, copy, follow=True, stop=stop, batching=sl.followers.Batching(records=1), on_progress=grow)
+    proof = proof_in(copy, source)
+    assert proof is not None
+    assert proof == SourceProof.at(source.cursor_at(position(source, copy)) if knows_batches else source.end())
     forget_tails()
 
 

@@ -209,11 +209,12 @@ def test_whatever_dies_at_any_point_of_a_compaction_nothing_is_missing_or_repeat
 # --- merging ---------------------------------------------------------------------------------------------------
 
 
-def test_merged_segments_keep_terms_listing_times_and_the_last_fingerprint() -> None:
+def test_merged_segments_keep_terms_listing_times_and_the_fingerprints_of_batches() -> None:
     tiers = Tiers("wal", batches=8, terms=True)
     tiers.tierer(target=1).run_once()
     before = {time: tiers.tiered().position_of(sl_time(time)) for time in tiers.times}
     last = tiers.finished()[-1]
+    cursors = [str(tiers.hot().cursor_at(offset)) for offset, _ in tiers.truth[1:]]
     done = tiers.tierer(target=1 << 20, grace=DAY).compact(everything=True)
     (only,) = tiers.finished()
     assert done.made == (only,)
@@ -223,6 +224,7 @@ def test_merged_segments_keep_terms_listing_times_and_the_last_fingerprint() -> 
     intact(tiers)
     log = tiers.tiered()
     assert {time: log.position_of(sl_time(time)) for time in tiers.times} == before
+    assert [str(log.cursor_at(offset)) for offset, _ in tiers.truth[1:]] == cursors
     assert only.max_timestamp == max(last.max_timestamp, only.max_timestamp)
     assert tiers.tierer(grace=DAY).run_once(everything=True).copied == ()
 

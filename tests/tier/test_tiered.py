@@ -91,7 +91,6 @@ class Cold(LogContract):
     """All but the newest batches is in segments only."""
 
     kept = 0
-    fingerprinted = False
 
     @pytest.fixture
     def log(self, tiers: tuple[TieredLog, Tierer]) -> Settled:

@@ -93,9 +93,13 @@ class BoundedReads:
     that arrive allow. All other attributes are those of the source.
     """
 
-    def __init__(self, log: Log, most: int) -> None:
+    def __init__(self, log: Log, most: int, ending: Cursor, prove_by: Callable[[Cursor], None]) -> None:
+        """``ending`` is the end of the source as of now; ``prove_by`` gets it, and later ones that are needed."""
         self._log = log
         self._most = most
+        self._ending = ending
+        self._prove_by = prove_by
+        prove_by(ending)
         self._count = 1 if isinstance(log, QueueLog) else _FIRST_COUNT
 
     def __getattr__(self, name: str) -> Any:
@@ -109,7 +113,15 @@ class BoundedReads:
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[Span]:
         """The spans after a cursor, of as many offsets as fit into memory, or one span."""
         count = self._count if limit.records is None else min(limit.records, self._count)
-        return self._log.plan(since, replace(limit, records=count))
+        spans = self._log.plan(since, replace(limit, records=count))
+        unproven = [span.next for span in spans if getattr(span, "fingerprint", None) is None]
+        if not unproven or unproven[-1] <= self._ending.next or isinstance(self._log, MessageStream):
+            return spans
+        # The end before the plan: if the source is restored in between, the end refuses the records of the plan later.
+        self._ending = proving_end(self._log)
+        self._prove_by(self._ending)
+        upto = self._ending.next if limit.upto is None else min(limit.upto, self._ending.next)
+        return self._log.plan(since, replace(limit, records=count, upto=upto))
 
     @property
     def is_node(self) -> bool:
@@ -216,7 +228,6 @@ def ingest_log(
     sink = LogSink(target, whole=isinstance(source, QueueLog), clock=clock, chance=chance)
     resume_ingest(source, target, sink, skip_trimmed=skip_trimmed)
     ending = proving_end(source)
-    sink.prove_by(ending)
     end = ending.next
     if slot is None and keep_following and not isinstance(source, QueueLog) and has_slots(source):
         slot = f"ingest-{target.log_id}"
@@ -225,7 +236,7 @@ def ingest_log(
         if slot is None and first is not None:
             held.enter_context(pinned(source, first.next, clock=clock, chance=chance))
         limits = batching or _BATCHING
-        reads = BoundedReads(source, limits.bytes)
+        reads = BoundedReads(source, limits.bytes, ending, sink.prove_by)
         behind = held.enter_context(WriteBehind(sink, end, on_progress, reads.learn, formats.match))
         reached = _follow(
             reads,

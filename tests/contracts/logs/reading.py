@@ -27,8 +27,6 @@ class LogReadContract(LogOwner):
 
     picklable: ClassVar[bool] = True
     """Whether spans can be read in another process; if not, pickling one raises why."""
-    fingerprinted: ClassVar[bool] = True
-    """Whether the log has fingerprints of its batches; a segment holds records of many."""
 
     # --- planning -------------------------------------------------------------------------------------------
 
@@ -184,7 +182,7 @@ class LogReadContract(LogOwner):
             assert None in (planned.fingerprint, known.fingerprint) or planned.fingerprint == known.fingerprint
 
     def test_a_cursor_behind_another_batch_than_the_one_that_is_there_has_diverged(self, filled: Log) -> None:
-        for offset in range(1, 11) if self.fingerprinted else ():
+        for offset in range(1, 11):
             cursor = filled.cursor_at(offset)
             assert cursor.fingerprint is not None
             with pytest.raises(Diverged, match="restored from a copy"):

@@ -26,6 +26,7 @@ from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
 from strandline.formats.arrow.header import check_message
 from strandline.formats.checksum import crc32c
 from strandline.formats.json.fields import Fields
+from strandline.formats.segment.batches import BATCHES_KEY, SegmentBatches
 from strandline.formats.segment.thrift import BINARY, LIST, STRUCT, ThriftReader
 from strandline.model.json_values import fingerprint_text
 from strandline.model.records import READ_SCHEMA, TIMESTAMP
@@ -215,6 +216,10 @@ class SegmentTail:
             sum(chunk.size for chunk in self._chunks[number]),
         )
 
+    def fingerprint_at(self, offset: int) -> int | None:
+        """The fingerprint of the batch with the record at an offset, as in the cursor behind it; None if unknown."""
+        return self.facts.fingerprint if offset == self.facts.end else self.batches.fingerprint_at(offset)
+
     def groups(self, first: int, end: int) -> range:
         """The numbers of the groups that hold offsets ``first`` up to ``end``."""
         return range(max(0, bisect_right(self._firsts, first) - 1), bisect_left(self._firsts, end))
@@ -239,6 +244,15 @@ class SegmentTail:
     def ranges(self, number: int, columns: Sequence[str]) -> list[ByteRange]:
         """The bytes of these columns of a group, in file order."""
         return [chunk for chunk, name in zip(self._chunks[number], _LEAVES, strict=True) if name in columns]
+
+    @cached_property
+    def batches(self) -> SegmentBatches:
+        """The batches of its records, as far as they are known."""
+        stored = (self.footer.metadata or {}).get(BATCHES_KEY)
+        try:
+            return SegmentBatches.decode(stored, self.facts.start, self.facts.end)
+        except ValueError as error:
+            raise damaged_segment(self.where, str(error)[:200]) from error
 
     @cached_property
     def _firsts(self) -> list[int]:

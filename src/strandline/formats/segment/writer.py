@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from strandline.errors import InvalidInput
 from strandline.formats.checksum import crc32c
+from strandline.formats.segment.batches import BATCHES_KEY, BatchRun, BatchRuns
 from strandline.formats.segment.file import (
     FACTS_KEY,
     LARGEST_SEGMENT,
@@ -64,6 +65,7 @@ class SegmentWriter:
         self._times: list[tuple[int, int]] = []
         """Listing time of each buffered batch, and the number of buffered records up to its end."""
         self._rows = self._bytes = self._decoded = 0
+        self._batches = BatchRuns()
         self._terms: list[tuple[int, int]] = []
         self._listed: list[int] = []
         self._newest: int | None = None
@@ -77,8 +79,12 @@ class SegmentWriter:
     def _ratio(self) -> float:
         return self._sink.size / self._decoded if self._decoded else 1.0
 
-    def add(self, batches: Sequence[pa.RecordBatch], *, term: int, listed: int) -> None:
-        """Add the records of one batch, with their offsets; ``listed`` is its listing time (microseconds).
+    def add(
+        self, batches: Sequence[pa.RecordBatch], *, term: int, listed: int, runs: Iterable[BatchRun] | None = None
+    ) -> None:
+        """Add records of one term with their offsets; ``listed`` is their listing time (microseconds).
+
+        ``runs``: the batches that they belong to, each with its fingerprint; None: unknown.
 
         ``InvalidInput`` if they do not follow, or their term is older than the one before: nothing was added.
         """
@@ -95,6 +101,7 @@ class SegmentWriter:
             self._terms.append((term, self.next))
         for batch in batches:
             self._split(batch, listed)
+        self._batches.add([(end - self.next, None)] if runs is None else runs)
         self.next = end
 
     def _check_order(self, batches: Sequence[pa.RecordBatch]) -> int:
@@ -164,7 +171,8 @@ class SegmentWriter:
             max_timestamp=(self._newest or 0) // 1000,
             fingerprint=fingerprint,
         )
-        self._writer.add_key_value_metadata({FACTS_KEY: facts.encode()})
+        batches = self._batches.encode()
+        self._writer.add_key_value_metadata({FACTS_KEY: facts.encode(), **({BATCHES_KEY: batches} if batches else {})})
         self._writer.close()
         return self._sealed(facts)
 

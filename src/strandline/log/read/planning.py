@@ -52,8 +52,8 @@ class Fingerprinted(Protocol):
     """A batch, or a span of one, that can be distinguished from any other batch at the same offset."""
 
     @property
-    def fingerprint(self) -> int:
-        """The :func:`~strandline.model.cursor.batch_fingerprint` of the batch's identity."""
+    def fingerprint(self) -> int | None:
+        """The :func:`~strandline.model.cursor.batch_fingerprint` of the batch's identity; None: unknown."""
 
 
 class StoredBatch(OffsetRange, Fingerprinted, Protocol):
@@ -175,7 +175,7 @@ def entries_after(since: Cursor, first: int, entries_from: Callable[[int], Itera
 
 def check_fingerprint(since: Cursor, before: Fingerprinted) -> None:
     """``Diverged`` if the batch that holds the record before the cursor is not the one that the consumer applied."""
-    if since.fingerprint is not None and since.fingerprint != before.fingerprint:
+    if since.fingerprint is not None and before.fingerprint not in (None, since.fingerprint):
         raise Diverged(
             f"The record at offset {since.next - 1}, the last one that the consumer at this cursor has applied, is in "
             "another batch than it was then: the log was restored from a copy, or overwritten by one, and has grown "

@@ -61,7 +61,8 @@ class Copier:
         """A copy of a segment below an offset; ``fingerprint`` is that of the log's cursor there."""
         writer = SegmentWriter(segment.start, expected=segment.size)
         for span in plan_segment(self.ledger.store, segment, segment.start, Limit(upto=upto)):
-            for batch, listed in listed_batches(span):
+            for batch, listed, _ in listed_batches(span):
+                # Its batches are not those of the log, if the log was restored from a copy and has equal records.
                 writer.add([batch], term=span.term, listed=listed)
         return self._finish(writer, fingerprint)
 

@@ -29,8 +29,8 @@ def add_spans(
         if writer.next > start and writer.size + size + (size >> 3) > LARGEST_SEGMENT - (64 << 20):
             break
         term = span.term if isinstance(span, SpanWithTerm) else 0
-        writer.add(batches, term=term, listed=listed_at(span, now))
         fingerprint = span.fingerprint if isinstance(span, Fingerprinted) else None
+        writer.add(batches, term=term, listed=listed_at(span, now), runs=[(span.next - span.first, fingerprint)])
         if is_enough():
             break
     return fingerprint

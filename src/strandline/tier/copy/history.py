@@ -178,24 +178,24 @@ def read_history(log: Log, upto: int | None = None) -> TermHistory:
 def is_same_record(log: Log, store: ObjectStore, segment: SegmentMetadata, offset: int) -> bool:
     """Whether log and segment hold the same record at an offset, in the same batch as far as that is known.
 
-    Diverged histories may have equal records at an offset, so batches are compared too: by the fingerprint of the
-    segment's last batch, or, where that is not known, by write time in a write-ahead log. True if the log has trimmed
+    Diverged histories may have equal records at an offset, so batches are compared too: by their fingerprints,
+    or, where those are not known, by write time in a write-ahead log. True if the log has trimmed
     the record meanwhile.
 
     Reads one batch of the log, and one row group of the segment. ``NotFound`` if the segment's object is not there.
     """
     one = Limit(batches=1, upto=offset + 1)
     (span,) = plan_segment(store, segment, offset, one)
-    ((cold, listed),) = listed_batches(span)
+    ((cold, listed, _),) = listed_batches(span)
     try:
-        fingerprint = log.cursor_at(offset + 1).fingerprint if offset == segment.end else None
+        fingerprint = log.cursor_at(offset + 1).fingerprint
         (own,) = log.plan(Cursor(log.log_id, offset), one)
         hot = own.fetch()
     except (CursorExpired, NotFound):
         if log.bounds().first > offset:
             return True
         raise
-    known = span.tail().facts.fingerprint
+    known = span.fingerprint
     if fingerprint is not None and known is not None:
         if fingerprint != known:
             return False

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from strandline.errors import CorruptData, InvalidInput, NotFound
 from strandline.formats.checksum import crc32c
+from strandline.formats.segment.batches import BatchRun
 from strandline.formats.segment.file import (
     LISTED,
     ByteRange,
@@ -198,6 +199,8 @@ class ColdSpan:
     """The term of its records."""
     size: int
     """The bytes of the row group."""
+    fingerprint: int | None = None
+    """Fingerprint of the batch with its last record; None: unknown."""
 
     def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
         """Read and verify the requested columns; returns the span's records with offsets."""
@@ -272,16 +275,23 @@ class SegmentSpan:
         return [batch for part in self.parts() for batch in part.fetch(columns)]
 
 
-def listed_batches(span: ColdSpan) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """The records of a span with offsets, in runs with the same listing time (microseconds), in order."""
+def listed_batches(span: ColdSpan) -> Iterator[tuple[pa.RecordBatch, int, list[BatchRun]]]:
+    """The records of a span with offsets, in runs with the same listing time (microseconds), in order.
+
+    With each its listing time, and the batches of its records.
+    """
     stored = [*(name for name in READ_SCHEMA.names if name != "offset"), LISTED]
     tail = span.tail()
     found = decode_group(tail, span.group, stored, span.pieces(tail.ranges(span.group, stored)))
     for batch in clipped(numbered_batches(found, tail.group(span.group).first), span.first, span.next):
         runs = pc.run_end_encode(batch.column(LISTED).cast(pa.int64()))
-        at = 0
+        at, first = 0, batch.column(0)[0].as_py()
         for end, listed in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
-            yield batch.select(READ_SCHEMA.names).slice(at, end - at), listed
+            yield (
+                batch.select(READ_SCHEMA.names).slice(at, end - at),
+                listed,
+                tail.batches.runs(first + at, first + end),
+            )
             at = end
 
 
@@ -294,7 +304,7 @@ def plan_segment(store: ObjectStore, segment: SegmentMetadata, since: int, limit
     path, seal = segment_path(segment.segment, segment.start), seal_of(segment)
     groups = (tail.group(number) for number in tail.groups(since, segment.end + 1))
     return [
-        ColdSpan(store, path, seal, group.number, first, end, group.term, group.size)
+        ColdSpan(store, path, seal, group.number, first, end, group.term, group.size, tail.fingerprint_at(end - 1))
         for group, first, end in plan_entries(groups, since, limit)
     ]
 

@@ -85,13 +85,14 @@ class RewriteTask:
         count, latest = 0, 0
         for source in self.sources:
             for span in plan_segment(self.store, source, source.start):
-                for batch, listed in listed_batches(span):
+                for batch, listed, runs in listed_batches(span):
                     if listed < latest:
                         return None
                     latest = listed
                     hits = self.purged.hits(batch)
                     count += 0 if hits is None else pc.sum(hits).as_py()
-                    writer.add([batch if hits is None else erased(batch, hits)], term=span.term, listed=listed)
+                    kept = batch if hits is None else erased(batch, hits)
+                    writer.add([kept], term=span.term, listed=listed, runs=runs)
         if len(self.sources) == 1 and not count:
             return None
         fingerprint = load_tail(self.store, self.sources[-1]).facts.fingerprint

@@ -183,8 +183,7 @@ class ColdReader:
     def check_cursor(self, since: Cursor, hot: HotStart) -> None:
         """``Diverged`` if the record before the cursor is in a segment and of another term, or of another batch.
 
-        Segments know the batch of their last record only. If the record before the cursor is deleted, ``Diverged`` only
-        for a term above that of the next record.
+        If the record before the cursor is deleted, ``Diverged`` only for a term above that of the next record.
         """
         if not since.term and since.fingerprint is None:
             return
@@ -202,15 +201,23 @@ class ColdReader:
             )
 
     def _check_batch(self, since: Cursor, before: SegmentMetadata) -> None:
-        if since.fingerprint is None or before.end != since.next - 1:
+        if since.fingerprint is None:
             return
-        if load_tail(self.store, before).facts.fingerprint not in (None, since.fingerprint):
+        if load_tail(self.store, before).fingerprint_at(since.next - 1) not in (None, since.fingerprint):
             raise Diverged(
-                f"The record at offset {before.end}, the last one that the consumer at this cursor has applied, is in "
-                f"another batch than it was then, by the segment {before.segment}: the log was restored from a copy, "
-                "and has grown differently since. Build the consumer's state again, from the beginning or from a "
+                f"The record at offset {since.next - 1}, the last one that the consumer at this cursor has applied, is "
+                f"in another batch than it was then, by the segment {before.segment}: the log was restored from a "
+                "copy, and has grown differently since. Build the consumer's state again, from the beginning or from a "
                 "snapshot of this log."
             )
+
+    def cursor_at(self, cursor: Cursor, hot: HotStart) -> Cursor:
+        """The cursor with term and fingerprint of the record before it, as far as a segment has them."""
+        before = self.holding(cursor.next - 1, hot)
+        if before is None:
+            return cursor
+        fingerprint = load_tail(self.store, before).fingerprint_at(cursor.next - 1)
+        return Cursor(cursor.log_id, cursor.next, before.term_at(cursor.next - 1), fingerprint)
 
     def check_slot(self, slot: SlotState, log: Log) -> None:
         """``Diverged`` if the log's trimmed records were copied to other segments than the current ones.

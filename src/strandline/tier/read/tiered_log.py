@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, final
@@ -161,8 +161,15 @@ class TieredLog(Closing):
         return self._hot.end()
 
     def cursor_at(self, offset: int) -> Cursor:
-        """The cursor at ``offset``; segments are not read for it."""
-        return self._hot.cursor_at(offset)
+        """The cursor at ``offset``, with term and fingerprint of the record before it, if a tier has them.
+
+        Without them, as from a log that does not retain that record, while the segments cannot be read.
+        """
+        found = self._hot.cursor_at(offset)
+        if found.fingerprint is None and 0 < offset <= self._hot.bounds().first:
+            with suppress(StrandlineError):
+                return self._cold_reader().cursor_at(found, self._hot_start())
+        return found
 
     def position_of(self, start: Start) -> int:
         """The offset of a start; whether it is retained is not checked."""
@@ -210,14 +217,15 @@ class TieredLog(Closing):
         raise NotReady(f"Offset {since.next} moved between the tiers at each of {_TRIES} tries: try again.")
 
     def _check_border(self, since: Cursor) -> None:
-        """``Diverged`` for a cursor at the start of the hot tier with another term than the record before it."""
-        if not since.term or not since.next or since.next > self._hot.bounds().first:
+        """``Diverged`` for a cursor at the start of the hot tier with another record before it, by term or batch."""
+        is_proven = since.term or since.fingerprint is not None
+        if not is_proven or not since.next or since.next > self._hot.bounds().first:
             return  # the record before it is in the hot tier, which has checked it
         start = self._hot_start()
-        if start.term is None or since.next != start.first:
-            self._cold_reader().check_cursor(since, start)
-        else:
+        if since.term and start.term is not None and since.next == start.first:
             check_term(since, start.term)
+        if since.fingerprint is not None or start.term is None or since.next != start.first:
+            self._cold_reader().check_cursor(since, start)
 
     def pieces(self, first: int, end: int) -> list[ColdPiece]:
         """The segments with the offsets from ``first`` on, for readers that read the Parquet objects themselves.

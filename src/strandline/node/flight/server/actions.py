@@ -134,8 +134,8 @@ def _plan(served: NodeService, rights: CallerRights, fields: Fields) -> list[byt
 
 def _planned(span: Span) -> PlannedSpan:
     term = span.term if isinstance(span, SpanWithTerm) else 0
-    fingerprint = fingerprint_text(span.fingerprint) if isinstance(span, Fingerprinted) else None
-    return PlannedSpan(span.first, span.next, span.size, term, fingerprint)
+    known = span.fingerprint if isinstance(span, Fingerprinted) else None
+    return PlannedSpan(span.first, span.next, span.size, term, None if known is None else fingerprint_text(known))
 
 
 def _cursor_at(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
