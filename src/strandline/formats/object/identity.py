@@ -99,6 +99,18 @@ def decode_identity(data: bytes | memoryview, where: str) -> LogIdentity:
     return identity
 
 
+class IdentityCodec:
+    """``log.json`` as a cell's content. It remembers no operations: an edit must change nothing once it is applied."""
+
+    def encode(self, state: Stamped[LogIdentity]) -> bytes:
+        """The bytes of an identity."""
+        return encode_identity(state.value)
+
+    def decode(self, data: bytes | memoryview, where: str) -> Stamped[LogIdentity]:
+        """The identity in these bytes."""
+        return Stamped(decode_identity(data, where))
+
+
 class SlotCodec:
     """A slot as a cell's content; bytes of a slot with another name are damage."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,8 +12,6 @@ import pyarrow as pa
 
 from strandline.errors import (
     AlreadyExists,
-    Conflict,
-    Contended,
     CorruptData,
     Diverged,
     InvalidInput,
@@ -26,7 +23,7 @@ from strandline.formats.arrow.block import Compression
 from strandline.formats.json.value_versions import ValueVersion
 from strandline.formats.object.batch import decode_batch
 from strandline.formats.object.head import HeadCodec
-from strandline.formats.object.identity import LogIdentity, decode_identity, encode_identity
+from strandline.formats.object.identity import IdentityCodec, LogIdentity, decode_identity, encode_identity
 from strandline.log.contract import Handle
 from strandline.log.folders import FolderKind, check_missing, check_new, check_new_in_store
 from strandline.log.object.head.head_log import HeadLog
@@ -61,9 +58,8 @@ from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.metrics import fetching
-from strandline.storage.objects.store import ABSENT, Match, ObjectStore
+from strandline.storage.objects.store import ABSENT, ObjectStore
 from strandline.storage.objects.urls import local_folder, store_at
-from strandline.storage.retry import Backoff
 from strandline.values.contract import Codec
 from strandline.values.recorded import check_recorded, newest, with_version
 
@@ -236,7 +232,6 @@ class ObjectLog(HeadLog[ObjectSpan], Closing):
         self._chance = chance
         self._lister = self._new_lister()
         self.chunks = StoredChunks(store)
-        self._retries = Backoff()
         self._waiter = HeadPoller()
         self._origin = Origin(f"The log {store.url}", self)
         self.slots = SlotKeeper(store, self._lister.cell, self.head, self.chunks, clock, chance, self._origin)
@@ -357,19 +352,15 @@ class ObjectLog(HeadLog[ObjectSpan], Closing):
 
     def _edit_identity(self, edit: Callable[[LogIdentity], LogIdentity]) -> None:
         """Change ``log.json`` by compare-and-set; ``edit`` is pure, and gives the same again once it was applied."""
-        for attempt in range(self._retries.attempts):
-            found = self.store.get(IDENTITY)
-            stored = decode_identity(found.data, f"{self.url}/{IDENTITY}")
+
+        def edited(stored: LogIdentity) -> LogIdentity:
             if stored.log_id != self.log_id:
                 raise Diverged(f"{self.url} is log {stored.log_id} now, and was log {self.log_id}: open it again.")
             wanted = edit(stored)
-            if wanted == stored:
-                self.identity = stored
-                return
-            with contextlib.suppress(Conflict, TransientStorageError):
-                self.store.put_if(IDENTITY, encode_identity(wanted), Match(found.version))
-            self.clock.sleep(self._retries.pause(attempt, self._chance.jitter()))
-        raise Contended(f"{self.url}/{IDENTITY} could not be changed: others change it, or the store fails. Retry.")
+            return stored if wanted == stored else wanted
+
+        cell = StoreCell(self.store, IDENTITY, IdentityCodec(), clock=self.clock, chance=self._chance)
+        self.identity = cell.update(OpId(self._chance.uuid()), edited)
 
     def trim(
         self,
