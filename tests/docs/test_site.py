@@ -38,6 +38,7 @@ def copy_of_the_site(folder: Path) -> Path:
     return Path(shutil.copy(HOME / "mkdocs.yml", folder))
 
 
+@pytest.mark.matrix
 def test_every_page_is_in_the_site_and_every_link_leads_somewhere(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     done = built(HOME / "mkdocs.yml", tmp_path / "site")

@@ -22,7 +22,7 @@ FEW = {"command-processes": 2}
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("share", sampled(20))
+@pytest.mark.parametrize("share", sampled(40))
 @pytest.mark.parametrize("group", GROUPS)
 def test_hostile_input_is_refused_and_nothing_worse_happens(group: str, share: int) -> None:
     names = named([group])

@@ -103,6 +103,7 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return {**os.environ, "PYTHONPATH": str(place), "WHERE": str(place)}
 
 
+@pytest.mark.matrix
 def test_installing_registers_the_pytest_plugin(installed: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],

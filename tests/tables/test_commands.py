@@ -167,7 +167,7 @@ SQLITE = ("strandline.tables.sql.sqlite_transaction", "SqliteTransaction")
             ("optimize", SINK, "optimized"),
             ("vacuum", SINK, "vacuumed"),
         ],
-        3,
+        1,
     ),
 )
 def test_ctrl_c_at_any_step_is_quiet_and_leaves_a_table_that_is_right(
