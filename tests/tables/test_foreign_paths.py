@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 from uuid import UUID
 
 import pyarrow as pa
@@ -83,11 +84,30 @@ def test_a_data_file_outside_of_a_delta_table_is_never_read(log, tmp_path, victi
         with pytest.raises(CorruptData, match="not within the table's own folder"):
             job()
     assert victim.exists()
-    if path.startswith("..%2F"):
-        return  # deltalake's restore does not remove a file of that name: the table stays refused
+    if path.startswith("..%2F"):  # deltalake cannot remove a file of that name
+        sink = sl.DeltaSink(table, mode=mode)
+        for job in (lambda: sl.follow(log, sink, upto="end", repair=True), lambda: rebuild(sink, log)):
+            with pytest.raises(CorruptData, match=r"remove the table to build it again\.$"):
+                job()
+        return
     sl.follow(log, sl.DeltaSink(table, mode=mode), upto="end", repair=True)
     assert verify(sl.DeltaSink(table, mode=mode), log).is_clean
     assert not any(SECRET in file.read_bytes() for file in table.glob("*.parquet"))
+
+
+@pytest.mark.parametrize("name", ["part%20x.parquet", "day=a%2520b/x.parquet"])
+def test_a_file_with_an_encoded_name_is_removed_with_the_rows_that_replace_it(log, tmp_path, name):
+    sink = sl.DeltaSink(tmp_path / "table")
+    sl.follow(log, sink, upto=10)
+    (made,) = (tmp_path / "table").glob("*.parquet")
+    (tmp_path / "table" / "day=a%20b").mkdir()
+    forged(tmp_path / "table", log.log_id, made.name, kind="remove")
+    forged(tmp_path / "table", log.log_id, name)
+    made.rename(tmp_path / "table" / unquote(name))
+    sink = sl.DeltaSink(tmp_path / "table")
+    sink.adopt(log.log_id)
+    sl.follow(log, sink, upto="end")
+    assert verify(sink, log).is_clean
 
 
 @pytest.mark.parametrize("mode", ["latest", "append"])

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -165,7 +166,9 @@ class DeltaCommits:
         mode: Literal["overwrite", "append"] = "append" if replaces is None else "overwrite"
         with self._answered(known.version, commit_id):
             table.create_write_transaction(actions, mode=mode, schema=schema, commit_properties=properties)
-        self._settle(known)
+        newest = self._settle(known)
+        if replaces is not None:
+            self._refuse_left(newest, {unquote(action.path) for action in actions})
 
     def restored(self, table: DeltaTable, version: int, cursor: Cursor, present: AbstractSet[str]) -> bool:
         """Whether the table is restored to a version; False if that is impossible, and nothing happened.
@@ -175,7 +178,8 @@ class DeltaCommits:
         delta = deltalake_library()
         try:
             old = self.followed.at_version(version)
-            if not listed_files(old).keys() <= present:
+            expected = listed_files(old).keys()
+            if not expected <= present:
                 return False
             known = KnownCommits(id_of(old), table.version() + 1, cursor, self.holder)
             # Delta keeps transactions over a restore: that of the start has to go back, too.
@@ -190,7 +194,7 @@ class DeltaCommits:
         except (delta.exceptions.DeltaError, OSError, TransientStorageError, CorruptData) as error:
             _LOGGER.warning("The table %s cannot go back to version %d: %s", self.url, version, error)
             return False
-        self._settle(known)
+        self._refuse_left(self._settle(known), expected)
         _LOGGER.warning("The table %s was restored to version %d, which is at %s.", self.url, version, cursor)
         return True
 
@@ -216,7 +220,7 @@ class DeltaCommits:
         except (TransientStorageError, CorruptData):
             return False
 
-    def _settle(self, known: KnownCommits) -> None:
+    def _settle(self, known: KnownCommits) -> DeltaTable:
         """Prove that a commit landed in the intended table, and make that commit durable.
 
         A handle on a table that was removed and created again with as many versions commits into the new one.
@@ -226,6 +230,19 @@ class DeltaCommits:
             raise Diverged(f"The table {self.url} was removed or replaced while it was committed to. {REMEDY}")
         self.followed.make_durable(known.version, is_own=True)
         self.followed.known[known.cursor.log_id] = known
+        return table
+
+    def _refuse_left(self, table: DeltaTable, expected: AbstractSet[str]) -> None:
+        """``CorruptData`` if a commit that replaced all files has left others in the table.
+
+        The library decodes a name that it removes, and cannot write an encoded slash again: nothing is removed then.
+        """
+        left = listed_files(table).keys() - expected
+        if left:
+            raise CorruptData(
+                f"The data file {min(left)[:200]!r} of another writer is still in the table {self.url}, since deltalake "
+                "cannot remove a file of that name. Remove the table to build it again."
+            )
 
     def _moved_start(self, table: DeltaTable, start: int | None) -> int | None:
         """The start, if it is another one than the table has now."""

@@ -148,10 +148,10 @@ def added(file: DataFile, now: int) -> Any:
 
 
 def removed(path: str, size: int, now: int) -> Any:
-    """The action that removes a file. Without its size the change feed cannot be read."""
+    """The action that removes a file, by its path in the history. Without its size the change feed cannot be read."""
     from deltalake.transaction import RemoveAction
 
-    return RemoveAction(path, True, now, size, {})
+    return RemoveAction(unquote(path), True, now, size, {})  # the library encodes it again
 
 
 def _statistics(file: DataFile) -> str:

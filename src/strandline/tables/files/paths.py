@@ -58,7 +58,7 @@ def outside(path: str, where: str) -> CorruptData:
     """The error for a data file that is not within its table's folder."""
     return CorruptData(
         f"The table {where} names the data file {path[:200]!r}, which is not within the table's own folder, and it was "
-        "not read: another program wrote that. Copy a shallow clone whole, or restore the table from a copy."
+        "not read: another program wrote that. Copy a shallow clone whole, or remove the table to build it again."
     )
 
 
