@@ -10,7 +10,7 @@ from typing import Any
 from rich.text import Text
 
 import strandline as sl
-from strandline.cli.logs.lag import Lag, current_lag
+from strandline.cli.logs.lag import Lag, behind, current_lag
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
 from strandline.cli.shared.common import Json
@@ -63,6 +63,8 @@ class LogDescription:
                     "slot": slot.slot,
                     "position": slot.position,
                     "behind": slot.records_behind,
+                    "bytes_behind": slot.bytes_behind,
+                    "seconds_behind": slot.seconds_behind,
                     "invalid": slot.invalid,
                     "kind": slot.kind,
                 }
@@ -87,9 +89,7 @@ class LogDescription:
         if self.cold is not None:
             yield _line("cold tier", f"{self.cold.store}; its own tier begins at offset {lag.first:,}")
         for slot in lag.slots:
-            state = (
-                f"invalid: {slot.invalid}" if slot.invalid else f"{show.counted(slot.records_behind, 'record')} behind"
-            )
+            state = f"invalid: {slot.invalid}" if slot.invalid else behind(slot)
             whose = "" if slot.kind is SlotKind.CONSUMER else f" {slot.owner}"
             yield _line(
                 "slot", f"{show.short(slot.slot)}{whose} at {slot.position:,}, {state}", "red" if slot.invalid else ""

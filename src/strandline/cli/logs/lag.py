@@ -175,7 +175,7 @@ class Lag:
     def line(self) -> str:
         """The same on one line."""
         slots = [
-            f"{slot.slot} " + (f"invalid ({slot.invalid})" if slot.invalid is not None else _behind(slot))
+            f"{slot.slot} " + (f"invalid ({slot.invalid})" if slot.invalid is not None else behind(slot))
             for slot in self.slots
         ]
         return f"offsets {self.first:,} to {self.next:,}; " + ("; ".join(slots) or "no slots")
@@ -353,13 +353,14 @@ def measure(
     )
 
 
-def _behind(slot: SlotRow) -> str:
+def behind(slot: SlotRow) -> str:
+    """The lag of a slot: records, and bytes and time if they are known."""
     if not slot.records_behind:
         return "up to date"
     known = [] if slot.bytes_behind is None else [show.size(slot.bytes_behind)]
     known += [] if slot.seconds_behind is None else [show.seconds(slot.seconds_behind)]
     size = f" ({', '.join(known)})" if known else ""
-    return f"{slot.records_behind:,} records{size} behind"
+    return f"{show.counted(slot.records_behind, 'record')}{size} behind"
 
 
 def _note(slot: SlotRow) -> tuple[str, str]:
