@@ -240,8 +240,8 @@ class DeltaCommits:
         left = listed_files(table).keys() - expected
         if left:
             raise CorruptData(
-                f"The data file {min(left)[:200]!r} of another writer is still in the table {self.url}: deltalake cannot "
-                "remove a file of that name. Remove the table to build it again."
+                f"The data file {min(left)[:200]!r} of another writer is still in the table {self.url}: deltalake "
+                "cannot remove a file of that name. Remove the table to build it again."
             )
 
     def _moved_start(self, table: DeltaTable, start: int | None) -> int | None:
