@@ -140,6 +140,9 @@ class Arrow:
         """Encode each row as a stream with the columns given, and those of the schema."""
         schema = evolve(self._schema, as_schema(columns.schema)).schema
         batch = conform_columns(columns, schema)
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if (found := field_of_other_years(name, column)) is not None:
+                raise InvalidInput(f"The field '{found}' is {OTHER_YEARS}.")
         return pa.array([_written(batch.slice(row, 1)) for row in range(batch.num_rows)], pa.binary())
 
     def encode_one(self, value: Any) -> bytes:

@@ -17,7 +17,7 @@ import pyarrow.types as pt
 from strandline.errors import InvalidInput, StrandlineError, printable
 from strandline.model.arguments import checked
 from strandline.values.codecs.columns import ColumnShape, build_columns, check_memory, null_rows
-from strandline.values.codecs.exact import OTHER_YEARS, decimal_fit, is_in_years
+from strandline.values.codecs.exact import OTHER_YEARS, decimal_fit, has_years, is_in_years
 from strandline.values.contract import Columns, Decoded, bad_rows, check_values
 from strandline.values.schema.evolution import conform_columns
 from strandline.values.schema.schemas import is_record_class
@@ -224,13 +224,12 @@ def _leaf_values(shape: ColumnShape, column: pa.Array) -> list[Any]:
     kind = shape.field.type
     if pt.is_floating(kind) and shape.finite and pc.any(pc.invert(pc.is_finite(column))).as_py():
         raise InvalidInput(f"The field '{shape.field.name}' holds a NaN or an infinity: the encoding has neither.")
+    if has_years(kind) and not is_in_years(column):
+        what = "date" if pt.is_date32(kind) else "timestamp"
+        raise InvalidInput(f"The field '{shape.field.name}' holds a {what} {OTHER_YEARS}.")
     if shape.via is not None and pt.is_integer(shape.via):
         column = column.view(shape.via)
-    elif pt.is_date32(kind):
-        _check_years(shape, "date", column)
-        column = column if shape.via is None else column.cast(shape.via)
     elif pt.is_timestamp(kind):
-        _check_years(shape, "timestamp", column)
         column = column if kind.tz in (None, "UTC") else column.cast(pa.timestamp(kind.unit, tz="UTC"))
         if shape.via is not None:
             column = pc.strftime(column, format="%Y-%m-%dT%H:%M:%SZ" if kind.tz else "%Y-%m-%dT%H:%M:%S")
@@ -240,8 +239,3 @@ def _leaf_values(shape: ColumnShape, column: pa.Array) -> list[Any]:
     if dump is None:
         return list(column.to_pylist())
     return [None if value is None else dump(value) for value in column.to_pylist()]
-
-
-def _check_years(shape: ColumnShape, what: str, column: pa.Array) -> None:
-    if not is_in_years(column):
-        raise InvalidInput(f"The field '{shape.field.name}' holds a {what} {OTHER_YEARS}.")
