@@ -597,3 +597,19 @@ def test_the_catalogs_own_file_is_untouched_by_a_refused_commit(catalog, tmp_pat
     with pytest.raises(NullKey):
         apply(sink, 1, (None, b"2"))
     assert rows() == before
+
+
+@pytest.mark.parametrize("error", [MemoryError(), pa.ArrowMemoryError("malloc of size 64 failed")])
+def test_a_commit_without_memory_is_no_failure_of_the_store(catalog, monkeypatch, error):
+    sink = sl.IcebergSink(catalog, "shop.orders")
+    apply(sink, 0, (b"a", b"1"))
+
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", full)
+    with pytest.raises(MemoryError):
+        apply(sink, 1, (b"b", b"2"))
+    monkeypatch.undo()
+    apply(sink, 1, (b"b", b"2"))
+    assert latest_of(catalog) == {b"a": b"1", b"b": b"2"}

@@ -337,8 +337,8 @@ class FollowedIceberg:
         errors = iceberg_library().exceptions
         try:
             yield
-        except StrandlineError:
-            raise
+        except (StrandlineError, MemoryError):
+            raise  # what does not fit into memory is tried again in smaller pieces
         except (errors.CommitFailedException, errors.TableAlreadyExistsError, errors.ValidationException) as error:
             raise Conflict(f"Another job committed to the table {self.identifier} first. ({error})") from error
         except errors.NoSuchTableError as error:

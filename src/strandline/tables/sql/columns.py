@@ -164,6 +164,8 @@ def letters_of(columns: Sequence[Sequence[Any]]) -> pa.Table:
             ],
             schema=BAD_SCHEMA,
         )
+    except pa.ArrowMemoryError:
+        raise
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise CorruptData(
             f"Dead letters cannot be read, because another program changed them ({error}): delete those, or rebuild "
