@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing, contextmanager
+from decimal import Decimal
 from uuid import UUID
 
 import psycopg
@@ -35,6 +36,7 @@ from strandline.model.records import READ_SCHEMA, Op, record_batch, with_offsets
 from strandline.storage.clock import CHANCE
 from strandline.tables.rows.kinds import RAW, merge_latest
 from strandline.tables.rows.shape import TableShape
+from strandline.tables.sql import columns
 from strandline.tables.sql import postgres as postgres_tables
 from strandline.tables.sql.sink import SqlSink
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction
@@ -343,6 +345,55 @@ def test_what_postgres_cannot_store_is_a_bad_record(postgres):
         (3, -(2**62)),
     ]
     database.close()
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [pa.int64()] * 970,  # 8 bytes each
+        [pa.int64()] * 1_000,
+        pytest.param([pa.string()] * 430, marks=pytest.mark.matrix),  # 18 bytes each: the values are stored elsewhere
+        pytest.param([pa.string()] * 460, marks=pytest.mark.matrix),
+        pytest.param([pa.bool_(), pa.int64()] * 480, marks=pytest.mark.matrix),  # with gaps
+        pytest.param([pa.bool_(), pa.int64()] * 520, marks=pytest.mark.matrix),
+        pytest.param([pa.decimal128(38, 5)] * 500, marks=pytest.mark.matrix),
+    ],
+    ids=lambda kinds: f"{len(kinds)} {kinds[0]}",
+)
+def test_a_row_that_is_longer_than_a_page_is_a_bad_record(postgres, kinds):
+    database = Postgres(postgres, f"tables_{next(_NUMBERS)}")
+    schema = pa.schema([(f"c{at}", kind) for at, kind in enumerate(kinds)])
+    codec = sl.Arrow(schema, max_columns=1_500)
+    values = {pa.string(): "x" * 60, pa.int64(): 7, pa.bool_(): True, pa.decimal128(38, 5): Decimal("1.5")}
+    [row] = codec.encode(pa.RecordBatch.from_pylist([{one.name: values[one.type] for one in schema}], schema))
+    sink = database.sink(value=codec, dead_letters=True)
+    apply(sink, 0, (b"a", row.as_py()), (b"b", codec.encode_one({"c0": values[kinds[0]]})))
+    is_long = len(kinds) not in (970, 430, 960)
+    assert database.query("SELECT count(*) FROM orders") == [(1 if is_long else 2,)]
+    reasons = database.query("SELECT reason FROM orders_dead_letters")
+    assert [("Its row is longer than" in reason) for (reason,) in reasons] == [True] * is_long
+    database.close()
+
+
+def test_numbers_that_json_lacks_are_bad_records_in_lists_of_postgres(postgres):
+    database = Postgres(postgres, f"tables_{next(_NUMBERS)}")
+    codec = sl.Arrow(pa.schema({"names": pa.list_(pa.string()), "at": pa.list_(pa.float64()), "f": pa.float64()}))
+    odd = [{"at": [1.5, odd]} for odd in (float("nan"), float("inf"), -float("inf"))]
+    fine = [{"names": ["NaN", 'a",Infinity,"b', "\\"], "f": float("nan")}, {"at": [1e308]}]
+    sink = database.sink(value=codec, dead_letters=True)
+    apply(sink, 0, *[(b"%d" % at, codec.encode_one(one)) for at, one in enumerate([*odd, *fine])])
+    assert database.query("SELECT _offset, names FROM orders ORDER BY 1") == [(3, fine[0]["names"]), (4, None)]
+    assert database.query("SELECT count(*) FROM orders_dead_letters") == [(3,)]
+    database.close()
+
+
+def test_letters_for_which_there_is_no_memory_are_not_called_damaged(monkeypatch):
+    def full(*_, **__):
+        raise pa.ArrowMemoryError("malloc of size 64 failed")
+
+    monkeypatch.setattr(columns.pa, "table", full)
+    with pytest.raises(MemoryError):
+        columns.letters_of([()] * len(columns.STORED_LETTERS))
 
 
 # --- several followers -----------------------------------------------------------------------------------------------

@@ -17,10 +17,10 @@ from strandline.tables.rows.kinds import Kind
 from strandline.tables.rows.logged import Value, fixed
 from strandline.tables.rows.shape import TableShape, key_columns
 from strandline.tables.rows.tombstones import Tombstones
-from strandline.tables.sql.columns import DEAD_LETTERS, TypeOf, as_json, check_names, is_nested, times_outside
+from strandline.tables.sql.columns import DEAD_LETTERS, TypeOf, check_names, is_nested, times_outside
 from strandline.tables.sql.copy_format import EPOCH_DAYS, TIMES
 from strandline.tables.sql.postgres_transaction import PostgresTransaction, psycopg_library
-from strandline.tables.sql.postgres_types import postgres_type
+from strandline.tables.sql.postgres_types import LONGEST_ROW, are_too_long, has_no_json, postgres_type
 from strandline.tables.sql.sink import SqlSink
 from strandline.tables.sql.state import SeenTable
 
@@ -38,7 +38,6 @@ _DAY: Final = 86_400_000_000
 _MOST_COLUMNS: Final = 1_600
 _SYSTEM_COLUMNS: Final = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
 _DAYS: Final = range((-2_451_545 + EPOCH_DAYS) * _DAY, (2_145_031_948 + EPOCH_DAYS) * _DAY)
-_NUL_IN_JSON: Final = r"(^|[^\\])(\\\\)*\\u0000"
 
 
 @bound_to_process(close=("close",))
@@ -132,7 +131,7 @@ class PostgresDatabase:
             )
 
     def unfit(self, rows: pa.Table, key: str | None) -> Iterator[tuple[pa.ChunkedArray, str]]:
-        """Values that PostgreSQL cannot hold: NUL in texts, times before its calendar, keys too long for an index."""
+        """What PostgreSQL cannot hold: NUL in texts, times before its calendar, keys and rows that are too long."""
         if key is not None:
             sizes = pc.binary_length(rows.column(key))
             yield pc.greater(sizes, LONGEST_KEY), f"Its key is longer than the {LONGEST_KEY} bytes of a primary key."
@@ -142,13 +141,15 @@ class PostgresDatabase:
             if pt.is_string(kind) or pt.is_large_string(kind):
                 mask = pc.match_substring(column, "\0")
             elif is_nested(kind) and column.null_count < len(column):
-                mask = pc.match_substring_regex(as_json(column), _NUL_IN_JSON)
+                mask = has_no_json(column)
             elif pt.is_timestamp(kind):
                 mask = times_outside(column, TIMES)
             elif pt.is_date(kind):
                 mask = times_outside(column, _DAYS)
             if mask is not None:
                 yield pc.fill_null(mask, False), f"PostgreSQL cannot store the value of its field {field.name!r}."
+        if (mask := are_too_long(rows)) is not None:
+            yield mask, f"Its row is longer than the {LONGEST_ROW:,} bytes of one in PostgreSQL: use fewer fields."
 
     def read_table(self) -> SeenTable:
         """The table as it is now."""
