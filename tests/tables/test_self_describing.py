@@ -12,7 +12,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 import strandline as sl
-from strandline.errors import BadRecord, InvalidInput
+from strandline.errors import BadRecord
 
 
 def one(**columns: pa.Array) -> bytes:
@@ -99,14 +99,33 @@ def test_a_value_that_no_table_can_hold_is_a_dead_letter_and_a_new_field_is_a_co
     assert sink.size().rows == 5
 
 
-def test_a_table_with_a_key_that_no_value_has_brought_says_where_to_name_it(make: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("tombstones", ["key", pytest.param(None, marks=pytest.mark.matrix)])
+def test_records_before_the_first_with_the_key_are_dead_letters(make: Callable[..., Any], tombstones: Any) -> None:
     log = sl.open(f"memory://{uuid4()}", create=True)
     append(log, number("other"))
-    with pytest.raises(InvalidInput, match="The values have no field 'id', which identifies a row"):
-        sl.follow(log, make(value=sl.Arrow(), mode="latest", key="id"), upto="end")
-    named = make(value=sl.Arrow(pa.schema({"id": pa.int64()})), mode="latest", key="id")
-    sl.follow(log, named, upto="end")
-    assert set(letters(named, log)) == {0}
+    options = {"value": sl.Arrow(), "mode": "latest", "key": "id", "tombstones": tombstones}
+    with pytest.raises(BadRecord, match="It has no key"):
+        sl.follow(log, make(has_letters=False, **options), upto="end")
+    sl.follow(log, make(**options), upto="end")
+    append(log, number("id"), number("other", 2), number("id", 2))
+    sink = make(**options)
+    sl.follow(log, sink, upto="end")
+    assert set(letters(sink, log)) == {0, 2}
+    assert columns(sink) == {"id", "other"}
+    assert sl.tables.verify(sink, log).is_clean
+    assert sink.size().rows == 2
+
+
+def test_letters_bring_columns_when_they_are_replayed(make: Callable[..., Any]) -> None:
+    log = sl.open(f"memory://{uuid4()}", create=True)
+    append(log, number("id"), one(id=pa.array([2]), extra=pa.array(["x"]), name=pa.array(["y"])), number("id", "text"))
+    sl.follow(log, make(value=sl.Arrow(max_columns=2), mode="append"), upto="end")
+    sink = make(value=sl.Arrow(), mode="append")
+    replayed = sl.tables.replay_letters(sink, log)
+    assert (replayed.applied, replayed.unreadable) == (1, 1)
+    assert columns(sink) == {"id", "extra", "name"}
+    assert set(letters(sink, log)) == {2}
+    assert sl.tables.verify(sink, log).is_clean
 
 
 def test_without_dead_letters_a_new_field_is_a_column_and_a_hostile_one_stops_the_follower(

@@ -25,7 +25,7 @@ from strandline.tables.maintain.replay import LetterReplay, Replayed, repeated
 from strandline.tables.rows.bad_records import BadCount
 from strandline.tables.rows.logged import LoggedShape
 from strandline.tables.rows.shape import DeadLetters, TableShape
-from strandline.values.codecs.arrow import Kept
+from strandline.values.codecs.arrow import Kept, TableArrow
 
 _MOST_OFFERED: Final = 10_000
 _LOGGER: Final = logging.getLogger(__name__)
@@ -178,7 +178,13 @@ class FileTableSink(ABC):
 
     def replay_letters(self, log: Log) -> Replayed:
         """Apply dead letters that can become rows by now: see :func:`strandline.tables.replay_letters`."""
-        return self._letter_replay(log).run()
+        replay = self._letter_replay(log)
+        if isinstance(self._shape.value, TableArrow):  # letters bring columns, as records do
+            values = replay.stored().column("value")
+            heads = {self._shape.value.offered(one) for chunk in values.chunks for one in chunk.to_pylist()}
+            self._offered |= dict.fromkeys(head for head in heads if head is not None)
+            replay = self._letter_replay(log)
+        return replay.run()
 
     def stored_letters(self, log: Log) -> pa.Table:
         """The dead letters of what the table holds: see :func:`strandline.tables.letters`."""

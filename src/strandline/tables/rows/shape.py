@@ -98,7 +98,7 @@ class TableShape:
     """None: such a delete is refused."""
 
     def __post_init__(self) -> None:
-        check_tombstones(self.tombstones, self.key)
+        check_tombstones(self.tombstones, self.key, pa.schema([]) if self.value is None else self.value.schema)
 
     @property
     def names(self) -> ColumnNames:
@@ -142,6 +142,10 @@ class TableShape:
     def is_self_describing(self) -> bool:
         """Whether values bring columns that the codec does not name."""
         return self.transform is None and isinstance(self.value, Arrow) and not isinstance(self.value, TableArrow)
+
+    @property
+    def _grows(self) -> bool:
+        return self.transform is None and isinstance(self.value, Arrow)
 
     def for_table(self, columns: pa.Schema | None, values: Iterable[bytes | None], kept: Kept) -> TableShape:
         """The shape with a codec that gives the table's columns, and those that the values bring to it.
@@ -216,7 +220,8 @@ class TableShape:
                     f"The codec {self.value.name!r} finds keys in values: name the columns of a row's key with key=."
                 )
             if self.tombstones not in (None, "dead-letters") and self.is_keyed:
-                found = TombstoneKeys(self.tombstones, self.key, self.value.schema).filled(found, batch, meta["op"])
+                declared = pa.schema([]) if self._grows else self.value.schema
+                found = TombstoneKeys(self.tombstones, self.key, declared).filled(found, batch, meta["op"])
             piece = self._assembled(pa.Table.from_batches([found.columns]), meta)
             if found.bad.num_rows:
                 rows = found.bad.column("row")
@@ -256,6 +261,10 @@ class TableShape:
         if not self.is_keyed and self.transform is None:
             return rows
         missing = [name for name in self._needed() if name not in rows.column_names]
+        if missing and self._grows:
+            return rows.set_column(  # no value has brought the field yet: these rows have no key
+                rows.schema.get_field_index(TYPED.key), _META["key"], pa.nulls(rows.num_rows, pa.binary())
+            )
         if missing and self.transform is None:
             raise InvalidInput(
                 f"The values have no field {missing[0]!r}, which identifies a row (key=): name it in the schema of "

@@ -31,8 +31,11 @@ _PAYLOAD: Final = "payload"
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII).fullmatch
 
 
-def check_tombstones(tombstones: Tombstones | None, key: Sequence[str]) -> None:
-    """``InvalidInput`` for tombstones of a table to which they mean nothing."""
+def check_tombstones(tombstones: Tombstones | None, key: Sequence[str], declared: pa.Schema) -> None:
+    """``InvalidInput`` for tombstones of a table to which they mean nothing, or whose keys are of another type.
+
+    ``declared`` are the fields of values that are known beforehand.
+    """
     if tombstones is None:
         return
     if not key:
@@ -44,6 +47,25 @@ def check_tombstones(tombstones: Tombstones | None, key: Sequence[str]) -> None:
         raise InvalidInput(
             f"The record's key cannot be the text of {len(key)} columns: give tombstones='json', or a codec of the key."
         )
+    given = pa.schema([]) if isinstance(tombstones, str) else tombstones.schema
+    if tombstones == "key":
+        given = pa.schema({name: pa.string() for name in key})
+    for name in key if len(given) else ():
+        if name not in given.names:
+            raise InvalidInput(f"The codec of tombstones= gives no column {name!r}, which is in key=.")
+        if name in declared.names and not _is_castable(given.field(name).type, declared.field(name).type):
+            raise InvalidInput(
+                f"A key that is {given.field(name).type} cannot name a row by {name!r}, which is "
+                f"{declared.field(name).type}: give tombstones= a codec of that type, or key= another column."
+            )
+
+
+def _is_castable(given: pa.DataType, kind: pa.DataType) -> bool:
+    is_text = pt.is_string(given) or pt.is_large_string(given)
+    try:
+        return (is_text and pt.is_decimal(kind)) or pa.nulls(0, given).cast(kind) is not None
+    except pa.ArrowNotImplementedError:
+        return False
 
 
 def refuse_tombstones(records: pa.Table, deletes: pa.ChunkedArray, key: Sequence[str]) -> None:

@@ -293,8 +293,11 @@ class SqlSink:
         if not self._has_dead_letters:
             raise InvalidInput(f"The sink of {self.where} has no dead letters: open it with dead_letters=True.")
         self.meet(log)
-        row = self._database.read_table().row
-        planner = self._planner(None if row is None else row.schema)
+        row, values = self._database.read_table().row, None
+        if row is not None and self._shape.is_self_describing:  # letters bring columns, as records do
+            with self._database.reading() as transaction:
+                values = transaction.letters().column("value")
+        planner = self._planner(None if row is None else row.schema, values)
         planner = replace(planner, shape=planner.shape.for_letters())
         opened = partial(replayed_sql, self._database, self._expected, planner, log.log_id)
         return LetterReplay(self.where, opened, planner.shape, planner.shaped, log)
