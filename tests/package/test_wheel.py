@@ -82,6 +82,16 @@ def test_what_is_always_installed_is_little(metadata: Message) -> None:
     assert names == {"pyarrow", "numpy", "obstore", "google-crc32c", "msgspec", "prometheus-client"}
 
 
+def test_the_source_archive_is_enough_to_work_on_it(built: Path) -> None:
+    [path] = built.glob("*.tar.gz")
+    with tarfile.open(path) as opened:
+        names = {name.split("/", 1)[1] for name in opened.getnames()}
+    kept = subprocess.run(["git", "ls-files"], cwd=HOME, capture_output=True, text=True, check=False, timeout=120)
+    tracked = {name for name in kept.stdout.splitlines() if (HOME / name).exists()}
+    assert {"Makefile", "CONTRIBUTING.md", "requirements/dev.lock", "scripts/venv.sh", "mkdocs.yml"} <= names
+    assert {name for name in tracked - names if not name.startswith(".")} == set()
+
+
 def test_a_wheel_can_be_built_from_the_source_archive(built: Path, wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     [archive] = built.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
@@ -111,6 +121,14 @@ def test_installing_registers_the_pytest_plugin(installed: dict[str, str]) -> No
     )  # fmt: skip
     assert re.search(r"plugins:.* strandline-", done.stdout)
     assert "14 passed" in done.stdout, done.stdout
+
+
+def test_the_package_runs_as_a_module(installed: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "strandline", "--version"], env=installed, capture_output=True, text=True, check=False,
+        timeout=600, cwd=installed["WHERE"],
+    )  # fmt: skip
+    assert re.fullmatch(r"strandline \d+\.\d+\.\d+.*\n", done.stdout), done.stderr
 
 
 def test_an_import_brings_no_other_package_and_the_whole_front_can_be_listed(installed: dict[str, str]) -> None:
