@@ -1,13 +1,15 @@
-"""The reference of the API, as pages of the site: a hook of mkdocs, and an extension of griffe.
+"""The site's hook of mkdocs, and an extension of griffe.
 
-The hook makes a page for each public namespace from the names that it offers, so that no name can be forgotten. The
-extension makes Markdown of docstrings: it fences examples, which would otherwise be taken for quotations.
+The hook takes version and repository from the project's metadata, makes a page of the API for each public namespace
+from the names that it offers, so that no name can be forgotten, and gives pictures their narrow version. The extension
+makes Markdown of docstrings: it fences examples, which would otherwise be taken for quotations.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,24 @@ NAMESPACES = {
     "testing": "Test doubles, contract suites and fixtures.",
     "errors": "Every error that the package raises.",
 }
+FIRST = {
+    "": (
+        "open", "follow", "ingest", "Consumer", "Supervisor", "watch_applied", "watch_applied_async",
+        "Log", "Producer", "Op", "Cursor", "translate_cursor",
+        "DeltaSink", "IcebergSink", "PostgresSink", "SqliteSink",
+        "Json", "Avro", "Protobuf", "MessagePack", "Arrow", "Raw",
+        "AppendLogStore", "RocksStore", "MemoryStore", "Prefix",
+    ),
+    "kv": ("LogKeyValue", "NatsKeyValue", "MemoryKeyValue"),
+    "tables": ("describe", "verify", "rebuild", "letters", "replay_letters", "optimize", "vacuum"),
+    "snapshots": ("bootstrap", "newest_snapshot", "Snapshot"),
+    "tier": ("attach", "tiered", "tiering", "Tierer", "MetadataManager"),
+    "node": ("Primary", "Replica", "RemoteLog", "ServerSecurity", "ClientSecurity", "parse_policy"),
+    "spark": ("local_session", "follow", "Following", "PipelineProgress", "rebuild", "read", "start", "listen"),
+    "bulk": ("load", "export", "ingest", "verify", "build_snapshot"),
+    "errors": ("StrandlineError",),
+}  # fmt: skip
+"""Names in the order in which a program uses them; the others follow in alphabetical order."""
 
 
 def public_names(namespace: str) -> Iterator[tuple[str, str]]:
@@ -70,13 +90,33 @@ def _is_module(full: str) -> bool:
 
 
 def page_of(namespace: str) -> str:
-    """The page of a namespace: its names, in alphabetical order."""
+    """The page of a namespace: its names, in the order of use."""
     shown = f"sl.{namespace}".rstrip(".")
     lines = [f"# `{shown}`", "", NAMESPACES[namespace], ""]
-    for name, full in sorted(public_names(namespace), key=lambda pair: pair[0].lower()):
+    first, named = FIRST.get(namespace, ()), dict(public_names(namespace))
+    for name in [*first, *sorted(named.keys() - first, key=str.lower)]:
+        full = named[name]
         heading = f"{shown}.{name}"
         lines += [f"::: {full}", "    options:", f"      heading: {heading}", f"      toc_label: {name}", ""]
     return "\n".join(lines)
+
+
+def on_config(config: Any) -> Any:
+    """Show the version and the repository's address, which pyproject.toml has, in the header."""
+    project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())["project"]
+    config.site_name = f"Strandline {project['version']}"
+    config.repo_url, config.repo_name = project["urls"]["Source"], "Repository"
+    return config
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Show each picture in the version that fits.
+
+    >>> on_page_content('<p><img alt="a" src="../pictures/a.svg" /></p>')[3:84]
+    '<picture><source media="(max-width: 40em)" srcset="../pictures/a-narrow.svg"><img'
+    """
+    narrow = r'<picture><source media="(max-width: 40em)" srcset="\2-narrow.svg">\1</picture>'
+    return re.sub(r'(<img [^>]*src="([^"]*pictures/\w+)\.svg"[^>]*>)', narrow, html)
 
 
 def on_files(files: Files, *, config: Any) -> Files:

@@ -25,17 +25,17 @@ LETTER = 6.6
 """Width of an average letter in pixels: wide enough for the fonts of all systems."""
 
 STYLE = """
-text { font: 13px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #1f2937 }
-.bold { font-weight: 600 } .small { font-size: 12px; fill: #4b5563 } .label { font-size: 12px; fill: #4b5563 }
-rect { rx: 8px; stroke-width: 1.4 } path { fill: none; stroke: #64748b; stroke-width: 1.6 }
-#tip path { fill: #64748b; stroke: none }
+text { font: 13px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #12303b }
+.bold { font-weight: 600 } .small { font-size: 12px; fill: #45606a } .label { font-size: 12px; fill: #45606a }
+rect { rx: 8px; stroke-width: 1.4 } path { fill: none; stroke: #5d7781; stroke-width: 1.6 }
+#tip path { fill: #5d7781; stroke: none }
 .dashed { stroke-dasharray: 5 4 }
-.plain { fill: #f8fafc; stroke: #94a3b8 } .log { fill: #dbeafe; stroke: #2563eb }
-.state { fill: #dcfce7; stroke: #16a34a } .cold { fill: #e0e7ff; stroke: #6366f1 }
+.plain { fill: #faf5ea; stroke: #c8b48c } .log { fill: #d9eef0; stroke: #0e6b7c }
+.state { fill: #e2f1e6; stroke: #43855e } .cold { fill: #e5e8f4; stroke: #6a74b0 }
 @media (prefers-color-scheme: dark) {
-text { fill: #e5e7eb } .small, .label { fill: #cbd5e1 } path { stroke: #94a3b8 } #tip path { fill: #94a3b8 }
-.plain { fill: #1f2937; stroke: #64748b } .log { fill: #1e3a8a; stroke: #60a5fa }
-.state { fill: #14532d; stroke: #4ade80 } .cold { fill: #312e81; stroke: #a5b4fc }
+text { fill: #e3edee } .small, .label { fill: #b4c7cc } path { stroke: #86a0a9 } #tip path { fill: #86a0a9 }
+.plain { fill: #2a2a22; stroke: #a8935f } .log { fill: #0f3b46; stroke: #5cc3d0 }
+.state { fill: #173a28; stroke: #6fc192 } .cold { fill: #252c4d; stroke: #a3ade0 }
 }
 """
 

@@ -49,6 +49,8 @@ FENCE = re.compile(
     r"(^<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<language>[\w+-]*)(?P<rest>[^\n`]*)\n(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+NOT_TYPED = ("pip install ", "python3 -m venv ")
+"""Commands that make an environment: tests have one."""
 KEYS = {"^C": signal.SIGINT, "^\\": signal.SIGQUIT}
 IS_INSTALLED = any(found.name == "strandline" for found in entry_points(group="pytest11"))
 """Whether pytest finds the fixtures by itself: not in an environment that is older than they are."""
@@ -284,7 +286,7 @@ class Page:
         """
         self.path, self.text = path, path.read_text()
         self.home = folder / "me"
-        self.home.mkdir()
+        self.home.mkdir(exist_ok=True)  # a tutorial goes on where another one has ended
         elsewhere = {"s3://bucket": f"file://{folder}/bucket", "/var/lib": f"{folder}/var"}
         self.instead = {"/home/me": str(self.home), **elsewhere, **(instead or {})}
         self.terminals: dict[str, Terminal] = {}
@@ -372,7 +374,7 @@ class Page:
         typed = steps(block.body)
         for step in typed:
             terminal = self._terminal(block.title)
-            if step.command.startswith("pip install "):
+            if step.command.startswith(NOT_TYPED):
                 check_extras(step.command)
                 continue
             if step.command in KEYS:
@@ -397,12 +399,12 @@ class Page:
 def check_extras(command: str) -> None:
     """Refuse a ``pip install`` of extras that do not exist; tests have everything installed.
 
-    >>> check_extras("pip install 'strandline[cli,delta]'")
+    >>> check_extras("pip install '.[cli,delta]' './strandline-1.0-py3-none-any.whl[typed]'")
     >>> check_extras("pip install 'strandline[moon]'")
     Traceback (most recent call last):
     tests.docs.pages.PageFailed: There is no extra 'moon'.
     """
-    for names in re.findall(r"strandline\[([^\]]*)\]", command):
+    for names in re.findall(r"(?:strandline[\w.-]*|\.)\[([^\]]*)\]", command):
         for name in names.split(","):
             if name not in EXTRAS:
                 raise PageFailed(f"There is no extra {name!r}.")

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.docs.pages import KEYS, Page, agrees, blocks, steps
+from tests.docs.pages import KEYS, NOT_TYPED, Page, agrees, blocks, steps
 
 
 def recorded(path: Path, instead: dict[str, str] | None = None) -> str:
@@ -24,7 +24,7 @@ def recorded(path: Path, instead: dict[str, str] | None = None) -> str:
             lines = []
             for step in reversed(steps(block.body)):
                 output: list[str] = step.expected
-                if not step.command.startswith("pip install "):
+                if not step.command.startswith(NOT_TYPED):
                     command, new, expected = printed.pop()
                     assert command == step.command
                     output = step.expected if agrees(new, expected) else new.strip("\n").splitlines()

@@ -66,10 +66,18 @@ def test_a_page_does_what_it_shows(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.matrix
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", cases(WITH_SPARK))
-def test_a_page_with_spark_does_what_it_shows(name: str, tmp_path: Path) -> None:
-    run(name, tmp_path)
+def test_the_page_on_commands_does_what_it_shows(tmp_path: Path) -> None:
+    run("cli.md", tmp_path)
+
+
+@pytest.mark.spark
+@pytest.mark.matrix
+@pytest.mark.timeout(1800)
+def test_the_second_tutorial_goes_on_in_the_folder_of_the_first(tmp_path: Path) -> None:
+    run("tutorial/table.md", tmp_path)
+    run("tutorial/spark.md", tmp_path)
 
 
 @pytest.mark.matrix
@@ -258,7 +266,7 @@ def test_what_a_worker_of_spark_says_when_its_session_stops_is_not_compared() ->
     assert not agrees("done\nTraceback (most recent call last):\nValueError: no\n", ["done"])
 
 
-NOT_RUN = 10
+NOT_RUN = 13
 """How many blocks nothing runs. Each says why, above it: ``<!-- not run: REASON -->``."""
 
 

@@ -1,8 +1,11 @@
-"""The README's examples, run as they stand, on a folder instead of a bucket."""
+"""The README's examples, run as they stand."""
 
 import re
 import tomllib
 from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
 
 import strandline as sl
 
@@ -10,32 +13,38 @@ HOME = Path(__file__).parents[2]
 README = HOME / "README.md"
 
 
-def example(heading: str) -> str:
-    """The Python block below a heading."""
+def example(heading: str, number: int = 0) -> str:
+    """A Python block below a heading."""
     section = README.read_text().split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
-    return re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
+    code: str = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[number]
+    assert len(code.splitlines()) <= 12, "an example is twelve lines at most"
+    return code
 
 
-def run(heading: str, folder: Path, **names: object) -> dict[str, object]:
-    disk = folder / "disk"  # a place of its own: what is in the bucket is not hidden by what is on the disk
-    disk.mkdir(exist_ok=True)
-    code = example(heading).replace("s3://bucket", str(folder)).replace("/var/lib", str(disk))
-    assert len(code.splitlines()) <= 10, "an example is ten lines at most"
-    scope = dict(names)
-    exec(compile(code, f"README: {heading}", "exec"), scope)
+def run(heading: str, number: int = 0) -> dict[str, object]:
+    """What a block defines; it is run as it stands, in the current folder."""
+    scope: dict[str, object] = {}
+    exec(compile(example(heading, number), f"README: {heading}", "exec"), scope)
     return scope
 
 
-def test_appending_works_as_the_readme_shows_it(tmp_path: Path) -> None:
-    assert run("Append", tmp_path)["handle"].result().first == 0
-    rows = [row for batch in sl.open(str(tmp_path / "orders")).read() for row in batch.to_pylist()]
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_appending_and_following_work_as_the_readme_shows_them() -> None:
+    assert run("Append")["handle"].result().first == 0
+    rows = [row for batch in sl.open("./orders").read() for row in batch.to_pylist()]
     assert [(row["key"], row["value"]) for row in rows] == [(b"order-1", b'{"state": "new"}'), (b"order-0", None)]
+    scope = run("Follow into a table")
+    assert DeltaTable("tables/orders").to_pyarrow_table()["key"].to_pylist() == [b"order-1"]
+    assert scope["log"].slots.get("orders-table").position == 2
 
 
-def test_a_service_follows_a_log_as_the_readme_shows_it(tmp_path: Path) -> None:
-    seen = []
-    scope = run("Keep a service's state in step", tmp_path, apply=seen.extend)
-    assert [(update.key, update.value) for update in seen] == [(b"node.1", b"10.0.0.1")]
+def test_a_service_follows_a_log_as_the_readme_shows_it() -> None:
+    scope = run("Keep a service's state in step")
+    assert scope["cache"] == {b"node.1": b"10.0.0.1"}
     assert scope["supervisor"].state().phase == "stopped"
     assert list(scope["store"].range()) == [(b"node.1", b"10.0.0.1")]
 

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +34,7 @@ def built(config: Path, target: Path) -> subprocess.CompletedProcess[str]:
 
 def copy_of_the_site(folder: Path) -> Path:
     shutil.copytree(HOME / "docs", folder / "docs")
-    for name in ("src", "scripts"):
+    for name in ("src", "scripts", "pyproject.toml"):
         (folder / name).symlink_to(HOME / name)
     return Path(shutil.copy(HOME / "mkdocs.yml", folder))
 
@@ -50,6 +51,23 @@ def test_every_page_is_in_the_site_and_every_link_leads_somewhere(tmp_path: Path
     assert "sl.follow" in reference
     assert "&gt;&gt;&gt;" in reference
     assert "<blockquote>" not in reference  # examples are code, not quotations
+    order = [re.search(rf"\ssl\.{name}\s", reference).start() for name in ("open", "follow", "ingest", "Consumer")]
+    assert order == sorted(order), "the order of use"
+    check_front(tmp_path / "site")
+
+
+def check_front(site: Path) -> None:
+    """The site works from the disk: search has its index as a script, and nothing is loaded from elsewhere."""
+    assert (site / "search" / "search_index.js").read_text().startswith("var __index = {")
+    front = (site / "index.html").read_text()
+    loaded = re.findall(r'<(?:script|img|source)[^>]* src(?:set)?="([^"]+)"', front)
+    loaded += re.findall(r'<link rel="(?:stylesheet|icon)" href="([^"]+)"', front)
+    assert loaded
+    assert "assets/iframe-worker.js" in loaded
+    assert [name for name in loaded if not (site / name.partition("?")[0]).is_file()] == []
+    project = tomllib.loads((HOME / "pyproject.toml").read_text())["project"]
+    assert f"Strandline {project['version']}" in front
+    assert f'href="{project["urls"]["Source"]}"' in front
 
 
 def test_every_list_and_table_is_shown_as_one() -> None:
@@ -102,6 +120,7 @@ def test_pictures_are_as_their_texts_say() -> None:
         picture = draw(text.read_text())
         assert text.with_suffix(".svg").read_text() == picture, "run scripts/draw_pictures.py"
         assert "prefers-color-scheme: dark" in picture
+        assert text.stem.endswith("-narrow") or text.with_stem(f"{text.stem}-narrow").exists()
         ET.fromstring(picture)
 
 
