@@ -40,8 +40,9 @@ from strandline.cli.demo.comparison import (
     values_of,
     versions,
 )
+from strandline.cli.demo.page import page
 from strandline.cli.demo.processes import DemoFolder, Process, ProcessGroup, failure_in
-from strandline.cli.demo.report import DemoEvent, DemoResult, Sample, event_line, page, sparkline, summary
+from strandline.cli.demo.report import DemoEvent, DemoResult, Sample, event_line, sparkline, summary
 from strandline.cli.demo.workers import table_of
 from strandline.cli.logs.lag import Lag, SlotRow
 from strandline.errors import NotReady, StrandlineError
@@ -302,8 +303,14 @@ def test_the_page_is_well_formed_and_holds_what_was_found() -> None:
     text = "".join(root.itertext())
     for expected in ("EXACT", "54,321", "12,345", "it <starts> & runs", "stalled-report", "pins the floor", "4.5%"):
         assert expected in text
-    assert "orders table  ▁▁▂▃▃▄▅▅▆▇█▅ at most 200" in text
     assert "the checkpoint is deleted" in text
+    assert "pre" not in {element.tag for element in root.iter()}, "a page, not the text of a terminal"
+
+
+def test_the_summary_shows_the_lag_over_time() -> None:
+    console = Console(file=io.StringIO(), width=140, highlight=False)
+    console.print(summary(finished()))
+    assert "orders table  ▁▁▂▃▃▄▅▅▆▇█▅ at most 200" in console.file.getvalue()
 
 
 def test_the_page_needs_nothing_but_itself() -> None:

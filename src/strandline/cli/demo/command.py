@@ -19,6 +19,7 @@ from rich.constrain import Constrain
 
 from strandline.cli.demo.changes import DemoWorkload
 from strandline.cli.demo.comparison import compare, truth
+from strandline.cli.demo.page import page
 from strandline.cli.demo.processes import (
     HISTORY_SLOT,
     LATE_SLOT,
@@ -31,7 +32,7 @@ from strandline.cli.demo.processes import (
     read_marker,
     write_marker,
 )
-from strandline.cli.demo.report import DemoEvent, DemoResult, Sample, event_line, page, summary
+from strandline.cli.demo.report import DemoEvent, DemoResult, Sample, event_line, summary
 from strandline.cli.demo.time_left import TimeLeft
 from strandline.cli.logs.lag import current_lag
 from strandline.cli.shared import output as show

@@ -1,26 +1,24 @@
-"""The demo's result: samples, events, the comparison and the rates; as text, and as one self-contained HTML page."""
+"""The demo's result: samples, events, the comparison and the rates; and its summary as text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from io import StringIO
 from itertools import pairwise
 from typing import Any, Final
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from strandline.cli.demo.changes import DemoWorkload
 from strandline.cli.demo.comparison import Comparison
-from strandline.cli.demo.picture import drawn
 from strandline.cli.logs.lag import Lag
 from strandline.cli.shared import output as show
 from strandline.errors import NotReady
 
 _WINDOW: Final = 5.0
-_PAGE_WIDTH: Final = 140
+_WIDE: Final = 140
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _BESIDE: Final = len("orders table   at most 1,000,000")
 _STYLES: Final = {
@@ -31,32 +29,6 @@ _STYLES: Final = {
     "join": "cyan",
     "done": "bold",
 }
-_NOTES: Final = """\
-The truth is computed without the log: the generator runs again, into a plain dictionary. Each key belongs to one
-producer, so that the order of its changes is defined.
-
-The first kill is not at a random moment. All queries stop right after they have written a batch to their table and
-before their slot or checkpoint has it, and the whole session is killed there. Every batch passes through this moment;
-an accident seldom hits it, and sooner or later does. The second kill is at no particular moment, and the checkpoint is
-deleted before the restart.
-
-The naive twin is a usual structured-streaming job: the same source, trigger and session; foreachBatch appends to a
-Delta table; Spark's checkpoint is all it knows. It began with the oldest change. When the checkpoint is gone, it begins
-at the newest one: from the beginning it would double every row. Its lag looks as good as ours even after it has skipped
-changes: lag does not show loss.
-
-Our pipelines store their cursors in the tables themselves, in the same commit as the data, keyed by offset. They
-recognise a batch that was written before the kill, and have no checkpoint. Their values are decoded into typed columns;
-the comparison writes each row as JSON again and expects the very bytes that were produced. The history has every
-version of every order, with the offsets at which it began and ended.
-"""
-_PAGE: Final = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"/><title>Strandline demo</title>
-<style>:root {{ color-scheme: light dark }} pre {{ font: 13px/1.4 monospace; overflow-x: auto }}
-svg {{ max-width: 100%; height: auto }}
-{stylesheet}</style></head>
-<body>{picture}<pre>{code}</pre></body></html>
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,19 +109,7 @@ def event_line(event: DemoEvent) -> RenderableType:
     return show.labelled(Text(f"{event.at:6.1f} s", "dim"), Text(event.text, _STYLES.get(event.kind, "")))
 
 
-def page(result: DemoResult) -> str:
-    """The HTML page: picture, events, summary and method. It loads nothing from elsewhere."""
-    console = Console(record=True, file=StringIO(), width=_PAGE_WIDTH, highlight=False, markup=False, emoji=False)
-    console.print(*map(event_line, result.events), summary(result), "", _NOTES, sep="\n")
-    return console.export_html(code_format=_PAGE.replace("{picture}", _braced(drawn(result.samples, result.events))))
-
-
-def _braced(text: str) -> str:
-    """The text for a format string: its braces stay."""
-    return text.replace("{", "{{").replace("}", "}}")
-
-
-def summary(result: DemoResult, width: int = _PAGE_WIDTH) -> RenderableType:
+def summary(result: DemoResult, width: int = _WIDE) -> RenderableType:
     """Lag, differences, rates and the result, in ``width`` columns."""
     rates, found = result.rates(), result.comparison
     states = {"orders table": found.orders, "naive twin, as a view": found.naive_state}
@@ -219,12 +179,15 @@ def _differences(title: str, columns: Sequence[str], tables: Mapping[str, object
     return table
 
 
+def twin_verdict(found: Comparison) -> str:
+    """One sentence on the naive twin."""
+    if found.naive_exact:
+        return "The naive twin happens to be right this time."
+    return f"The naive twin lost {found.naive.lost:,} changes and doubled {found.naive.doubled:,}."
+
+
 def _verdict(found: Comparison) -> Text:
-    twin = (
-        "The naive twin happens to be right this time."
-        if found.naive_exact
-        else f"The naive twin lost {found.naive.lost:,} changes and doubled {found.naive.doubled:,}."
-    )
+    twin = twin_verdict(found)
     if found.exact:
         return Text.assemble(("EXACT", "bold green"), f": all tables that follow the log equal the truth. {twin}")
     return Text.assemble(("WRONG", "bold red"), f": {found.orders}, {found.history}, {found.changes}. {twin}")
