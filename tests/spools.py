@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from strandline.compat.spool.format import LegacyStop, SpoolRecord, SpoolScanner, encode_record_frame
-from strandline.formats.wal.slots import slot_fields
+from strandline.formats.json.slots import slot_fields
 from strandline.model.retention import SlotState
 
 RECORD_OVERHEAD = len(b"".join(encode_record_frame(1, 1, 1, b"")))

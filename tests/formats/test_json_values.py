@@ -11,6 +11,7 @@ import pytest
 
 from strandline.errors import CorruptData
 from strandline.formats.json.checked import encode_checked
+from strandline.formats.json.slots import slot_fields
 from strandline.formats.object.identity import SlotCodec, decode_identity
 from strandline.formats.segment.file import SegmentFacts
 from strandline.formats.topic import decode_topic
@@ -28,6 +29,7 @@ from strandline.formats.wal.folder import (
 )
 from strandline.model.json_values import LARGEST, MOST_VALUES, natural, parse_json, parse_object, text, whole
 from strandline.model.retention import Invalidation, InvalidReason, SlotState
+from strandline.model.stamp import Stamped
 
 INFINITE = float("inf")
 FACTS = SegmentFacts(
@@ -56,7 +58,7 @@ def test_a_number_that_is_none_is_damage_in_every_file(wrong: object) -> None:
         with pytest.raises(CorruptData, match="it"):
             decode(data, "it")
     with pytest.raises(CorruptData, match="it is damaged"):
-        decode_slots_file(resealed(encode_slots_file(SlotsFile(UUID(int=7), 3)), start=wrong), "it", now=0)
+        decode_slots_file(resealed(encode_slots_file(SlotsFile(UUID(int=7), 3)), start=wrong), "it")
 
 
 def test_all_of_a_slot_is_read_back() -> None:
@@ -64,7 +66,7 @@ def test_all_of_a_slot_is_read_back() -> None:
     slot = SlotState("b", 5, "b", 3, 7, gone, expires=9, dropped=True, born=2, hot=True, suspected=6, fingerprint=4)
     assert all(getattr(slot, field.name) != field.default for field in dataclasses.fields(slot))
     kept = SlotsFile(UUID(int=7), 3, (slot, SlotState("c", 5, None, 0, 7)))
-    assert decode_slots_file(encode_slots_file(kept), "it", now=0) == kept
+    assert decode_slots_file(encode_slots_file(kept), "it") == kept
 
 
 @pytest.mark.parametrize("terms", [[], [[1, 0], [0, 5]], [[0, 5], [1, 0]], [[0, 1]], [[0]], [[0, 0, 0]], 7, None])
@@ -98,7 +100,7 @@ DECODERS: list[Callable[[bytes, str], object]] = [
     decode_wal_values,
     decode_rewinding,
     SlotCodec("s").decode,
-    lambda data, where: decode_slots_file(data, where, now=0),
+    decode_slots_file,
 ]
 
 
@@ -118,3 +120,29 @@ def test_values_are_taken_for_nothing_but_what_they_are() -> None:
     for check, wrong in ((natural, -1), (natural, 1 << 63), (whole, True), (whole, 1.0), (text, 7), (text, "\ud800")):
         with pytest.raises(ValueError, match=r"."):
             check(wrong)
+
+
+ODD_SLOTS = {
+    "a float": {"position": 7.0},
+    "an offset of more than 63 bits": {"position": 1 << 63},
+    "no holder": {"holder": ...},
+    "no epoch": {"epoch": ...},
+    "no time": {"last_seen": ...},
+}
+
+
+@pytest.mark.parametrize("odd", ODD_SLOTS.values(), ids=ODD_SLOTS)
+def test_an_odd_slot_is_damage_in_a_cell_and_in_the_file_of_a_write_ahead_log(odd: dict[str, object]) -> None:
+    slot = SlotState("search", 7, None, 0, 5)
+    fields = {name: value for name, value in (slot_fields(slot) | odd).items() if value is not ...}
+    with pytest.raises(CorruptData):
+        decode_slots_file(resealed(encode_slots_file(SlotsFile(UUID(int=7), 3)), slots=[fields]), "it")
+    with pytest.raises(CorruptData):
+        SlotCodec("search").decode(json.dumps(fields | {"revision": 1, "recent": []}).encode(), "it")
+
+
+def test_a_slot_that_was_seen_before_the_epoch_is_read_from_a_cell_and_from_the_file() -> None:
+    slot = SlotState("search", 7, None, 0, -5)
+    kept = SlotsFile(UUID(int=7), 3, (slot,))
+    assert decode_slots_file(encode_slots_file(kept), "it") == kept
+    assert SlotCodec("search").decode(SlotCodec("search").encode(Stamped(slot)), "it").value == slot

@@ -653,7 +653,7 @@ TARGETS = (
     _text("lease", lambda data: LeaseCodec().decode(data, "x"), LeaseCodec().encode(_LEASE)),
     _checked("queue-in-folder", lambda data: decode_registration(data, "x"), encode_registration("other/manifest")),
     _checked("migrated-spool", lambda data: decode_migrated(data, "x"), encode_migrated(80, 2)),
-    _checked("wal-slots", lambda data: decode_slots_file(data, "x", now=9), encode_slots_file(_KEPT)),
+    _checked("wal-slots", lambda data: decode_slots_file(data, "x"), encode_slots_file(_KEPT)),
     _checked("rewind", lambda data: decode_rewinding(data, "x"), encode_rewinding(_REWINDING)),
     _checked("tierer", lambda data: CLAIM_CODEC.decode(data, "x"), CLAIM_CODEC.encode(_CLAIM)),
     _checked(

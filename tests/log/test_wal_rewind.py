@@ -277,7 +277,7 @@ def interrupted(built, to, *, goes_on):
 
     def workload(disk, notes):
         if "rewound" not in notes:
-            rewind(PLACE, to, quarantine=ASIDE, disk=disk, clock=ManualClock())
+            rewind(PLACE, to, quarantine=ASIDE, disk=disk)
             notes.append("rewound")
         if goes_on:
             with sim_open(disk) as log:
@@ -354,7 +354,7 @@ def test_a_second_crash_while_a_decided_one_is_finished_leaves_nothing_in_betwee
         disk = built[0].fork()
         disk.stop(number)
         with contextlib.suppress(Crash):
-            rewind(PLACE, to, quarantine=ASIDE, disk=disk, clock=ManualClock())
+            rewind(PLACE, to, quarantine=ASIDE, disk=disk)
         if f"{PLACE}/{REWIND}" in disk.durable():
             break
     disk.kill()
@@ -387,7 +387,7 @@ def test_a_repair_by_hand_finishes_what_was_decided(built):
         disk = built[0].fork()
         disk.stop(number)
         with contextlib.suppress(Crash):
-            rewind(PLACE, 7, quarantine=ASIDE, disk=disk, clock=ManualClock())
+            rewind(PLACE, 7, quarantine=ASIDE, disk=disk)
         if not disk.stopped:
             break
         disk.kill()

@@ -160,7 +160,7 @@ class Tiers:
         if self._wal is not None:
             self._wal.close()
             self._wal = None
-        rewind("/srv/log", to, quarantine=f"/srv/aside-{self.history}", disk=self.disk, clock=self.clock)
+        rewind("/srv/log", to, quarantine=f"/srv/aside-{self.history}", disk=self.disk)
         self._went_back(to)
 
     def backup(self) -> Backup:

@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from strandline.errors import CorruptData
 from strandline.formats.json.fields import Fields, write_fields
+from strandline.formats.json.slots import read_slot, slot_fields
 from strandline.formats.node.ticket import key_columns, keys_of
-from strandline.formats.wal.slots import natural_of, slot_fields, slot_of
 from strandline.log.contract import Receipt
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.log.slots.slot_lag import SlotLag
+from strandline.model.json_values import natural
 from strandline.model.retention import SlotLimits, parse_retention
 from strandline.node.messages import (
     Commit,
@@ -69,7 +70,7 @@ def write_handover(handover: Handover) -> bytes:
 
 def read_handover(fields: Fields) -> Handover:
     """The inverse of :func:`write_handover`; ``CorruptData`` for other fields."""
-    slots = tuple(each.decoded(lambda slot: slot_of(slot, 0)) for each in fields.objects("slots"))
+    slots = tuple(each.decoded(read_slot) for each in fields.objects("slots"))
     return Handover(slots, fields.decoded(lambda found: keys_of(found["ticket_keys"], found.get("ticket_keys_until"))))
 
 
@@ -88,11 +89,11 @@ def read_node_slots(fields: Fields) -> NodeSlots:
     """The inverse of :func:`write_node_slots`; ``CorruptData`` for other fields."""
 
     def slot(found: Mapping[str, Any]) -> NodeSlot:
-        lag = SlotLag(slot_of(found["slot"], 0), **{name: _number(found[name]) for name in _LAG_FIELDS})
+        lag = SlotLag(read_slot(found["slot"]), **{name: _number(found[name]) for name in _LAG_FIELDS})
         return NodeSlot(SlotKind(found["kind"]), lag)
 
     def decoded(found: Mapping[str, Any]) -> NodeSlots:
-        limits = SlotLimits(natural_of(found["lag_bytes"]), natural_of(found["idle_seconds"]))
+        limits = SlotLimits(natural(found["lag_bytes"]), natural(found["idle_seconds"]))
         return NodeSlots(slots, parse_retention(found["retention"]), limits, _number(found["records_kept"]))
 
     slots = tuple(each.decoded(slot) for each in fields.objects("slots"))

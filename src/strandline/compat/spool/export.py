@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from strandline.compat.spool.format import SPOOL, SPOOL_SLOTS, encode_record_frame
 from strandline.errors import AlreadyExists, Fenced, InvalidInput, NotFound, StorageError
-from strandline.formats.wal.slots import slot_fields
+from strandline.formats.json.slots import slot_fields
 from strandline.log.read.reading import read_spans
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader

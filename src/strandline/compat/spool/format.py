@@ -10,17 +10,17 @@ import json
 import re
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 from zlib import crc32
 
 from strandline.errors import CorruptData, InvalidInput, NotFound
 from strandline.formats.arrow.block import Parts
+from strandline.formats.json.slots import read_slots
 from strandline.formats.wal.frame import MAGIC, MAX_PAYLOAD
-from strandline.formats.wal.slots import natural_of, slots_of
-from strandline.model.json_values import LARGEST, has_too_many_values
+from strandline.model.json_values import LARGEST, has_too_many_values, items, natural
 from strandline.model.retention import SlotState
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.disk import DISK, Disk
@@ -178,6 +178,9 @@ SPOOL: Final = ".logical.wal"
 SPOOL_SLOTS: Final = ".logical.slots.json"
 
 DEFAULT_TERM: Final = 1
+_LARGEST: Final = (1 << 64) - 1
+_MICROSECONDS: Final = 1000
+_SLOT_NUMBERS: Final = ("epoch", "expires", "born", "suspected")
 """The term of a record without one."""
 
 _BLANK: Final = re.compile(r"[ \t\n\r]*")
@@ -270,13 +273,13 @@ def _change(payload: memoryview) -> tuple[str, int] | None:
     try:
         text = str(payload, "utf-8")
         fields = _JSON.decode(text)
-        natural_of(fields["lsn"])
+        _natural(fields["lsn"])
         if not isinstance(fields["operation"], str) or not isinstance(fields["collection"], str):
             return None
     except (ValueError, KeyError, RecursionError):
         return None
     try:
-        return text, natural_of(fields.get("term", DEFAULT_TERM))
+        return text, _natural(fields.get("term", DEFAULT_TERM))
     except ValueError:
         return text, DEFAULT_TERM
 
@@ -308,6 +311,35 @@ def _skip(text: str, at: int) -> int:
     return at if blank is None else blank.end()
 
 
+def _slot_fields(fields: Mapping[str, Any], now: int) -> dict[str, Any]:
+    """The fields of a slot under their present names; its position is read apart."""
+    invalid, reason = fields.get("invalid"), fields.get("invalidation_reason")
+    if invalid is not None:
+        invalid = {"reason": invalid["reason"], "at": _natural(invalid["at"])}
+    elif reason is not None:
+        invalid = {"reason": reason, "at": _time(fields, "invalidated_at", now)}
+    numbers = {name: _natural(fields[name]) for name in _SLOT_NUMBERS if fields.get(name) is not None}
+    times = {"last_seen": _time(fields, "last_seen", now), "invalid": invalid}
+    return {"holder": None, "epoch": 0, **fields, **numbers, **times, "position": 0}
+
+
+def _position(fields: Mapping[str, Any]) -> int:
+    # An lsn is an offset plus one: the last lsn that a consumer has is the next offset that it needs.
+    return _natural(fields["position"] if "position" in fields else fields["restart_lsn"])
+
+
+def _time(fields: Mapping[str, Any], name: str, now: int) -> int:
+    if fields.get(name) is not None:
+        return _natural(fields[name])
+    milliseconds = fields.get("last_seen_at_unix_ms" if name == "last_seen" else "invalidated_at_unix_ms")
+    return now if milliseconds is None else _natural(milliseconds) * _MICROSECONDS
+
+
+def _natural(value: object) -> int:
+    """A number from 0 on. Older writers stored all numbers as floats, so that 7.0 is 7."""
+    return natural(int(value) if isinstance(value, float) and value.is_integer() else value, _LARGEST)
+
+
 def decode_slots(data: bytes | memoryview, where: str, *, now: int) -> list[SlotState]:
     """The slots in these bytes, in their order; damage is ``CorruptData``, never "no slots".
 
@@ -320,7 +352,9 @@ def decode_slots(data: bytes | memoryview, where: str, *, now: int) -> list[Slot
     try:
         if len(data) > LARGEST or has_too_many_values(data):
             raise ValueError(f"{len(data):,} bytes are too large for slots")  # noqa: TRY301 - one sentence for all
-        return slots_of(_JSON.decode(str(data, "utf-8")), now)
+        found = items(_JSON.decode(str(data, "utf-8"))["slots"])
+        slots = read_slots([_slot_fields(fields, now) for fields in found])
+        return [replace(slot, position=_position(fields)) for slot, fields in zip(slots, found, strict=True)]
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptData(
             f"{where} is damaged: {str(error)[:200]!r}. Restore the file, or move it away to continue without its "

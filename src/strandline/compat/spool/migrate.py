@@ -120,7 +120,7 @@ def migrate_spool(
         hidden = f"{folder}{MIGRATING}"
         for path in (folder, hidden):
             _refuse_file(path, folder, disk=disk)
-        _refuse_other_content(folder, disk=disk, clock=clock)
+        _refuse_other_content(folder, disk=disk)
         disk.remove_folder(hidden)  # leftovers of an interrupted migration
         try:
             source = _Spool.read(folder, disk=disk)
@@ -128,7 +128,7 @@ def migrate_spool(
                 source.check_whole()
             renumbering = _make(source, hidden, disk=disk, clock=clock, log_id=chance.uuid(), renumber=renumber)
             source.check_unchanged(disk=disk)
-            _put_in_place(hidden, folder, disk=disk, clock=clock)
+            _put_in_place(hidden, folder, disk=disk)
         except Exception:
             with contextlib.suppress(StorageError):  # the next migration removes it
                 disk.remove_folder(hidden)
@@ -154,7 +154,7 @@ def _refuse_file(path: str, folder: str, *, disk: Disk) -> None:
         )
 
 
-def _refuse_other_content(folder: str, *, disk: Disk, clock: Clock) -> None:
+def _refuse_other_content(folder: str, *, disk: Disk) -> None:
     """Refuse a folder with content other than the leftovers of an interrupted creation of a log."""
     first, kept = data_name(0), f"{folder}/{SLOTS_FILE}"
     names = [row.name for row in disk.scan(folder)]
@@ -165,7 +165,7 @@ def _refuse_other_content(folder: str, *, disk: Disk, clock: Clock) -> None:
         frames = FrameScanner(memoryview(disk.read(f"{folder}/{first}")))
         strange += [first for frame in frames if not frame.info.flags & LEAD][:1]
     if SLOTS_FILE in names:
-        found = decode_slots_file(disk.read(kept), kept, now=clock.now())
+        found = decode_slots_file(disk.read(kept), kept)
         strange += [SLOTS_FILE] if found.slots or found.start else []
     if strange:
         raise InvalidInput(
@@ -174,13 +174,13 @@ def _refuse_other_content(folder: str, *, disk: Disk, clock: Clock) -> None:
         )
 
 
-def _put_in_place(hidden: str, folder: str, *, disk: Disk, clock: Clock) -> None:
+def _put_in_place(hidden: str, folder: str, *, disk: Disk) -> None:
     """Rename the finished, durable log into place; afterwards its name is durable, too."""
     with contextlib.ExitStack() as held:
         if disk.scan(folder):
             if not held.enter_context(disk.try_locked(f"{folder}/{LOCK}")):
                 raise Fenced(f"Another process is creating a log in {folder}: close it there, and migrate again.")
-            _refuse_other_content(folder, disk=disk, clock=clock)
+            _refuse_other_content(folder, disk=disk)
             disk.remove_folder(folder)
         disk.rename(hidden, folder)
     disk.sync_folder(str(PurePath(folder).parent))

@@ -9,22 +9,18 @@ from uuid import UUID
 
 from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion, WrongKind
 from strandline.formats.json.checked import check_checksum, with_checksum
+from strandline.formats.json.slots import read_slot, slot_fields
 from strandline.formats.json.value_versions import ValueVersion, read_versions, version_fields
-from strandline.formats.wal.slots import slot_fields
 from strandline.model.json_values import (
-    fingerprint_of,
     natural,
     parse_object,
     read_record,
     stamp_fields,
     text,
-    whole,
 )
 from strandline.model.retention import (
     FOREVER,
     NO_LIMITS,
-    Invalidation,
-    InvalidReason,
     Retention,
     SlotLimits,
     SlotState,
@@ -126,18 +122,7 @@ class SlotCodec:
         """The state in these bytes; damage is an error, never "no slot"."""
         fields = _parsed(data, where)
         try:
-            gone = fields.get("invalid")
-            slot = read_record(
-                SlotState,
-                fields,
-                optional=("dropped", "born", "hot"),
-                name=text(fields["id"]),
-                last_seen=whole(fields["last_seen"]),
-                invalid=None if gone is None else Invalidation(InvalidReason(gone["reason"]), whole(gone["at"])),
-                expires=_maybe_whole(fields.get("expires")),
-                suspected=_maybe_whole(fields.get("suspected")),
-                fingerprint=fingerprint_of(fields.get("fingerprint")),
-            )
+            slot = read_slot(fields)
             state = read_record(Stamped, fields, value=slot)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise CorruptData(f"{where} is damaged: {error!r}. Restore the object.") from error
@@ -145,10 +130,6 @@ class SlotCodec:
         if slot.name != self._name:
             raise CorruptData(f"{where} is damaged: it describes slot {slot.name!r}. Restore the object.")
         return state
-
-
-def _maybe_whole(value: object) -> int | None:
-    return None if value is None else whole(value)
 
 
 def _json(fields: dict[str, Any]) -> bytes:

@@ -13,10 +13,10 @@ from uuid import UUID
 
 from strandline.errors import CorruptData, UnsupportedVersion, WrongKind
 from strandline.formats.json.checked import check_checksum, decode_checked, encode_checked, with_checksum
+from strandline.formats.json.slots import read_slots, slot_fields
 from strandline.formats.json.value_versions import ValueVersion, read_versions, version_fields
 from strandline.formats.object.identity import OPEN_OBJECT_LOG
 from strandline.formats.source_proofs import rows_with_proofs, without_proof_rows
-from strandline.formats.wal.slots import slot_fields, slots_of
 from strandline.model.head import SourceProof, WriterId, WriterState, proof_of, proven
 from strandline.model.json_values import natural, parse_json, parse_object, read_record, text, whole
 from strandline.model.retention import SlotState
@@ -82,11 +82,11 @@ def encode_slots_file(kept: SlotsFile) -> bytes:
     return encode_checked(SLOTS_KIND, FORMAT_VERSION, fields)
 
 
-def decode_slots_file(data: bytes, where: str, *, now: int) -> SlotsFile:
+def decode_slots_file(data: bytes, where: str) -> SlotsFile:
     """The start and the slots in these bytes; damage is ``CorruptData``, never "no slots"."""
     try:
         fields = decode_checked(data, SLOTS_KIND, FORMAT_VERSION)
-        return SlotsFile(UUID(text(fields["log_id"])), natural(fields["start"]), tuple(slots_of(fields, now)))
+        return SlotsFile(UUID(text(fields["log_id"])), natural(fields["start"]), read_slots(fields["slots"]))
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CorruptData(
             f"{where} is damaged: {str(error)[:200]}. It holds the start of the log and its slots, so "

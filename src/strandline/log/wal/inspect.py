@@ -19,7 +19,7 @@ from strandline.formats.wal.mark import Mark
 from strandline.log.wal.names import TORN, data_name, firsts_in, index_name, read_holder, salt_of
 from strandline.log.wal.read.watermark import MARK_READS, read_mark
 from strandline.log.wal.recover.scan_tail import Hole, examine_files, read_log_json, read_slots_file, walk
-from strandline.storage.clock import CLOCK, Clock, boot_id
+from strandline.storage.clock import boot_id
 from strandline.storage.disk import DISK, Disk, FolderRow
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class FrameRow:
     problem: str | None = None
 
 
-def inspect_wal(folder: str, *, disk: Disk = DISK, clock: Clock = CLOCK) -> WalFolder:
+def inspect_wal(folder: str, *, disk: Disk = DISK) -> WalFolder:
     """Everything except the frames. ``NotALog`` if the folder has no file of a log."""
     rows = disk.scan(folder)
     firsts = firsts_in(rows)
@@ -116,9 +116,7 @@ def inspect_wal(folder: str, *, disk: Disk = DISK, clock: Clock = CLOCK) -> WalF
             raise
         log_id, versions = None, ()
         problems.append(str(error))
-    kept = (
-        None if log_id is None else _readable(problems, lambda: read_slots_file(folder, log_id, disk=disk, clock=clock))
-    )
+    kept = None if log_id is None else _readable(problems, lambda: read_slots_file(folder, log_id, disk=disk))
     mark = None if log_id is None else read_mark(folder, log_id, disk=disk, tries=MARK_READS)
     holder = read_holder(folder, disk=disk) or None
     state = _state(mark, holder)

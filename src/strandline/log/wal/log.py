@@ -158,11 +158,11 @@ class WalLog(WalReading, Closing):
             refuse_changed_spool(folder, disk=disk)
             if create:
                 made = lambda: () if value is None else with_version((), value, folder)  # noqa: E731
-                create_if_absent(folder, made, disk=disk, clock=clock, chance=chance)
+                create_if_absent(folder, made, disk=disk, chance=chance)
             if value is not None:  # before anything is repaired
                 check_recorded(read_log_json(folder, disk=disk)[1], value, folder)
-            finish_rewind(folder, disk=disk, clock=clock)
-            found = examine(folder, disk=disk, clock=clock)
+            finish_rewind(folder, disk=disk)
+            found = examine(folder, disk=disk)
             if not create:
                 sync_name(folder, disk=disk)  # its creator may have died before that sync
             repair(folder, found, disk=disk)

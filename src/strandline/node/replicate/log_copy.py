@@ -250,7 +250,7 @@ class LogCopy:
         self.log.close()
         try:
             folder, disk = self._node_folder.data(self.generation), self._node_folder.disk
-            move(folder, first, quarantine=aside, disk=disk, clock=self._node_folder.clock)
+            move(folder, first, quarantine=aside, disk=disk)
         finally:
             self.log = self._open()
         return aside

@@ -307,7 +307,7 @@ class WalReader(WalReading, Closing):
     @property
     def slots(self) -> ReadOnlySlots:
         """The slots as last written; their positions may be higher by now."""
-        kept = partial(read_slots_file, self.folder, self._log_id, disk=self.disk, clock=self.clock)
+        kept = partial(read_slots_file, self.folder, self._log_id, disk=self.disk)
         return ReadOnlySlots(lambda: kept().slots, self._refusal)
 
     @property

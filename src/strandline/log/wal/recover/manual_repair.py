@@ -68,11 +68,11 @@ def plan_repair(
     if not any(row.name == IDENTITY for row in disk.scan(folder)) and not firsts_in(disk.scan(folder)):
         raise NotALog(f"There is no write-ahead log in {folder}: name another folder.")
     found = verify(folder, disk=disk, clock=clock, on_progress=on_progress)
-    forgotten = _unreadable(folder, found, disk=disk, clock=clock) if forget_slots else None
+    forgotten = _unreadable(folder, found, disk=disk) if forget_slots else None
     _refuse([finding for finding in found.damage if forgotten is None or finding.kind is not FindingKind.SLOT], folder)
     log_id = read_identity(folder, disk=disk)
     if forgotten is None:
-        kept = read_slots_file(folder, log_id, disk=disk, clock=clock)
+        kept = read_slots_file(folder, log_id, disk=disk)
     else:
         kept = SlotsFile(log_id, min(firsts_in(disk.scan(folder))))
     hidden = {f"{folder}/{index_name(first)}" for first in found.indexes}
@@ -97,11 +97,11 @@ def _planned(folder: str, found: WalVerification, examined: Examined, forgotten:
     )
 
 
-def _unreadable(folder: str, found: WalVerification, *, disk: Disk, clock: Clock) -> str | None:
+def _unreadable(folder: str, found: WalVerification, *, disk: Disk) -> str | None:
     """Why the slots cannot be read; None if they can."""
     try:
         if found.log_id is not None:
-            read_slots_file(folder, found.log_id, disk=disk, clock=clock)
+            read_slots_file(folder, found.log_id, disk=disk)
     except CorruptData as error:
         return str(error).partition(". ")[0].partition(", which says")[0]
     return None
@@ -139,7 +139,7 @@ def repair_log(
         plan_repair(folder, forget_slots=forget_slots, disk=disk, clock=clock, on_progress=on_progress)
     with contextlib.ExitStack() as held:
         hold_lock(held, folder, disk=disk)
-        finish_rewind(folder, disk=disk, clock=clock)
+        finish_rewind(folder, disk=disk)
         plan = plan_repair(folder, forget_slots=forget_slots, disk=disk, clock=clock, on_progress=on_progress)
         log_id = read_identity(folder, disk=disk)
         last = max(firsts_in(disk.scan(folder)))

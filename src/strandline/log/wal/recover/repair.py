@@ -35,7 +35,7 @@ from strandline.log.wal.recover.scan_tail import Examined, Hole, Torn, located, 
 from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.write.journal import IndexWriter, JournalPosition, encode_lead
 from strandline.model.head import WriterId, WriterState
-from strandline.storage.clock import Chance, Clock
+from strandline.storage.clock import Chance
 from strandline.storage.disk import Disk, exists, replace_file
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -138,9 +138,7 @@ def rebuild_index(folder: str, log_id: UUID, first: int, *, disk: Disk) -> None:
     disk.sync_folder(folder)
 
 
-def create_if_absent(
-    folder: str, values: Callable[[], Sequence[ValueVersion]], *, disk: Disk, clock: Clock, chance: Chance
-) -> None:
+def create_if_absent(folder: str, values: Callable[[], Sequence[ValueVersion]], *, disk: Disk, chance: Chance) -> None:
     """Create an empty log in a folder that has none, with the value format ``values()``; the caller holds its lock.
 
     Leftovers of an interrupted creation are replaced. ``CorruptData`` if there is more: then this was a log.
@@ -148,7 +146,7 @@ def create_if_absent(
     if exists(f"{folder}/{IDENTITY}", disk=disk):
         return
     versions = values()  # which a new log may refuse: before anything is changed
-    _clear(folder, disk=disk, clock=clock)
+    _clear(folder, disk=disk)
     log_id = chance.uuid()
     write_slots_file(folder, SlotsFile(log_id, 0), disk=disk)
     # Not the time of creation: the first record may be a copy of an older one, with its time.
@@ -174,11 +172,11 @@ def describe_copy(folder: str, mark: Mark, values: Sequence[ValueVersion], *, di
     disk.write_new(f"{folder}/{IDENTITY}", [encode_wal_identity(mark.log_id, values)])
 
 
-def _clear(folder: str, *, disk: Disk, clock: Clock) -> None:
+def _clear(folder: str, *, disk: Disk) -> None:
     """Remove the leftovers of an interrupted creation, and refuse anything else."""
     missing = f"{folder}/{IDENTITY} is missing, but there are records of a log beside it: restore the file."
     try:
-        kept = decode_slots_file(disk.read(f"{folder}/{SLOTS_FILE}"), folder, now=clock.now())
+        kept = decode_slots_file(disk.read(f"{folder}/{SLOTS_FILE}"), folder)
     except NotFound:
         pass
     else:

@@ -53,7 +53,6 @@ from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.write.journal import JournalPosition, encode_lead
 from strandline.log.writers.numbered import forget_silent
 from strandline.model.cursor import Cursor
-from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.disk import DISK, Disk, make_own_folder, replace_file, sync_name
 
 _READ_BYTES: Final = 8 << 20
@@ -78,7 +77,7 @@ class Rewound:
         return self.end - self.cursor.next
 
 
-def rewind(folder: str, to: int, *, quarantine: str, disk: Disk = DISK, clock: Clock = CLOCK) -> Rewound:
+def rewind(folder: str, to: int, *, quarantine: str, disk: Disk = DISK) -> Rewound:
     """Durably move everything from an offset on out of a closed log, so that it ends there.
 
     ``quarantine``, a folder that is absent or empty, becomes a write-ahead log of the same identity that begins at
@@ -97,8 +96,8 @@ def rewind(folder: str, to: int, *, quarantine: str, disk: Disk = DISK, clock: C
     with contextlib.ExitStack() as held:
         hold_lock(held, folder, disk=disk)
         log_id = read_identity(folder, disk=disk)
-        finished = finish_rewind(folder, disk=disk, clock=clock)
-        found = examine(folder, disk=disk, clock=clock)
+        finished = finish_rewind(folder, disk=disk)
+        found = examine(folder, disk=disk)
         repair(folder, found, disk=disk)
         start, end = found.kept.start, max(found.kept.start, found.place.next)
         if not start <= to <= end:
@@ -113,19 +112,19 @@ def rewind(folder: str, to: int, *, quarantine: str, disk: Disk = DISK, clock: C
         cut = _find_cut(folder, found, to, disk=disk)
         _set_aside(folder, found, cut, to, quarantine, disk=disk)
         decided = _decide(folder, found, cut, to, quarantine, disk=disk)
-        finish_rewind(folder, disk=disk, clock=clock)
+        finish_rewind(folder, disk=disk)
         return Rewound(folder, quarantine, Cursor(log_id, to, decided.term), end)
 
 
-def copy_tail(folder: str, first: int, *, quarantine: str, disk: Disk = DISK, clock: Clock = CLOCK) -> None:
+def copy_tail(folder: str, first: int, *, quarantine: str, disk: Disk = DISK) -> None:
     """Durably copy everything from an offset on out of a closed log, as :func:`rewind` does; the log stays as it is.
 
     ``InvalidInput`` if the log does not have that offset; raises as :func:`rewind` otherwise.
     """
     with contextlib.ExitStack() as held:
         hold_lock(held, folder, disk=disk)
-        finish_rewind(folder, disk=disk, clock=clock)
-        found = examine(folder, disk=disk, clock=clock)
+        finish_rewind(folder, disk=disk)
+        found = examine(folder, disk=disk)
         repair(folder, found, disk=disk)
         if not found.kept.start <= first < found.place.next:
             raise InvalidInput(f"The log in {folder} does not have offset {first}: nothing was copied.")
@@ -295,7 +294,7 @@ def _below(cut: _RewindCut, to: int, salt: int) -> Parts:
     return encode_frame(split, pages)
 
 
-def finish_rewind(folder: str, *, disk: Disk, clock: Clock) -> Rewinding | None:
+def finish_rewind(folder: str, *, disk: Disk) -> Rewinding | None:
     """Finish a planned rewind; the caller has the lock. Returns it, None if there is none.
 
     Each step keeps the state that readers see consistent, and can be repeated.
@@ -307,7 +306,7 @@ def finish_rewind(folder: str, *, disk: Disk, clock: Clock) -> Rewinding | None:
         return None
     if decided.log_id != read_identity(folder, disk=disk):
         raise CorruptData(f"{folder}/{REWIND} belongs to log {decided.log_id}: move it away.")
-    kept = read_slots_file(folder, decided.log_id, disk=disk, clock=clock)
+    kept = read_slots_file(folder, decided.log_id, disk=disk)
     slots = tuple(put_at(slot, min(slot.position, decided.to)) for slot in kept.slots)
     if slots != kept.slots:
         write_slots_file(folder, replace(kept, slots=slots), disk=disk)

@@ -40,7 +40,6 @@ from strandline.log.wal.write.journal import JournalPosition
 from strandline.log.writers.numbered import forget_silent
 from strandline.log.writers.source import remembered
 from strandline.model.head import WriterId, WriterState, proof_of
-from strandline.storage.clock import Clock
 from strandline.storage.disk import Disk
 
 WINDOW: Final = 8 << 20
@@ -199,11 +198,11 @@ def read_log_json(folder: str, *, disk: Disk) -> tuple[UUID, tuple[ValueVersion,
         raise NotALog(f"There is no write-ahead log in {folder}: name another folder, or create one.") from error
 
 
-def read_slots_file(folder: str, log_id: UUID, *, disk: Disk, clock: Clock) -> SlotsFile:
+def read_slots_file(folder: str, log_id: UUID, *, disk: Disk) -> SlotsFile:
     """The log's start and its slots. A missing or damaged file is an error, never "no slots"."""
     path = f"{folder}/{SLOTS_FILE}"
     try:
-        kept = decode_slots_file(disk.read(path), path, now=clock.now())
+        kept = decode_slots_file(disk.read(path), path)
     except NotFound as error:
         raise CorruptData(
             f"{path} is missing, which holds the start of the log and its slots: restore it from a backup, or "
@@ -214,10 +213,10 @@ def read_slots_file(folder: str, log_id: UUID, *, disk: Disk, clock: Clock) -> S
     return kept
 
 
-def examine(folder: str, *, disk: Disk, clock: Clock) -> Examined:
+def examine(folder: str, *, disk: Disk) -> Examined:
     """Scan the log. ``NotALog``, ``UnsupportedVersion``, or ``CorruptData`` with file and byte."""
     log_id = read_identity(folder, disk=disk)
-    kept = read_slots_file(folder, log_id, disk=disk, clock=clock)
+    kept = read_slots_file(folder, log_id, disk=disk)
     return examine_files(folder, kept, disk=disk)
 
 

@@ -130,7 +130,7 @@ class _Verifier:
 
     def _kept(self, log_id: UUID) -> SlotsFile | None:
         try:
-            return read_slots_file(self._folder, log_id, disk=self._disk, clock=self._clock)
+            return read_slots_file(self._folder, log_id, disk=self._disk)
         except CorruptData as error:
             self._damaged(FindingKind.SLOT, f"{self._folder}/{names.SLOTS_FILE}", str(error))
             return None
@@ -265,7 +265,7 @@ class _Verifier:
     def _is_trimmed(self, log_id: UUID, upto: int) -> bool:
         """Whether the log has been trimmed up to an offset by now."""
         try:
-            kept = read_slots_file(self._folder, log_id, disk=self._disk, clock=self._clock)
+            kept = read_slots_file(self._folder, log_id, disk=self._disk)
         except CorruptData:
             return False
         return upto > 0 and kept.start >= upto

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from strandline.errors import Fenced, InvalidInput, NotFound, SlotInvalid
 from strandline.formats.json.fields import Fields
-from strandline.formats.wal.slots import slot_of
+from strandline.formats.json.slots import read_slot
 from strandline.log.slots.rules import check_name
 from strandline.log.slots.table import named
 from strandline.log.slots.trimming import floor as floor_of
@@ -133,4 +133,4 @@ class RemoteSlot:
 
 
 def _state(fields: Fields) -> SlotState:
-    return fields.decoded(lambda slot: slot_of(slot, 0))
+    return fields.decoded(read_slot)

@@ -10,7 +10,7 @@ from typing import Final
 
 from strandline.errors import InvalidInput, NotReady
 from strandline.formats.json.fields import Fields, write_fields, write_record
-from strandline.formats.wal.slots import slot_fields
+from strandline.formats.json.slots import slot_fields
 from strandline.log.contract import Slots
 from strandline.log.read.planning import Fingerprinted, SpanWithTerm
 from strandline.model.cursor import Cursor, Limit, Span
