@@ -7,10 +7,11 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.errors import Diverged, NotReady
+from strandline.errors import CursorExpired, Diverged, NotReady
 from strandline.formats.segment.file import SegmentTail
 from strandline.log.memory import MemoryLog
 from strandline.log.wal.log import WalLog
@@ -296,3 +297,30 @@ def test_a_replica_that_lags_while_its_primary_is_away_is_no_other_history(tmp_p
         assert source.bounds().next == 1
         with pytest.raises(NotReady, match="does not lead, and no primary could confirm"):
             sl.ingest(source, copy)
+
+
+def test_only_the_primary_of_several_nodes_decides_that_records_are_deleted_and_skipped(tmp_path):
+    shared, early, late = {"lease": f"file://{tmp_path}/lease", "policy": "local"}, MemoryLog(), MemoryLog()
+    with sl.node.Primary.open(tmp_path / "a", name="a", **shared) as primary:
+        append(primary, changes(2), writer=8)
+        for copy in (early, late):
+            sl.ingest(primary, copy)
+        append(primary, changes(2, 2), writer=8, number=1)
+        append(primary, changes(1, 4), writer=8, number=2)
+        assert primary.trim(4) == 4
+        with (
+            sl.node.Replica.open(tmp_path / "b", name="b", nodes={"a": primary.url}, **shared) as replica,
+            sl.node.RemoteLog(
+                f"{replica.url},{primary.url.split('//')[1]}", failover_timeout=0.1, read_from="replicas"
+            ) as source,
+        ):
+            eventually(lambda: holds(replica, 5))
+            with pytest.raises(CursorExpired, match="begins at offset 4"):
+                sl.ingest(source, early)
+            assert sl.ingest(source, early, skip_trimmed=True).records == 1
+            assert content(early).equals(pa.Table.from_batches([changes(2), changes(1, 4)]).combine_chunks())
+            assert proof_in(early, source) == SourceProof.at(source.cursor_at(5))
+            primary.close()
+            with pytest.raises(NotReady):
+                sl.ingest(source, late, skip_trimmed=True)
+            assert late.bounds().next == 2

@@ -10,7 +10,9 @@ from strandline.errors import CursorExpired, Diverged, NotReady
 from strandline.log.memory import MemoryLog
 from strandline.model.head import Head
 from strandline.testing.sinks import MemorySink
+from strandline.tier.copy.segment_files import forget_tails
 from tests.ingest.parts import a_log, append, changes, content, fill
+from tests.tier.tiered_parts import Tiers
 
 KINDS = [
     pytest.param("object", "wal"),
@@ -118,3 +120,23 @@ def test_offsets_that_were_skipped_belong_to_no_record_of_the_copy():
     for offset, there in ((50, 50), (75, 50), (76, 51), (100, 75)):
         assert sl.translate_cursor(source.cursor_at(offset), source=source, target=target).next == there
     assert sl.translate_cursor(target.cursor_at(51), source=source, target=target).next == 76
+
+
+def test_a_copy_with_a_cold_tier_translates_what_its_hot_tier_holds():
+    forget_tails()
+    source, tiers = MemoryLog(), Tiers("object")
+    fill(source, batches=1, count=5)
+    sl.ingest(source, tiers.tiered())
+    tiers.append(5)
+    tiers.tier()
+    assert tiers.trim() == 10
+    append(source, changes(5, 5), number=1)
+    target = tiers.tiered()
+    sl.ingest(source, target)
+    for offset in range(5, 11):
+        assert sl.translate_cursor(source.cursor_at(offset), source=source, target=target).next == 5 + offset
+    with pytest.raises(
+        CursorExpired, match="does not hold position 4"
+    ):  # batches of segments do not name their writers
+        sl.translate_cursor(source.cursor_at(4), source=source, target=target)
+    forget_tails()

@@ -136,7 +136,11 @@ class CopiedRanges:
         lowest, highest = self._target.bounds().first, self._end
         while lowest < highest:
             middle = (lowest + highest) // 2
-            found = self._from(middle, highest)
+            try:
+                found = self._from(middle, highest)
+            except CursorExpired:  # in a cold tier, whose batches do not name their writers: only later ones do
+                lowest = middle + 1
+                continue
             if found is None:
                 highest = middle
             elif found.upto <= position:
