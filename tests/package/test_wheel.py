@@ -49,6 +49,12 @@ def test_a_wheel_has_the_two_packages_and_nothing_else(wheel: zipfile.ZipFile) -
     assert {name for name in names if name.endswith(".py")} == sources
 
 
+@pytest.mark.parametrize("page", ["install.md", "howto/deploy.md"])
+def test_a_page_that_installs_the_wheel_names_it(page: str, built: Path) -> None:
+    [path] = built.glob("*.whl")
+    assert set(re.findall(r"strandline-[\w.]+-py3-none-any\.whl", (HOME / "docs" / page).read_text())) == {path.name}
+
+
 def test_a_wheel_is_small(wheel: zipfile.ZipFile) -> None:
     assert sum(entry.compress_size for entry in wheel.infolist()) < 2_000_000
 

@@ -21,9 +21,9 @@ h1 { font-size: 30px; line-height: 1.2; margin: 0 0 8px } h2 { font-size: 19px; 
 .good { color: var(--good) } .bad { color: var(--bad) } .dim { color: var(--dim) }
 .tiles { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); margin: 22px 0 }
 .tiles div { background: var(--box); border-radius: 10px; border-top: 3px solid var(--sea); padding: 10px 14px }
-.tiles b { display: block; font-size: 25px; line-height: 1.3 }
+.tiles b { display: block; font-size: 23px; line-height: 1.3 }
 figure { margin: 0; overflow-x: auto } svg { height: auto; min-width: 640px; width: 100% }
-.wide { overflow-x: auto } table { border-collapse: collapse; width: 100% }
+.wide { overflow-x: auto } .wide + .wide { margin-top: 16px } table { border-collapse: collapse; width: 100% }
 th, td { border-bottom: 1px solid var(--line); padding: 6px 10px; text-align: right; white-space: nowrap }
 th:first-child, td:first-child { text-align: left } th { color: var(--dim); font-weight: 500 }
 td.bad { font-weight: 650 }
