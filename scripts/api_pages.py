@@ -110,11 +110,12 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Show each picture in the version that fits.
+    """Show each picture in the version that fits, and signatures with public names.
 
     >>> on_page_content('<p><img alt="a" src="../pictures/a.svg" /></p>')[3:84]
     '<picture><source media="(max-width: 40em)" srcset="../pictures/a-narrow.svg"><img'
     """
+    html = html.replace('<span class="nf">open_url</span>', '<span class="nf">open</span>')  # its public name
     narrow = r'<picture><source media="(max-width: 40em)" srcset="\2-narrow.svg">\1</picture>'
     return re.sub(r'(<img [^>]*src="([^"]*pictures/\w+)\.svg"[^>]*>)', narrow, html)
 
