@@ -87,3 +87,12 @@ def test_an_interrupted_acquire_or_release_does_not_keep_the_lock(tmp_path, lock
         assert is_free(path), f"interrupted at place {place}"
         places += 1
     assert places >= 8
+
+
+def test_a_file_that_is_dropped_without_being_closed_is_closed(tmp_path):
+    file = DISK.open_append(str(tmp_path / "file"))
+    file.write([b"0123456789"])
+    file.rewrite(4, [b"x"])  # through a second descriptor
+    before = len(os.listdir("/dev/fd"))
+    del file
+    assert len(os.listdir("/dev/fd")) == before - 2

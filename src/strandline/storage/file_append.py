@@ -139,12 +139,12 @@ def _calls(parts: Sequence[bytes | memoryview]) -> Iterator[list[memoryview]]:
 
 
 class LocalAppendFile:
-    """A file of the local file system."""
+    """A file of the local file system; closed with this object."""
 
     def __init__(self, path: str) -> None:
         """Open the file, and create it if there is none."""
         self._path = path
-        self._writer = -1
+        self._writer = self._descriptor = -1
         self._page: mmap.mmap | None = None
         """The first bytes of the file, in memory, once they were overwritten."""
         with translated_errors(path, making=True):
@@ -261,6 +261,9 @@ class LocalAppendFile:
         for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 # macOS has no fdatasync; it would only skip the time of the last change.
