@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
+import sys
 import threading
 from pathlib import Path
 from uuid import uuid4
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
@@ -375,3 +378,28 @@ def test_the_beginning_of_a_trimmed_log_is_expired_and_not_its_middle(spark, log
     assert log.slots.list() == []
     run(spark, log, sl.DeltaSink(str(table), mode="append"), slot="s", start="retained")
     assert [row[0] for row in appended_rows(table)] == list(range(10, 20))
+
+
+def _copied_in_little_memory(rows: pa.Table) -> pa.Table:
+    """Copies the rows while the worker may take only 64 MiB more of its address space than it has."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (64 << 20), before[1]))
+    try:
+        copies = bytearray(64 * rows.nbytes)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert len(copies) == 64 * rows.nbytes
+    return rows.select(["_offset", "value"])
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_a_range_for_which_a_worker_has_too_little_memory_is_tried_again_in_smaller_pieces(spark, log, table, caplog):
+    for first in range(0, 32_000, 2000):
+        append(log, [put(b"%d" % number, b"-" * 100) for number in range(first, first + 2000)])
+    sink = sl.DeltaSink(table, mode="append", transform=_copied_in_little_memory)
+    run(spark, log, sink)
+    assert "did not fit into memory, and are tried again in smaller pieces" in caplog.text
+    assert sorted(sink.rows().column("_offset").to_pylist()) == list(range(32_000))
+    assert len(DeltaTable(table).history()) > 2, "several commits"
