@@ -1,11 +1,13 @@
-"""Memory: what a producer takes beside the bytes it buffers, and a follower beside the bytes of one commit."""
+"""Memory: a producer beside the bytes that it buffers, followers and their workers beside the bytes of a commit."""
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 
 import strandline as sl
@@ -13,11 +15,12 @@ from benchmarks.harness import Result, scratch
 
 _BUFFERED = 192 << 20
 _LINES = 1 << 20
+_NOW = {"availableNow": True}
 
 
-def _peak() -> int:
-    """Peak resident bytes of this program. Not ``ru_maxrss``, which also remembers the process that started it."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+def _peak(process: int | str = "self") -> int:
+    """Peak resident bytes of a program. Not ``ru_maxrss``, which also remembers the process that started it."""
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     raise AssertionError("this system does not tell a program's peak memory")
@@ -47,14 +50,32 @@ def _follow(folder: str, mode: str) -> None:
     print(_peak() - before)
 
 
-def _fill(folder: str) -> tuple[int, int]:
-    """A log of repetitive lines; their bytes in memory, and stored."""
+def _workers(folder: str, mode: str) -> None:
+    """The same on Spark's workers; prints the growth of the peak of the largest worker."""
+    spark = sl.spark.local_session("bench-memory", cores=2, memory="2g")
+    log = sl.open(f"{folder}/log")
+    warm = sl.open(f"{folder}/warm-{mode}", create=True)
+    with warm.producer() as producer:
+        producer.append_batch(log.plan(log.start())[0].fetch()[0].select(["key", "value"]))
+    peaks = []
+    for name, url in (("warm", warm.url), ("table", log.url)):
+        sink = sl.DeltaSink(f"{folder}/workers-{mode}-{name}", mode=mode)
+        options = {"max_bytes_per_trigger": sl.followers.Batching().bytes, "place": "executors"}
+        sl.spark.follow(spark, url, sink, trigger=_NOW, **options).await_termination()
+        alive = [one for one in psutil.Process().children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
+        peaks.append(max(_peak(one.pid) for one in alive if "pyspark.daemon" in one.cmdline()))
+    print(peaks[1] - peaks[0])
+
+
+def _fill(folder: str, distinct: int) -> tuple[int, int]:
+    """A log of repetitive lines with so many keys; their bytes in memory, and stored."""
     log = sl.open(f"{folder}/log", create=True)
     rows = 1 << 13
     value = b"GET /index.html HTTP/1.1 200 " + b"-" * 548
+    order = random.Random(1).sample(range(_LINES), _LINES)
     with log.producer(compression="zstd", batch_bytes=rows * 640) as producer:
-        for _ in range(0, _LINES, rows):
-            keys = pa.array([b"%08d" % (number % 4096) for number in range(rows)], pa.binary())
+        for first in range(0, _LINES, rows):
+            keys = pa.array([b"%08d" % (number % distinct) for number in order[first : first + rows]], pa.binary())
             producer.append_batch(pa.table({"key": keys, "value": pa.array([value] * rows, pa.binary())}))
             producer.flush()
     spans = log.plan(log.start())
@@ -72,17 +93,22 @@ def run() -> list[Result]:
     beside = f"{_BUFFERED >> 20} MiB buffered by single appends, then written"
     results = [Result("producer_memory", ratio, "of buffered", "<= 3", beside)]
     setting = sl.followers.Batching().bytes
-    with scratch() as folder:
-        decoded, stored = _fill(folder)
-        for mode in ("append", "latest"):
-            peak = _of_child("follow", folder, mode)
-            beside = (
-                f"{peak / (1 << 20):.0f} MiB at the peak, bytes={setting >> 20} MiB; repetitive lines, "
-                f"{decoded >> 20} MiB, stored in {stored / (1 << 20):.1f} MiB"
-            )
-            results.append(Result(f"follow_memory_{mode}", peak / setting, "of bytes", "<= 4", beside))
+    for keys, kinds in (
+        (4096, (("follow", "append"), ("follow", "latest"), ("workers", "append"), ("workers", "latest"))),
+        (_LINES, (("follow", "latest"), ("workers", "latest"))),
+    ):
+        with scratch() as folder:
+            decoded, stored = _fill(folder, keys)
+            for who, mode in kinds:
+                peak = _of_child(who, folder, mode)
+                beside = (
+                    f"{peak / (1 << 20):.0f} MiB at the peak, bytes={setting >> 20} MiB; repetitive lines, "
+                    f"{decoded >> 20} MiB, stored in {stored / (1 << 20):.1f} MiB, {keys:,} keys"
+                )
+                name = f"{who}_memory_{mode}" + ("_million" if keys == _LINES else "")
+                results.append(Result(name, peak / setting, "of bytes", "<= 6" if keys == _LINES else "<= 4", beside))
     return results
 
 
 if __name__ == "__main__":
-    {"produce": _child, "follow": _follow}[sys.argv[1]](*sys.argv[2:])
+    {"produce": _child, "follow": _follow, "workers": _workers}[sys.argv[1]](*sys.argv[2:])
