@@ -128,7 +128,7 @@ def open_url(
     Traceback (most recent call last):
     strandline.errors.InvalidInput: There are no logs at grcp://: did you mean grpc://?
     """
-    scheme = _scheme_of(address)
+    scheme = scheme_of(address)
     _check_names(queue)
     if format is not None:
         return open_queue(address, options=options, clock=clock, chance=chance, **queue)
@@ -176,7 +176,8 @@ def _text(address: Address | ObjectStore) -> str:
     return address.url if isinstance(address, ObjectStore) else as_address(address)
 
 
-def _scheme_of(address: Address | ObjectStore) -> str:
+def scheme_of(address: Address | ObjectStore) -> str:
+    """The scheme of a log's address; ``InvalidInput`` for one that no log has."""
     if isinstance(address, ObjectStore):
         return "file"
     url = as_address(address)

@@ -17,7 +17,8 @@ from rich.text import Text
 
 import strandline as sl
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import confirm, log_to_stderr, stop_on_signal
+from strandline.cli.shared.common import confirm, stop_on_signal
+from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.text import escaped
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.log.topic.kafka import KafkaTopic
@@ -246,7 +247,7 @@ def test_an_address_without_credentials_is_left_alone(url):
 def test_metrics_on_another_interface_than_loopback_need_to_be_asked_for(run, tmp_path, host):
     done = run("node", "run", tmp_path / "a", "--name", "a", "--lead", "--create", "--metrics", f"{host}:0")
     assert done.exit_code == 1
-    assert "--insecure" in done.stderr
+    assert "--metrics-open" in done.stderr
     assert not (tmp_path / "a").exists()
 
 

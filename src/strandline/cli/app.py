@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
+from strandline.cli.shared import logs
 from strandline.cli.shared.groups import MARKUP, Command, CommandGroup, Commands
 
 USAGE_ERROR: Final[Any] = typer.BadParameter.__base__
@@ -203,8 +204,14 @@ def strandline_(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and stop.", callback=_version, is_eager=True)
     ] = False,
+    log_format: Annotated[
+        logs.LogFormat,
+        typer.Option("--log-format", metavar="text|json", help="Write log messages as text, or as JSON lines."),
+    ] = logs.LogFormat.TEXT,
 ) -> None:
     """A change log in a bucket that tables, caches and replicas follow exactly."""
+    del version  # its callback has handled it
+    logs.choose_format(log_format)
 
 
 class _NoPandas(MetaPathFinder):

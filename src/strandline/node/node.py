@@ -31,7 +31,6 @@ from strandline.node.services import Upstream
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease
-from strandline.storage.metrics import TERM
 from strandline.tier.copy.rounds import Round
 from strandline.tier.read.tiered_log import TieredLog
 
@@ -82,7 +81,6 @@ class Node(Closing):
         self._led: LogCopy | None = None
         """The copy of the primary role."""
         self._ticked = float("-inf")
-        self._reported_term = -1
         self.why_not_leading: str | None = None
         """Why its last attempt to lead failed; None if it succeeded, or there was none."""
         self._closed = False
@@ -207,9 +205,6 @@ class Node(Closing):
     def step(self) -> float:
         """Do the next step of the current role; returns the pause before the one after, in seconds."""
         with self._turn:
-            if self._reported_term != self.node_folder.state.seen:
-                self._reported_term = self.node_folder.state.seen
-                TERM.labels(self.name).set(self._reported_term)
             try:
                 return self._step()
             except StorageError as error:
@@ -312,7 +307,7 @@ class Node(Closing):
         if self._lease is not None:
             self._lease.renew_now()
         self.why_not_leading = None
-        _LOGGER.warning("Node %s leads in term %d from offset %d on.", self.name, primary.term, primary.term_start)
+        _LOGGER.info("Node %s leads in term %d from offset %d on.", self.name, primary.term, primary.term_start)
 
     def _follower(self, copy: LogCopy | None, committed: int, *, knows_committed: bool) -> ReplicaRole:
         return ReplicaRole(

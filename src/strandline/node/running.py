@@ -26,6 +26,8 @@ from strandline.node.lead.tiering import NodeColdTier, TieringLoop
 from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
+from strandline.node.node_metrics import FAILED, LEADING, NodeMetrics
+from strandline.node.replicate.replica import Condition
 from strandline.node.services import Upstream
 from strandline.node.tickets import Tickets
 from strandline.storage.clock import CLOCK, Clock
@@ -35,9 +37,6 @@ from strandline.storage.lease import Lease
 from strandline.storage.objects.urls import open_store
 
 __all__ = ["NodeConfig", "RunningNode"]
-
-FAILED: Final = "failed"
-"""The condition of a node whose control thread has ended with an error."""
 
 _LOGGER = logging.getLogger(__name__)
 _LONGEST_HEARTBEAT: Final = 1.0
@@ -151,6 +150,7 @@ class RunningNode(Closing):
             )
             opened.pop_all()
         self._node = node
+        self._metrics = NodeMetrics(self, self._lease)
         self._origin = Origin(f"The node {config.name}", self)
         self._tiering = TieringLoop(lambda sweep, stop: node.tier(sweep=sweep, stop=stop), config.tiering.pause, clock)
         self._tiered = threading.Event()
@@ -278,6 +278,14 @@ class RunningNode(Closing):
         known = self.node.node_folder.state.trouble
         return None if known is None else known.reason
 
+    def why_not_ready(self) -> str | None:
+        """Why it cannot serve now; None if it leads or follows, and knows the commit watermark."""
+        if self._stop.is_set():
+            return "it is stopping"
+        if self.condition not in (LEADING, Condition.FOLLOWING):
+            return f"it is {self.condition}" if self.trouble is None else f"it is {self.condition}: {self.trouble}"
+        return None if self.node.knows_committed else "it does not know yet what is committed"
+
     def wait_until(self, condition: Callable[[], bool], timeout: Timeout) -> bool:
         """Block until a condition holds (True), or until the timeout, a failure or the close (False)."""
         deadline = self.clock.monotonic() + timeout
@@ -350,6 +358,7 @@ class RunningNode(Closing):
         with self._closing:
             if self._closed:
                 return
+            self._metrics.end()
             try:
                 with contextlib.ExitStack() as closing:  # closes the rest if one fails
                     if self._lease is not None:

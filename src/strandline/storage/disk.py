@@ -237,8 +237,14 @@ class LocalDisk:
             self.make_folders(parent)
         with translated_errors(path):
             # Two processes may create the same folder at once; both then sync the name, which is harmless.
-            with contextlib.suppress(FileExistsError):
+            try:
                 os.mkdir(path, folder_mode())
+            except FileExistsError:
+                pass
+            except FileNotFoundError as error:
+                raise StorageError(
+                    f"The folder {path} cannot be made: {parent or '.'} takes no new folders."
+                ) from error
             if not os.path.isdir(path):
                 raise StorageError(f"{path} is a file, but a folder is needed there.")
         self.sync_folder(parent or ".")
@@ -388,3 +394,9 @@ def make_own_folder(folder: str, *, disk: Disk) -> None:
 def sync_name(folder: str, *, disk: Disk) -> None:
     """Sync the name of a folder."""
     disk.sync_folder(str(Path(folder).absolute().parent))
+
+
+def free_bytes(folder: str) -> int:
+    """Bytes that an unprivileged process may still write to the file system of a folder."""
+    with translated_errors(folder):
+        return shutil.disk_usage(folder).free

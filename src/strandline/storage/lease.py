@@ -198,6 +198,11 @@ class Lease:
         term = self._held_term
         return term is not None and self._clock.boot() < term.deadline
 
+    def age(self) -> float | None:
+        """Seconds since the last renewal was requested; None if the lease is not held. No I/O."""
+        term = self._held_term
+        return None if term is None else self._clock.boot() - term.deadline + self.seconds * (1 - MARGIN)
+
     def ensure(self) -> int:
         """The epoch, if the lease is held now, or ``Fenced``; no I/O.
 

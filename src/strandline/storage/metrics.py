@@ -5,6 +5,7 @@ Serve it with ``prometheus_client.start_http_server(port)``. docs/metrics.md des
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, Literal
@@ -92,7 +93,23 @@ REPLICA_SLOT_PINS = Gauge(
 REPLICA_APPLY_ERRORS = Gauge(
     "strandline_replica_apply_errors", "Batches that a replica could not apply, as it has reported.", _REPLICA
 )
-TERM = Gauge("strandline_term", "The highest term that this node has seen.", ["node"])
+
+_NODE = ["node"]
+TERM = Gauge("strandline_term", "The highest term that this node has seen.", _NODE)
+CONDITION = Gauge("strandline_node_condition", "1 for the condition that a node is in, else 0.", ["node", "condition"])
+DURABLE_OFFSET = Gauge("strandline_durable_offset", "The offset below which all records are durable here.", _NODE)
+COMMITTED_OFFSET = Gauge("strandline_committed_offset", "The commit watermark; NaN while it is not known.", _NODE)
+DISK_FREE = Gauge("strandline_disk_free_bytes", "Bytes that are free where a node keeps its copy of the log.", _NODE)
+LEASE_AGE = Gauge("strandline_lease_age_seconds", "Seconds since a node renewed its lease; NaN without one.", _NODE)
+CALLS = Counter("strandline_calls", "Calls and streams that a node has ended, by their outcome.", ["method", "outcome"])
+
+SLOT_LAG_RECORDS = Gauge("strandline_slot_lag_records", "Records that a slot has not passed.", ["log", "slot"])
+SLOT_LAG_BYTES = Gauge("strandline_slot_lag_bytes", "Their stored bytes.", ["log", "slot"])
+SLOT_LAG_SECONDS = Gauge("strandline_slot_lag_seconds", "Age of the oldest of them.", ["log", "slot"])
+SLOT_PINS = Gauge("strandline_slot_pins", "1 while a slot pins records, 0 once it is invalid.", ["log", "slot"])
+FLOOR = Gauge("strandline_floor", "The lowest position of the valid slots; NaN without one.", ["log"])
+FIRST_OFFSET = Gauge("strandline_first_offset", "The first offset that the log retains.", ["log"])
+NEXT_OFFSET = Gauge("strandline_next_offset", "The offset behind the last record of the log.", ["log"])
 
 PIPELINE_COMMITS = Counter("strandline_pipeline_commits", "Ranges that pipelines committed.", ["log", "table"])
 PIPELINE_RECORDS = Counter("strandline_pipeline_records", "Records in committed ranges.", ["log", "table"])
@@ -126,6 +143,15 @@ STREAM_RECORDS = Counter("strandline_stream_records", "Rows that Spark streams h
 SEGMENT_EVENTS = Counter(
     "strandline_segment_events", "Segment events that this process followed, by their outcome.", ["outcome"]
 )
+
+BUILD = Gauge("strandline_build_info", "1, with the versions of this package and of Python.", ["version", "python"])
+
+
+def report_build() -> None:
+    """Set the build information; not on import, since that takes longer than the rest of this module."""
+    from importlib.metadata import version
+
+    BUILD.labels(version("strandline"), platform.python_version()).set(1)
 
 
 @contextmanager

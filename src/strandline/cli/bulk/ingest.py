@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import time
 from contextlib import ExitStack
 from typing import Annotated, Any, cast
@@ -28,9 +29,12 @@ from strandline.cli.shared.common import (
     wal_folder,
 )
 from strandline.cli.shared.common import start as known_start
+from strandline.cli.shared.logs import log_to_stderr
+from strandline.cli.shared.monitoring import FollowerLag, Metrics, MetricsOpen, monitored
 from strandline.cli.shared.pools import Workers, is_on_spark, task_pool
 from strandline.errors import InvalidInput
 from strandline.ingestion.api import open_source, open_target
+from strandline.ingestion.log_sink import LogSink
 from strandline.ingestion.run import Ingested, IngestProgress
 from strandline.ingestion.streams import MessageStream
 from strandline.model.cursor import Start
@@ -81,6 +85,8 @@ def ingest(
     data: Data = DATA,
     retention: Annotated[str | None, retention_option("What an object log that is made")] = None,
     workers: Workers = None,
+    metrics: Metrics = None,
+    metrics_open: MetricsOpen = False,
     token: TokenFile = None,
     ca: Ca = None,
     cert: Cert = None,
@@ -98,8 +104,12 @@ def ingest(
     in_parallel = workers is not None or is_on_spark()
     if in_parallel and (follow or slot is not None):
         raise InvalidInput("An ingest by many workers ends at the source's end: then run one with --follow.")
+    if metrics is not None and not follow:
+        raise InvalidInput("--metrics is for an ingest that goes on: add --follow.")
+    if follow:
+        log_to_stderr(logging.INFO)
     security = ClientSecurity.load(roots=ca, certificate=cert, key=key, token=token)
-    with ExitStack() as opened, stop_on_signal() as stop:
+    with stop_on_signal() as stop, monitored(metrics, is_open=metrics_open) as health, ExitStack() as opened:
         copied = _source(source, format, manifest, data, security)
         into = open_target(
             _place(target), **_options(target, security), **({"retention": retention} if retention else {})
@@ -112,8 +122,15 @@ def ingest(
         advance = opened.enter_context(show.meter("ingesting", total=None, quiet=json))
         tell = show.so_far(advance)
 
+        known = LogSink(into).cursor(copied.log_id) if metrics is not None else None
+        position = None if known is None else known.next
+        lag = FollowerLag(copied, (source, target), position, is_served=metrics is not None)
+        opened.enter_context(lag.measuring())
+        health.ready()
+
         def on_progress(progress: IngestProgress) -> None:
             tell(progress.records)
+            lag.moved(progress.next)
 
         if pool is not None:
             done = sl.bulk.ingest(

@@ -21,7 +21,6 @@ from strandline.cli.shared.common import (
     confirm,
     guarded,
     length_of_time,
-    log_to_stderr,
     open_to_look,
     open_to_tier,
     retention_policy,
@@ -29,6 +28,8 @@ from strandline.cli.shared.common import (
     stop_on_signal,
 )
 from strandline.cli.shared.groups import group
+from strandline.cli.shared.logs import log_to_stderr
+from strandline.cli.shared.monitoring import Metrics, MetricsOpen, monitored
 from strandline.cli.shared.pools import Workers, is_on_spark, task_pool
 from strandline.model.retention import parse_retention
 from strandline.model.segments import SegmentMetadata
@@ -332,6 +333,8 @@ def serve(
     retention: Keeping = "forever",
     snapshots: Snapshots = None,
     compact: Annotated[bool, typer.Option("--compact", help="Also merge small segments, once an hour.")] = False,
+    metrics: Metrics = None,
+    metrics_open: MetricsOpen = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
     json: Json = False,
 ) -> None:
@@ -345,12 +348,21 @@ def serve(
     """
     log_to_stderr(logging.WARNING if quiet else logging.INFO)
     settings: dict[str, Any] = {"target": target, "linger": linger, "retention": parse_retention(retention)}
-    with open_to_tier(log) as opened, stop_on_signal() as stop:
+    with (
+        stop_on_signal() as stop,
+        monitored(metrics, is_open=metrics_open) as health,
+        open_to_tier(log) as opened,
+    ):
         with tiering(opened, snapshot_dir=snapshots, on_progress=_log_step, **settings) as tierer:
             of = _of(opened)
             text = f"{of['url']} is tiered to {of['store']}, every {show.seconds(interval)}."
             show.answer({**of, "interval": interval}, text, as_json=json)
-            tierer.run(stop, pause=interval, compact=compact, on_round=_log_round)
+
+            def on_round(done: Round) -> None:
+                health.ready()
+                _log_round(done)
+
+            tierer.run(stop, pause=interval, compact=compact, on_round=on_round)
         _LOGGER.info("Stopped: no copy is left unfinished.")
 
 

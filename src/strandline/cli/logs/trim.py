@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.text import Text
 
+import strandline as sl
+from strandline.cli.logs.lag import look_at_objects
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import (
     DATA,
@@ -25,10 +28,19 @@ from strandline.cli.shared.common import (
     length_of_time,
     object_log_at,
     open_shared,
+    stop_on_signal,
 )
+from strandline.cli.shared.logs import log_to_stderr
+from strandline.cli.shared.monitoring import Metrics, MetricsOpen, monitored
 from strandline.compat.v1.trimming import GRACE, QueueTrimResult
+from strandline.errors import InvalidInput, StrandlineError
 from strandline.log.object.maintain import trimmer
 from strandline.log.object.maintain.trimmer import TrimResult
+from strandline.log.slots.slot_metrics import MeasuredSlot, SlotMetrics
+from strandline.model.cursor import Bounds
+from strandline.serve.monitoring import Health
+
+_LOGGER: Final = logging.getLogger("strandline.trim")
 
 Line = tuple[str, str]
 """One word for the action, and a sentence."""
@@ -50,6 +62,14 @@ def trim(
     everything: Annotated[
         bool, typer.Option("--everything", help="Look through all objects, not only those since the last time.")
     ] = False,
+    every: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TIME", parser=length_of_time, help="Repeat it at this interval, until Ctrl-C or SIGTERM."
+        ),
+    ] = None,
+    metrics: Metrics = None,
+    metrics_open: MetricsOpen = False,
     format: LogFormat = TargetFormat.LOG,  # noqa: A002
     manifest: Manifest = MANIFEST,
     data: Data = DATA,
@@ -69,8 +89,16 @@ def trim(
 
     Example: strandline trim s3://bucket/orders --dry-run
     """
+    if every is None and metrics is not None:
+        raise InvalidInput("--metrics is for a trim that is repeated: add --every TIME.")
+    if every is not None and (format is not TargetFormat.LOG or dry_run):
+        raise InvalidInput("--every is for a log, and goes without --dry-run.")
     if format is TargetFormat.LOG:
         log = object_log_at(url)
+        if every is not None:
+            with stop_on_signal() as stop, monitored(metrics, is_open=metrics_open) as health:
+                _repeat(log, health, stop, every=every, grace=grace, as_json=json)
+            return
         with show.meter("deleting", total=None, quiet=json) as advance, _unlogged():
             on_progress = show.so_far(advance)
             done = log.trim(grace=grace, dry_run=dry_run, everything=everything, on_progress=on_progress)
@@ -87,6 +115,38 @@ def trim(
     with show.meter("deleting", total=None, quiet=json) as advance:
         swept = queue.trim(dry_run=dry_run, on_progress=show.so_far(advance))
     _report(f"{queue.url}/{queue.folder}", queue_fields(swept), queue_lines(swept, grace), json)
+
+
+def _repeat(
+    log: sl.log.ObjectLog, health: Health, stop: threading.Event, *, every: float, grace: int, as_json: bool
+) -> None:
+    """Trim, measure the slots and pause, until it is stopped. The next round repeats one that failed transiently."""
+    log_to_stderr(logging.INFO)
+    slots = SlotMetrics(log.url)
+    fields_ = {"url": log.url, "interval": every}
+    show.answer(fields_, f"{log.url} is trimmed every {show.seconds(every)}.", as_json=as_json)
+    while not stop.is_set():
+        try:
+            done = log.trim(grace=grace)
+            seen = look_at_objects(log)
+        except StrandlineError as error:
+            if not error.retryable:
+                raise
+            _LOGGER.warning("A trim of %s failed, and is repeated: %s", log.url, error)
+            health.waits("its last trim failed")
+        else:
+            for word, sentence in lines(done, grace):
+                _LOGGER.info("%s: %s %s", log.url, word, sentence)
+            measured = {
+                row.slot: MeasuredSlot(
+                    row.records_behind, row.bytes_behind or 0, row.seconds_behind or 0.0, row.invalid is None
+                )
+                for row in seen.slots
+            }
+            slots.measure(Bounds(seen.first, seen.next), seen.floor, measured)
+            health.ready()
+        stop.wait(max(1, every))
+    slots.end()
 
 
 @contextmanager

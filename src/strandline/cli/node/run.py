@@ -10,22 +10,22 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from strandline.cli.node.metrics_server import metrics_at
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import (
     Json,
     guarded,
     length_of_time,
-    log_to_stderr,
     retention_policy,
     size_in_bytes,
     stop_on_signal,
 )
+from strandline.cli.shared.logs import log_to_stderr
+from strandline.cli.shared.monitoring import Metrics, MetricsOpen, listening_place, monitored
 from strandline.cli.shared.targets import contents_at, is_free, meant, spool_at
 from strandline.errors import InvalidInput, StorageError
 from strandline.log.folders import Contents, FolderKind, refuse_others
 from strandline.model.retention import SlotLimits, default_limits, parse_retention
-from strandline.node.flight.security import ClientSecurity, Role, ServerSecurity, is_loopback, parse_identities
+from strandline.node.flight.security import ClientSecurity, Role, ServerSecurity, parse_identities
 from strandline.node.lead.policies import FlowLimits
 from strandline.node.options import TierSettings
 from strandline.node.replicate.replica import Condition
@@ -37,23 +37,10 @@ _LINGER: Any = "1h"
 _LOOK: Final = 0.2
 _LOOKS_FOR_PRIMARY: Final = 10
 """How often the state is read before the node is reported as connecting."""
-_HIGHEST_PORT: Final = 65535
 _role: Final = partial(typer.Option, rich_help_panel="The primary")
 _writes: Final = partial(typer.Option, rich_help_panel="Commits and retention")
 _cold: Final = partial(typer.Option, rich_help_panel="The cold tier")
 _security: Final = partial(typer.Option, rich_help_panel="Security")
-
-
-def _place(text: str) -> tuple[str, int]:
-    """Parse a host and a port.
-
-    >>> _place("127.0.0.1:7450"), _place("[::1]:0")
-    (('127.0.0.1', 7450), ('::1', 0))
-    """
-    host, _, port = text.rpartition(":")
-    if not host or "/" in host or not port.isdecimal() or int(port) > _HIGHEST_PORT:
-        raise typer.BadParameter(f"{text!r} is no address to listen on: write host:port, such as 127.0.0.1:{PORT}.")
-    return host.strip("[]"), int(port)
 
 
 def other_nodes(given: Sequence[str]) -> dict[str, str]:
@@ -113,7 +100,7 @@ def run(
     *,
     name: Annotated[str, typer.Option(metavar="NAME", help="Unique among the log's nodes; it never changes.")],
     listen: Annotated[
-        Any, typer.Option(metavar="HOST:PORT", parser=_place, help="Where to listen; port 0 takes a free one.")
+        Any, typer.Option(metavar="HOST:PORT", parser=listening_place, help="Where to listen; port 0 takes a free one.")
     ] = f"127.0.0.1:{PORT}",
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="Where the other nodes reach it, if not where it listens.")
@@ -237,9 +224,8 @@ def run(
     insecure: Annotated[
         bool, _security("--insecure", help="Admit other machines without authentication, and in plain text.")
     ] = False,
-    metrics: Annotated[
-        Any, typer.Option(metavar="HOST:PORT", parser=_place, help="Serve metrics for Prometheus here.")
-    ] = None,
+    metrics: Metrics = None,
+    metrics_open: MetricsOpen = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
     json: Json = False,
 ) -> None:
@@ -253,11 +239,6 @@ def run(
     there = contents_at(folder)
     if not is_free(there):
         refuse_others(there, FolderKind.NODE, instead=_taken_over(there))
-    if metrics is not None and not insecure and not is_loopback(metrics[0]):
-        raise InvalidInput(
-            f"--metrics {metrics[0]}:{metrics[1]} can be read by other machines, in plain text and without "
-            "authentication: serve them on 127.0.0.1, behind a proxy that authenticates, or give --insecure."
-        )
     log_to_stderr(logging.WARNING if quiet else logging.INFO)
     shown = cert if client_ca is not None else None
     nodes = other_nodes(node or [])
@@ -289,8 +270,12 @@ def run(
         client=ClientSecurity.load(roots=ca, certificate=shown, key=key if shown else None, token=token),
         insecure=insecure,
     )
-    with stop_on_signal() as stop, metrics_at(metrics), RunningNode(config) as running:
+    is_open = metrics_open or insecure
+    with stop_on_signal() as stop, monitored(metrics, is_open=is_open) as health, RunningNode(config) as running:
+        health.failed = lambda: None if running.failure is None else repr(running.failure)
+        health.not_ready = running.why_not_ready
         _report_states(running, stop, as_json=json)
+    logging.getLogger("strandline.node").info("Node %s has stopped.", name)
     if running.failure is not None:
         raise StorageError(f"Node {name} failed: {running.failure!r}. Read what it logged, and start it again.")
 

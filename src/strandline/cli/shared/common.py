@@ -39,7 +39,7 @@ from strandline.log.object.log import open_log
 from strandline.log.wal.log import WalLog
 from strandline.model.addresses import refuse_credentials
 from strandline.model.retention import parse_bytes, parse_retention, parse_seconds
-from strandline.opening import wal_path
+from strandline.opening import scheme_of, wal_path
 from strandline.tier.opening import tiered
 from strandline.values.contract import Codec
 
@@ -49,6 +49,8 @@ T = TypeVar("T")
 
 Tiers = sl.log.ObjectLog | sl.tier.TieredLog
 """A log, with its cold tier if it has one."""
+
+_LOGGER: Final = logging.getLogger("strandline.cli")
 
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
@@ -217,17 +219,19 @@ class Interruption:
 def stop_on_signal() -> Iterator[threading.Event]:
     """An event that the first Ctrl-C or SIGTERM sets; a second one ends the process as usual."""
     stop = threading.Event()
-    requests: SimpleQueue[bool] = SimpleQueue()
+    requests: SimpleQueue[int | None] = SimpleQueue()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def request_stop(*_: object) -> None:
+    def request_stop(number: int, _: object) -> None:
         # Not stop.set(): the handler runs in the main thread, which may be waiting for the event, and hold its lock.
-        requests.put(True)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        requests.put(number)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
     def set_on_request() -> None:
-        if requests.get():
+        if number := requests.get():
+            if number == signal.SIGTERM:  # who pressed Ctrl-C knows that
+                _LOGGER.info("SIGTERM: stopping.")
             stop.set()
 
     setter = threading.Thread(target=set_on_request, name="strandline-stop", daemon=True)
@@ -239,24 +243,8 @@ def stop_on_signal() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        requests.put(False)
+        requests.put(None)
         setter.join()
-
-
-class _Formatter(logging.Formatter):
-    """Log lines with untrusted names escaped."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return escaped(super().format(record), keep="\n")
-
-
-def log_to_stderr(level: int) -> None:
-    """Write the package's log messages to standard error, from ``level`` on."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(message)s"))
-    logger = logging.getLogger("strandline")
-    logger.handlers[:] = [handler]
-    logger.setLevel(level)
 
 
 def object_log_at(
@@ -268,6 +256,7 @@ def object_log_at(
     hint: str = "check the address",
 ) -> sl.log.ObjectLog:
     """The object log at an address; if there is none, the error names options rather than Python calls."""
+    scheme_of(url)
     if url.startswith(("grpc://", "grpc+tls://", "wal://")):
         refuse_credentials(url, "authenticate by --token, or by a certificate")
         other = "a write-ahead log, which the process that writes it trims"

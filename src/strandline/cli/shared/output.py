@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 import time
@@ -19,6 +20,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from strandline.cli.shared import logs
 from strandline.cli.shared.text import escaped
 from strandline.cli.shared.wording import in_commands
 from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention
@@ -115,16 +117,19 @@ def error(reason: BaseException | str, text: str | None = None, *, as_json: bool
             {"error": kind, "message": sentence, "retryable": getattr(reason, "retryable", False)}, file=sys.stderr
         )
     else:
-        _say("error", "bold red", sentence)
+        _say(logging.ERROR, "bold red", sentence)
 
 
 def warning(text: str) -> None:
     """Print a warning as one line on standard error."""
-    _say("warning", "bold yellow", text)
+    _say(logging.WARNING, "bold yellow", text)
 
 
-def _say(kind: str, style: str, text: str) -> None:
-    if sys.stderr.isatty():
+def _say(level: int, style: str, text: str) -> None:
+    kind = logging.getLevelName(level).lower()
+    if logs.is_json():
+        logs.say(level, text)
+    elif sys.stderr.isatty():
         err().print(Text.assemble((f"{kind}:", style), f" {text}"))
     else:
         line(f"{kind}: {text}", file=sys.stderr)
@@ -278,6 +283,15 @@ def counted(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+def rate(per_second: float, one: str) -> str:
+    """How many things per second.
+
+    >>> rate(0.8, "record"), rate(41_706.4, "record")
+    ('1 record/s', '41,706 records/s')
+    """
+    return f"{counted(round(per_second), one)}/s"
+
+
 class _Done(ProgressColumn):
     """Number of items done, and of how many, if that is known."""
 
@@ -326,7 +340,11 @@ def meter(
         if not quiet and now - last >= _PLAIN_EVERY:
             last = now
             of = "" if total is None else f" of {total:,}"
-            line(f"{what}: {done:,}{of}, {done / (now - began):,.0f}/s{note()}", file=sys.stderr)
+            said = f"{what}: {done:,}{of}, {done / (now - began):,.0f}/s{note()}"
+            if logs.is_json():
+                logs.say(logging.INFO, said)
+            else:
+                line(said, file=sys.stderr)
 
     yield advance
 

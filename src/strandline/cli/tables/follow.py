@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -16,6 +17,8 @@ from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
 from strandline.cli.shared.common import INTERRUPTED, Json, stop_on_signal
 from strandline.cli.shared.common import start as known_start
 from strandline.cli.shared.decoding import json_codec, named
+from strandline.cli.shared.logs import log_to_stderr
+from strandline.cli.shared.monitoring import FollowerLag, Metrics, MetricsOpen, monitored
 from strandline.cli.shared.tables import TableUrl, TombstoneOption
 from strandline.errors import InvalidInput, NotFound, Unsupported
 from strandline.log.read.value_format import named_codec
@@ -96,6 +99,8 @@ def follow(
         typer.Option("--fail-on-letters", help="End with status 1 if this run has set records aside."),
     ] = False,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="The sink's name.")] = "default",
+    metrics: Metrics = None,
+    metrics_open: MetricsOpen = False,
     json: Json = False,
 ) -> None:
     """Keep a table in step with a log, exactly: rows and position are one commit.
@@ -109,7 +114,15 @@ def follow(
     opened = place.reading() if slot is None else place.writing()
     sinks: list[MaintainedTable] = []
     progress = show.meter("following", total=None, quiet=json, note=lambda: "".join(map(_letters_of, sinks)))
-    with opened as log, stop_on_signal() as stop, progress as advance:
+    if end is None:
+        log_to_stderr(logging.INFO)
+    with (
+        stop_on_signal() as stop,
+        monitored(metrics, is_open=metrics_open) as health,
+        opened as log,
+        progress as advance,
+        ExitStack() as measured,
+    ):
         value = _value(log, schema, decode)
         shape: dict[str, Any] = {"value": value, "key": tuple(key or ()), "name": name}
         shape["tombstones"] = None if tombstones is None else tombstones.value
@@ -118,7 +131,15 @@ def follow(
         sink.meet(log)
         began, since = time.monotonic(), sink.cursor(log.log_id)
         first = log.position_of(cast("Start", start)) if since is None else since.next
+        lag = FollowerLag(log, (log.url, sink.where), first, is_served=metrics is not None)
+        measured.enter_context(lag.measuring())
         tell = show.so_far(advance)
+
+        def on_progress(cursor: sl.Cursor) -> None:
+            tell(cursor.next - first)
+            lag.moved(cursor.next)
+
+        health.ready()
         done = sl.follow(
             cast("sl.Log", log),
             cast("sl.Sink", sink),
@@ -126,7 +147,7 @@ def follow(
             start=cast("Start", start),
             upto=end,
             stop=stop,
-            on_progress=lambda cursor: tell(cursor.next - first),
+            on_progress=on_progress,
         )
         behind = max(0, log.end().next - done.next)
         interrupted = stop.is_set()

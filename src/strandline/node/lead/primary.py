@@ -31,7 +31,7 @@ from strandline.node.lead.policies import (
     watermark,
 )
 from strandline.node.lead.replicas import ReplicaProgress, ReplicaRegistry, Replicas
-from strandline.node.lead.slot_lags import ReplicaMetrics, node_slots
+from strandline.node.lead.slot_lags import PrimaryMetrics, node_slots
 from strandline.node.messages import (
     Acknowledgement,
     Caller,
@@ -86,7 +86,7 @@ class PrimaryRole:
         self._node_folder = node_folder
         self._clock = node_folder.clock
         self._bootstrap_snapshots = BootstrapSnapshots(node_folder, log, exports)
-        self._metrics = ReplicaMetrics(log)
+        self._metrics = PrimaryMetrics(log)
         peers = [peer for peer in node_folder.state.peers if peer.name != node_folder.state.name]
         self.replicas = Replicas(log, peers, self._remember, clock=self._clock)
         self._last_offsets: tuple[ReplicaRegistry, DurableOffsets] = (self.replicas.now, DurableOffsets(self.name, -1))
@@ -427,7 +427,7 @@ class PrimaryRole:
         registry = self.registry
         REPLICATION_LAG.labels(log).set(registry.lag)
         SAFE_REPLAY.labels(log).set(registry.safe_replay or 0)
-        self._metrics.measure(registry, now=self._clock.now())
+        self._metrics.measure(registry, committed=self.committed, now=self._clock.now())
         self._node_folder.remember(committed=self.committed)
 
     def trim(self, upto: int) -> int:

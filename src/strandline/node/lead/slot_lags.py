@@ -1,4 +1,4 @@
-"""Slots of a primary with their lag: those of consumers, of replicas and of the tierer; and metrics of replicas."""
+"""Slots of a primary with their lag, and their metrics: those of consumers, of replicas and of the tierer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import final
 
 from strandline.log.slots.slot_lag import SlotLag, records_kept, slot_lags
+from strandline.log.slots.slot_metrics import MeasuredSlot, SlotMetrics
+from strandline.log.slots.trimming import floor
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.slot_lag import WalListing
 from strandline.model.addresses import CONSUMER_SUFFIX
@@ -68,31 +70,38 @@ def kind_of(name: str) -> SlotKind:
 
 
 @final
-class ReplicaMetrics:
-    """The metrics of each replica and of its slots, also of one that is not registered any more. Safe in threads."""
+class PrimaryMetrics:
+    """The metrics of all slots, and of each replica, also of one that is not registered any more. Safe in threads."""
 
     def __init__(self, log: WalLog) -> None:
         """Metrics of a primary's log; :meth:`end` removes them all."""
         self._log = log
         self._names: frozenset[str] = frozenset()
+        self._slots = SlotMetrics(str(log.log_id))
         self._ended = False
         self._lock = threading.Lock()
 
-    def measure(self, registry: ReplicaRegistry, *, now: int) -> None:
+    def measure(self, registry: ReplicaRegistry, *, committed: int, now: int) -> None:
         """Set the metrics at ``now`` (microseconds), and remove those of slots and replicas that are gone."""
         with self._lock:
             if self._ended:
                 return
-            states = [state for state in self._log.slots.list() if kind_of(state.name) is SlotKind.REPLICA]
+            states = list(self._log.slots.list())
             log_id, listing = str(self._log.log_id), WalListing(self._log, self._log.bounds(), now)
-            for lag in slot_lags(listing, states, pins={}, retention=None, limits=NO_LIMITS, now=now):
+            lags = slot_lags(listing, states, pins={}, retention=None, limits=NO_LIMITS, now=now)
+            shown = [_shown(lag, committed) for lag in lags]
+            replicas = [each.lag for each in shown if each.kind is SlotKind.REPLICA]
+            for lag in replicas:
                 found = (lag.records_behind, lag.bytes_behind, lag.seconds_behind, lag.seconds_since_seen)
                 for metric, number in zip(_OF_SLOTS, (*found, lag.state.pins), strict=True):
                     metric.labels(log_id, lag.state.name).set(number)
             for each in registry.replicas.values():
                 DIVERGENCES.labels(log_id, each.name).set(each.divergences)
                 REPLICA_APPLY_ERRORS.labels(log_id, each.name).set(each.apply_errors)
-            self._keep({state.name for state in states} | set(registry.replicas))
+            self._keep({lag.state.name for lag in replicas} | set(registry.replicas))
+            others = (each.lag for each in shown if each.kind is not SlotKind.REPLICA)
+            measured = {lag.state.name: _measured(lag) for lag in others}
+            self._slots.measure(listing.bounds, floor(states), measured)
 
     def forget(self, name: str) -> None:
         """Remove those of one replica, which has no slot any more."""
@@ -104,6 +113,7 @@ class ReplicaMetrics:
         with self._lock:
             self._ended = True
             self._keep(frozenset())
+            self._slots.end()
 
     def _keep(self, names: AbstractSet[str]) -> None:
         for name in self._names - names:
@@ -111,3 +121,7 @@ class ReplicaMetrics:
                 with contextlib.suppress(KeyError):  # it has no such metric
                     metric.remove(str(self._log.log_id), name)
         self._names = frozenset(names)
+
+
+def _measured(lag: SlotLag) -> MeasuredSlot:
+    return MeasuredSlot(lag.records_behind, lag.bytes_behind, lag.seconds_behind, lag.state.pins)

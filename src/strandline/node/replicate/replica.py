@@ -22,7 +22,7 @@ from strandline.errors import (
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching
 from strandline.followers.run import Follower
-from strandline.log.slots.resume import FullRebootstrap, PartialResync
+from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.model.cursor import Cursor
 from strandline.model.head import LogBatch
 from strandline.model.node import Peer, Trouble
@@ -268,7 +268,9 @@ class ReplicaRole:
                 case FullRebootstrap(cause) if not is_built:
                     if self.copy is not None and not self._asked:  # otherwise an operator gives the copy up
                         check_replaceable(self.copy, topology, self._watermark.committed)
-                    _LOGGER.warning("Replica %s builds its copy of the log (%s).", self._node_folder.state.name, cause)
+                    level = logging.INFO if cause is Cause.NEW else logging.WARNING
+                    name = self._node_folder.state.name
+                    _LOGGER.log(level, "Replica %s builds its copy of the log (%s).", name, cause)
                     since, is_built = self._bootstrap(upstream, topology), True
                 case FullRebootstrap(cause):
                     raise NotReady(f"The primary requests a second bootstrap right after the first ({cause}).")

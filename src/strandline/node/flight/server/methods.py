@@ -11,7 +11,7 @@ from typing import Any, Final, final
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from strandline.errors import InvalidInput, NotReady
+from strandline.errors import InvalidInput, NotReady, Overloaded
 from strandline.formats.node.ticket import (
     FeedTicket,
     FileTicket,
@@ -29,7 +29,7 @@ from strandline.node.flight.server.admission import Admission, AdmittedCall
 from strandline.node.flight.server.limits import MemoryBudget
 from strandline.node.flight.server.transport import CallCancelled, GrpcCall
 from strandline.node.flight.wire.append_stream import collect, read_command
-from strandline.node.flight.wire.errors import refusal_of, stopping
+from strandline.node.flight.wire.errors import Code, refusal_of, stopping
 from strandline.node.flight.wire.protocol import (
     check_request,
     read_flight_data,
@@ -51,11 +51,19 @@ from strandline.node.message_json import write_commit
 from strandline.node.messages import WAIT, Caller
 from strandline.node.services import NodeService
 from strandline.storage.clock import Clock
+from strandline.storage.metrics import CALLS
 
 _MEMORY_SECONDS: Final = 2.0
 """Seconds that a reader waits for memory that other readers hold."""
 
 _EVERYBODY: Final = (Role.CLIENT, Role.REPLICA, Role.ADMIN)
+_OUTCOMES: Final = {
+    Code.UNAUTHENTICATED: "unauthenticated",
+    Code.PERMISSION_DENIED: "denied",
+    Code.UNAVAILABLE: "not_ready",
+    Code.UNKNOWN: "failed",
+}
+"""Outcomes of calls that were refused, in the metrics."""
 
 
 @final
@@ -95,14 +103,20 @@ class FlightMethods:
         self, what: str, answer: Callable[[AdmittedCall], Iterator[bytes]]
     ) -> Callable[[GrpcCall], Generator[bytes, None, None]]:
         def serve(call: GrpcCall) -> Generator[bytes, None, None]:
+            outcome = "cancelled"
             try:
                 with self._admission.enter(call) as admitted:
                     self._refuse_when_stopping()
                     yield from answer(admitted)
+                outcome = "ok"
             except CallCancelled:
                 return  # the caller is gone
             except Exception as error:  # noqa: BLE001 - sent to the caller
-                call.refuse(refusal_of(error, what))
+                refusal = refusal_of(error, what)
+                outcome = "overloaded" if isinstance(error, Overloaded) else _OUTCOMES[refusal.code]
+                call.refuse(refusal)
+            finally:
+                CALLS.labels(call.method, outcome).inc()
 
         return serve
 

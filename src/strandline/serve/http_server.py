@@ -1,4 +1,4 @@
-"""The HTTP server of ``--metrics``: Prometheus' text, in a bounded number of threads."""
+"""An HTTP server for a WSGI application, in a bounded number of threads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final, final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
-
-from prometheus_client import make_wsgi_app
+from wsgiref.types import WSGIApplication
 
 from strandline.errors import StorageError
 
@@ -26,13 +25,13 @@ _ROOM_SECONDS: Final = 1.0
 
 @final
 class _Request(WSGIRequestHandler):
-    """One scrape; logs nothing."""
+    """One connection, with one request; logs nothing."""
 
     timeout = _SILENT_SECONDS
-    server: MetricsServer
+    server: HttpServer
 
     def parse_request(self) -> bool:
-        """Whether there is a request to answer; the text of all metrics is not made for a connection that was ended."""
+        """Whether there is a request to answer; no answer is made for a connection that was ended."""
         return super().parse_request() and self.server.has_asked(self.request)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the base class
@@ -40,13 +39,13 @@ class _Request(WSGIRequestHandler):
 
 
 @final
-class MetricsServer(ThreadingMixIn, WSGIServer):
-    """Serves the process's metrics. Connections that stay silent cannot keep a scraper out, nor take all threads."""
+class HttpServer(ThreadingMixIn, WSGIServer):
+    """Serves an application. Connections that stay silent cannot keep other callers out, nor take all threads."""
 
     daemon_threads = True
-    request_queue_size = 128  # with fewer, a scraper that arrives in a crowd waits for seconds
+    request_queue_size = 128  # with fewer, a caller that arrives in a crowd waits for seconds
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, app: WSGIApplication) -> None:
         """Listen at an address; ``OSError`` if that fails."""
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self.address_family = family
@@ -55,7 +54,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         self._open: dict[Any, bool] = {}
         """Sockets of open connections, the oldest first, and whether each has sent its request."""
         super().__init__((str(place[0]), port), _Request)
-        self.set_app(make_wsgi_app())
+        self.set_app(app)
 
     def server_bind(self) -> None:
         """Listen, without the look at a name server for the own name that the base class takes."""
@@ -91,7 +90,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             return request in self._open
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that leaves early is no error of the node."""
+        """A caller that leaves early is no error of the server."""
         del request, client_address
 
     def _end_oldest(self) -> None:
@@ -104,17 +103,14 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
 
 
 @contextlib.contextmanager
-def metrics_at(place: tuple[str, int] | None) -> Iterator[None]:
-    """Serve metrics at a host and port during the block; nowhere for None."""
-    if place is None:
-        yield
-        return
+def serving(app: WSGIApplication, place: tuple[str, int], *, what: str) -> Iterator[None]:
+    """Serve an application at a host and port during the block; ``what`` it is begins the error if that fails."""
     host, port = place
     try:
-        server = MetricsServer(host, port)
+        server = HttpServer(host, port, app)
     except OSError as error:
-        raise StorageError(f"Metrics cannot be served on {host}:{port}: {error}. Give another address.") from error
-    threading.Thread(target=server.serve_forever, name="strandline-metrics", daemon=True).start()
+        raise StorageError(f"{what} cannot be served on {host}:{port}: {error}. Give another address.") from error
+    threading.Thread(target=server.serve_forever, name="strandline-http", daemon=True).start()
     try:
         yield
     finally:

@@ -1,0 +1,1 @@
+"""What a process serves about itself over HTTP: health, readiness and metrics."""
