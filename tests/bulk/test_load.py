@@ -154,7 +154,7 @@ def test_a_typed_log_gets_values_in_its_own_format(tmp_path: Path, files: Path, 
     assert found.slice(0, 30).equals(table)
     assert found.slice(30).equals(table)
     (tmp_path / "bad.jsonl").write_text('{"id": 1}\n{"id": "x"}\n')
-    with pytest.raises(InvalidInput, match=r"bad\.jsonl, from object 1 on: object 2 of these does not fit"):
+    with pytest.raises(InvalidInput, match=r"bad\.jsonl, line 2, does not fit"):
         sl.bulk.load(tmp_path / "bad.jsonl", log, job="bad")
     assert log.bounds().next == 60
 
@@ -271,7 +271,7 @@ def test_a_file_that_changes_while_it_is_loaded_ends_it(log: ObjectLog, files: P
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("a.jsonl", '{"id":1}\n\n[1]\n', r"a\.jsonl, object 2, is no JSON object"),
+        ("a.jsonl", '{"id":1}\n\n[1]\n', r"a\.jsonl, line 3, is no JSON object"),
         ("a.jsonl", '{"id": "\ud800"}\n', "is no JSON object"),
         ("a.jsonl", "{} {}\n", "is no JSON object"),
         ("a.csv", "id,b\n1\n", "cannot be read as csv"),
@@ -346,7 +346,7 @@ def test_columns_of_a_dictionary_are_plain_values(log: ObjectLog, tmp_path: Path
 
 def test_a_line_that_nests_too_deeply_is_refused_in_one_sentence(log: ObjectLog, tmp_path: Path) -> None:
     (tmp_path / "deep.jsonl").write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}\n")
-    with pytest.raises(InvalidInput, match="object 1, is no JSON object"):
+    with pytest.raises(InvalidInput, match="line 1, is no JSON object"):
         sl.bulk.load(tmp_path / "deep.jsonl", log, job="a")
 
 

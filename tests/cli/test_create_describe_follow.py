@@ -67,6 +67,26 @@ def test_a_format_without_its_fields_is_a_usage_error(run: Run, log: str) -> Non
     assert not Path(log).exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"type": ', "is not JSON: Expecting value"),
+        ("[]", "is neither a JSON Schema"),
+        ("{}", "cannot be used: "),
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_named_by_its_file(
+    run: Run, log: str, schema: Path, text: str, said: str
+) -> None:
+    schema.write_text(text)
+    assert f"The schema {schema} {said}" in run("create", log, "--schema", schema).stderr
+
+
+@pytest.mark.parametrize("place", ["/proc/x", "wal:///proc/x"])
+def test_a_place_that_takes_no_folders_is_said_to_be_one(run: Run, place: str) -> None:
+    assert "The folder /proc/x cannot be made: /proc takes no new folders." in run("create", place).stderr
+
+
 def test_a_log_is_described_with_its_bounds_size_values_slots_and_cold_tier(run: Run, log: str, schema: Path) -> None:
     run("create", log, "--schema", schema)
     run("produce", log, "--format", "json", given=orders(1, 2, 3))

@@ -162,6 +162,8 @@ def test_tail_begins_at_since_and_stops_at_its_limit(run: Run, log: str) -> None
     assert offsets(run("tail", log, "--json", "--from", "beginning").stdout) == list(range(25))
     assert offsets(run("tail", log, "--json", "--from", 7, "--limit", 3).stdout) == [7, 8, 9]
     assert offsets(run("tail", log, "--json", "--from", 24, "--limit", 5).stdout) == [24]
+    assert offsets(run("tail", log, "--json", "-n", 2).stdout) == [23, 24]
+    assert len(offsets(run("tail", log, "--json", "-n", 12).stdout)) == 12
     assert run("tail", log, "--json", "--from", "now").stdout == ""
     assert offsets(run("tail", log, "--json", "--from", 3, "--limit", 2, "--follow").stdout) == [3, 4]
 
@@ -189,7 +191,8 @@ def test_an_address_without_a_log_is_one_sentence_and_status_1(run: Run, log: st
 def test_an_unknown_scheme_is_one_sentence_and_status_1(run: Run, command: str) -> None:
     done = run(command, "ftp://host/log", "--json")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "unknown scheme" in done.stderr
+    assert "There are no logs at ftp://: use " in done.stderr
+    assert "wal://, grpc://" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

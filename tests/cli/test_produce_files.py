@@ -103,7 +103,7 @@ def test_a_row_that_is_no_record_is_named_and_after_its_correction_the_rest_foll
     stopped = run("produce", log, first, second, "--create", "--json")
     assert stopped.exit_code == 1
     assert json.loads(stopped.stdout)["stored"] == 3
-    assert "2.jsonl, object 2, is no JSON object" in json.loads(stopped.stderr)["message"]
+    assert "2.jsonl, line 2, is no JSON object" in json.loads(stopped.stderr)["message"]
     second.write_text('{"id": 3}\n{"id": 4}\n')
     assert run("produce", log, first, second, "--resume").exit_code == 0
     assert [json.loads(str(row["value"], "utf-8"))["id"] for row in records(log)] == [0, 1, 2, 3, 4]  # type: ignore[call-overload]
@@ -113,7 +113,20 @@ def test_a_file_whose_first_row_is_bad_leaves_nothing_and_says_so(run: Run, log:
     (tmp_path / "in.jsonl").write_text("[]\n")
     done = run("produce", log, tmp_path / "in.jsonl", "--create")
     assert (done.exit_code, records(log)) == (1, [])
-    assert done.stdout.startswith("stopped: the log has nothing of ")
+    assert done.stdout.startswith("failed: the log has nothing of ")
+    assert "repeat" not in done.stdout + done.stderr
+
+
+def test_the_files_that_a_log_has_are_listed_by_their_names(run: Run, log: str, tmp_path: Path) -> None:
+    run("produce", log, numbered(tmp_path / "1.jsonl", 1), "--create")
+    assert f"{tmp_path}/1.jsonl  position 1  last at offset 0" in run("sources", log).stdout
+
+
+def test_the_number_of_a_bad_line_counts_empty_ones(run: Run, log: str, tmp_path: Path) -> None:
+    (tmp_path / "schema").write_text('{"type": "object", "properties": {"id": {"type": "integer"}}}')
+    run("create", log, "--schema", tmp_path / "schema")
+    (tmp_path / "in.jsonl").write_text('{"id": 1}\n\n{"id": "x"}\n')
+    assert "in.jsonl, line 3, does not fit the log's schema" in run("produce", log, tmp_path / "in.jsonl").stderr
 
 
 def test_a_stop_leaves_whole_appends_and_another_run_adds_the_rest(

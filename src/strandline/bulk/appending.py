@@ -14,6 +14,8 @@ from strandline.bulk.load_files import FilePart, RecordFields
 from strandline.bulk.load_sources import LoadedFile
 from strandline.errors import InvalidInput, Unsupported
 from strandline.ingestion.log_sink import LogSink
+from strandline.log.object.log import ObjectLog
+from strandline.log.object.source_names import note_name
 from strandline.log.read.value_format import named_codec
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA
@@ -64,6 +66,9 @@ class FileAppender:
                 "continue behind them with --resume, or append all of it again under another --source NAME."
             )
         self.has_begun = True
+        hot = getattr(self.log, "hot", self.log)
+        if not self.stored and isinstance(hot, ObjectLog):
+            note_name(hot, self.source_id, self.source)
         end = 0
         for first, rows in self._grouped():
             end = first + rows.num_rows

@@ -255,19 +255,21 @@ def _from_lines(stream: Any, fields: RecordFields, codec: Codec | None, where: s
     """The records of JSON lines: the value is the line, or one of its fields. Empty lines are skipped."""
     names = fields.named
     decode = _line_decoder(names)
-    for first, lines in _line_groups(stream):
+    is_first = True
+    for numbers, lines in _line_groups(stream):
         found: dict[str, list[bytes]] = {name: [] for name in names}
-        for number, text in enumerate(lines):
+        for number, text in zip(numbers, lines, strict=True):
             try:
                 row = decode(text.decode())  # all of it is checked, not only the fields that are named
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise InvalidInput(f"{where}, object {first + number + 1:,}, is no JSON object: {error}") from error
+                raise InvalidInput(f"{where}, line {number:,}, is no JSON object: {error}") from error
             for name, raw in zip(names, row, strict=True):
                 found[name].append(bytes(raw))
-        if not first:
+        if is_first:
             _check_found(found, fields, where)
+            is_first = False
         values = {name: [_plain(raw) for raw in raws] for name, raws in found.items()}
-        yield _line_records(lines, values, fields, codec, f"{where}, from object {first + 1:,} on")
+        yield _line_records(lines, values, fields, codec, where, numbers)
 
 
 def _line_decoder(names: Sequence[str]) -> Callable[[str], Sequence[msgspec.Raw]]:
@@ -296,20 +298,24 @@ def _check_found(found: Mapping[str, Sequence[bytes]], fields: RecordFields, whe
             raise InvalidInput(f"{where} has no field {name!r} in its first {len(found[name]):,} objects.")
 
 
-def _line_groups(stream: Any) -> Iterator[tuple[int, list[bytes]]]:
-    """Groups of non-empty lines, each with the number of lines before it."""
-    rest, waiting, count = stream.read(len(_BYTE_ORDER_MARK)).removeprefix(_BYTE_ORDER_MARK), list[bytes](), 0
+def _line_groups(stream: Any) -> Iterator[tuple[Sequence[int], list[bytes]]]:
+    """Groups of non-empty lines, with their numbers in the file, from 1 on."""
+    rest, count = stream.read(len(_BYTE_ORDER_MARK)).removeprefix(_BYTE_ORDER_MARK), 0
+    waiting, numbers = list[bytes](), list[int]()
     while data := stream.read(_READ_AT_ONCE):
         *lines, rest = (rest + data).split(b"\n")
-        waiting += [line for line in lines if not line.isspace() and line]
+        found = [number for number, line in enumerate(lines, count + 1) if line and not line.isspace()]
+        waiting += lines if len(found) == len(lines) else [lines[number - count - 1] for number in found]
+        numbers += found
+        count += len(lines)
         while len(waiting) >= _LINES:
-            yield count, waiting[:_LINES]
-            count += _LINES
-            waiting = waiting[_LINES:]
+            yield numbers[:_LINES], waiting[:_LINES]
+            waiting, numbers = waiting[_LINES:], numbers[_LINES:]
     if rest and not rest.isspace():
         waiting.append(rest)
+        numbers.append(count + 1)
     if waiting:
-        yield count, waiting
+        yield numbers, waiting
 
 
 def _plain(raw: bytes) -> bytes | None:
@@ -320,14 +326,20 @@ def _plain(raw: bytes) -> bytes | None:
 
 
 def _line_records(
-    lines: Sequence[bytes], found: dict[str, list[bytes | None]], fields: RecordFields, codec: Codec | None, where: str
+    lines: Sequence[bytes],
+    found: dict[str, list[bytes | None]],
+    fields: RecordFields,
+    codec: Codec | None,
+    file: str,
+    numbers: Sequence[int],
 ) -> pa.Table:
+    where = f"{file}, within lines {numbers[0]:,} to {numbers[-1]:,},"
     texts = [line.removesuffix(b"\r") for line in lines]
     columns: dict[str, Any] = {}
     if fields.value is not None:
         columns["value"] = pa.array(found[fields.value], pa.binary())
     else:
-        columns["value"] = _line_values(pa.array(texts, pa.binary()), codec, where)
+        columns["value"] = _line_values(pa.array(texts, pa.binary()), codec, file, numbers)
     if fields.key is not None:
         columns["key"] = pa.array(found[fields.key], pa.binary())
     if fields.op is not None:
@@ -343,12 +355,12 @@ def _texts(values: list[bytes | None]) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(values, pa.binary()).cast(pa.string())])
 
 
-def _line_values(lines: pa.Array, codec: Codec | None, where: str) -> pa.Array:
+def _line_values(lines: pa.Array, codec: Codec | None, file: str, numbers: Sequence[int]) -> pa.Array:
     """The lines themselves, or in the format of the log; ``InvalidInput`` for one that does not fit its schema."""
     if codec is None:
         return lines
     decoded = Json(codec.schema).decode(lines)
     if decoded.bad.num_rows:
         row, reason = (decoded.bad.column(name)[0].as_py() for name in ("row", "reason"))
-        raise InvalidInput(f"{where}: object {row + 1:,} of these does not fit the log's schema: {reason}")
+        raise InvalidInput(f"{file}, line {numbers[row]:,}, does not fit the log's schema: {reason}")
     return lines if codec.name == "json" else codec.encode(decoded.columns)

@@ -119,7 +119,8 @@ def _run(url: str, table: str, changes: int, *, quiet: bool) -> dict[str, Any]:
     _say(quiet, "", f"the log ends at offset {end:,}; {len(truth):,} keys are alive")
     _say(quiet, "follow", "into a Delta table, in a process of its own …")
     killed_at = follow_and_kill(url, table)
-    _say(quiet, "kill", f"SIGKILL; the table is at offset {killed_at:,}, {end - killed_at:,} records are still to come")
+    left = show.counted(end - killed_at, "record")
+    _say(quiet, "kill", f"SIGKILL; the table is at offset {killed_at:,}, {left} still to come")
     if not 0 < killed_at < end:
         raise StrandlineError("The follower was not caught half-way; run it again, or with more --changes.")
     before = compare(table, truth)

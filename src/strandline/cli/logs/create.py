@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import LogPlace, on_any_log
 from strandline.cli.shared.common import Json, retention_option
-from strandline.cli.shared.decoding import named_format, schema_text
+from strandline.cli.shared.decoding import codec_by, named_format
 from strandline.errors import NotALog, WrongKind
 from strandline.tier.read.tiered_log import hot_tier
 from strandline.values.contract import Codec
@@ -73,16 +74,13 @@ def create(
 
 def codec_from_file(kind: ValueFormat, schema: Path) -> Codec:
     """The codec of values in a format, with the schema in a file."""
-    text = schema_text(schema)
-    match kind:
-        case ValueFormat.JSON:
-            return sl.Json(text)
-        case ValueFormat.AVRO:
-            return sl.Avro(text)
-        case ValueFormat.MESSAGEPACK:
-            return sl.MessagePack(text)
-        case ValueFormat.ARROW:
-            return sl.Arrow(text)
+    kinds: dict[ValueFormat, Callable[[str], Codec]] = {
+        ValueFormat.JSON: sl.Json,
+        ValueFormat.AVRO: sl.Avro,
+        ValueFormat.MESSAGEPACK: sl.MessagePack,
+        ValueFormat.ARROW: sl.Arrow,
+    }
+    return codec_by(kinds[kind], schema)
 
 
 def _is_absent(place: LogPlace) -> bool:

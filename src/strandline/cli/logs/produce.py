@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import pyarrow as pa
 import typer
@@ -216,14 +216,18 @@ def _append_files(
         try:
             with show.meter("appending", total=None, quiet=as_json) as advance:
                 done = work.run(resume=resume, stop=stop, on_progress=show.so_far(advance))
-        finally:
+        except BaseException:
             if work.has_begun:
-                _report_files(work, time.monotonic() - began, done=done, as_json=as_json)
+                _report_files(work, time.monotonic() - began, "failed", as_json=as_json)
+            raise
+        _report_files(work, time.monotonic() - began, "done" if done else "stopped", as_json=as_json)
     if not done:
         raise typer.Exit(INTERRUPTED)
 
 
-def _report_files(work: FileAppender, took: float, *, done: bool, as_json: bool) -> None:
+def _report_files(
+    work: FileAppender, took: float, outcome: Literal["done", "stopped", "failed"], *, as_json: bool
+) -> None:
     rate = work.appended / took if took else 0.0
     fields = {
         "records": work.appended,
@@ -231,17 +235,21 @@ def _report_files(work: FileAppender, took: float, *, done: bool, as_json: bool)
         "source": work.source,
         "seconds": round(took, 3),
         "records_per_second": round(rate),
-        "next": work.log.bounds().next if done else None,
-        "interrupted": not done,
+        "next": work.log.bounds().next if outcome == "done" else None,
+        "interrupted": outcome != "done",
     }
-    text = f"{show.counted(work.appended, 'record')} in {show.seconds(took)}, {rate:,.0f} records/s; "
+    text = f"{show.counted(work.appended, 'record')} in {show.seconds(took)}, {show.rate(rate, 'record')}; "
     text += f"the log has {work.stored:,} of {work.source}"
-    if done and work.stored and not work.appended:
-        text = f"There was nothing to append: the log has all {show.counted(work.stored, 'record')} of {work.source}"
-    elif not done and work.stored:
-        text = f"stopped: {text}. They are durable; continue behind them with the same command and --resume."
-    elif not done:
-        text = f"stopped: the log has nothing of {work.source} yet; repeat the command."
+    if outcome == "done":
+        if work.stored and not work.appended:
+            stored = show.counted(work.stored, "record")
+            text = f"There was nothing to append: the log has all {stored} of {work.source}"
+    elif work.stored:
+        when = "continue" if outcome == "stopped" else "when the cause is mended, continue"
+        text = f"{outcome}: {text}. They are durable; {when} behind them with the same command and --resume."
+    else:
+        again = "; repeat the command" if outcome == "stopped" else ""
+        text = f"{outcome}: the log has nothing of {work.source} yet{again}."
     show.answer(fields, text, as_json=as_json)
 
 
@@ -319,7 +327,7 @@ def _report(tally: ProducedCount, took: float, *, as_json: bool, stopped: bool) 
         "next": end,
         "interrupted": stopped,
     }
-    where = "nothing was appended" if end is None else f"the last one is at offset {end - 1:,}"
     records, size = show.counted(tally.records, "record"), show.size(tally.bytes)
-    what = f"{records} ({size}) in {show.seconds(took)}, {rate:,.0f} records/s"
-    show.answer(fields, f"{'stopped: ' if stopped else ''}{what}; {where}", as_json=as_json)
+    what = f"{records} ({size}) in {show.seconds(took)}, {show.rate(rate, 'record')}"
+    text = "nothing was appended" if end is None else f"{what}; the last one is at offset {end - 1:,}"
+    show.answer(fields, f"{'stopped: ' if stopped else ''}{text}", as_json=as_json)

@@ -39,7 +39,7 @@ def list_(url: Url, *, json: Json = False) -> None:
     """
     found = sl.log.sources(object_log_at(url))
     lines = [_line(one) for one in found]
-    lines.append(f"{len(found)} of {MAX_SOURCES} sources")
+    lines.append(f"{show.counted(len(found), 'source') if found else 'no sources'}; a log remembers {MAX_SOURCES}")
     show.answer({"sources": [_fields(one) for one in found], "most": MAX_SOURCES}, *lines, as_json=json)
 
 

@@ -45,7 +45,16 @@ def tail(
         ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until Ctrl-C.")] = False,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of records after which to end.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            "-n",
+            metavar="N",
+            min=1,
+            help="Number of records after which to end; without --from and --follow, the last N.",
+        ),
+    ] = None,
     hold: Annotated[
         int | None,
         typer.Option(
@@ -89,7 +98,7 @@ def _show(
     hold: int | None,
     as_json: bool,
 ) -> None:
-    cursor = _start(log, since)
+    cursor = _start(log, since, _LAST if limit is None or follow else limit)
     holding: AbstractContextManager[Callable[[int], None]] = nullcontext(lambda _: None)
     if hold is not None:
         if not isinstance(log, Tiers):
@@ -105,12 +114,12 @@ def _show(
         # Ctrl-C ends following.
 
 
-def _start(log: AnyLog, since: str | None) -> sl.Cursor:
+def _start(log: AnyLog, since: str | None, last: int) -> sl.Cursor:
     if since is None:
         bounds = log.hot.bounds() if isinstance(log, sl.tier.TieredLog) else log.bounds()
-        if isinstance(log, sl.tier.TieredLog) and bounds.first > 0 and bounds.next - bounds.first < _LAST:
+        if isinstance(log, sl.tier.TieredLog) and bounds.first > 0 and bounds.next - bounds.first < last:
             bounds = log.bounds()  # only here the cold tier is needed
-        return sl.Cursor(log.log_id, max(bounds.first, bounds.next - _LAST))
+        return sl.Cursor(log.log_id, max(bounds.first, bounds.next - last))
     where = start(since)
     # A reader that only prints records may begin after trimmed ones.
     cursor = sl.Cursor(log.log_id, log.position_of("retained" if where == "beginning" else where))

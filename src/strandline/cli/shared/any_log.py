@@ -22,6 +22,7 @@ from strandline.log.wal.log import WalLog
 from strandline.model.addresses import is_node_address
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
+from strandline.opening import scheme_of
 from strandline.tier.opening import tiered
 from strandline.values.contract import Codec
 
@@ -153,6 +154,7 @@ def log_place(
     url: LogUrl, *, token: TokenFile = None, ca: Ca = None, cert: Cert = None, cert_key: Key = None
 ) -> LogPlace:
     """The log at an address, with the options for a node checked; ``InvalidInput`` if it is not a node's."""
+    scheme_of(url)
     if is_node_address(url):
         return LogPlace(url, ClientSecurity.load(roots=ca, certificate=cert, key=cert_key, token=token))
     given = {"--token": token, "--ca": ca, "--cert": cert, "--cert-key": cert_key}

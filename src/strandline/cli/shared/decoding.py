@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 import strandline as sl
-from strandline.errors import InvalidInput, NotFound, Unsupported
+from strandline.errors import InvalidInput, NotFound, SchemaRefused, Unsupported
 from strandline.log.read.value_format import named_codec, named_versions
 from strandline.values import Codec
 from strandline.values.decoding import ERROR, decode_records, value_fields
@@ -27,7 +27,22 @@ class Unreadable(str):
 
 def json_codec(schema: Path) -> Codec:
     """The codec of JSON values with the schema in a file."""
-    return sl.Json(schema_text(schema))
+    return codec_by(sl.Json, schema)
+
+
+def codec_by(kind: Callable[[str], Codec], schema: Path) -> Codec:
+    """The codec of a kind with the schema in a file; the error names the file."""
+    text = schema_text(schema)
+    try:
+        is_object = isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError) as error:
+        raise SchemaRefused(f"The schema {schema} is not JSON: {error}.") from error
+    if not is_object:
+        raise SchemaRefused(f"The schema {schema} is neither a JSON Schema nor an Avro schema: those are JSON objects.")
+    try:
+        return kind(text)
+    except SchemaRefused as error:
+        raise SchemaRefused(f"The schema {schema} cannot be used: {error}") from error
 
 
 def schema_text(schema: Path) -> str:

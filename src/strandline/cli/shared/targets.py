@@ -80,7 +80,7 @@ def need_object_log(url: str, *, create: bool = False, hint: str = "check the ad
     # A lone log.json may be too damaged to identify: opening it reports that.
     elif not create and "log.json" not in there.found.get(FolderKind.OTHER, ()):
         why = "there is no such folder" if FolderKind.ABSENT in there.kinds else f"it is {there}"
-        raise NotALog(f"There is no log at {url}, {why}: {hint}.")
+        raise NotALog(f"There is no log at {url} ({why}): {hint}.")
 
 
 def is_free(there: Contents) -> bool:

@@ -22,8 +22,13 @@ _LONGEST: Final = 1000
 def note_source(target: ObjectLog, source: Any) -> None:
     """Store the name of a source that is ingested for the first time. An ingest goes on without it."""
     name = next((found for field in ("url", "name") if isinstance(found := getattr(source, field, None), str)), None)
+    note_name(target, source.log_id, name or repr(source))
+
+
+def note_name(target: ObjectLog, source_id: UUID, name: str) -> None:
+    """Store the name of a source. Its records are appended, too, if that fails."""
     with contextlib.suppress(StorageError):
-        target.store.put(_path(source_writer(str(source.log_id))), [(name or repr(source))[:_LONGEST].encode()])
+        target.store.put(_path(source_writer(str(source_id))), [name[:_LONGEST].encode()])
 
 
 def forget_name(store: ObjectStore, writer: UUID) -> None:

@@ -34,7 +34,7 @@ class RememberedSource:
     listed: datetime | None
     """When that was listed; None for a time outside the calendar."""
     name: str | None = None
-    """The address from which it was first ingested; None for Spark streams, jobs and files."""
+    """The address from which it was first ingested, or the names of its files; None for Spark streams and jobs."""
 
 
 @checked
