@@ -257,7 +257,7 @@ def test_sources_are_listed_and_forgotten(run: Run, log: str, tmp_path: Path) ->
     sl.ingest(source, f"file://{log}")
     listed = run("sources", "list", log)
     assert listed.exit_code == 0, listed.output
-    assert "1 of 256 sources" in listed.stdout
+    assert "1 source; a log remembers 256" in listed.stdout
     (found,) = json.loads(run("sources", "list", log, "--json").stdout)["sources"]
     assert found["address"] in listed.stdout.replace("\n", "")
     assert found["address"].startswith("file://")
