@@ -61,7 +61,7 @@ EQUAL = (
     (r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", "ID"),
     (r"\b[0-9a-f]{32}\b", "ID"),
     (r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d([.,]\d+)?(Z|\+00:00)?", "DATE"),
-    (r"[\d,.]+ (records|rows)/s", "RATE"),
+    (r"[\d,.]+ (records?|rows?)/s", "RATE"),
     (r"\b[\d.]+ (ms|s|min|h)\b( \d+ (min|s)\b)?", "TIME"),
     (r"\b[\d.,]+ (B|kB|MB|GB)\b", "SIZE"),
     (r"\band is (connecting|bootstrapping|leading|following)\.$", "and is STATE."),
@@ -71,12 +71,10 @@ EQUAL = (
 """What differs from run to run, and what it counts as."""
 NOISE = re.compile(
     r'^Traceback .*\n(  File ".*pyspark/daemon\.py".*\n(    .*\n)*)+BrokenPipeError: .*\n'
-    r"|^\w+: [\d,]+, [\d,]+/s(, \d+ dead letters?)?\n",
+    r"|^[\w ]+: [\d,]+( of [\d,]+)?, [\d,]+/s(, \d+ dead letters?)?\n",
     re.MULTILINE,
 )
 """Printed or not: by a Spark worker whose session stops before its last bytes; progress of what takes long."""
-FIRST_STATE = re.compile(r"(.* serves at .*\n)(.* (Node \S+ leads in term|Replica \S+ builds its copy) .*(\n|$))")
-"""Printed in either order: a node that takes long to lead, or to find the primary, says first where it serves."""
 
 
 class PageFailed(AssertionError):
@@ -174,8 +172,7 @@ def plain(text: str) -> list[str]:
     text = NOISE.sub("", re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text))
     for pattern, replacement in EQUAL:
         text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
-    in_order = FIRST_STATE.sub(lambda found: f"{found[2].rstrip()}\n{found[1]}", text.strip("\n"))
-    return in_order.splitlines()
+    return text.strip("\n").splitlines()
 
 
 def agrees(printed: str, expected: list[str]) -> bool:
