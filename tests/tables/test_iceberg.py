@@ -13,9 +13,19 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.memory import InMemoryCatalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table.snapshots import Snapshot
 
 import strandline as sl
-from strandline.errors import BadRecord, Diverged, Fenced, InvalidInput, NotFound, NullKey, SchemaRefused
+from strandline.errors import (
+    BadRecord,
+    Diverged,
+    Fenced,
+    InvalidInput,
+    NotFound,
+    NullKey,
+    SchemaRefused,
+    TransientStorageError,
+)
 from strandline.followers.run import Batching
 from strandline.log.memory import MemoryLog
 from strandline.model.cursor import Cursor
@@ -613,3 +623,26 @@ def test_a_commit_without_memory_is_no_failure_of_the_store(catalog, monkeypatch
     monkeypatch.undo()
     apply(sink, 1, (b"b", b"2"))
     assert latest_of(catalog) == {b"a": b"1", b"b": b"2"}
+
+
+def test_a_manifest_that_cannot_be_read_after_a_commit_is_an_error_that_may_be_retried(catalog, monkeypatch):
+    sink = sl.IcebergSink(catalog, "shop.orders", mode="append")
+    apply(sink, 0, (b"a", b"1"))
+    commit, manifests, landed = SqlCatalog.commit_table, Snapshot.manifests, []
+
+    def committed(*arguments, **options):
+        landed.append(commit(*arguments, **options))
+        return landed[-1]
+
+    def read(*arguments, **options):
+        if landed:
+            raise OSError("The disk failed.")
+        return manifests(*arguments, **options)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", committed)
+    monkeypatch.setattr(Snapshot, "manifests", read)
+    with pytest.raises(TransientStorageError, match="The disk failed"):
+        apply(sink, 1, (b"b", b"2"))
+    monkeypatch.undo()
+    apply(sink, 1, (b"b", b"2"), (b"c", b"3"))
+    assert sorted(rows_of(catalog)["offset"].to_pylist()) == [0, 1, 2]

@@ -145,8 +145,7 @@ class FollowedIceberg:
         refuse_replaced(known, commit, where)
         if commit != known:
             # An earlier process may have died between its commit and its sync, and a slot will follow this cursor.
-            with self.named_errors():
-                self.make_durable(table, commit.snapshot_id)
+            self.make_durable(table, commit.snapshot_id)
         return commit
 
     def make_durable(self, table: Table, snapshot_id: int, *, is_own: bool = False) -> None:
@@ -157,7 +156,8 @@ class FollowedIceberg:
         snapshot = table.metadata.snapshot_by_id(snapshot_id)
         if location_path(table.metadata.location) is None or snapshot is None:
             return
-        manifests = [one for one in snapshot.manifests(table.io) if one.added_snapshot_id == snapshot_id]
+        with self.named_errors():
+            manifests = [one for one in snapshot.manifests(table.io) if one.added_snapshot_id == snapshot_id]
         written = [table.metadata_location, snapshot.manifest_list, *[one.manifest_path for one in manifests]]
         paths = [path for path in map(location_path, written) if path is not None]
         for path in paths:
