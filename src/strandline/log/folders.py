@@ -224,7 +224,7 @@ def refuse_others(
     kind = next(iter(there.kinds))
     if kind in (FolderKind.ABSENT, FolderKind.EMPTY, FolderKind.OTHER):
         what = "there is no such folder" if kind is FolderKind.ABSENT else f"it is {kind}"
-        raise NotALog(f"There is no {needed} in {path}, {what}: {nothing}")
+        raise NotALog(f"There is no {needed} in {path} ({what}): {nothing}")
     use = f"{OPENED_WITH.get(kind, 'check the path')}." if instead is None else instead.get(kind, "check the path.")
     raise WrongKind(f"{path} is {there}, and no {needed}: {use}")
 

@@ -40,7 +40,7 @@ def sink_at(address: str, options: Mapping[str, str] | None, **shape: Any) -> Ma
             raise InvalidInput("An Iceberg table is addressed as iceberg://CATALOG/namespace.table.")
         return IcebergSink(catalog, identifier, **shape)
     if is_in_database(url) and not table:
-        raise InvalidInput("A table in a SQL database is addressed by the database, '#' and the table's name.")
+        raise InvalidInput(f"{place} names a database, and no table in it: write {place}#TABLE.")
     if url.startswith(_SQLITE):
         from strandline.tables.sql.sqlite import SqliteSink
 
