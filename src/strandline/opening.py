@@ -12,7 +12,7 @@ from strandline.errors import InvalidInput, Unsupported
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
-from strandline.model.addresses import NODE_SCHEMES, Address, as_address, local_path, split_address
+from strandline.model.addresses import NODE_SCHEMES, Address, as_address, local_path, refuse_credentials, split_address
 from strandline.model.arguments import checked
 from strandline.model.calls.optional import OPTIONAL_CALLS
 from strandline.model.retention import Retention, SlotLimits
@@ -183,6 +183,7 @@ def scheme_of(address: Address | ObjectStore) -> str:
     url = as_address(address)
     scheme = split_address(url).scheme if "://" in url else "file"
     if scheme not in _SCHEMES:
+        refuse_credentials(url, "give them in the environment, or as options")
         near = difflib.get_close_matches(scheme, _SCHEMES, 1)
         known = ", ".join(f"{name}://" for name in _SCHEMES)
         raise InvalidInput(

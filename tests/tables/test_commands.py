@@ -88,7 +88,7 @@ def test_every_command_on_a_table_in_postgres(
     assert "or its database" in said("optimize", url, status=1)
     assert "let it run its own VACUUM" in said("vacuum", url, status=1)
     assert "There is no table" in said("describe", url.replace("shop.orders", "absent"), status=1)
-    assert "by the database, '#' and the table's name" in said("describe", url.partition("#")[0], status=1)
+    assert "names a database, and no table in it" in said("describe", url.partition("#")[0], status=1)
     assert "secret" not in said("describe", url.replace("127", "me:secret@127"), status=1)
 
 
