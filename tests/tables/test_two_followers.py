@@ -72,20 +72,21 @@ def test_the_newer_follower_takes_over_though_the_older_commits_each_range_first
 @pytest.mark.parametrize(
     "slots", [("a", None), pytest.param(("a", "b"), marks=pytest.mark.matrix)], ids=["none", "slots"]
 )
-def test_a_newer_follower_whose_first_commit_comes_second_takes_over_all_the_same(log, place, slots, monkeypatch):
+def test_a_newer_follower_whose_first_commit_comes_second_takes_over_all_the_same(log, place, slots):
     older = started(log, place, slots[0])
     store(older, log, 0, 10)
     sink = place.sink(mode="append")
     newer = begin(log, sink, slots[1], start="beginning", holder="newer")
     planning = "_parts" if hasattr(sink, "_parts") else "_planner"  # between its look at the table and its commit
     plan = getattr(sink, planning)
+    own = pytest.MonkeyPatch()  # the fixture's has the settings of the server, too
 
     def planned(*arguments: Any) -> Any:
-        monkeypatch.undo()
+        own.undo()
         store(older, log, 10, 20)
         return plan(*arguments)
 
-    monkeypatch.setattr(sink, planning, planned)
+    own.setattr(sink, planning, planned)
     store(newer, log, 10, 20)
     with pytest.raises(Fenced):
         store(older, log, 20, 30)
