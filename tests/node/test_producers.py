@@ -7,13 +7,21 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.errors import CommitTimedOut, SlotInvalid, Unsupported
+from strandline.errors import CommitTimedOut, SlotInvalid, TransientStorageError, Unsupported
+from strandline.model.head import WriterId
+from strandline.model.records import RECORD_SCHEMA
+from strandline.node.flight.client.channel import Channel
+from strandline.node.flight.wire.append_stream import AppendCommand, as_messages, write_command
+from strandline.node.flight.wire.errors import node_errors
 from tests.contracts.logs import content
 from tests.contracts.producers import ProducerContract
 from tests.node.tcp import TcpProxy
@@ -136,6 +144,18 @@ def test_a_producer_and_a_consumer_of_several_nodes_go_on_over_a_failover(tmp_pa
             consumer.ack_through(39)
             consumer.close()
             assert log.slots.get("workers").position == 40
+
+
+def test_an_append_whose_end_is_missing_is_not_appended_in_part(primary: sl.node.Primary) -> None:
+    """To the server of gRPC, a connection that breaks may look like the end of the caller's messages."""
+    command = write_command(AppendCommand((WriterId(UUID(int=7)), 0), rows=3))
+    with sl.open(primary.url) as log:
+        records = pa.Table.from_pylist([{"op": 0, "timestamp": 0, "value": b"1"}] * 2, RECORD_SCHEMA)
+        failed = pytest.raises(TransientStorageError, match="2 of the 3 records")
+        with closing(Channel(primary.url)) as channel, failed, node_errors(primary.url, "an append"):
+            channel.put(command, as_messages(records), records.schema, SOON)
+        assert log.bounds().next == 0
+        assert log.append(records, writer=WriterId(UUID(int=7)), number=0).receipt.count == 2
 
 
 @pytest.mark.matrix

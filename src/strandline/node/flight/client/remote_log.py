@@ -139,7 +139,7 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
         """
         table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
         append = numbered(writer, number)
-        command = write_command(AppendCommand(append, as_policy(policy), timeout, expect))
+        command = write_command(AppendCommand(append, as_policy(policy), timeout, expect, table.num_rows))
         tries = 0  # calls that may have appended the batch
 
         def put(channel: Channel) -> Commit:

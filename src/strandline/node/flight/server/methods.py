@@ -227,6 +227,7 @@ class FlightMethods:
         command = read_command(_command(first.descriptor), self._limits)
         with self._appended.held_by(admitted.who) as hold:
             records = collect(first, self._in_time(admitted.receive), self._limits, hold)
+            command.check(records)
             commit = self._served.primary.append(
                 records,
                 append=command.append,

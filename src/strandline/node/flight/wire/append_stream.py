@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from strandline.errors import InvalidInput
+from strandline.errors import InvalidInput, TransientStorageError
 from strandline.formats.arrow.header import admit_batch, memory_of
 from strandline.formats.json.fields import Fields, write_fields
 from strandline.model.head import WriterId, proof_of, proven
@@ -40,6 +40,16 @@ class AppendCommand:
     policy: CommitPolicy | None = None
     timeout: float = _USUAL_TIMEOUT
     expect: int | None = None
+    rows: int | None = None
+    """The records of the batch. A connection that breaks may look like the end of the append."""
+
+    def check(self, records: pa.Table) -> None:
+        """``TransientStorageError`` if fewer or more records arrived than the caller has announced."""
+        if self.rows not in (None, records.num_rows):
+            raise TransientStorageError(
+                f"{records.num_rows:,} of the {self.rows:,} records of an append arrived, and nothing was appended: "
+                "send it again."
+            )
 
 
 def write_command(command: AppendCommand) -> bytes:
@@ -51,13 +61,15 @@ def write_command(command: AppendCommand) -> bytes:
         fields |= {"writer": str(writer), "number": number} | ({} if proof is None else {"proof": str(proof)})
     if command.expect is not None:
         fields["expect"] = command.expect
+    if command.rows is not None:
+        fields["rows"] = command.rows
     return write_fields(fields)
 
 
 def read_command(data: bytes | None, limits: ServerLimits) -> AppendCommand:
     """The command in these bytes, with defaults for what is missing; ``InvalidInput`` if it cannot be read."""
     fields = Fields.parse(data or b"{}", "The command of an append")
-    fields.only("writer", "number", "policy", "timeout", "expect", "proof")
+    fields.only("writer", "number", "policy", "timeout", "expect", "proof", "rows")
     if ("writer" in fields) != ("number" in fields):
         raise fields.refused("it needs both a writer and a number, or neither")
     writer = proven(WriterId(fields.uuid("writer")), fields.maybe_proof("proof")) if "writer" in fields else None
@@ -66,7 +78,7 @@ def read_command(data: bytes | None, limits: ServerLimits) -> AppendCommand:
     if timeout > limits.append_seconds:
         raise fields.refused(f"it waits for {timeout:g} s, and {limits.append_seconds:g} are the most")
     policy = as_policy(fields.maybe_text("policy", longest=1 << 16))
-    return AppendCommand(append, policy, timeout, fields.maybe_natural("expect"))
+    return AppendCommand(append, policy, timeout, fields.maybe_natural("expect"), fields.maybe_natural("rows"))
 
 
 def collect(
