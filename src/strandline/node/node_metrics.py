@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
+from prometheus_client import Gauge
+
 from strandline.errors import StrandlineError
 from strandline.node.replicate.replica import Condition
 from strandline.storage.disk import free_bytes
@@ -42,7 +44,7 @@ class NodeMetrics:
         for condition in CONDITIONS:
             CONDITION.labels(self._name, condition).set_function(_or_unknown(_is_in(running, condition)))
         folder = running.node.node_folder
-        measured: dict[object, Callable[[], float | None]] = {
+        measured: dict[Gauge, Callable[[], float | None]] = {
             TERM: lambda: folder.state.seen,
             DURABLE_OFFSET: lambda: None if (position := running.node.position) is None else position.next,
             COMMITTED_OFFSET: lambda: running.node.status().committed,
@@ -50,7 +52,7 @@ class NodeMetrics:
             LEASE_AGE: lambda: None if lease is None else lease.age(),
         }
         for gauge, ask in measured.items():
-            gauge.labels(self._name).set_function(_or_unknown(ask))  # type: ignore[attr-defined]
+            gauge.labels(self._name).set_function(_or_unknown(ask))
 
     def end(self) -> None:
         """Remove them. Idempotent."""
