@@ -14,7 +14,7 @@ WITH_JAVA = JAVA_HOME="$$(scripts/java.sh)"; export JAVA_HOME;
 # Three processes for two cores, as many tests wait for others; each collects all tests, which a fourth one does not
 # win back. tests/plugins/balanced.py says which has what. JOBS=0 runs everything in one.
 JOBS ?= 3
-PYTEST = $(BIN)/python -m pytest -p tests.plugins.no_missing_servers -p tests.plugins.balanced -n $(JOBS)
+PYTEST = $(BIN)/python -m pytest -p tests.plugins.no_missing_servers -p tests.plugins.short_log -p tests.plugins.balanced -n $(JOBS)
 
 .PHONY: help venv demo quickstart test test-matrix test-slow test-all soak fuzz test-spark-oldest test-python release lint types services bench docs lock clean
 

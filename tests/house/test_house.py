@@ -235,6 +235,20 @@ def test_a_missing_server_fails_the_run_only_under_ci(reason: str, ci: str, stat
     assert done.returncode == status, done.stdout + done.stderr
 
 
+def test_ci_prints_a_failure_when_it_happens_and_no_row_of_dots(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('n', range(1500))\ndef test_it(n): assert n != 7\n"
+    )
+    done = run(
+        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.plugins.short_log",
+        "-c", tmp_path / "pytest.ini", tmp_path, env={**os.environ, "CI": "true"},
+    )  # fmt: skip
+    assert done.stdout.index("FAILED in call: test_it.py::test_it[7]") < done.stdout.index("1000 tests have ended")
+    assert "...." not in done.stdout
+    assert "1 failed, 1499 passed" in done.stdout
+
+
 def test_the_version_is_written_in_one_place() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert metadata.version("strandline") == declared

@@ -224,12 +224,13 @@ def test_an_empty_group_is_refused_before_the_client_sees_it(kafka_server, topic
 
 def test_an_open_transaction_is_waited_for_without_an_error(kafka_server, topic):
     produce(kafka_server, topic, 2)
-    open_one = produce(kafka_server, topic, 3, first=2, **{"transactional.id": f"{topic}-open"})
-    with KafkaPartition(f"kafka://{kafka_server.bootstrap}/{topic}", timeout=2.0) as source:
+    settings = {"transactional.id": f"{topic}-open", "transaction.timeout.ms": 600_000}
+    open_one = produce(kafka_server, topic, 3, first=2, **settings)
+    with KafkaPartition(f"kafka://{kafka_server.bootstrap}/{topic}", timeout=5.0) as source:
         (span,) = source.plan(source.start())
         assert span.batch.num_rows == 2
         cursor = source.start().at(span.next)
-        deadline = time.monotonic() + 4
+        deadline = time.monotonic() + 6  # longer than the source waits for a message
         while time.monotonic() < deadline:
             assert source.plan(cursor) == []
         open_one.commit_transaction(60)
