@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from strandline.model.records import Op as Op
     from strandline.model.sink import Sink as Sink
     from strandline.model.sink import Store as Store
-    from strandline.opening import open_url
+    from strandline.opening import open_url as open_url
     from strandline.tables.delta.sink import DeltaSink as DeltaSink
     from strandline.tables.iceberg.sink import IcebergSink as IcebergSink
     from strandline.tables.sql.postgres import PostgresSink as PostgresSink
@@ -63,52 +63,7 @@ if TYPE_CHECKING:
 
     open = open_url  # noqa: A001 - the public name
 
-_get, __dir__, __all__ = lazy(
-    __name__,
-    {
-        "AppendLogStore": "strandline.followers.stores.append_log",
-        "Arrow": "strandline.values.codecs.arrow",
-        "Avro": "strandline.values.codecs.avro",
-        "Consumer": "strandline.followers.consumer.consumer",
-        "Cursor": "strandline.model.cursor",
-        "DeltaSink": "strandline.tables.delta.sink",
-        "IcebergSink": "strandline.tables.iceberg.sink",
-        "Json": "strandline.values.codecs.json",
-        "Log": "strandline.log.contract",
-        "MemoryStore": "strandline.followers.stores.state",
-        "Op": "strandline.model.records",
-        "PostgresSink": "strandline.tables.sql.postgres",
-        "Prefix": "strandline.model.keyed",
-        "Producer": "strandline.log.produce.producer",
-        "MessagePack": "strandline.values.codecs.messagepack",
-        "Protobuf": "strandline.values.codecs.protobuf",
-        "Raw": "strandline.values.codecs.raw",
-        "RocksStore": "strandline.followers.stores.rocks",
-        "Sink": "strandline.model.sink",
-        "SqliteSink": "strandline.tables.sql.sqlite",
-        "Store": "strandline.model.sink",
-        "Supervisor": "strandline.followers.watch.api",
-        "Watcher": "strandline.kv.contract",
-        "bulk": "strandline.bulk:",
-        "compat": "strandline.compat:",
-        "errors": "strandline.errors:",
-        "follow": "strandline.followers.run",
-        "followers": "strandline.followers:",
-        "ingest": "strandline.ingestion.api",
-        "kv": "strandline.kv:",
-        "log": "strandline.log:",
-        "node": "strandline.node:",
-        "open": "strandline.opening:open_url",
-        "snapshots": "strandline.snapshots:",
-        "spark": "strandline.spark:",
-        "tables": "strandline.tables:",
-        "tier": "strandline.tier:",
-        "translate_cursor": "strandline.ingestion.translation",
-        "values": "strandline.values:",
-        "watch_applied": "strandline.followers.watch.api",
-        "watch_applied_async": "strandline.followers.watch.api",
-    },
-)
+_get, __dir__, __all__ = lazy(__spec__)
 
 
 def __getattr__(name: str) -> Any:

@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from importlib.machinery import ModuleSpec
+from typing import Any, Final
+
+_LISTED: Final = re.compile(r"^    (?:from (\S+) import (\w+) as (\w+)|(\w+) = (\w+)\b.*)$", re.MULTILINE)
 
 
-def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def lazy(spec: ModuleSpec) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose public names are in other modules.
 
-    ``modules`` has the module of each public name: ``"module"``, or ``"module:other"`` if it has another name
-    there, or ``"module:"`` for the module itself.
+    The names are those that the package imports for type checkers, below ``if TYPE_CHECKING:``: each is listed once. A
+    name can be another one there: ``from shop.till import open_till as open_till``, then ``open = open_till``.
 
-    >>> get, _, names = lazy("shop", {"Path": "pathlib", "time": "time:"})
-    >>> get("Path").__module__.partition(".")[0], get("time").__name__, names
-    ('pathlib', 'time', ['Path', 'time'])
-    >>> get("Cart")
+    >>> import strandline as sl
+    >>> sl.values.Json.__module__, "Json" in dir(sl.values)
+    ('strandline.values.codecs.json', True)
+    >>> sl.values.Cart
     Traceback (most recent call last):
-    AttributeError: module 'shop' has no attribute 'Cart'
+    AttributeError: module 'strandline.values' has no attribute 'Cart'
     """
-    names = sorted(modules)
+    places = _places(spec)
+    names = sorted(places)
 
     def get(name: str) -> Any:
-        if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module_name, as_is, real = modules[name].partition(":")
-        module = import_module(module_name)
-        return module if as_is and not real else getattr(module, real or name)
+        if name not in places:
+            raise AttributeError(f"module {spec.name!r} has no attribute {name!r}")
+        module, attribute = places[name]
+        if module == spec.name:
+            return import_module(f"{module}.{attribute}")
+        return getattr(import_module(module), attribute)
 
     return get, lambda: names, names
+
+
+def _places(spec: ModuleSpec) -> dict[str, tuple[str, str]]:
+    """The module of each public name, and what it is called there."""
+    read = getattr(spec.loader, "get_data", None)  # of a folder or of an archive
+    if read is None or not (spec.origin or "").endswith(".py"):
+        raise ImportError(f"{spec.name} was installed without its source files, which list its names: install those.")
+    source = read(spec.origin).decode()  # get_source() would import a tokenizer, which takes longer than all of this
+    places = {}
+    for module, attribute, name, other, of in _LISTED.findall(source.partition("\nif TYPE_CHECKING:\n")[2]):
+        if name:
+            places[name] = (module, attribute)
+        else:
+            places[other] = places.pop(of)
+    return places

@@ -18,21 +18,7 @@ if TYPE_CHECKING:
     from strandline.storage.task_pool import TaskPool as TaskPool
     from strandline.storage.task_pool import ThreadPool as ThreadPool
 
-_get, __dir__, __all__ = lazy(
-    __name__,
-    {
-        "ExportManifest": "strandline.bulk.exporting",
-        "Loaded": "strandline.bulk.loading",
-        "LogAudit": "strandline.bulk.audit",
-        "TaskPool": "strandline.storage.task_pool",
-        "ThreadPool": "strandline.storage.task_pool",
-        "build_snapshot": "strandline.bulk.snapshot_building",
-        "export": "strandline.bulk.exporting",
-        "ingest": "strandline.bulk.ingesting",
-        "load": "strandline.bulk.loading",
-        "verify": "strandline.bulk.verifying",
-    },
-)
+_get, __dir__, __all__ = lazy(__spec__)
 
 
 def __getattr__(name: str) -> Any:

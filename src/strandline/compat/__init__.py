@@ -10,10 +10,4 @@ if TYPE_CHECKING:
     from strandline.compat.spool.lsn_log import WriteAheadLog as WriteAheadLog
     from strandline.compat.v1.log import QueueLog as QueueLog
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        "QueueLog": "strandline.compat.v1.log",
-        "WriteAheadLog": "strandline.compat.spool.lsn_log",
-    },
-)
+__getattr__, __dir__, __all__ = lazy(__spec__)

@@ -15,15 +15,4 @@ if TYPE_CHECKING:
     from strandline.model.sink import StorePosition as StorePosition
     from strandline.model.sink import remaining as remaining
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        "Batching": "strandline.followers.run",
-        "Exports": "strandline.followers.watch.exports",
-        "Listed": "strandline.kv.contract",
-        "RuledStore": "strandline.followers.stores.state",
-        "StorePosition": "strandline.model.sink",
-        "Updates": "strandline.model.keyed",
-        "remaining": "strandline.model.sink",
-    },
-)
+__getattr__, __dir__, __all__ = lazy(__spec__)

@@ -15,15 +15,4 @@ if TYPE_CHECKING:
     from strandline.model.keyed import Prefix as Prefix
     from strandline.model.keyed import Update as Update
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        "KeyValue": "strandline.kv.contract",
-        "EVERYTHING": "strandline.model.keyed",
-        "LogKeyValue": "strandline.kv.log",
-        "MemoryKeyValue": "strandline.kv.memory",
-        "NatsKeyValue": "strandline.kv.nats.bucket",
-        "Prefix": "strandline.model.keyed",
-        "Update": "strandline.model.keyed",
-    },
-)
+__getattr__, __dir__, __all__ = lazy(__spec__)

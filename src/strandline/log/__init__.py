@@ -22,22 +22,4 @@ if TYPE_CHECKING:
     from strandline.model.records import RECORD_SCHEMA as RECORD_SCHEMA
     from strandline.model.retention import SlotLimits as SlotLimits
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        "Bounds": "strandline.model.cursor",
-        "Limit": "strandline.model.cursor",
-        "MemoryLog": "strandline.log.memory",
-        "ObjectLog": "strandline.log.object.log",
-        "READ_SCHEMA": "strandline.model.records",
-        "RECORD_SCHEMA": "strandline.model.records",
-        "Receipt": "strandline.log.contract",
-        "SlotLimits": "strandline.model.retention",
-        "WalReader": "strandline.log.wal.read.reading",
-        "WriterId": "strandline.model.head",
-        "forget_source": "strandline.log.object.maintain.remembered_sources",
-        "read_decoded": "strandline.log.read.decoded",
-        "sources": "strandline.log.object.maintain.remembered_sources",
-        "topic": "strandline.log.topic:",
-    },
-)
+__getattr__, __dir__, __all__ = lazy(__spec__)

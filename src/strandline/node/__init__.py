@@ -18,18 +18,4 @@ if TYPE_CHECKING:
     from strandline.node.running import NodeConfig as NodeConfig
     from strandline.node.running import RunningNode as RunningNode
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        "ClientSecurity": "strandline.node.flight.security",
-        "FlowLimits": "strandline.node.lead.policies",
-        "NodeConfig": "strandline.node.running",
-        "Primary": "strandline.node.api",
-        "RemoteLog": "strandline.node.flight.client.remote_log",
-        "Replica": "strandline.node.api",
-        "RunningNode": "strandline.node.running",
-        "ServerSecurity": "strandline.node.flight.security",
-        "TierSettings": "strandline.node.options",
-        "parse_policy": "strandline.node.lead.policies",
-    },
-)
+__getattr__, __dir__, __all__ = lazy(__spec__)

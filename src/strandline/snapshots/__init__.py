@@ -15,15 +15,4 @@ if TYPE_CHECKING:
     from strandline.snapshots.sealed import snapshot_folder as snapshot_folder
     from strandline.snapshots.sealed import trim as trim
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        "Artifacts": "strandline.snapshots.artifacts",
-        "Snapshot": "strandline.model.snapshot",
-        "bootstrap": "strandline.snapshots.bootstrapping",
-        "newest_snapshot": "strandline.snapshots.sealed",
-        "next_number": "strandline.snapshots.sealed",
-        "snapshot_folder": "strandline.snapshots.sealed",
-        "trim": "strandline.snapshots.sealed",
-    },
-)
+__getattr__, __dir__, __all__ = lazy(__spec__)

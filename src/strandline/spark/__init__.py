@@ -26,21 +26,7 @@ if TYPE_CHECKING:
     from strandline.spark.session import local_session as local_session
 
 # Lazy, because executors import this package for the data source alone.
-_get, __dir__, __all__ = lazy(
-    __name__,
-    {
-        "Following": "strandline.spark.pipelines.pipeline",
-        "StrandlineDataSource": "strandline.spark.datasource.source",
-        "PipelineProgress": "strandline.spark.pipelines.progress",
-        "follow": "strandline.spark.pipelines.pipeline",
-        "executors": "strandline.spark.executor_pool",
-        "listen": "strandline.spark.listener",
-        "local_session": "strandline.spark.session",
-        "read": "strandline.spark.datasource.reading",
-        "rebuild": "strandline.spark.pipelines.rebuilding",
-        "start": "strandline.spark.query_start",
-    },
-)
+_get, __dir__, __all__ = lazy(__spec__)
 
 
 def __getattr__(name: str) -> Any:

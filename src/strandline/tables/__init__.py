@@ -23,26 +23,7 @@ if TYPE_CHECKING:
     from strandline.tables.maintain.operations import verify as verify
     from strandline.tables.maintain.replay import Replayed as Replayed
 
-_NAMES = (
-    "TableCheck",
-    "TableDescription",
-    "describe",
-    "existing",
-    "letters",
-    "optimize",
-    "rebuild",
-    "replay_letters",
-    "vacuum",
-    "verify",
-)
-_get, __dir__, __all__ = lazy(
-    __name__,
-    {
-        **dict.fromkeys(_NAMES, "strandline.tables.maintain.operations"),
-        "MaintainedTable": "strandline.tables.maintain.contract",
-        "Replayed": "strandline.tables.maintain.replay",
-    },
-)
+_get, __dir__, __all__ = lazy(__spec__)
 
 
 def __getattr__(name: str) -> Any:

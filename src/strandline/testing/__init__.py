@@ -35,31 +35,4 @@ if TYPE_CHECKING:
     from strandline.testing.stores import ObjectStoreContract as ObjectStoreContract
     from strandline.testing.tables import TableContract as TableContract
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        "CodecContract": "strandline.testing.codecs",
-        "Crash": "strandline.testing.faulty",
-        "CrashMode": "strandline.testing.simdisk",
-        "DurableStoreContract": "strandline.testing.keyed_stores",
-        "ExportingStoreContract": "strandline.testing.store_snapshots",
-        "Faults": "strandline.testing.faulty",
-        "FaultyStore": "strandline.testing.faulty",
-        "Interleaver": "strandline.testing.interleave",
-        "KeyValueContract": "strandline.testing.key_values",
-        "ManualClock": "strandline.testing.clock",
-        "MemorySink": "strandline.testing.sinks",
-        "ObjectStoreContract": "strandline.testing.stores",
-        "PlainStore": "strandline.testing.plain",
-        "SeededChance": "strandline.testing.clock",
-        "SimulatedDisk": "strandline.testing.simdisk",
-        "SinkContract": "strandline.testing.sinks",
-        "StoreContract": "strandline.testing.keyed_stores",
-        "TableContract": "strandline.testing.tables",
-        "crash_everywhere": "strandline.testing.simdisk",
-        "fail_everywhere": "strandline.testing.simdisk",
-        "fill_everywhere": "strandline.testing.simdisk",
-        "follow_through_crashes": "strandline.testing.crashing",
-        "interrupted": "strandline.testing.crashing",
-    },
-)
+__getattr__, __dir__, __all__ = lazy(__spec__)

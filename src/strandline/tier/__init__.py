@@ -21,21 +21,4 @@ if TYPE_CHECKING:
     from strandline.tier.opening import tiering as tiering
     from strandline.tier.read.tiered_log import TieredLog as TieredLog
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        "MetadataManager": "strandline.tier.metadata.manager",
-        "PartitionDelete": "strandline.model.segments",
-        "PartitionDeleteState": "strandline.model.segments",
-        "SegmentId": "strandline.model.segments",
-        "SegmentMetadata": "strandline.model.segments",
-        "SegmentState": "strandline.model.segments",
-        "SegmentUpdate": "strandline.model.segments",
-        "TieredLog": "strandline.tier.read.tiered_log",
-        "Tierer": "strandline.tier.copy.tierer",
-        "TopicPartition": "strandline.model.segments",
-        "attach": "strandline.tier.opening",
-        "tiered": "strandline.tier.opening",
-        "tiering": "strandline.tier.opening",
-    },
-)
+__getattr__, __dir__, __all__ = lazy(__spec__)

@@ -22,22 +22,4 @@ if TYPE_CHECKING:
     from strandline.values.schema.evolution import evolve as evolve
     from strandline.values.schema.schemas import as_schema as as_schema
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        "Arrow": "strandline.values.codecs.arrow",
-        "Avro": "strandline.values.codecs.avro",
-        "BeforeAfter": "strandline.values.codecs.envelopes",
-        "Codec": "strandline.values.contract",
-        "Debezium": "strandline.values.codecs.envelopes",
-        "Decoded": "strandline.values.contract",
-        "Evolution": "strandline.values.schema.evolution",
-        "Json": "strandline.values.codecs.json",
-        "MessagePack": "strandline.values.codecs.messagepack",
-        "Protobuf": "strandline.values.codecs.protobuf",
-        "Raw": "strandline.values.codecs.raw",
-        "as_schema": "strandline.values.schema.schemas",
-        "conform_columns": "strandline.values.schema.evolution",
-        "evolve": "strandline.values.schema.evolution",
-    },
-)
+__getattr__, __dir__, __all__ = lazy(__spec__)

@@ -14,14 +14,4 @@ if TYPE_CHECKING:
     from strandline.log.topic.logs import open_wal_topic as open_wal_topic
     from strandline.log.topic.memory import MemoryTopic as MemoryTopic
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        "KafkaTopic": "strandline.log.topic.kafka",
-        "MemoryTopic": "strandline.log.topic.memory",
-        "Message": "strandline.log.topic.contract",
-        "Topic": "strandline.log.topic.contract",
-        "open_object_topic": "strandline.log.topic.logs",
-        "open_wal_topic": "strandline.log.topic.logs",
-    },
-)
+__getattr__, __dir__, __all__ = lazy(__spec__)
