@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -474,6 +474,44 @@ def test_letters_of_a_history_that_the_log_lost_are_neither_applied_nor_removed(
     sl.tables.rebuild(place.sink(WIDE), place.log)
     assert place.letters() == []
     assert place.replay().applied == 0
+    place.check()
+
+
+def restored(place: Place, step: Callable[[], object]) -> None:
+    """The log goes back to what it was before ``step``."""
+    folder = f"{place.folder}/log"
+    place.log.close()
+    shutil.copytree(folder, f"{folder}-backup")
+    place.log = sl.open(folder)
+    step()
+    place.log.close()
+    shutil.rmtree(folder)
+    shutil.move(f"{folder}-backup", folder)
+    place.log = sl.open(folder)
+
+
+@pytest.mark.parametrize("repair", ["rebuild", "drop"])
+def test_a_letter_of_a_lost_history_does_not_stand_for_the_record_that_is_there_now(place: Place, repair: str) -> None:
+    """The lost history was longer than the log when the table was built again."""
+    place.log = sl.open(f"{place.folder}/log", create=True)
+    place.append((b"a", 1))
+
+    def lost() -> None:
+        place.append((b"a", BIG), (b"b", BIG), (b"c", BIG))
+        place.follow()
+
+    restored(place, lost)
+    assert place.letters() == [1, 2, 3]
+    if repair == "rebuild":
+        sl.tables.rebuild(place.sink(NARROW), place.log)
+    else:
+        place.drop()
+        place.follow()
+    place.append((b"x", 2), (b"y", BIG + 1), (b"c", BIG))
+    place.follow()
+    assert place.letters() == [2, 3]
+    assert place.replay().applied == 2
+    assert place.letters() == []
     place.check()
 
 

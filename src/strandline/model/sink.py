@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
@@ -83,6 +83,10 @@ class ColumnStatistics:
     nulls: int
 
 
+LetterId: TypeAlias = tuple[int, int]
+"""A bad record: its offset, and 64 bits that its content has."""
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """Report of a worker: which records it was given, and which files it wrote. No reader sees these files yet."""
@@ -103,8 +107,8 @@ class Written:
     bad_records: int = 0
     first_bad: str = ""
     """Offset and reason of one of them."""
-    bad_again: tuple[int, ...] = ()
-    """The offsets of those that an interrupted attempt has stored already, which are in no file of ``bad``."""
+    bad_again: tuple[LetterId, ...] = ()
+    """Those that an interrupted attempt has stored already, which are in no file of ``bad``."""
     role: Literal["part", "reader", "writer"] = "part"
     """``part``: it read records and wrote the rows of its part. If rows were shuffled in between, a ``reader`` read
     records, and a ``writer`` wrote the rows of the part ``number``; ``taken`` counts the rows that either passed on or

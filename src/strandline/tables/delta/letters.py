@@ -1,6 +1,6 @@
 """The dead-letter table of a Delta table: records that could not become rows, each once, before the cursor passes them.
 
-Delta has no transaction over two tables. So the letters of a range are committed first, keyed by offset and by the id
+Delta has no transaction over two tables. So the letters of a range are committed first, keyed by record and by the id
 of the table that they belong to: after a crash in between, the range is applied again, and letters that are stored
 already are dropped. If the sink was corrected meanwhile, letters of records that have rows are removed behind the
 commit of these: before it, a second follower with the former sink could rely on them. Below the cursor that a table has
@@ -20,12 +20,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from strandline.errors import InvalidInput
 from strandline.model.cursor import Cursor
-from strandline.model.sink import Written
+from strandline.model.sink import LetterId, Written
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.files import added, removed, table_folder
 from strandline.tables.delta.handles import columns_of, data_files, listed_files, log_of
@@ -35,7 +32,7 @@ from strandline.tables.delta.recorded_shape import check_shape, refuse_append_on
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.files.layout import is_for_later, job_in
 from strandline.tables.files.part import TablePart
-from strandline.tables.files.replay import known_letters, without_letters
+from strandline.tables.files.replay import are_among, known_letters, without_letters
 from strandline.tables.rows.shape import BAD_SCHEMA
 
 if TYPE_CHECKING:
@@ -102,17 +99,17 @@ class LetterBox:
         floor = 0
         if address is not None and logs_of(followed, table) == {str(log_id)}:
             earlier = known_letters(followed.files, listed_files(table), columns_of(table), address)
-            floor = (pc.max(earlier).as_py() or 0) + 1 if len(earlier) else 0
+            floor = max((offset + 1 for offset, _ in earlier), default=0)
         return cls(letters_of, table, floor, is_earlier=floor > 0)
 
-    def known(self, address: str, since: int) -> pa.Array | None:
-        """The offsets of a table's letters; None if none were stored from the offset ``since`` on."""
+    def known(self, address: str, since: int) -> frozenset[LetterId] | None:
+        """The letters of a table from an offset on; None if none were stored there."""
         if self.table is None or self.floor <= since:
             return None
         if len(logs_of(self.letters_of(""), self.table)) > 1:
             return None  # an offset may be that of another log's letter: rather twice than not at all
         files, columns = self.letters_of("").files, columns_of(self.table)
-        return known_letters(files, listed_files(self.table), columns, address)
+        return known_letters(files, listed_files(self.table), columns, address, since)
 
     def commit(self, written: Sequence[Written], table_id: str, since: Cursor, upto: Cursor) -> None:
         """Store the letters of a range. ``Conflict`` if another job committed to the table first.
@@ -129,8 +126,8 @@ class LetterBox:
         end = upto if upto.next > self.floor else Cursor(upto.log_id, self.floor)
         commits.commit(table, [added(file, now) for file in files], end)
 
-    def discard(self, offsets: pa.Array, part: TablePart, table_id: str, log_id: UUID) -> None:
-        """Remove letters of records whose rows are committed."""
+    def discard(self, letters: frozenset[LetterId], part: TablePart, table_id: str, log_id: UUID) -> None:
+        """Remove letters that the commit of their range has replaced."""
         followed = self.letters_of(table_id)
         table = followed.open()
         if table is None:
@@ -139,7 +136,7 @@ class LetterBox:
         known, now = data_files(table), followed.now()
         job = job_in(table_id, part.job)
         paths = [path for path in known if not is_for_later(path, job)]
-        is_done = partial(pc.is_in, value_set=offsets)
+        is_done = partial(are_among, chosen=letters)
         new, gone = without_letters(followed.files, paths, columns_of(table), part.address, is_done)
         if gone:
             actions = [*[added(file, now) for file in new], *[removed(*known[path], now) for path in gone]]

@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 
 from strandline.errors import CorruptData, InvalidInput, SchemaRefused
 from strandline.model.records import Op
-from strandline.model.sink import DataFile, Written
+from strandline.model.sink import DataFile, LetterId, Written
 from strandline.storage.clock import CHANCE
 from strandline.tables.files.data_files import TableFiles, write_file
 from strandline.tables.files.input_count import InputCount
 from strandline.tables.files.layout import FEW_SHARES, MAX_DEPTH, WHOLE, HashRange, KeptFile, file_name, range_of
-from strandline.tables.rows.bad_records import first_bad, refused
+from strandline.tables.rows.bad_records import first_bad, letter_ids, refused
 from strandline.tables.rows.hashing import HASH_BITS, key_hashes
 from strandline.tables.rows.kinds import ColumnNames, KeyRewind, in_offset_order, merge_history, merge_latest
 from strandline.tables.rows.shape import BAD_SCHEMA, LETTER_SCHEMA, ShapedRows, TableShape, TransformedElsewhere
@@ -54,8 +54,8 @@ class TablePart:
     share: HashRange | None = None
     old: tuple[KeptFile, ...] = ()
     dead: TableFiles | None = None
-    known_letters: pa.Array | None = None
-    """Offsets of letters that are stored already."""
+    known_letters: frozenset[LetterId] | None = None
+    """Letters that are stored already."""
     address: str = ""
     """The table, as its dead letters name it."""
     file_rows: int = FILE_ROWS
@@ -259,9 +259,12 @@ class TablePart:
 
     def with_letters(self, read: Written, letters: pa.Table) -> Written:
         """Write records without a row for the dead-letter table, if there is one; the report with them."""
-        known = pa.array([], pa.int64()) if self.known_letters is None else self.known_letters
-        is_known = pc.is_in(letters.column("offset"), value_set=known)
-        fresh, again = letters.filter(pc.invert(is_known)), letters.filter(is_known)
+        known, fresh, again = self.known_letters, letters, list[LetterId]()
+        if known:
+            # By their content: a letter of a history that the log has lost is not that of the record there now.
+            ids = letter_ids(letters)
+            again = [one for one in ids if one in known]
+            fresh = letters.filter(pa.array([one not in known for one in ids], pa.bool_()))
         files: list[DataFile] = []
         if self.dead is not None and fresh.num_rows:
             named = [*fresh.columns, pa.repeat(self.address, fresh.num_rows)]
@@ -273,7 +276,7 @@ class TablePart:
             bad=tuple(files),
             bad_records=letters.num_rows,
             first_bad=first_bad(letters),
-            bad_again=tuple(again.column("offset").to_pylist()),
+            bad_again=tuple(again),
             offered=self._offered(letters),
         )
 

@@ -12,19 +12,20 @@ import pyarrow.compute as pc
 
 from strandline.errors import StrandlineError
 from strandline.model.cursor import Cursor
-from strandline.model.sink import DataFile, Written
+from strandline.model.sink import DataFile, LetterId, Written
 from strandline.storage.clock import CHANCE
 from strandline.tables.files.data_files import TableFiles, write_file
 from strandline.tables.files.layout import WHOLE, KeptFile, is_for_later
 from strandline.tables.files.part import TablePart, in_schema
 from strandline.tables.maintain.replay import LetterChanges, OwnLetters, pairs_of
-from strandline.tables.rows.kinds import KeyRewind, distinct
+from strandline.tables.rows.bad_records import letter_ids
+from strandline.tables.rows.kinds import KeyRewind
 from strandline.tables.rows.shape import LETTER_SCHEMA, TableShape
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-IsDone: TypeAlias = Callable[[pa.ChunkedArray], pa.ChunkedArray]
-"""Which of some letters are to be removed, by their offsets."""
+IsDone: TypeAlias = Callable[[pa.Table], pa.Array]
+"""Which of some letters are to be removed."""
 
 
 class FileTable(Protocol):
@@ -107,7 +108,7 @@ class ReplayedFiles:
     def _remove(self, done: pa.Array) -> None:
         """Remove the table's letters of these offsets, and no other table's."""
         paths = [path for path in self.box.sizes() if not is_for_later(path, self.job)]
-        self._take_out(paths, lambda offsets: pc.is_in(offsets, value_set=done))
+        self._take_out(paths, lambda letters: pc.is_in(letters.column("offset"), value_set=done))
 
     def replace_letters(self, held: range, written: Collection[str], job: str) -> None:
         """Remove the letters of these offsets that are older than those which a rebuild, ``job``, has ``written``.
@@ -121,7 +122,8 @@ class ReplayedFiles:
             path for path in self.box.sizes() if path.rpartition("/")[2] not in written and not is_for_later(path, job)
         ]
 
-        def is_replaced(offsets: pa.ChunkedArray) -> pa.ChunkedArray:
+        def is_replaced(letters: pa.Table) -> pa.ChunkedArray:
+            offsets = letters.column("offset")
             return pc.and_(pc.greater_equal(offsets, held.start), pc.less(offsets, held.stop))
 
         self._take_out(paths, is_replaced)
@@ -140,7 +142,7 @@ def without_letters(
     removed: list[str] = []
     for path in paths:
         rows = _stored_letters(files, path, columns)
-        is_gone = pc.and_(_is_of(rows, address), is_done(rows.column("offset")))
+        is_gone = pc.and_(_is_of(rows, address), is_done(rows))
         if not pc.any(is_gone).as_py():
             continue
         kept = rows.filter(pc.invert(is_gone))
@@ -153,37 +155,51 @@ def without_letters(
 class DiscardLetters(Protocol):
     """Removes letters of a table by its address, as far as they are there."""
 
-    def __call__(self, offsets: pa.Array, part: TablePart) -> None:
-        """Remove those of these offsets, apart from those that a later job has stored."""
+    def __call__(self, letters: frozenset[LetterId], part: TablePart) -> None:
+        """Remove these, apart from those that a later job has stored."""
 
 
 def discard_outdated(
     parts: Sequence[TablePart], written: Sequence[Written], upto: int, discard: DiscardLetters
 ) -> None:
-    """Remove the stored letters whose records have rows since this commit. If that fails, a replay removes them.
+    """Remove stored letters of a committed range that are not its own. If that fails, a replay removes those of rows.
 
-    An interrupted attempt has stored them, and the sink was corrected before the range was applied again.
+    An interrupted attempt has stored them, and the sink was corrected before the range was applied again; or they are
+    of a history that the log has lost.
     """
     known = parts[0].known_letters
     if known is None:
         return
-    again = pa.array([offset for one in written for offset in one.bad_again], pa.int64())
-    is_in_range = pc.and_(pc.greater_equal(known, parts[0].floor), pc.less(known, upto))
-    outdated = known.filter(pc.and_(is_in_range, pc.invert(pc.is_in(known, value_set=again))))
+    again = {letter for one in written for letter in one.bad_again}
+    outdated = frozenset(one for one in known if parts[0].floor <= one[0] < upto and one not in again)
     try:
-        if len(outdated):
+        if outdated:
             discard(outdated, parts[0])
     except StrandlineError as error:
-        _LOGGER.warning("Dead letters of %s stay, though their records have rows: %s", parts[0].address, error)
+        _LOGGER.warning(
+            "Dead letters of %s stay, though their records have rows, or the log has lost them: %s",
+            parts[0].address, error,
+        )  # fmt: skip
 
 
-def known_letters(files: TableFiles, paths: Iterable[str], columns: pa.Schema, address: str) -> pa.Array:
-    """The offsets of the letters of one table in a dead-letter table with these files."""
-    known = [pa.array([], pa.int64())]
+def known_letters(
+    files: TableFiles, paths: Iterable[str], columns: pa.Schema, address: str, since: int = 0
+) -> frozenset[LetterId]:
+    """The letters of one table, from an offset on, in a dead-letter table with these files."""
+    known: set[LetterId] = set()
     for path in paths:
         letters = _stored_letters(files, path, columns)
-        known.append(distinct(letters.filter(_is_of(letters, address)).column("offset")))
-    return pa.concat_arrays(known)
+        is_wanted = pc.and_(_is_of(letters, address), pc.greater_equal(letters.column("offset"), since))
+        known.update(letter_ids(letters.filter(is_wanted)))
+    return frozenset(known)
+
+
+def are_among(letters: pa.Table, chosen: frozenset[LetterId]) -> pa.Array:
+    """Which letters are among the chosen ones."""
+    offsets = pa.array({offset for offset, _ in chosen}, pa.int64())
+    is_near = pc.is_in(letters.column("offset"), value_set=offsets)
+    near = iter(letter_ids(letters.filter(is_near)))
+    return pa.array([is_one and next(near) in chosen for is_one in is_near.to_pylist()], pa.bool_())
 
 
 def _stored_letters(files: TableFiles, path: str, columns: pa.Schema) -> pa.Table:

@@ -6,17 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from strandline.errors import Conflict, CorruptData, StorageError
 from strandline.model.cursor import Cursor
-from strandline.model.sink import Written, check_coverage
+from strandline.model.sink import LetterId, Written, check_coverage
 from strandline.tables.claim import TableClaim
 from strandline.tables.files.layout import is_for_later
 from strandline.tables.files.part import TablePart
 from strandline.tables.files.recorded import looked_at_again
-from strandline.tables.files.replay import discard_outdated, known_letters, without_letters
+from strandline.tables.files.replay import are_among, discard_outdated, known_letters, without_letters
 from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
 from strandline.tables.rows.bad_records import ANY_SHARE, BadCount, BadShare
@@ -38,11 +35,11 @@ class IcebergLetters:
         """Letters below were stored already, as far as their records had no row then."""
         return 0 if self.begun.at is None else self.begun.at.next
 
-    def known(self, address: str, since: int) -> pa.Array | None:
-        """The offsets of a table's letters; None if none were stored from the offset ``since`` on."""
+    def known(self, address: str, since: int) -> frozenset[LetterId] | None:
+        """The letters of a table from an offset on; None if none were stored there."""
         if self.floor <= since:
             return None
-        return known_letters(self.begun.files, self.followed.data_files(self.begun), self.begun.columns, address)
+        return known_letters(self.begun.files, self.followed.data_files(self.begun), self.begun.columns, address, since)
 
     def commit(self, written: Sequence[Written], upto: Cursor) -> None:
         """Store the letters of a range. ``Fenced`` if another follower did at the same time.
@@ -59,11 +56,11 @@ class IcebergLetters:
             self.followed.refuse_another_follower(upto.log_id, self.begun.at)
             raise
 
-    def discard(self, offsets: pa.Array, part: TablePart, at: Cursor) -> None:
-        """Remove letters of records whose rows are committed."""
+    def discard(self, letters: frozenset[LetterId], part: TablePart, at: Cursor) -> None:
+        """Remove letters that the commit of their range has replaced."""
         begun = self.followed.begin(at)
         paths = [path for path in self.followed.data_files(begun) if not is_for_later(path, part.job)]
-        is_done = partial(pc.is_in, value_set=offsets)
+        is_done = partial(are_among, chosen=letters)
         kept, gone = without_letters(begun.files, paths, begun.columns, part.address, is_done)
         if gone and begun.at is not None:
             IcebergCommits(self.followed).commit(begun, kept, gone, begun.at)

@@ -10,7 +10,9 @@ import pyarrow as pa
 
 from strandline.errors import BadRecord, InvalidInput
 from strandline.model.arguments import shown
-from strandline.model.sink import Written, without_key
+from strandline.model.cursor import batch_fingerprint
+from strandline.model.records import READ_SCHEMA
+from strandline.model.sink import LetterId, Written, without_key
 
 NO_KEY: Final = "It has no key, and the table keeps its rows by key."
 """The reason of a record without a key in a keyed table."""
@@ -55,6 +57,14 @@ class BadCount:
     def add(self, written: Sequence[Written]) -> None:
         """Count those of a committed range."""
         self.records += sum(one.bad_records for one in written)
+
+
+def letter_ids(letters: pa.Table) -> list[LetterId]:
+    """What distinguishes each letter from any other record at its offset, as in another history of the log."""
+    records = letters.select(READ_SCHEMA.names).cast(READ_SCHEMA)
+    times = records.column("timestamp").cast(pa.int64())  # Python has no times beyond the year 9999
+    records = records.set_column(records.column_names.index("timestamp"), "timestamp", times)
+    return [(row["offset"], batch_fingerprint(*row.values())) for row in records.to_pylist()]
 
 
 def first_bad(letters: pa.Table) -> str:
