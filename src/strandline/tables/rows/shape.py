@@ -408,15 +408,17 @@ def _joined_keys(columns: Sequence[pa.ChunkedArray | pa.Array]) -> pa.ChunkedArr
 
 
 def _key_text(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-    """The text of each value of a key: equal values give equal texts, whatever the width of the column.
+    r"""The text of each value of a key: equal values give equal texts, whatever the width of the column.
 
     So a widened column keeps its keys. Both zeros of a float are one key, and so are all NaNs.
 
     >>> _key_text(pa.array([0.0, -0.0, float("nan"), -float("nan"), 0.5], pa.float32())).to_pylist()
     ['0', '0', 'nan', 'nan', '0.5']
+    >>> _key_text(pa.array([b"\xff"], pa.binary(1))).to_pylist()
+    [b'\xff']
     """
     kind = column.type
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return column
     if not pa.types.is_floating(kind):
         return column.cast(pa.string())
