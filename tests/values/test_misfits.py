@@ -34,6 +34,12 @@ _TEXTS = st.builds(
     st.sampled_from(["", ".", ".1", ".123", ".1234", ".123456", ".1234567", ".123456789", ".1234567890", ",5"]),
     st.sampled_from(["", "Z", "z", "+01", "+0130", "-01:30", "+24:00", "+1", "+01:60", "Z "]),
 )
+_EDGES = st.builds(
+    lambda day, minute, zone: f"{day}T{minute // 60:02}:{minute % 60:02}:00{zone}",
+    st.sampled_from(["0001-01-01", "9999-12-31", "1677-09-22", "1677-09-23", "2262-04-09", "2262-04-10"]),
+    st.integers(0, 1439),
+    st.sampled_from(["Z", "+00:01", "-00:01", "+0130", "-23", "+23:59", "-23:59", "+24:00", "-12:60", "+99"]),
+)
 _DECIMALS = st.decimals(allow_nan=True, allow_infinity=True) | st.builds(
     lambda whole, exponent: Decimal(whole).scaleb(exponent), st.integers(-(10**7), 10**7), st.integers(-9, 6)
 )
@@ -45,6 +51,9 @@ CASES: list[tuple[pa.DataType, pa.DataType | None, st.SearchStrategy[Any]]] = [
         for unit in ("s", "ms", "us", "ns")
         for zone in (None, "UTC")
     ],
+    *[(pa.timestamp(unit, "UTC"), pa.string(), _EDGES) for unit in ("us", "ns")],
+    *[(pa.timestamp(unit, "UTC"), None, st.datetimes(timezones=st.timezones())) for unit in ("ns", "us")],
+    (pa.timestamp("ns"), None, st.datetimes()),
     (pa.date32(), pa.string(), _TEXTS | st.text(max_size=12) | st.dates().map(str)),
     (pa.decimal128(5, 2), None, _DECIMALS),
     (pa.decimal256(40, 3), None, _DECIMALS),
@@ -134,7 +143,11 @@ BAD: list[tuple[pa.DataType, list[bytes]]] = [
         [b'"yesterday"', b'"2024-02-30T00:00:00Z"', b'"2024-02-01T00:00:00"', b'"2024-02-01T24:00Z"'],
     ),
     (pa.timestamp("ms"), [b'"2024-02-01T00:00:00Z"', b'""', b'"2024-02-01T00:00:00.1234567890"']),
-    (pa.timestamp("ns", "UTC"), [b'"3000-01-01T00:00:00Z"']),
+    (pa.timestamp("ns", "UTC"), [b'"3000-01-01T00:00:00Z"', b'"2262-05-01T00:00:00Z"', b'"1677-01-01T00:00:00Z"']),
+    (
+        pa.timestamp("us", "UTC"),
+        [b'"9999-12-31T23:59:59-23:59"', b'"0001-01-01T00:00:00+00:01"', b'"2024-01-01T00:00+24"'],
+    ),
     (pa.date32(), [b'"2024-13-01"', b'"20240101"']),
     (pa.decimal128(5, 2), [b'"1234.5"', b'"0.001"', b'"1.5E-40"', b'"NaN"', b'"1e999999999"', b"1e-400"]),
     (pa.uint64(), [b"99999999999999999999"]),
@@ -159,6 +172,25 @@ def test_a_column_of_misfits_is_converted_twice_however_many_there_are(
     assert decoded.bad.column("row").to_pylist() == list(range(len(values)))
     assert all("'x" in reason for reason in decoded.bad.column("reason").to_pylist())
     assert len(calls) <= 2
+
+
+def test_a_long_list_of_what_only_arrow_refuses_takes_few_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(shape: ColumnShape, values: list[Any]) -> pa.Array:
+        calls.append(len(values))
+        return convert(shape, values)
+
+    monkeypatch.setattr(columns, "convert", counted)
+    monkeypatch.setattr(columns, "misfit_of", lambda *_: None)
+    values = [b'{"x":[[1,300,7]]}', b'{"x":[[5],[' + b"300," * 2000 + b"1]]}", b"{}", b'{"x":[[6]]}']
+    decoded = sl.Json(pa.schema({"x": pa.list_(pa.list_(pa.float32()))})).decode(pa.array(values, pa.binary()))
+    assert not decoded.bad.num_rows
+    values = [value.replace(b"300", b"3e300") for value in values]
+    decoded = sl.Json(pa.schema({"x": pa.list_(pa.list_(pa.float32()))})).decode(pa.array(values, pa.binary()))
+    assert decoded.bad.column("row").to_pylist() == [0, 1]
+    assert decoded.columns.column("x").to_pylist() == [None, None, None, [[6.0]]]
+    assert len(calls) < 50
 
 
 def test_digits_finer_than_the_unit_and_far_years_stand_beside_each_other() -> None:

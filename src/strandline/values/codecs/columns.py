@@ -158,24 +158,32 @@ class _Builder:
             return self._piecewise(shape, fitting, path, owner, instead)
 
     def _piecewise(self, shape: ColumnShape, values: list[Any], path: str, owner: Owner, instead: Any) -> pa.Array:
-        """The column in pieces, by halving, so that a few misfits are found with few conversions."""
+        """The column in pieces, by halving, so that a few misfits are found with few conversions.
+
+        The first misfit of a row decides about it: a long list of them would take a conversion for each.
+        """
         pieces = []
-        pending = [values]
+        pending = [range(len(values))]
         position = 0
         while pending:
             part = pending.pop()
+            part = range(max(part.start, position), part.stop)
+            if not part:
+                continue
             try:
-                piece = convert(shape, part)
+                piece = convert(shape, values[part.start : part.stop])
             except _MISFITS as error:
                 if len(part) > 1:
-                    middle = len(part) // 2
-                    pending += [part[middle:], part[:middle]]
+                    middle = part.start + len(part) // 2
+                    pending += [range(middle, part.stop), range(part.start, middle)]
                     continue
                 check_memory(error)
-                self._note(owner(position), f"The field '{path}' does not fit {shape.field.type}: {_first_line(error)}")
-                piece = pa.array([instead], shape.field.type)
+                row = owner(position)
+                self._note(row, f"The field '{path}' does not fit {shape.field.type}: {_first_line(error)}")
+                rest = bisect_right(range(len(values)), row, lo=position, key=owner) - position
+                piece = pa.array([instead] * rest, shape.field.type)
             pieces.append(piece)
-            position += len(part)
+            position += len(piece)
         return pa.concat_arrays(pieces)
 
 

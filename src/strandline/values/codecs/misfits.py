@@ -23,12 +23,14 @@ Misfit: TypeAlias = Callable[[Any], str | None]
 
 _TIMESTAMP: Final = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
-    r"(?:[ T]([01][0-9]|2[0-3])(?::[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,9})?)?)?(Z|[+-][0-9]{2}(?::?[0-9]{2})?)?)?",
+    r"(?:[ T]([01][0-9]|2[0-3])(?::([0-5][0-9])(?::[0-5][0-9](?:\.[0-9]{1,9})?)?)?"
+    r"(Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)?)?",
     re.ASCII,
 )
+_ZONE: Final = re.compile(r"([+-][0-9]{2}):?([0-9]{2})?", re.ASCII)
 _DATE: Final = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})", re.ASCII)
-_FIRST_NS: Final = 1677
-_LAST_NS: Final = 2262
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _MAX_FLOAT32: Final = 3.4028235677973366e38
 """From here on a number becomes infinite."""
 _SHOWN: Final = 60
@@ -45,6 +47,8 @@ def misfit_of(kind: pa.DataType, via: pa.DataType | None, load: Callable[[Any], 
         return _decimal(kind)
     if pt.is_integer(kind):
         return _between(*int_range(kind))
+    if pt.is_timestamp(kind):
+        return _moment(kind)
     return _float if pt.is_float32(kind) else None
 
 
@@ -66,17 +70,49 @@ def _loading(load: Callable[[Any], Any]) -> Misfit:
 
 
 def _timestamp(kind: pa.DataType) -> Misfit:
-    match, has_zone, is_fine = _TIMESTAMP.fullmatch, kind.tz is not None, kind.unit == "ns"
+    match, has_zone, is_outside = _TIMESTAMP.fullmatch, kind.tz is not None, _outside(kind)
 
     def test(value: str) -> str | None:
         found = match(value)
         if found is None or not _is_day(*found.group(1, 2, 3)):
             return f"{value[:_SHOWN]!r} is no timestamp (RFC 3339)"
-        if (found[5] is not None) != has_zone:
+        if (found[6] is not None) != has_zone:
             return f"{value[:_SHOWN]!r} has {'no' if has_zone else 'a'} zone"
-        if is_fine and not _FIRST_NS <= int(found[1]) <= _LAST_NS:
-            return f"{value[:_SHOWN]!r} is outside of the years that nanoseconds reach"
+        year, month, day, hour, minute = (int(part or 0) for part in found.group(1, 2, 3, 4, 5))
+        days = dt.date(year, month, day).toordinal() - _EPOCH.toordinal()
+        if is_outside((days * 24 + hour) * 60 + minute - _zone_minutes(found[6])):
+            return f"{value[:_SHOWN]!r} is {OTHER_YEARS}, or of those that nanoseconds reach"
         return None
+
+    return test
+
+
+def _zone_minutes(zone: str | None) -> int:
+    """How far the clocks of a zone are ahead of UTC."""
+    found = _ZONE.fullmatch(zone or "")
+    if found is None:
+        return 0
+    sign = -1 if found[1][0] == "-" else 1
+    return int(found[1]) * 60 + sign * int(found[2] or 0)
+
+
+def _outside(kind: pa.DataType) -> Callable[[int], bool]:
+    """Whether a minute is before the first, or after the last that the column can have; such a minute fits."""
+    low, high = (bound // (60 * _PER_SECOND[kind.unit]) for bound in year_bounds(kind))
+    return lambda minute: not low <= minute <= high
+
+
+def _moment(kind: pa.DataType) -> Misfit:
+    """Times that a library has read."""
+    is_outside = _outside(kind)
+
+    def test(value: Any) -> str | None:
+        if not isinstance(value, dt.datetime):
+            return None
+        minutes = (value.replace(tzinfo=dt.UTC) - _EPOCH - (value.utcoffset() or dt.timedelta(0))) // dt.timedelta(
+            minutes=1
+        )
+        return f"it is {OTHER_YEARS}, or of those that nanoseconds reach" if is_outside(minutes) else None
 
     return test
 
