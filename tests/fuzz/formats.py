@@ -26,6 +26,7 @@ from strandline.formats.arrow.stream import Layout, read_stream
 from strandline.formats.checksum import crc32c
 from strandline.formats.json.checked import encode_checked
 from strandline.formats.json.fields import Fields, write_record
+from strandline.formats.json.records import is_record, parse_record, record_fields, record_table, rows_of
 from strandline.formats.node.state import decode_node, encode_node
 from strandline.formats.node.ticket import (
     FeedTicket,
@@ -99,7 +100,7 @@ from strandline.log.wal.migrated_spool import decode_migrated, encode_migrated
 from strandline.model.cursor import Cursor
 from strandline.model.head import MetadataRange, QueueManifest, SourceProof, WriterState, proven
 from strandline.model.node import Heartbeat, NodeState, Peer, Trouble
-from strandline.model.records import RECORD_SCHEMA
+from strandline.model.records import RECORD_SCHEMA, with_offsets
 from strandline.model.retention import Invalidation, InvalidReason, SlotState
 from strandline.model.segments import (
     ColdTier,
@@ -533,6 +534,14 @@ _DELTA_COMMIT = json.dumps(
 ).encode()
 
 
+_WRITTEN = [json.dumps(record_fields(row)).encode() for row in rows_of(with_offsets([some_records(9)], 5)[0])]
+
+
+def _read_record(data: bytes) -> None:
+    is_record(data)
+    record_table([parse_record(data, "x")], now=9)
+
+
 def _in_lines(data: bytes) -> bytes:
     """An array in JSON as a line for each of its values, as Delta has them."""
     try:
@@ -661,6 +670,7 @@ TARGETS = (
     ),
     _checked("cold", lambda data: COLD_CODEC.decode(data, "x"), COLD_CODEC.encode(_COLD)),
     _checked("node", lambda data: decode_node(data, "x"), encode_node(_NODE)),
+    _text("json-record", _refusing(_read_record), *_WRITTEN),
     _text("clock-note", decode_clock_note, encode_clock_note(Doubt(5, None)), encode_clock_note(Doubt(None, 7))),
     *(
         _text(f"node-{name}", lambda data, read=read: read(answer(data, "x")), *told)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from itertools import pairwise
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 
 from strandline.compat.v1.log import QueueLog
 from strandline.errors import AlreadyExists, CorruptData, Diverged, InvalidInput, NotFound, Unsupported
+from strandline.formats.json.records import record_fields, rows_of
 from strandline.log.addressed import log_at
 from strandline.log.contract import READING, LogReading, require
 from strandline.log.read.planning import divided
@@ -40,7 +40,6 @@ PART_BYTES: Final = 64 << 20
 
 T = TypeVar("T")
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LOG: Final = "log.json"
 _SUFFIX: Final = {"parquet": "parquet", "jsonl": "jsonl"}
 
@@ -284,52 +283,5 @@ def _parquet(batches: Iterator[pa.RecordBatch]) -> memoryview:
 def _json_lines(batches: Iterator[pa.RecordBatch]) -> bytes:
     encoder, out = msgspec.json.Encoder(), io.BytesIO()
     for batch in batches:
-        times = batch.column("timestamp").view(pa.int64())  # Python has no year 10,000, and a log may have it
-        rows = batch.set_column(batch.schema.get_field_index("timestamp"), "timestamp", times).to_pylist()
-        out.write(encoder.encode_lines(map(_document, rows)))
+        out.write(encoder.encode_lines(map(record_fields, rows_of(batch))))
     return out.getvalue()
-
-
-def _document(row: dict[str, Any]) -> dict[str, Any]:
-    headers = row["headers"]
-    return {
-        **row,
-        "timestamp": _time(row["timestamp"]),
-        "key": _text(row["key"]),
-        "value": _text(row["value"]),
-        "headers": None if headers is None else _headers(headers),
-    }
-
-
-def _time(microseconds: int) -> datetime | int:
-    """A time; one outside the calendar stays a number of microseconds."""
-    try:
-        return _EPOCH + timedelta(microseconds=microseconds)
-    except OverflowError:
-        return microseconds
-
-
-def _headers(pairs: Sequence[tuple[str, bytes | None]]) -> dict[str, Any]:
-    """Headers by name; the values of a name that is used more than once are a list.
-
-    >>> _headers([("a", b"1"), ("b", b"2"), ("a", b"3")])
-    {'a': ['1', '3'], 'b': '2'}
-    """
-    found: dict[str, list[Any]] = {}
-    for name, value in pairs:
-        found.setdefault(name, []).append(_text(value))
-    return {name: values if len(values) > 1 else values[0] for name, values in found.items()}
-
-
-def _text(value: bytes | None) -> str | dict[str, str] | None:
-    r"""UTF-8 as text; other bytes as ``{"base64": ...}``.
-
-    >>> _text(b"text"), _text(b"\xff"), _text(None)
-    ('text', {'base64': '/w=='}, None)
-    """
-    if value is None:
-        return None
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return {"base64": b64encode(value).decode()}

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from strandline.bulk.load_sources import LoadedFile
 from strandline.bulk.load_times import as_time, with_short_times
 from strandline.errors import InvalidInput, SchemaRefused
+from strandline.formats.json.records import is_record, parse_record, record_table
 from strandline.model.records import RECORD_SCHEMA, Op, conform
 from strandline.storage.clock import CLOCK
 from strandline.values.codecs.json import Json
@@ -252,11 +253,18 @@ def _as_op(column: pa.ChunkedArray, where: str) -> pa.Array:
 
 
 def _from_lines(stream: Any, fields: RecordFields, codec: Codec | None, where: str) -> Iterator[pa.Table]:
-    """The records of JSON lines: the value is the line, or one of its fields. Empty lines are skipped."""
+    """The records of JSON lines: those that a command wrote as they are; else the value is the line, or one of its
+    fields. Empty lines are skipped.
+    """
     names = fields.named
     decode = _line_decoder(names)
-    is_first = True
+    is_first, is_written = True, False
     for numbers, lines in _line_groups(stream):
+        is_written = is_written or (is_first and not names and is_record(lines[0]))
+        if is_written:
+            places = (f"{where}, line {number:,}," for number in numbers)
+            yield record_table(list(map(parse_record, lines, places)), now=CLOCK.now())
+            continue
         found: dict[str, list[bytes]] = {name: [] for name in names}
         for number, text in zip(numbers, lines, strict=True):
             try:

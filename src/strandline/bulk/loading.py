@@ -88,8 +88,9 @@ def load(
 
     ``key``, ``op`` (put, delete, purge), ``timestamp`` (with a zone) and ``value`` name fields or columns of the files.
     Without ``value`` the whole row is the value: in the format that the log names, else as a JSON object, of JSON lines
-    the line itself. Files with the columns of records, such as those of an export, are records. A time that is finer
-    than a microsecond is refused, unless ``truncate_times`` cuts it.
+    the line itself. Files with the columns of records, such as those of an export, are records, and so are JSON lines
+    that ``strandline tail --json`` printed. A time that is finer than a microsecond is refused, unless
+    ``truncate_times`` cuts it.
 
     ``pool`` runs the tasks: threads of this process, or ``sl.spark.executors(spark)``. Killed at any moment and called
     again, it continues within a day; a job that is in the log is not loaded again. ``options`` are for the store of the

@@ -28,10 +28,12 @@ from strandline.cli.shared.common import (
     retention_option,
     stop_on_signal,
 )
-from strandline.cli.shared.text import InputRecord, parse_json_line, parse_line
+from strandline.cli.shared.text import parse_line
 from strandline.errors import InvalidInput
+from strandline.formats.json.records import InputRecord, parse_record, record_table
 from strandline.log.contract import Handle
-from strandline.model.records import RECORD_SCHEMA
+from strandline.log.produce.rows import MAX_TIME
+from strandline.storage.clock import CLOCK
 
 _CHUNK: Final = 20_000
 _LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz0123456789"[code % 36] for code in range(256))
@@ -265,7 +267,7 @@ def _append_lines(
     for number, line in enumerate(lines, 1):
         if kind is InputFormat.JSON and not line.strip():
             continue
-        row = parse_json_line(line, number) if kind is InputFormat.JSON else parse_line(line, number, separator)
+        row = parse_record(line, f"Line {number}") if kind is InputFormat.JSON else parse_line(line, number, separator)
         tally.last = _append_row(producer, row)
         tally.records += 1
         tally.bytes += len(row.key or b"") + len(row.value or b"")
@@ -273,20 +275,12 @@ def _append_lines(
 
 
 def _append_row(producer: sl.Producer, row: InputRecord) -> Any:
-    headers = row.named_headers()
-    if len(headers) == len(row.headers or ()):
+    headers = None if row.headers is None else {name: data for name, data in row.headers if data is not None}
+    is_plain = headers is None or (bool(headers) and len(headers) == len(row.headers or ()))
+    if is_plain and abs(row.timestamp or 0) <= MAX_TIME:
         return producer.append(key=row.key, value=row.value, op=row.op, timestamp=row.timestamp, headers=headers)
-    # A header that is there twice: a batch of one record can have it.
-    columns: dict[str, list[Any]] = {
-        "op": [int(row.op)],
-        "key": [row.key],
-        "value": [row.value],
-        "headers": [row.headers],
-    }
-    if row.timestamp is not None:
-        columns["timestamp"] = [row.timestamp]
-    schema = pa.schema([field for field in RECORD_SCHEMA if field.name in columns])
-    return producer.append_batch(pa.table(columns, schema=schema))
+    # A header that is there twice, or a time that a clock cannot have: a batch of one record can.
+    return producer.append_batch(record_table([row], now=CLOCK.now()))
 
 
 def _append_tables(

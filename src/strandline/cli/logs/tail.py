@@ -19,8 +19,9 @@ from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
 from strandline.cli.shared.common import Json, Tiers, length_of_time, start
 from strandline.cli.shared.decoding import DecodeValues, Unreadable, value_decoder
-from strandline.cli.shared.text import escaped, moment, readable, to_fields
+from strandline.cli.shared.text import escaped, moment, readable
 from strandline.errors import InvalidInput, NotReady, SlotInvalid, TransientStorageError
+from strandline.formats.json.records import record_fields, rows_of
 from strandline.log.read.planning import cursor_after
 from strandline.log.read.reading import fetch_in_order, pauses
 from strandline.storage.clock import CLOCK
@@ -185,10 +186,7 @@ def _batches(
 def _print(batch: pa.RecordBatch, values: list[Any] | None, *, as_json: bool) -> None:
     coloured = not as_json and sys.stdout.isatty()
     console = show.out() if coloured else None
-    # Times as numbers: records may have times that Python cannot represent.
-    times = batch.schema.get_field_index("timestamp")
-    batch = batch.set_column(times, "timestamp", batch.column(times).view(pa.int64()))
-    for row, record in enumerate(batch.to_pylist()):
+    for row, record in enumerate(rows_of(batch)):
         decoded = record["value"] if values is None else values[row]
         if as_json:
             show.document(_fields(record, decoded))
@@ -213,7 +211,7 @@ def _print(batch: pa.RecordBatch, values: list[Any] | None, *, as_json: bool) ->
 
 def _fields(record: Mapping[str, Any], decoded: Any) -> dict[str, Any]:
     """A record as JSON, with its decoded value, or why that could not be decoded."""
-    fields = to_fields(record)
+    fields = record_fields(record)
     if isinstance(decoded, Unreadable):
         return {**fields, "error": str(decoded)}
     if not isinstance(decoded, dict):

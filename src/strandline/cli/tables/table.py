@@ -15,8 +15,9 @@ from strandline.cli.shared.common import start as known_start
 from strandline.cli.shared.groups import group
 from strandline.cli.shared.pools import Workers, is_on_spark, spark_session, task_pool
 from strandline.cli.shared.tables import TableUrl, TombstoneOption, followed_table
-from strandline.cli.shared.text import escaped, readable, to_fields
+from strandline.cli.shared.text import escaped, readable
 from strandline.errors import InvalidInput, NotFound
+from strandline.formats.json.records import record_fields, rows_of
 from strandline.log.contract import Log
 from strandline.tables.maintain.opening import is_in_database
 
@@ -301,9 +302,8 @@ def letters(
     opened = _log(log)
     sink = followed_table(url, opened, schema=schema, key=key, name=name, dead_letters=_place_of(url, dead_letters))
     found = sl.tables.letters(sink, opened)
-    times = found.schema.get_field_index("timestamp")  # as numbers: records may have times that Python has not
-    rows = found.set_column(times, "timestamp", found.column(times).cast("int64")).slice(0, limit).to_pylist()
-    fields = {"letters": found.num_rows, "first": [{**to_fields(row), "reason": row["reason"]} for row in rows]}
+    rows = rows_of(found.slice(0, limit))
+    fields = {"letters": found.num_rows, "first": [{**record_fields(row), "reason": row["reason"]} for row in rows]}
     lines = [
         f"{row['offset']:>10}  {readable(row['key'])}  {readable(row['value'])}  {escaped(row['reason'])}"
         for row in rows

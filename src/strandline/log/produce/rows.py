@@ -60,7 +60,7 @@ ONLY_VALUES: Final = (
 
 BY_NAME: Final = "Producer.append takes its arguments by name: append(value=…), or append(key=…, value=…)."
 
-_MAX_TIME: Final = ((1 << 63) - 1) // 1000
+MAX_TIME: Final = ((1 << 63) - 1) // 1000
 
 
 class RowQueue:
@@ -269,7 +269,7 @@ def header_bytes(headers: Headers) -> int:
 def microseconds_of(timestamp: int | datetime) -> int:
     """A record's time in microseconds since 1970; other values are refused."""
     found = microseconds(timestamp) if isinstance(timestamp, datetime) else timestamp
-    if type(found) is not int or not -_MAX_TIME <= found <= _MAX_TIME:
+    if type(found) is not int or not -MAX_TIME <= found <= MAX_TIME:
         raise InvalidInput(
             f"A timestamp is a datetime, or a whole number of microseconds since 1970, not {shown(timestamp)}."
         )
