@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import strandline as sl
 from strandline.cli.app import COMMANDS, imported_command
 from strandline.cli.quickstart import compare
 from strandline.cli.shared import output as show
@@ -229,8 +230,9 @@ def test_options_of_a_command_are_completed_in_each_shell(shell: str) -> None:
     assert "--json" not in done.stdout
 
 
-def test_a_command_starts_without_pandas_which_arrow_would_import(tmp_path: Path) -> None:
-    pytest.importorskip("pandas")
+def test_a_command_that_reads_imports_no_engine_and_no_client_that_it_does_not_use(tmp_path: Path) -> None:
+    with sl.open(tmp_path, create=True).producer() as producer:
+        producer.append(value=b"1")
     imported = modules_after("tail", str(tmp_path))
     assert "pyarrow" in imported
     assert not imported & {"pandas", "pyspark", "deltalake", "rocksdict", "nats", "confluent_kafka"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from functools import cache
 from importlib import import_module
-from importlib.abc import MetaPathFinder
 from typing import Annotated, Any, Final
 
 import typer
@@ -165,7 +164,6 @@ class CommandsOnDemand(CommandGroup):
 @cache
 def imported_command(name: str) -> Any:
     """The command itself, with its options."""
-    _let_arrow_forget_pandas()
     module, _, attribute = COMMANDS[name][0].partition(":")
     found = getattr(import_module(module), attribute)
     if not isinstance(found, typer.Typer):
@@ -212,27 +210,3 @@ def strandline_(
     """A change log in a bucket that tables, caches and replicas follow exactly."""
     del version  # its callback has handled it
     logs.choose_format(log_format)
-
-
-class _NoPandas(MetaPathFinder):
-    """Finds every module but pandas."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Leave the module to other finders, unless it is pandas."""
-        if name == "pandas":
-            raise ImportError(name=name)
-
-
-def _let_arrow_forget_pandas() -> None:
-    """Keep pyarrow from importing pandas at its first array, which takes a third of the start of a command.
-
-    pyarrow then takes no argument for a pandas object, and commands have none. It asks again where its result is one.
-    """
-    import pyarrow as pa
-
-    finder = _NoPandas()
-    sys.meta_path.insert(0, finder)
-    try:
-        pa.array([])
-    finally:
-        sys.meta_path.remove(finder)
