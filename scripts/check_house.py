@@ -1,15 +1,18 @@
-"""What the linter cannot see: files opened behind the disk's back.
+"""What the linters cannot see: files opened behind the disk's back, and imports by strings that go up the house.
 
 Usage: check_house.py [FILE_OR_FOLDER ...], by default the package. Prints one line per offence and exits
 with 1 if there is any. Ruff bans the named functions (``time.time``, ``os.fsync``, ...); this bans the
 builtin ``open`` and the methods by which a ``Path`` reads and writes, in every room but those that own the
-disk or may touch it.
+disk or may touch it. A string that names a module is an import: it may name one of the same room or of a room
+below, by the layers in ``pyproject.toml``; and only the two modules that look names up may import a module by name.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +20,10 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "strandline"
 FREE_ROOMS = frozenset({"storage", "testing", "cli"})
 WHOLE_FILE_METHODS = frozenset({"read_bytes", "write_bytes", "read_text", "write_text"})
 PATH_TYPES = frozenset({"Path", "PosixPath", "WindowsPath"})
+TAKE_A_DISK = "take a Disk (strandline.storage) instead"
+LOOKS_NAMES_UP = frozenset({"lazy_names.py", "cli/app.py"})
+IMPORTERS = frozenset({"import_module", "__import__", "run_module"})
+MODULE = re.compile(r"strandline\.([a-z_]+)(\.\w+)*(:\w*)?")
 
 
 def offences(source: str) -> list[tuple[int, str]]:
@@ -32,6 +39,44 @@ def offences(source: str) -> list[tuple[int, str]]:
     tree = ast.parse(source)
     paths = set(_path_names(tree))
     return sorted(_walk(tree, paths))
+
+
+def layers() -> list[set[str]]:
+    """The rooms of the house from the top, as ``pyproject.toml`` has them."""
+    settings = tomllib.loads((PACKAGE.parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    [house] = [
+        contract
+        for contract in settings["tool"]["importlinter"]["contracts"]
+        if contract["type"] == "layers" and contract.get("exhaustive")
+    ]
+    return [set(re.findall(r"\w+", layer)) for layer in house["layers"]]
+
+
+def upward(source: str, place: str) -> list[tuple[int, str]]:
+    """Line and complaint for each import by a string in the module at this place of the package.
+
+    >>> upward("NAMES = {'open': 'strandline.opening:open_url'}", "log/addressed.py")
+    [(1, "'strandline.opening:open_url' is above log")]
+    >>> upward("NAMES = {'Cursor': 'strandline.model.cursor'}", "log/addressed.py")
+    []
+    >>> upward("import_module(name)", "log/addressed.py")
+    [(1, 'import_module')]
+    """
+    depths = {room: depth for depth, layer in enumerate(layers()) for room in layer}
+    room = place.partition("/")[0].removesuffix(".py")
+    own = depths.get(room, -1)  # the front of the package, and the doubles, are above all
+    found = []
+
+    def _is_above(other: str) -> bool:  # or beside it
+        return other != room and depths.get(other, own + 1) <= own
+
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Constant(value=str(text)) if (named := MODULE.fullmatch(text)) and _is_above(named[1]):
+                found.append((node.lineno, f"{text!r} is above {room}"))
+            case ast.Name(id=name) | ast.Attribute(attr=name) if name in IMPORTERS and place not in LOOKS_NAMES_UP:
+                found.append((node.lineno, name))
+    return sorted(found)
 
 
 def _walk(tree: ast.AST, paths: set[str]) -> Iterator[tuple[int, str]]:
@@ -84,21 +129,23 @@ def _is_path(node: ast.expr, paths: set[str]) -> bool:
     return False
 
 
-def _files(places: list[Path]) -> Iterator[Path]:
-    for place in places:
-        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            inside = file.resolve().is_relative_to(PACKAGE)
-            if not inside or file.resolve().relative_to(PACKAGE).parts[0] not in FREE_ROOMS:
-                yield file
+def _complaints(file: Path) -> Iterator[tuple[int, str]]:
+    source, here = file.read_text(encoding="utf-8"), file.resolve()
+    place = here.relative_to(PACKAGE).as_posix() if here.is_relative_to(PACKAGE) else file.name
+    if place.partition("/")[0] not in FREE_ROOMS:
+        yield from ((line, f"{what}: {TAKE_A_DISK}") for line, what in offences(source))
+    if not place.startswith("testing/"):
+        yield from ((line, f"{what}: import downwards, and by a statement") for line, what in upward(source, place))
 
 
 def main(arguments: list[str]) -> int:
     """Check the given files, or the package."""
     found = 0
-    for file in _files([Path(argument) for argument in arguments] or [PACKAGE]):
-        for line, complaint in offences(file.read_text(encoding="utf-8")):
-            print(f"{file}:{line}: {complaint}: take a Disk (strandline.storage) instead")
-            found += 1
+    for place in [Path(argument) for argument in arguments] or [PACKAGE]:
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            for line, complaint in _complaints(file):
+                print(f"{file}:{line}: {complaint}")
+                found += 1
     print(f"House rules: {found} broken" if found else "House rules: kept")
     return 1 if found else 0
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from strandline.lazy_names import lazy
+from strandline.lazy_names import lazy, opens_addresses
 
 if TYPE_CHECKING:
     from strandline import bulk as bulk
@@ -62,6 +62,15 @@ if TYPE_CHECKING:
     from strandline.values.codecs.raw import Raw as Raw
 
     open = open_url  # noqa: A001 - the public name
+
+
+def _open_address(address: Any, **options: Any) -> Any:
+    from strandline.opening import open_url  # here, since it knows every kind of log
+
+    return open_url(address, **options)
+
+
+opens_addresses(_open_address)
 
 _get, __dir__, __all__ = lazy(__spec__)
 

@@ -1,4 +1,8 @@
-"""Public names that are imported on first use, so that importing a package stays cheap and extras stay optional."""
+"""Public names that are imported on first use, so that importing a package stays cheap and extras stay optional.
+
+The package itself is above all rooms. Before any room is imported it hands down what opens an address, so that calls
+of lower rooms take addresses, too.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,19 @@ from importlib.machinery import ModuleSpec
 from typing import Any, Final
 
 _LISTED: Final = re.compile(r"^    (?:from (\S+) import (\w+) as (\w+)|(\w+) = (\w+)\b.*)$", re.MULTILINE)
+_ENDS: Final = re.compile(r"^\S", re.MULTILINE)
+_OPENERS: Final[list[Callable[..., Any]]] = []
+
+
+def opens_addresses(opener: Callable[..., Any]) -> None:
+    """Make this the call by which lower rooms open an address."""
+    _OPENERS[:] = [opener]
+
+
+def open_address(address: object, **options: Any) -> Any:
+    """The log at an address, of any kind, as ``strandline.open`` opens it."""
+    [opener] = _OPENERS
+    return opener(address, **options)
 
 
 def lazy(spec: ModuleSpec) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -44,8 +61,9 @@ def _places(spec: ModuleSpec) -> dict[str, tuple[str, str]]:
     if read is None or not (spec.origin or "").endswith(".py"):
         raise ImportError(f"{spec.name} was installed without its source files, which list its names: install those.")
     source = read(spec.origin).decode()  # get_source() would import a tokenizer, which takes longer than all of this
+    listed = _ENDS.split(source.partition("\nif TYPE_CHECKING:\n")[2], maxsplit=1)[0]
     places = {}
-    for module, attribute, name, other, of in _LISTED.findall(source.partition("\nif TYPE_CHECKING:\n")[2]):
+    for module, attribute, name, other, of in _LISTED.findall(listed):
         if name:
             places[name] = (module, attribute)
         else:

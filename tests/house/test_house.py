@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -106,6 +107,26 @@ def test_opening_a_log_is_not_opening_a_file(tmp_path: Path) -> None:
     example.write_text("import strandline as sl\nlog = sl.open('memory://')\nlog.open()\ndisk.read('x')\n")
     done = run(sys.executable, "scripts/check_house.py", example)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("place", "source", "complaints"),
+    [
+        ("log/addressed.py", "from importlib import import_module\nopen = import_module('strandline.opening')\n",
+         ["'strandline.opening' is above log", "import_module"]),
+        ("log/__init__.py", "NAMES = {'Tierer': 'strandline.tier.copy.tierer', 'tier': 'strandline.tier:'}\n",
+         ["'strandline.tier.copy.tierer' is above log", "'strandline.tier:' is above log"]),
+        ("storage/disk.py", "OTHER = 'strandline.formats.checks'\n", ["'strandline.formats.checks' is above storage"]),
+        ("model/cursor.py", "__import__(name)\n", ["__import__"]),
+        ("log/__init__.py", "NAMES = {'Bounds': 'strandline.model.cursor', 'topic': 'strandline.log.topic:'}\n", []),
+        ("__init__.py", "NAMES = {'open': 'strandline.opening:open_url'}\n", []),
+        ("tables/files/recorded.py", "CURSOR = 'strandline.cursor'  # a property of a table\n", []),
+        ("cli/app.py", "from importlib import import_module\nimport_module('strandline.cli.logs.tail')\n", []),
+    ],
+)  # fmt: skip
+def test_an_import_by_a_string_goes_down_too(place: str, source: str, complaints: list[str]) -> None:
+    upward = runpy.run_path(str(ROOT / "scripts" / "check_house.py"))["upward"]
+    assert [complaint for _, complaint in upward(source, place)] == complaints
 
 
 def contracts_over(package: Path) -> subprocess.CompletedProcess[str]:

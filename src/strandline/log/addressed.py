@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from os import PathLike
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
+from strandline.lazy_names import open_address
 from strandline.model.addresses import Address, as_address
 from strandline.storage.closing import Closing
 
 L = TypeVar("L")
-
-
-def open_address(address: Address, **options: Any) -> Any:
-    """The log at an address, of any kind, as ``strandline.open`` opens it."""
-    # By its name, and only when an address comes: the module knows every kind of log, and imports this package.
-    return import_module("strandline.opening").open_url(address, **options)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from strandline.compat.v1.log import QueueLog, open_queue
 from strandline.compat.v1.queue import V1Queue
 from strandline.compat.v1.slots import SLOT
 from strandline.errors import InvalidInput
-from strandline.log.addressed import open_address
+from strandline.lazy_names import open_address
 from strandline.log.contract import READING, Log, LogReading, require
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.queue.contract import Queue
