@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias, overload
 
 from strandline.compat.v1.log import QueueLog, open_queue
 from strandline.errors import InvalidInput, Unsupported
+from strandline.log.lacking import OPTIONAL_CALLS
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.addresses import NODE_SCHEMES, Address, as_address, local_path, refuse_credentials, split_address
 from strandline.model.arguments import checked
-from strandline.model.calls.optional import OPTIONAL_CALLS
 from strandline.model.retention import Retention, SlotLimits
 from strandline.node.flight.client.channel import TIMEOUT
 from strandline.node.flight.client.node_channels import ReadFrom
@@ -33,7 +32,6 @@ AddressedLog: TypeAlias = ObjectLog | TieredLog | WalLog | WalReader | RemoteLog
 
 _STORES: Final = ("s3", "gs", "az", "file", "memory")
 _SCHEMES: Final = (*_STORES, "wal", *NODE_SCHEMES)
-_QUEUE_PARTS: Final = ("manifest", "data", "grace")
 
 
 @overload
@@ -87,7 +85,9 @@ def open_url(
     read_from: ReadFrom = "primary",
     clock: Clock = CLOCK,
     chance: Chance = CHANCE,
-    **queue: Any,
+    manifest: str | None = None,
+    data: str | None = None,
+    grace: float | None = None,
 ) -> AddressedLog:
     """Open the log at an address. With a cold tier attached, it is read across both tiers.
 
@@ -116,7 +116,9 @@ def open_url(
         read_from: With the addresses of several nodes: read from the ``"primary"``, or from ``"replicas"`` if possible.
         clock: The clock, for tests.
         chance: Random numbers, for tests.
-        queue: Parts of a queue of version 1.
+        manifest: Where a queue of version 1 has its manifest.
+        data: Where it has its batches.
+        grace: Seconds that its trimmers wait; the same for all of its producers and trimmers.
 
     Raises ``NotALog`` if there is none, ``WrongKind`` if something else is there, ``UnsupportedVersion`` if it is newer
     than this program, ``Fenced`` if another process writes the write-ahead log.
@@ -129,8 +131,9 @@ def open_url(
     strandline.errors.InvalidInput: There are no logs at grcp://: did you mean grpc://?
     """
     scheme = scheme_of(address)
-    _check_names(queue)
+    parts: dict[str, Any] = {"manifest": manifest, "data": data, "grace": grace}
     if format is not None:
+        queue = {name: part for name, part in parts.items() if part is not None}
         return open_queue(address, options=options, clock=clock, chance=chance, **queue)
     node = {
         "timeout": None if timeout == TIMEOUT else timeout,
@@ -139,7 +142,7 @@ def open_url(
     _only(scheme, NODE_SCHEMES, "a node (grpc://)", security=security, **node)
     _only(scheme, ("wal",), "a write-ahead log (wal://)", read_only=read_only or None)
     _only(scheme, _STORES, "an object log", retention=retention, limits=limits)
-    _only(scheme, (), "a queue of version 1 (format='queue-v1')", **queue)
+    _only(scheme, (), "a queue of version 1 (format='queue-v1')", **parts)
     if scheme in NODE_SCHEMES:
         if value is not None:
             raise Unsupported(f"{address} is a node's log: {OPTIONAL_CALLS['value']}")
@@ -198,13 +201,6 @@ def wal_path(url: str) -> str:
     if parts.netloc or parts.path.strip("/") == "":
         raise InvalidInput(f"{url!r} names no folder of this machine: write wal:///absolute/path.")
     return local_path(url)
-
-
-def _check_names(options: Mapping[str, object]) -> None:
-    for name in options:
-        if name not in _QUEUE_PARTS:
-            near = difflib.get_close_matches(name, inspect.signature(open_url).parameters, 1)
-            raise InvalidInput(f"open has no argument {name}=" + (f": did you mean {near[0]}=?" if near else "."))
 
 
 def _only(scheme: str, schemes: tuple[str, ...], what: str, **given: Any) -> None:

@@ -89,6 +89,9 @@ CHECKS_ITSELF = {
 }
 """What refuses by sentences of its own: it is called for each record, or says more than a signature can."""
 
+PASSED_ON = {"ingest(source_options)", "ingest(target_options)"}
+"""Arguments of another call: Python itself refuses a name that is none of them."""
+
 
 class Place:
     """A log with two records, and whatever else arguments can be."""
@@ -409,6 +412,8 @@ def fault(  # noqa: PLR0911 - one answer for each case
     checks_itself = bool({call, f"{call}({parameter.name})"} & CHECKS_ITSELF)
     if checks_itself and isinstance(error, TypeError) and "is not iterable" in str(error):
         return None
+    if f"{call}({parameter.name})" in PASSED_ON and isinstance(error, TypeError):
+        return None if "unexpected keyword argument" in str(error) else f"{what}: {error}"
     if admits(str(parameter.annotation), value):
         if error is None or isinstance(error, TimeoutError):
             return None

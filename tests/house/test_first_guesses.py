@@ -41,50 +41,16 @@ def acknowledge_the_batch_itself(log: Any, _: Path) -> None:
         (lambda log, _: list(log.read(7)), "past the log's end at 2: the log .* or has never had that offset"),
         (lambda log, _: sl.Consumer(log, slot="late", start=7), "past the end of the log .2.: name one up to that"),
         (lambda log, _: log.append(b"x"), "batch is a pyarrow.Table or .* .log.producer.. appends single records"),
-        (
-            lambda log, _: log.append(key=b"k", value=b"v"),
-            "append has no argument key=: batch is .* .log.producer.. app",
-        ),
-        (
-            lambda log, _: log.append(pa.table({"value": [b"v"]})),
-            "needs writer= and number=: .* .log.producer.. numbers",
-        ),
         (lambda log, _: log.producer().append(b"v"), r"by name: append\(value=…\), or append\(key=…, value=…\)\."),
         (
             lambda log, _: log.producer().append(value=b"v", timestamp=datetime(2026, 1, 15)),  # noqa: DTZ001
             "no time zone: add one, such",
         ),
         (lambda log, _: log.producer().append(value=b"v", timestamp=1.5), "is a datetime, or a whole number of micro"),
-        (lambda log, _: log.producer(batch_size=5), "has no argument batch_size=: did you mean batch_bytes="),
-        (lambda log, _: log.producer(linger_ms=5), "has no argument linger_ms=: did you mean linger="),
-        (lambda log, _: log.read(start=0), "read has no argument start=: did you mean since="),
-        (lambda log, _: log.read(0, 1), r"read takes 1 argument by position \(since\), not 2: name the others \(upto="),
-        (lambda log, _: log.trim(upto=3), "trim has no argument upto=; it has grace=, pause=, dry_run="),
-        (lambda log, _: log.slots.create("billing"), "create needs position: a whole number"),
-        (lambda log, _: log.slots.create("s", name="s", position=0), "create got name by position and by name"),
-        (lambda log, _: sl.Consumer(log, "slot"), r"by position \(source\), not 2: name the others \(slot="),
-        (lambda log, _: sl.Consumer(log, name="slot"), "Consumer has no argument name=: did you mean slot="),
-        (lambda *_: sl.Consumer(), "Consumer needs source: .* a Log .sl.open.address. opens one."),
-        (lambda _, path: sl.RocksStore(path), r"RocksStore\.open\(folder\) opens a RocksStore\.$"),
-        (lambda _, path: sl.RocksStore(str(path)), r"RocksStore\.open\(folder\) opens a RocksStore\.$"),
-        (lambda _, path: sl.AppendLogStore(path), r"AppendLogStore\.open\(folder\) opens an AppendLogStore\.$"),
-        (lambda _, path: sl.compat.WriteAheadLog(path), r"WriteAheadLog\.open\(\w+\) opens a WriteAheadLog"),
-        (lambda *_: sl.MemoryStore("./store"), "MemoryStore takes no arguments by position, not 1"),
-        (lambda _, path: sl.open(path / "log", True), r"open takes 1 argument by position \(address\), not 2"),
-        (lambda *_: sl.open(), "open needs address: text"),
-        (lambda log, _: sl.follow(log), "follow needs sink: a Sink such as"),
-        (lambda log, _: sl.follow(log, sl.MemoryStore(), until="end"), "no argument until=: did you mean upto="),
-        (lambda _, path: sl.DeltaSink(path / "t", "append"), r"by position \(url\), not 2: name the others \(mode="),
-        (lambda _, path: sl.DeltaSink(path / "t", keys=["id"]), "no argument keys=: did you mean key="),
-        (lambda _, path: sl.SqliteSink(path / "shop.db", "orders"), r"not 2: name the others \(table="),
-        (lambda log, _: sl.translate_cursor(log.end()), "translate_cursor needs source= and target=: source is"),
-        (lambda log, _: sl.bulk.export(log), "export needs target: text"),
         (lambda log, _: sl.Producer(log), r"shipper is a Shipper \(log\.producer\(\) makes a producer\)"),
-        (lambda *_: sl.followers.Batching(size=10), "Batching has no argument size=; it has records="),
         (lambda log, _: log.append_values([b"x"]), "An ObjectLog has no append_values: .* use append"),
         (lambda log, _: log.producer().append(key=b"k", op="delete"), "Op.PUT, Op.DELETE and Op.PURGE, not 'delete'"),
         (lambda log, _: log.producer().append(value=b"v", headers={"a": "b"}), "text to bytes: encode their values"),
-        (lambda _, path: sl.open(path / "new", creat=True), "open has no argument creat=: did you mean create="),
         (lambda _, path: sl.open(path / "new", create=True, value={"id": "int"}), "a Codec such as sl.Json.schema."),
         (
             lambda *_: sl.follow(3, sl.MemoryStore()),
@@ -112,6 +78,25 @@ def test_a_wrong_guess_is_one_sentence_with_the_advice(log: Any, tmp_path: Path,
     with pytest.raises(StrandlineError, match=advice) as refused:
         guess(log, tmp_path)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "guess",
+    [
+        lambda _, path: sl.open(path / "new", creat=True),
+        lambda _, path: sl.open(path / "new", True),
+        lambda log, _: log.append(pa.table({"value": [b"v"]})),
+        lambda log, _: log.slots.create("billing"),
+        lambda log, path: sl.follow(log, sl.DeltaSink(path / "new"), until="end"),
+    ],
+)
+def test_an_argument_that_a_call_does_not_have_is_python_s_own_error_and_changes_nothing(
+    log: Any, tmp_path: Path, guess: Guess
+) -> None:
+    with pytest.raises(TypeError, match=r"argument|positional"):
+        guess(log, tmp_path)
+    assert not (tmp_path / "new").exists()
+    assert (log.bounds().next, log.slots.list()) == (2, [])
 
 
 def test_an_error_from_within_a_call_stays_what_it_is(tmp_path: Path) -> None:

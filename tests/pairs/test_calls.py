@@ -14,11 +14,11 @@ import strandline as sl
 from strandline.compat.v1.log import QueueLog
 from strandline.errors import StrandlineError, Unsupported, UnsupportedCall
 from strandline.log.contract import Log
+from strandline.log.lacking import OPTIONAL_CALLS
 from strandline.log.memory import MemoryLog
 from strandline.log.object.log import ObjectLog
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
-from strandline.model.calls.optional import OPTIONAL_CALLS
 from strandline.model.head import WriterId
 from strandline.tier.read.tiered_log import TieredLog
 from tests.pairs.kinds import KINDS, RECORDS, Opened

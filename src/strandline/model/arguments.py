@@ -25,8 +25,6 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, overload
 
 from strandline.errors import InvalidInput, printable
-from strandline.model.calls.optional import OptionalCalls, with_article
-from strandline.model.calls.shapes import misfit
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -72,6 +70,15 @@ class ArgumentKind(NamedTuple):
 def _either(names: Iterable[str]) -> str:
     *some, last = dict.fromkeys(names)
     return f"{', '.join(some)} or {last}" if some else last
+
+
+def with_article(name: str) -> str:
+    """A noun with its article.
+
+    >>> with_article("ObjectLog"), with_article("UUID")
+    ('an ObjectLog', 'a UUID')
+    """
+    return f"an {name}" if name[0] in "AEIOaeio" else f"a {name}"
 
 
 def whole(least: int = 0, most: int = LARGEST_NUMBER) -> ArgumentKind:
@@ -136,7 +143,7 @@ def instance(kind: type) -> ArgumentKind:
         if isinstance(value, type):  # methods of instances are plain functions of a class
             return all(not inspect.isfunction(inspect.getattr_static(value, name, instance)) for name in names)
         own, held = type(value), getattr(value, "__dict__", ())
-        is_proxy = hasattr(own, "__getattr__") and not issubclass(own, OptionalCalls)
+        is_proxy = hasattr(own, "__getattr__") and getattr(own, "_answers_every_name", True)
         return own.__module__ != "builtins" and (is_proxy or any(hasattr(own, one) or one in held for one in names))
 
     return ArgumentKind(admits, description)
@@ -289,7 +296,6 @@ def _checked(call: Callable[..., Any], name: str, *, is_bound: bool = False) -> 
     kinds: dict[str, ArgumentKind] = {}
     positional: list[tuple[str, ArgumentKind | None]] = []
     is_known = False
-    door = _Door(call, name, kinds, is_bound)
 
     @functools.wraps(call)
     def checked_call(*args: Any, **options: Any) -> Any:
@@ -299,66 +305,19 @@ def _checked(call: Callable[..., Any], name: str, *, is_bound: bool = False) -> 
             is_known = True
         for (parameter, kind), value in zip(positional, args, strict=False):
             if kind is not None and not kind.admits(value):
-                door.refuse(kind, parameter, value, args)
+                kind.check(value, f"{called(args)}: {parameter}")
         for parameter, value in options.items():
             if (named := kinds.get(parameter)) is not None and not named.admits(value):
-                door.refuse(named, parameter, value, args)
-        try:
-            return call(*args, **options)
-        except TypeError as error:
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                raise  # from within the call
-            if (said := door.misfit(args, options)) is None:
-                raise
-        raise InvalidInput(said)
+                named.check(value, f"{called(args)}: {parameter}")
+        return call(*args, **options)
+
+    def called(args: tuple[Any, ...]) -> str:
+        if not is_bound:
+            return name
+        owner = (args[0] if isinstance(args[0], type) else type(args[0])).__name__
+        return owner if name == "__init__" else f"{owner}.{name}"
 
     return checked_call
-
-
-class _Door(NamedTuple):
-    """The errors of one call. ``is_bound``: its first argument is the object, or the class."""
-
-    call: Callable[..., Any]
-    name: str
-    kinds: Mapping[str, ArgumentKind]
-    is_bound: bool
-
-    def refuse(self, kind: ArgumentKind, parameter: str, value: Any, args: tuple[Any, ...]) -> None:
-        """Raise the error of a value that is not of its kind."""
-        try:
-            kind.check(value, f"{self._called(args)}: {parameter}")
-        except InvalidInput as error:
-            if (opener := self._opener(args)) is None:
-                raise
-            raise InvalidInput(f"{str(error).removesuffix('.')}: {opener}") from None
-
-    def misfit(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> str | None:
-        """The sentence on arguments that the signature does not have; None if it has them."""
-        own = functools.partial(self.call, args[0]) if self.is_bound else self.call
-        said = misfit(own, self._called(args), args[self.is_bound :], options, self._describe)
-        return said and (self._opener(args) or said)
-
-    def _describe(self, parameter: str) -> str | None:
-        return self.kinds[parameter].description if parameter in self.kinds else None
-
-    def _called(self, args: tuple[Any, ...]) -> str:
-        if not self.is_bound:
-            return self.name
-        owner = _class_of(args[0]).__name__
-        return owner if self.name == "__init__" else f"{owner}.{self.name}"
-
-    def _opener(self, args: tuple[Any, ...]) -> str | None:
-        """Of a constructor whose class has a method that opens: what to call instead."""
-        owner = _class_of(args[0]) if self.is_bound and self.name == "__init__" else object
-        if not isinstance(inspect.getattr_static(owner, "open", None), classmethod):
-            return None
-        given = inspect.signature(owner.open).parameters.values()  # type: ignore[attr-defined]
-        needed = [one.name for one in given if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
-        return f"{owner.__name__}.open({', '.join(needed)}) opens {with_article(owner.__name__)}."
-
-
-def _class_of(owner: Any) -> type:
-    return owner if isinstance(owner, type) else type(owner)
 
 
 def _learn(

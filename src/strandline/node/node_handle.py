@@ -7,9 +7,9 @@ from typing import Any
 from uuid import UUID
 
 from strandline.log.contract import Log, LogReading, Slots
+from strandline.log.lacking import OptionalCalls
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Timeout, checked
-from strandline.model.calls.optional import OptionalCalls
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import StoredAppend
 from strandline.node.config import NodeConfig

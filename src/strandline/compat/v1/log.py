@@ -17,6 +17,7 @@ from strandline.compat.v1.trimming import GRACE, QueueTrimmer, QueueTrimResult
 from strandline.formats.arrow.block import Compression
 from strandline.log.contract import Handle, LogReading
 from strandline.log.folders import FolderKind, check_missing
+from strandline.log.lacking import OptionalCalls
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.produce.handles import settled
 from strandline.log.produce.limits import Limits
@@ -28,7 +29,6 @@ from strandline.log.read.value_format import named_codec
 from strandline.log.slots import resume
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Duration, Timeout, checked
-from strandline.model.calls.optional import OptionalCalls
 from strandline.model.cursor import MILLISECOND, NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import MetadataRanges, QueueEntry, QueueManifest, WriterId
 from strandline.model.records import RecordSource, conform

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strandline.formats.json.value_versions import ValueVersion
-from strandline.model.calls.optional import refusal
+from strandline.log.lacking import refusal
 from strandline.values.contract import Codec
 
 

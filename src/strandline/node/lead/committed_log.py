@@ -9,9 +9,9 @@ from uuid import UUID
 
 from strandline.errors import NotReady, Unsupported
 from strandline.log.contract import LogReading
+from strandline.log.lacking import OptionalCalls
 from strandline.log.wal.read.reading import WalReading
 from strandline.log.wal.read.span import WalSpan
-from strandline.model.calls.optional import OptionalCalls
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import StoredAppend, WriterId
 from strandline.model.records import RecordSource

@@ -16,6 +16,7 @@ from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.errors import CursorExpired, NotFound, NotReady, StrandlineError, Unsupported
 from strandline.log.contract import READING, Handle, require
 from strandline.log.folders import FolderKind, contents
+from strandline.log.lacking import refusal
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.slots import Hold, HoldSeconds, SlotKeeper
 from strandline.log.produce.producer import Producer
@@ -27,7 +28,6 @@ from strandline.log.slots.table import SlotTable
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader, WalReading
 from strandline.model.arguments import Timeout, checked
-from strandline.model.calls.optional import refusal
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource

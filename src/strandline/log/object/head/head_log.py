@@ -7,13 +7,13 @@ from typing import Generic, TypeVar
 
 from strandline.errors import NotReady
 from strandline.log.contract import LogReading
+from strandline.log.lacking import OptionalCalls
 from strandline.log.object.head.edits import bounds_of
 from strandline.log.object.head.index import Chunks, entries_from, entries_listed_since
 from strandline.log.read.planning import entries_after, plan_entries
 from strandline.log.slots import resume
 from strandline.log.writers.source import known_as
 from strandline.model.arguments import checked
-from strandline.model.calls.optional import OptionalCalls
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import Entry, Head, StoredAppend, WriterId, WriterState
 

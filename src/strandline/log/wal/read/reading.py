@@ -13,6 +13,7 @@ from uuid import UUID
 from strandline.errors import Diverged, NotFound, NotReady, Unsupported
 from strandline.formats.json.value_versions import ValueVersion
 from strandline.log.contract import LogReading
+from strandline.log.lacking import OptionalCalls
 from strandline.log.read.planning import check_fingerprint, plan_entries
 from strandline.log.read.reading import HeadPoller
 from strandline.log.slots import resume
@@ -25,7 +26,6 @@ from strandline.log.wal.read.watermark import MARK_READS, View, read_mark
 from strandline.log.wal.recover.scan_tail import read_identity, read_log_json, read_slots_file
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Signed, Timeout, checked
-from strandline.model.calls.optional import OptionalCalls
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import StoredAppend, WriterId
 from strandline.model.records import RecordSource

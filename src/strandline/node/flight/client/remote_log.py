@@ -20,6 +20,7 @@ from strandline.errors import (
 from strandline.formats.json.fields import Fields
 from strandline.formats.node.ticket import ReadTicket
 from strandline.log.contract import LogReading
+from strandline.log.lacking import OptionalCalls
 from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, RETRY_SECONDS, producer_by
 from strandline.log.produce.limits import Limits
 from strandline.log.produce.producer import Producer
@@ -31,7 +32,6 @@ from strandline.log.slots import resume
 from strandline.log.writers.numbered import numbered
 from strandline.model.addresses import AddressText
 from strandline.model.arguments import Duration, Timeout, checked
-from strandline.model.calls.optional import OptionalCalls
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import StoredAppend, WriterId, WriterState
 from strandline.model.records import RecordSource

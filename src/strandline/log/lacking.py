@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from strandline.errors import UnsupportedCall
+from strandline.model.arguments import with_article
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -61,15 +62,6 @@ OPTIONAL_CALLS: Final[Mapping[str, str]] = {
 """The public calls of all kinds of logs that the contract leaves out, and why a log may lack them."""
 
 
-def with_article(name: str) -> str:
-    """A noun with its article.
-
-    >>> with_article("ObjectLog"), with_article("UUID")
-    ('an ObjectLog', 'a UUID')
-    """
-    return f"an {name}" if name[0] in "AEIOaeio" else f"a {name}"
-
-
 def refusal(log: object, call: str) -> UnsupportedCall:
     """The error for a call that this log does not support."""
     owner = with_article(type(log).__name__)
@@ -78,6 +70,8 @@ def refusal(log: object, call: str) -> UnsupportedCall:
 
 class OptionalCalls:
     """Base class of logs: each of the :data:`OPTIONAL_CALLS` that a subclass lacks is an ``UnsupportedCall``."""
+
+    _answers_every_name = False
 
     if not TYPE_CHECKING:  # a type checker refuses what a kind of log does not define
 
