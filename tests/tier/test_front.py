@@ -17,7 +17,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.retention import Consumed, MaxBytes
 from strandline.model.segments import COLD_FILE as COLD
 from strandline.tier.copy.segment_files import forget_tails
-from strandline.tier.opening import attach, cold_tier, open_tiered, tiered, tiering
+from strandline.tier.opening import attach, cold_tier, tiered, tiering
 from strandline.tier.read.tiered_log import TieredLog
 from tests.contracts.logs import append
 
@@ -102,7 +102,7 @@ def test_opening_gives_the_cold_tier_of_a_log_in_objects(tmp_path: Path) -> None
     log.set_retention(MaxBytes(1))
     log.trim(grace=0.0)
     log.slots.create("billing", 1)
-    with open_tiered(place) as again:
+    with sl.open(place) as again:
         assert values(again) == [b"a", b"b"]
         slots = [found for found in ObjectLogVerifier(again.hot).findings() if found.kind == "slot"]
         assert slots == []

@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar, overload
+from typing import Annotated, Any, Final, TypeVar
 
 from strandline.compat.spool.lsn_log import WriteAheadLog
-from strandline.compat.v1.log import QueueLog, open_any
 from strandline.errors import InvalidInput, NotFound
 from strandline.log.object.log import ObjectLog
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader, WalReading
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import anything, checked, whole
-from strandline.model.retention import Retention, SlotLimits
 from strandline.model.segments import COLD_FOLDER, ColdTier, TopicPartition
-from strandline.storage.clock import CLOCK, Chance, Clock
-from strandline.storage.objects.store import ObjectStore
+from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.objects.urls import open_store
 from strandline.tier.attachment import PARTITIONS, ColdAccess, ColdCell, open_events
 from strandline.tier.copy.tierer import Tierer
@@ -31,50 +28,6 @@ _MOST_PARTITIONS: Final = 10_000
 _PLAIN: Final = ColdAccess()
 Tierable = Annotated[ObjectLog | WalReading | WriteAheadLog | TieredLog, anything("a log")]
 """The logs that can have a cold tier."""
-
-
-@overload
-def open_tiered(
-    address: Address | ObjectStore,
-    *,
-    format: None = None,
-    create: bool = ...,
-    retention: str | Retention | None = ...,
-    limits: SlotLimits | None = ...,
-    options: Mapping[str, str] | None = ...,
-    events_options: Mapping[str, Any] | None = ...,
-    clock: Clock = ...,
-    chance: Chance = ...,
-) -> ObjectLog | TieredLog: ...
-
-
-@overload
-def open_tiered(
-    address: Address | ObjectStore,
-    *,
-    format: Literal["queue-v1"],
-    manifest: str = ...,
-    data: str = ...,
-    grace: float = ...,
-    options: Mapping[str, str] | None = ...,
-    clock: Clock = ...,
-    chance: Chance = ...,
-) -> QueueLog: ...
-
-
-@checked(name="open")
-def open_tiered(
-    address: Address | ObjectStore, *, events_options: Mapping[str, Any] | None = None, **settings: Any
-) -> ObjectLog | TieredLog | QueueLog:
-    """Open the log at an address, with its cold tier if it has one; see :func:`~strandline.compat.v1.log.open_any`.
-
-    ``options`` are for stores, ``events_options`` for the client of a topic of events on Kafka.
-    """
-    log = open_any(address, **settings)
-    if isinstance(log, QueueLog):
-        return log
-    known = {name: settings[name] for name in ("options", "clock") if name in settings}
-    return tiered(log, events_options=events_options, **known)
 
 
 @checked

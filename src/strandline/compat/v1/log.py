@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 from uuid import UUID, uuid5
 
 from strandline.compat.v1 import edits
@@ -18,7 +18,6 @@ from strandline.formats.arrow.block import Compression
 from strandline.log.contract import Handle, LogReading
 from strandline.log.folders import FolderKind, check_missing
 from strandline.log.lacking import OptionalCalls
-from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.produce.handles import settled
 from strandline.log.produce.limits import Limits
 from strandline.log.produce.producer import Producer
@@ -253,22 +252,3 @@ def _time_of(entry: QueueEntry) -> int:
 
 def _reopened(store: ObjectStore, manifest: str, data: str, grace: float) -> QueueLog:
     return QueueLog(store, manifest, data, grace=grace)
-
-
-@checked(name="open")
-def open_any(
-    address: Address | ObjectStore,
-    *,
-    format: Literal["queue-v1"] | None = None,  # noqa: A002 - as in Spark
-    **settings: Any,
-) -> ObjectLog | QueueLog:
-    """Open the log at an address, or in a store: an object log, or with ``format="queue-v1"`` a queue of version 1.
-
-    ``create=True`` creates an object log if there is none, with ``retention`` and ``limits``; see
-    :func:`~strandline.log.object.log.open_log`. A queue needs no creation: ``manifest`` and ``data`` are the paths of
-    its parts; see :func:`~strandline.compat.v1.log.open_queue`. It stays a queue of version 1.
-
-    >>> open_any("memory://doctest-formats", format="queue-v1").bounds()
-    Bounds(first=0, next=0)
-    """
-    return open_log(address, **settings) if format is None else open_queue(address, **settings)
