@@ -199,12 +199,11 @@ def test_an_unknown_end_is_a_usage_error(run: Run, log: str, tmp_path: Path, unt
     assert run("follow", log, tmp_path / "t", "--until", until).exit_code == 2
 
 
-def test_copy_is_ingest_by_another_name(run: Run, log: str) -> None:
+def test_an_ingest_that_is_repeated_appends_what_is_new(run: Run, log: str) -> None:
     run("produce", log, "--create", given="a\nb\n")
     for expected in (2, 0):
-        done = json.loads(run("copy", log, f"wal://{log}-copy", "--json").stdout)
+        done = json.loads(run("ingest", log, f"wal://{log}-copy", "--json").stdout)
         assert (done["records"], done["target_next"]) == (expected, 2)
-    assert "another name of 'strandline ingest'" in " ".join(run("copy", "--help").stdout.split())
 
 
 def test_a_table_is_described_on_lines_of_their_own(run: Run, log: str, tmp_path: Path) -> None:

@@ -71,13 +71,6 @@ COMMANDS: Final = {
         "strandline.cli.bulk.ingest:ingest",
         "Append every record of a source to a log, each once and in order.",
     ),
-    "copy": (
-        "strandline.cli.bulk.ingest:copy",
-        (
-            "Copy a log, a queue, a Kafka partition or a JetStream stream into a log: another name of 'strandline "
-            "ingest'."
-        ),
-    ),
     "export": (
         "strandline.cli.bulk.export:export",
         "Write the records of a range into files, each once and in order, with a manifest.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from contextlib import ExitStack
@@ -166,20 +165,6 @@ def ingest(
     show.answer(fields, sentence(done, end, seconds), as_json=json)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def copy(*arguments: Any, **options: Any) -> None:
-    """Copy a log, a queue, a Kafka partition or a JetStream stream into a log: another name of 'strandline ingest'.
-
-    Without --follow it ends when the target has what the source had at its beginning. A copy that is repeated
-    appends what is new.
-
-    Example: strandline copy s3://bucket/orders wal:///var/lib/orders
-    """
-    ingest(*arguments, **options)
-
-
-copy.__signature__ = inspect.signature(ingest)  # type: ignore[attr-defined]
 
 
 def _place(place: str) -> str:
