@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline.errors import InvalidInput, NotFound
+from strandline.errors import InvalidInput, NotFound, Unsupported
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.rows.shape import BAD_SCHEMA
 from tests.cases import some
@@ -511,3 +511,18 @@ def test_the_command_finds_the_letters_of_a_table_in_a_database_by_itself(run: R
     assert "1 dead letter applied" in done.stdout
     sink = sl.SqliteSink(database, table="orders", value=WIDE, dead_letters=True)
     assert sl.tables.verify(sink, place.log).is_clean
+
+
+def test_letters_of_a_queue_whose_records_share_offsets_are_counted_by_record_and_not_replayed(tmp_path: Path) -> None:
+    queue = sl.open(f"{tmp_path}/queue", create=True, format="queue-v1")
+    with queue.producer() as producer:
+        producer.produce([json.dumps({"id": number}).encode() for number in (1, BIG, 2, BIG + 1, BIG + 2)])
+
+    def sink(codec: Any) -> sl.DeltaSink:
+        places = {"dead_letters": f"{tmp_path}/letters", "max_bad_share": 0.6}
+        return sl.DeltaSink(f"{tmp_path}/table", mode="append", value=codec, **places)
+
+    sl.follow(queue, sink(NARROW), upto="end")
+    with pytest.raises(Unsupported, match=r"share the offset of their batch.*nothing was changed"):
+        sl.tables.replay_letters(sink(WIDE), queue)
+    assert DeltaTable(f"{tmp_path}/letters").to_pyarrow_table().num_rows == 3

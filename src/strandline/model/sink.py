@@ -118,6 +118,8 @@ class Written:
     """Columns that the table lacks, and that self-describing values bring: an offset, and an Arrow schema."""
     decoded: int = 0
     """Bytes in memory of the records that it was given."""
+    shared: int = 0
+    """How many records share the offset of another one, as those of a batch in a queue of version 1 do."""
 
 
 class Part(Protocol):

@@ -53,6 +53,7 @@ def apply_records(sink: TableSink, records: pa.Table, *, since: Cursor, upto: Cu
         (part,) = parts
         count = upto.next - since.next
         done = part.write(records.to_batches())
-        return [replace(done, first=since.next, next=upto.next, records=count, taken=count)]
+        shared = max(0, done.records - count)
+        return [replace(done, first=since.next, next=upto.next, records=count, taken=count, shared=shared)]
 
     apply_with(sink, work, since=since, upto=upto, tasks=1)

@@ -9,7 +9,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from strandline.errors import Conflict, InvalidInput, NotFound
+from strandline.compat.v1.log import QueueLog
+from strandline.errors import Conflict, InvalidInput, NotFound, Unsupported
 from strandline.log.addressed import log_at
 from strandline.log.contract import Log
 from strandline.model.addresses import Address, as_address
@@ -197,7 +198,8 @@ def replay_letters(sink: MaintainedTable, log: Log | Address) -> Replayed:
     Safe beside the table's follower, and at every crash: repeat it. ``Diverged``, and nothing is changed, if the log
     was restored from a copy and has another history than the table or a letter. ``InvalidInput`` for letters of several
     logs, and, before anything is written, if a record since the first letter has a row whose key the corrected sink no
-    longer gives it: such a table has to be rebuilt.
+    longer gives it: such a table has to be rebuilt. ``Unsupported`` for a queue of version 1, whose records share the
+    offset of their batch.
 
     >>> import tempfile, pyarrow as pa, strandline as sl
     >>> folder = tempfile.mkdtemp()
@@ -215,6 +217,12 @@ def replay_letters(sink: MaintainedTable, log: Log | Address) -> Replayed:
     [3000000000]
     """
     with log_at(log) as source:
+        if isinstance(source, QueueLog):
+            raise Unsupported(
+                f"{source!r} is a queue of version 1, whose records share the offset of their batch: no letter can be "
+                "told from the rows of its batch, and nothing was changed. Copy the queue into a log with sl.ingest, and "
+                "follow that into another table."
+            )
         return sink.replay_letters(source)
 
 

@@ -40,8 +40,9 @@ class BadShare:
             )
 
     def check_written(self, written: Sequence[Written], records: int) -> None:
-        """``BadRecord`` if the workers report more bad records than allowed."""
+        """``BadRecord`` if the workers report more bad records than allowed, of a range with ``records`` offsets."""
         bad = sum(one.bad_records for one in written)
+        records += sum(one.shared for one in written)
         self.check(bad, records, next((one.first_bad for one in written if one.first_bad), ""))
 
 
