@@ -220,8 +220,8 @@ def replay_letters(sink: MaintainedTable, log: Log | Address) -> Replayed:
         if isinstance(source, QueueLog):
             raise Unsupported(
                 f"{source!r} is a queue of version 1, whose records share the offset of their batch: no letter can be "
-                "told from the rows of its batch, and nothing was changed. Copy the queue into a log with sl.ingest, and "
-                "follow that into another table."
+                "told from the rows of its batch, and nothing was changed. Copy the queue into a log with sl.ingest, "
+                "and follow that into another table."
             )
         return sink.replay_letters(source)
 
