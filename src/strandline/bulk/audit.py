@@ -33,9 +33,3 @@ class LogAudit:
     def is_clean(self) -> bool:
         """Whether there is no damage."""
         return self.verification.is_clean
-
-    def svg(self) -> str:
-        """A picture: the axis of offsets, a row for each tier and table, damage marked."""
-        from strandline.bulk.audit_picture import drawn
-
-        return drawn(self)

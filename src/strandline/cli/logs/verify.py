@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -53,9 +52,6 @@ def verify(
         list[str] | None,
         typer.Option(metavar="TABLE", help="Also compare this table with the log; may be repeated. Implies --deep."),
     ] = None,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the result into an SVG file. Implies --deep.")
-    ] = None,
     workers: Workers = None,
     json: Json = False,
 ) -> None:
@@ -68,19 +64,15 @@ def verify(
 
     Example: strandline verify s3://bucket/orders --quick
     """
-    deep = deep or bool(table) or picture is not None or is_on_spark()
+    deep = deep or bool(table) or is_on_spark()
     if quick and deep:
-        raise InvalidInput(
-            "--quick reads no batches, and --deep, --table and --picture read all of them: leave out one side."
-        )
+        raise InvalidInput("--quick reads no batches, and --deep and --table read all of them: leave out one side.")
     if deep or place.is_node:
         with place.reading() as log:
             audit = audited(log, quick=quick, workers=workers, tables=table or (), quiet=json)
         found = audit.verification
         if place.folder is not None:
             found.take(verify_wal(place.folder, disk=DISK, clock=CLOCK).findings)
-        if picture is not None:
-            picture.write_text(audit.svg(), encoding="utf-8")
         finish(found, examined_by_reading(found, quick=quick), json=json, url=found.subject, quick=quick)
         return
     if place.folder is not None:
