@@ -80,7 +80,6 @@ def demo(
     dir: Annotated[  # noqa: A002
         Path | None, typer.Option(metavar="FOLDER", help="Keep log, tables and report in this new folder.")
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary folder.")] = False,
     json: Json = False,
 ) -> None:
     """Kill a Spark pipeline at its worst moments, delete its checkpoint, and count what is wrong: nothing.
@@ -99,7 +98,7 @@ def demo(
         if find_spec(module) is None:
             raise MissingExtra(f"The demo needs the extra {extra!r}: pip install 'strandline[{extra}]'.")
     workload = DemoWorkload(records, keys, producers, seed)
-    temporary = dir is None and not keep
+    temporary = dir is None
     folder = _new_folder(dir)
     report = folder / "report.html"
     try:
