@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias, overload
 
@@ -210,5 +211,6 @@ def _only(scheme: str, schemes: tuple[str, ...], what: str, **given: Any) -> Non
         raise InvalidInput(f"{', '.join(f'{name}=' for name in wrong)} is for {what}, not for {scheme}://.")
 
 
-# Its public name, in help() and in pickles. Here it must not hide the builtin.
-open_url.__module__, open_url.__name__, open_url.__qualname__ = "strandline", "open", "open"
+# Its public name, in help(), in pickles and in the errors of Python. Here it must not hide the builtin.
+for _call in (open_url, inspect.unwrap(open_url)):
+    _call.__module__, _call.__name__, _call.__qualname__ = "strandline", "open", "open"

@@ -129,6 +129,8 @@ def test_an_option_of_queues_of_version_1_is_still_refused_by_its_purpose(tmp_pa
 def test_open_is_called_open_in_help_and_can_be_pickled() -> None:
     assert (sl.open.__module__, sl.open.__name__) == ("strandline", "open")
     assert pickle.loads(pickle.dumps(sl.open)) is sl.open
+    with pytest.raises(TypeError, match=r"^open\(\) got"):
+        sl.open("memory://", creat=True)  # type: ignore[call-overload]
 
 
 def test_an_append_handle_shows_whether_its_outcome_is_known(log: Any) -> None:
