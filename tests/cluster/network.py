@@ -219,9 +219,9 @@ class SimulatedLink:
         """Over the network."""
         return self._call("topology", lambda node: node.primary.topology(caller))
 
-    def handover(self, caller: Caller) -> Handover:
+    def handover(self, caller: Caller, *, membership: tuple[int, int] = (0, 0)) -> Handover:
         """Over the network."""
-        return self._call("handover", lambda node: node.primary.handover(caller))
+        return self._call("handover", lambda node: node.primary.handover(caller, membership=membership))
 
     def report(self, caller: Caller) -> ElectionReport:
         """Over the network."""

@@ -58,6 +58,9 @@ class RunSummary:
 class World:
     """Three machines, three writers, and everything between them; :meth:`play` tells a whole history."""
 
+    names: tuple[str, ...] = NAMES
+    """The machines."""
+
     def __init__(self, seed: int, climate: Climate | None = None, *, tiered: bool = False) -> None:
         """Everything that is drawn is drawn from this seed; what goes wrong, too, unless a climate is given.
 
@@ -80,7 +83,7 @@ class World:
         self.recovering: set[str] = set()
         """Who lost its disk, and has not got everything again."""
         place = PlainStore(clock=MachineClock(self.time))
-        for name in NAMES:
+        for name in self.names:
             clock = MachineClock(self.time, drift=dice.uniform(-0.005, 0.005), skew=dice.uniform(-60, 60))
             line = FaultyStore(place, seed=dice.getrandbits(64), faults=self.climate.store, clock=clock)
             self.machines[name] = Machine(name, self.new_disk(name), clock, line, founds=name == "a")
@@ -414,7 +417,8 @@ class World:
         self.checker.take(self._final())
 
     def _is_settled(self) -> bool:
-        if any(writer.open for writer in self.writers) or self._roles() != ["following", "following", "leading"]:
+        roles = ["following"] * (len(self.names) - 1) + ["leading"]
+        if any(writer.open for writer in self.writers) or self._roles() != roles:
             return False
         seen = [shown(name, machine.running) for name, machine in self.machines.items()]
         return None not in seen and len({each.end for each in seen if each is not None}) == 1

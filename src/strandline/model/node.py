@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from strandline.model.json_values import PlainName
+
 
 class Heartbeat(NamedTuple):
     """A primary's heartbeat: with every batch, and about once per heartbeat interval without any."""
@@ -43,6 +45,41 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """A node of the log, and where the others reach it."""
+
+    name: PlainName
+    url: str
+    """Empty while unknown: no election can ask it then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The nodes of a log, and its commit policy."""
+
+    nodes: tuple[NodeAddress, ...]
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The recorded members of a log. Of two records the one with the higher (term, number) is in force."""
+
+    term: int
+    """The term of the primary that made it."""
+    number: int
+    """Grows with each record; the settings of the start are number 0."""
+    members: Members
+    former: Members | None = None
+    """Those before, while the change is pending: commits and elections need both."""
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Orders the records of a log."""
+        return self.term, self.number
+
+
+@dataclass(frozen=True, slots=True)
 class NodeState:
     """Durable state of a node: what other nodes rely on, or what must not be forgotten."""
 
@@ -70,6 +107,8 @@ class NodeState:
     """The first term since which no other node has led; 0 for unknown."""
     cold: str = ""
     """The store of the log's cold tier; empty for none."""
+    membership: Membership | None = None
+    """The newest recorded members of the log; None until they were first changed: the settings are in force."""
     settled: bool = False
     """Whether ``committed`` covers everything that its readers were shown and, as the primary, everything acknowledged.
 

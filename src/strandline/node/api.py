@@ -22,11 +22,14 @@ from strandline.model.addresses import Address
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId, WriterState
+from strandline.model.node import Membership
 from strandline.model.records import RecordSource, values_bytes
 from strandline.node.config import NodeSettings, ReplicaSettings
 from strandline.node.lead.commits import CommitHandle
 from strandline.node.lead.policies import CommitPolicy, as_policy
 from strandline.node.lead.primary import COMMIT_SECONDS, PrimaryRole
+from strandline.node.members.rules import Change
+from strandline.node.members.steps import CHANGE_SECONDS, MemberChange
 from strandline.node.messages import Caller, Commit, NodeSlots, Resume, Topology
 from strandline.node.node_handle import NodeHandle, started
 from strandline.node.replicate.replica import Condition
@@ -175,6 +178,25 @@ class Primary(NodeHandle):
         It can read no longer than a ticket is valid: the log's key for tickets is rotated.
         """
         self._role.unregister(Caller(replica), keep_slot=keep_slot)
+
+    def change_members(self, change: Change, *, force: bool = False) -> Membership:
+        """Begin a change of the log's members, without waiting; returns the record that is in force then."""
+        return self._role.change_members(change, force=force)
+
+    def add_node(self, name: str, url: str, *, vote: bool = True, timeout: float = CHANGE_SECONDS) -> Membership:
+        """Add a node to the log, and wait; with a quorum it votes once it has followed, unless told otherwise.
+
+        ``NotReady`` after the timeout: the change goes on, and until it is complete commits need both policies.
+        """
+        return MemberChange(self, self.running.clock, timeout=timeout).add(name, url, vote=vote)
+
+    def remove_node(self, name: str, *, timeout: float = CHANGE_SECONDS) -> Membership:
+        """Remove a node from the log, and its vote, and wait until it counts no longer."""
+        return MemberChange(self, self.running.clock, timeout=timeout).remove(name)
+
+    def set_policy(self, policy: str, *, timeout: float = CHANGE_SECONDS) -> Membership:
+        """Change the commit policy of the log, and wait until only the new one is in force."""
+        return MemberChange(self, self.running.clock, timeout=timeout).set_policy(policy)
 
     def rotate_keys(self) -> None:
         """Make a new key for tickets. Tickets of the former keys end with their lifetime, an hour by default."""

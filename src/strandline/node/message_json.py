@@ -13,7 +13,8 @@ from strandline.formats.node.ticket import key_columns, keys_of
 from strandline.log.contract import Receipt
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.log.slots.slot_lag import SlotLag
-from strandline.model.json_values import natural
+from strandline.model.json_values import natural, read_record
+from strandline.model.node import Membership
 from strandline.model.retention import SlotLimits, parse_retention
 from strandline.node.messages import (
     Commit,
@@ -65,13 +66,20 @@ def write_handover(handover: Handover) -> bytes:
     """Encode the state that a replica needs to lead."""
     keys, until = key_columns(handover.ticket_keys)
     slots = [slot_fields(state) for state in handover.slots]
-    return write_fields({"slots": slots, "ticket_keys": keys, "ticket_keys_until": until})
+    known = {"membership": handover.membership}
+    return write_fields({"slots": slots, "ticket_keys": keys, "ticket_keys_until": until, **known})
 
 
 def read_handover(fields: Fields) -> Handover:
     """The inverse of :func:`write_handover`; ``CorruptData`` for other fields."""
     slots = tuple(each.decoded(read_slot) for each in fields.objects("slots"))
-    return Handover(slots, fields.decoded(lambda found: keys_of(found["ticket_keys"], found.get("ticket_keys_until"))))
+
+    def decoded(found: Mapping[str, Any]) -> Handover:
+        known = found.get("membership")
+        membership = None if known is None else read_record(Membership, known)
+        return Handover(slots, keys_of(found["ticket_keys"], found.get("ticket_keys_until")), membership)
+
+    return fields.decoded(decoded)
 
 
 def write_node_slots(found: NodeSlots) -> bytes:

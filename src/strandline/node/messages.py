@@ -15,7 +15,7 @@ from strandline.log.slots.resume import FullRebootstrap, PartialResync
 from strandline.log.slots.slot_lag import SlotLag
 from strandline.model.cursor import Cursor
 from strandline.model.json_values import PlainName
-from strandline.model.node import Heartbeat
+from strandline.model.node import Heartbeat, Membership
 from strandline.model.retention import Retention, SlotLimits, SlotState
 
 WAIT: Final = "wait"
@@ -66,6 +66,8 @@ class Topology:
     """The first offset that the primary itself retains: a replica behind it has to bootstrap."""
     cold: str | None = None
     """The store of the log's cold tier; None for none."""
+    membership: Membership | None = None
+    """The recorded members of the log; None if they were never changed, or from an earlier version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class Handover:
     """The slots of consumers, as they are stored."""
     ticket_keys: tuple[TicketKey, ...] = ()
     """The keys by which the nodes of the log sign tickets, the one that signs first."""
+    membership: Membership | None = None
+    """The recorded members of the log."""
 
 
 class SlotKind(StrEnum):
@@ -171,6 +175,8 @@ class ElectionReport:
     """The highest commit watermark that it knows of."""
     unhealthy: str | None
     """The condition that stops it from following, or None."""
+    membership: Membership | None = None
+    """The newest record of the log's members that it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +200,8 @@ class NodeStatus:
     """How often this node stopped with a divergence; on a primary, all that its replicas reported."""
     tiering: str | None = None
     """Why the primary's last round of tiering failed; None if it did not."""
+    membership: Membership | None = None
+    """The newest record of the log's members that it has; None if they were never changed."""
 
 
 @dataclass(frozen=True, slots=True)

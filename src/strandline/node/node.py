@@ -22,6 +22,7 @@ from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.policies import Quorum
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.tiering import NodeColdTier, NodeTiers
+from strandline.node.members.rules import differs, shown, stranger, urls
 from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology
 from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
@@ -95,6 +96,11 @@ class Node(Closing):
         self._committed_log = CommittedLog(lambda: self._role.readable(), lambda: self.primary.slots)  # noqa: PLW0108 - of the role by then
         self._tiers = NodeTiers(self._committed_log, open_cold, address=self._cold_address, primary=self._primary_role)
         self._origin = Origin(f"The node in {node_folder.folder}", self)
+        if state.membership is not None and differs(state.membership, options.nodes, options.commit_policy):
+            _LOGGER.info(
+                "Node %s goes by %s, which was recorded while it ran; its settings differ, and count only for "
+                "addresses that are missing there.", self.name, shown(state.membership),
+            )  # fmt: skip
 
     @classmethod
     def open(
@@ -282,7 +288,7 @@ class Node(Closing):
             self._candidacy.check_own(self._report(), force=force)
             lease = self._lease
             if lease is None:
-                term = own_term(self.name, self.options.nodes, self.node_folder.state.seen)
+                term = own_term(self.name, self._candidacy.addresses(), self.node_folder.state.seen)
                 primary = self._lead_checked(term, None, force=force)
             else:
                 lease.acquire()
@@ -324,7 +330,11 @@ class Node(Closing):
         url = self.options.upstream if self._lease is None else self._lease.primary_url()
         if not url:
             raise NotReady(f"{self.name} knows of no primary now.")
-        return self._reach(url)
+        try:
+            return self._reach(url)
+        except InvalidInput:  # no address of a node that this one knows
+            self._candidacy.learn()
+            return self._reach(url)
 
     def _step_down(self, primary: PrimaryRole, why: str) -> None:
         """Stop leading, and follow."""
@@ -432,7 +442,10 @@ class Node(Closing):
         divergences = state.divergences
         if isinstance(role, PrimaryRole):
             divergences = sum(each.divergences for each in role.registry.replicas.values())
-        return NodeStatus(state.name, condition, trouble, state.seen, state.primary, position, committed, divergences)
+        return NodeStatus(
+            state.name, condition, trouble, state.seen, state.primary, position, committed, divergences,
+            membership=state.membership,
+        )  # fmt: skip
 
     def rebootstrap(self) -> None:
         """Rebuild the copy from a snapshot of the primary; the old one serves reads until then."""
@@ -441,8 +454,14 @@ class Node(Closing):
             self._follow_at = 0.0
 
     def report(self, caller: Caller) -> ElectionReport:
-        """The node's election report. Once this returns, it applies and acknowledges no record of a lower term."""
+        """The node's election report. Once this returns, it applies and acknowledges no record of a lower term.
+
+        ``Fenced`` for a node that is no member, whose term counts for nothing.
+        """
         role = self._role
+        known = self.node_folder.state.membership
+        if known is not None and caller.name and caller.name not in (members := urls(known)):
+            raise Fenced(stranger(caller.name, members))
         if caller.term > self.node_folder.state.seen:
             if self.copy is not None:
                 self.copy.fence(caller.term, caller.name)
@@ -459,7 +478,9 @@ class Node(Closing):
         trouble = None if state.trouble is None else state.trouble.state
         committed = role.highest_committed if isinstance(role, ReplicaRole) else role.committed
         adopted = 0 if self.copy is None else state.adopted
-        return ElectionReport(state.name, state.seen, adopted, durable, max(committed, state.committed), trouble)
+        # Read last: a record that this node has acknowledged to a primary before it saw the caller's term is in here.
+        known = self.node_folder.state.membership
+        return ElectionReport(state.name, state.seen, adopted, durable, max(committed, state.committed), trouble, known)
 
     def close(self) -> None:
         """Stop leading or following, release the lease and the folder. Idempotent."""

@@ -12,6 +12,7 @@ from strandline.errors import CorruptData, Fenced, InvalidInput, NotFound
 from strandline.formats.node.state import decode_node, encode_node
 from strandline.log.folders import FolderKind, check_new
 from strandline.model.node import NodeState
+from strandline.node.members.rules import is_newer
 from strandline.node.tickets import Tickets
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
@@ -132,9 +133,11 @@ class NodeFolder(Closing):
     def remember(self, **changes: Any) -> NodeState:
         """Durably update the state; writes nothing if nothing changes.
 
-        Terms and the watermark never decrease.
+        Terms, the watermark and the version of the members' record never decrease.
         """
         with self._lock:
+            if not is_newer(changes.get("membership"), self._state.membership):
+                changes.pop("membership", None)
             for name in ("seen", "adopted", "led", "committed"):
                 if name in changes:
                     changes[name] = max(changes[name], getattr(self._state, name))

@@ -53,6 +53,8 @@ class NodeOptions:
     poll_seconds: Duration = 1.0
     """Heartbeat interval in seconds."""
     region: str | None = None
+    url: str | None = None
+    """The address at which other nodes reach it; by default the listening address."""
     nodes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """The other nodes of the log by name, with the URL of each: they vote before this node leads."""
     upstream: str | None = None

@@ -23,6 +23,7 @@ from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.server.server import FlightNode
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.tiering import NodeColdTier, TieringLoop
+from strandline.node.members.rules import urls
 from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
@@ -132,6 +133,7 @@ class RunningNode(Closing):
         with contextlib.ExitStack() as opened:
             node_folder = opened.enter_context(NodeFolder.open(config.folder, config.name, clock=clock))
             node_folder.tickets.seconds = config.ticket_seconds
+            self._node_folder = node_folder
             # The server starts first: the lease holds its address, and a free port is known only then.
             self.server = opened.enter_context(self._serve())
             self.url = config.url or self.server.url
@@ -139,7 +141,7 @@ class RunningNode(Closing):
             node = opened.enter_context(
                 Node.open(
                     node_folder,
-                    config,
+                    replace(config, url=self.url),
                     connect=self._reach,
                     lease=self._lease,
                     create=config.create,
@@ -169,6 +171,7 @@ class RunningNode(Closing):
             limits=self.config.server_limits,
             insecure=self.config.insecure,
             heartbeat_seconds=min(_LONGEST_HEARTBEAT, self.config.poll_seconds),
+            is_member=self.is_member,
             clock=self.clock,
         )
 
@@ -177,12 +180,21 @@ class RunningNode(Closing):
         return Lease(open_store(url), LEASE, holder, seconds=self.config.lease_seconds, clock=self.clock)
 
     def _reach(self, url: str) -> Upstream:
-        self.config.check_reaching(url)
+        self.config.check_reaching(url, self._addresses().values())
         upstream = FlightUpstream(url, security=self._security(), timeout=self.config.timeout, clock=self.clock)
         self._upstreams.add(upstream)
         if self._stop.is_set():  # opened while the other connections were closed
             upstream.close()
         return upstream
+
+    def _addresses(self) -> dict[str, str]:
+        """The nodes of the log with their addresses: those that were recorded, or the settings."""
+        given, known = self.config.nodes, self._node_folder.state.membership
+        return dict(given) if known is None else {name: url or given.get(name, "") for name, url in urls(known).items()}
+
+    def is_member(self, name: str) -> bool:
+        """Whether a node of this name belongs to the log."""
+        return name in self._addresses()
 
     def _security(self) -> ClientSecurity:
         """The node's own certificate and token, as their files have them now."""

@@ -8,11 +8,12 @@ from typing import Protocol, runtime_checkable
 from strandline.log.contract import Log, Slots
 from strandline.model.cursor import Cursor
 from strandline.model.head import LogBatch, StoredAppend, WriterId, WriterState
-from strandline.model.node import Heartbeat
+from strandline.model.node import Heartbeat, Membership
 from strandline.model.records import RecordSource
 from strandline.node.lead.consumer_slots import ConsumerSlots
 from strandline.node.lead.policies import CommitPolicy
 from strandline.node.lead.replicas import ReplicaProgress
+from strandline.node.members.rules import Change
 from strandline.node.messages import (
     Acknowledgement,
     Caller,
@@ -93,8 +94,11 @@ class PrimaryApi(Protocol):
     def topology(self, caller: Caller) -> Topology:
         """The replicas of the log with their offsets."""
 
-    def handover(self, caller: Caller) -> Handover:
-        """State that a replica needs beside its copy of the log, to become the primary."""
+    def handover(self, caller: Caller, *, membership: tuple[int, int]) -> Handover:
+        """State that a replica needs beside its copy of the log, to become the primary.
+
+        ``membership`` is the version of the members' record that is durable at the caller; (0, 0) for none.
+        """
 
 
 class PrimaryService(PrimaryApi, Protocol):
@@ -120,6 +124,9 @@ class PrimaryService(PrimaryApi, Protocol):
 
     def rotate_keys(self) -> None:
         """Make a new key for tickets; the former one verifies for a ticket's lifetime."""
+
+    def change_members(self, change: Change, *, force: bool = False) -> Membership:
+        """Begin a change of the log's nodes or of its policy; returns the record that is in force."""
 
     def last_number(self, writer: WriterId) -> int | None:
         """The number of the writer's last append; None if the log does not know the writer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from strandline.cli.node.admin import rebootstrap, reset_term, rotate_keys, status, topology, unregister
+from strandline.cli.node.members import add, policy, remove
 from strandline.cli.node.run import run
 from strandline.cli.shared.groups import group
 
@@ -10,5 +11,5 @@ node = group(
     "Run a node of a replicated log, and inspect and administer running ones.",
     short="Run a node of a replicated log; show its replicas and their lag.",
 )
-for command in (run, topology, status, unregister, rotate_keys, rebootstrap, reset_term):
+for command in (run, topology, status, add, remove, policy, unregister, rotate_keys, rebootstrap, reset_term):
     node.command()(command)

@@ -13,6 +13,7 @@ from rich.text import Text
 from strandline.cli.shared import output as show
 from strandline.errors import Fenced, InvalidInput, NotReady
 from strandline.model.cursor import SECOND
+from strandline.model.node import Members, Membership
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.lead.policies import Quorum, parse_policy
 from strandline.node.messages import Member, NodeStatus, SlotKind, Topology
@@ -87,6 +88,8 @@ def rendered(seen: Topology, slots: Mapping[str, ReplicaSlot], *, now: int) -> R
     waiting = f"; {show.counted(behind, 'record')} not yet" if behind else ""
     facts.add_row("  committed", f"below offset {seen.committed:,}{waiting}")
     facts.add_row("  epoch", f"{seen.epoch:,}")
+    for what, said in [] if seen.membership is None else member_facts(seen.membership):
+        facts.add_row(f"  {what}", said)
     if not seen.members:
         return Group(head, facts, Text(""), Text("no replicas"), *map(Text, [*pins(seen, slots), *remarks(seen)]))
     table = show.table("~replica", "~region", ">sent", ">applied", ">durable", ">lag", ">seen\nago", "")
@@ -102,6 +105,24 @@ def rendered(seen: Topology, slots: Mapping[str, ReplicaSlot], *, now: int) -> R
             Text(*note_on(member, seen.durable)),
         )
     return Group(head, facts, Text(""), table, *map(Text, [*pins(seen, slots), *remarks(seen)]))
+
+
+def member_facts(known: Membership) -> Iterator[tuple[str, str]]:
+    """The recorded members, and the change that is pending."""
+    yield "members", f"{_named(known.members)} (membership {known.number} of term {known.term})"
+    if known.former is not None:
+        yield "pending", f"until that is on enough nodes, commits also need {_named(known.former)}"
+
+
+def _named(part: Members) -> str:
+    nodes = ", ".join(f"{each.name}={each.url or 'unknown'}" for each in part.nodes)
+    return f"{nodes} under {part.policy}"
+
+
+def member_lines(known: Membership) -> Iterator[Text]:
+    """The same as lines."""
+    for what, said in member_facts(known):
+        yield Text(f"  {what}  {said}")
 
 
 def pins(seen: Topology, slots: Mapping[str, ReplicaSlot]) -> Iterator[str]:
@@ -161,5 +182,7 @@ def lines(seen: NodeStatus) -> Iterator[Text]:
         yield Text(f"  {whose} {show.counted(seen.divergences, 'divergence')} so far")
     if seen.tiering is not None:
         yield Text(f"  tiering is repeated: {seen.tiering}")
+    if seen.membership is not None:
+        yield from member_lines(seen.membership)
     if seen.trouble is not None:
         yield Text(f"  {seen.trouble}")

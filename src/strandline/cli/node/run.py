@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -25,7 +25,7 @@ from strandline.cli.shared.targets import contents_at, is_free, meant, spool_at
 from strandline.errors import InvalidInput, StorageError
 from strandline.log.folders import Contents, FolderKind, refuse_others
 from strandline.model.retention import SlotLimits, default_limits, parse_retention
-from strandline.node.flight.security import ClientSecurity, Role, ServerSecurity, parse_identities
+from strandline.node.flight.security import ClientSecurity, ServerSecurity, parse_identities
 from strandline.node.lead.policies import FlowLimits
 from strandline.node.options import TierSettings
 from strandline.node.replicate.replica import Condition
@@ -58,15 +58,6 @@ def other_nodes(given: Sequence[str]) -> dict[str, str]:
             raise InvalidInput(f"--node names {name!r} twice.")
         nodes[name] = url
     return nodes
-
-
-def known_certificates(nodes: Iterable[str], given: Sequence[str]) -> dict[str, frozenset[Role]]:
-    """The roles of certificates: the log's own nodes are replicas, unless configured otherwise.
-
-    >>> sorted(known_certificates(["b"], ["ops=admin"]))
-    ['b', 'ops']
-    """
-    return {name: frozenset({Role.REPLICA, Role.CLIENT}) for name in nodes} | parse_identities(given)
 
 
 def _taken_over(there: Contents) -> dict[FolderKind, str]:
@@ -120,7 +111,7 @@ def run(
             "--node",
             metavar="NAME=URL",
             help="Another node of the log, at its own --url. Give all: they are asked before this one takes over, and "
-            "only they get its token.",
+            "only they get its token. 'strandline node add' and 'node remove' change them later.",
         ),
     ] = None,
     upstream: Annotated[str | None, _role(metavar="URL", help="Without a lease: the primary to follow.")] = None,
@@ -217,8 +208,8 @@ def run(
         _security(
             "--identity",
             metavar="NAME=ROLE,…",
-            help="What the certificate of this name may be: replica, client, admin. The nodes that --node names are "
-            "replicas; any other is a client.",
+            help="What the certificate of this name may be: replica, client, admin. The log's nodes are replicas, by "
+            "--node or 'strandline node add'; any other is a client.",
         ),
     ] = None,
     insecure: Annotated[
@@ -242,8 +233,8 @@ def run(
     log_to_stderr(logging.WARNING if quiet else logging.INFO)
     shown = cert if client_ca is not None else None
     nodes = other_nodes(node or [])
-    known = known_certificates(nodes, identity or []) if client_ca is not None and tokens is None else {}
-    if identity and not known:
+    known = parse_identities(identity or [])
+    if known and (client_ca is None or tokens is not None):
         raise InvalidInput("--identity names certificates: it needs --client-ca, and goes without --tokens.")
     config = NodeConfig(
         folder=folder,

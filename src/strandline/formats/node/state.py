@@ -12,7 +12,7 @@ from strandline.model.node import NodeState, Peer
 
 KIND: Final = "strandline-node"
 VERSION: Final = 1
-_ADDED: Final = ("settled", "divergences", "led_since", "cold")
+_ADDED: Final = ("settled", "divergences", "led_since", "cold", "membership")
 """Fields that earlier versions did not write."""
 
 

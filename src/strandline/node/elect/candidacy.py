@@ -8,9 +8,10 @@ from typing import final
 
 from strandline.errors import NotReady, StrandlineError
 from strandline.node.elect.election import log_rank, objection, own_objection
-from strandline.node.lead.policies import CommitPolicy, parse_policy
+from strandline.node.lead.policies import CommitPolicy, Quorum, parse_policy
+from strandline.node.members.rules import check_membership, is_newer, may_lead, policies, shown, urls
 from strandline.node.messages import Caller, ElectionReport
-from strandline.node.node_folder import NodeFolder
+from strandline.node.node_folder import NodeFolder, check_rise
 from strandline.node.options import NodeOptions
 from strandline.node.services import Upstream
 
@@ -31,7 +32,13 @@ class Candidacy:
         """Whether this node cannot lead, or a reachable node has more records. Fences no node."""
         if mine.unhealthy is not None or not mine.adopted:
             return True
-        return any(log_rank(report) > log_rank(mine) for report in self._ask(term=0))
+        is_behind = any(log_rank(report) > log_rank(mine) for report in self._ask(term=0))
+        return is_behind or not self._may_take_over()
+
+    def _may_take_over(self) -> bool:
+        """Whether this node may lead by itself: a quorum decides, in which it votes."""
+        quorum, known, name = self._policies()[0], self._node_folder.state.membership, self._node_folder.state.name
+        return isinstance(quorum, Quorum) and (name in quorum.voters if known is None else may_lead(known, name))
 
     def check_newest(self, mine: ElectionReport) -> None:
         """``NotReady`` if another node has more than this one, which led last. Fences nobody.
@@ -58,31 +65,59 @@ class Candidacy:
 
         When this returns, no node that answered accepts or acknowledges a term below ``mine.term``.
         """
-        state = self._node_folder.state
         reports = self._ask(term=mine.term)
-        why = objection(mine, reports, self._policy(), primary=state.primary, peers=state.peers, force=force)
+        state = self._node_folder.state  # with the newest record of the members that anybody reported
+        why = objection(mine, reports, *self._policies(), primary=state.primary, peers=state.peers, force=force)
+        if why is None and state.membership is not None and not may_lead(state.membership, state.name):
+            why = f"it has no vote in {shown(state.membership)}: promote another node"
         if why is not None:
             raise NotReady(f"{state.name} was not promoted: {why}.")
 
-    def _policy(self) -> CommitPolicy:
-        """The commit policy of the last known primary, or this node's own."""
+    def _policies(self) -> tuple[CommitPolicy, ...]:
+        """The recorded policies; or the commit policy of the last known primary, or this node's own."""
         known = self._node_folder.state
-        return parse_policy(known.policy) if known.primary else self._options.commit_policy
+        if known.membership is not None:
+            return policies(known.membership)
+        return (parse_policy(known.policy) if known.primary else self._options.commit_policy,)
+
+    def addresses(self) -> dict[str, str]:
+        """The nodes of the log with the addresses that are known, by the newest record."""
+        given, known = self._options.nodes, self._node_folder.state.membership
+        if known is None:
+            return dict(given)
+        return {name: url or given.get(name, "") for name, url in urls(known).items()}
+
+    def learn(self) -> None:
+        """Ask the others for a newer record of the members: the primary may be none that this node knows."""
+        self._ask(term=0)
 
     def _ask(self, term: int) -> list[ElectionReport]:
-        """The reports of the other nodes, without those that did not answer."""
-        me = self._node_folder.state.name
-        reports = []
-        for name, url in self._options.nodes.items():
-            if name == me:
-                continue
-            upstream = None
-            try:
-                upstream = self._reach(url)
-                reports.append(upstream.report(Caller(me, term)))
-            except StrandlineError as error:
-                _LOGGER.info("Node %s got no report from %s: %s", me, name, error)
-            finally:
-                if upstream is not None:
-                    upstream.close()
-        return reports
+        """The reports of the other nodes, without those that did not answer.
+
+        A newer record of the members that one of them has is stored first; the nodes that it adds are asked, too.
+        """
+        me, reports = self._node_folder.state.name, {}
+        asked = {me}
+        while left := {name: url for name, url in self.addresses().items() if url and name not in asked}:
+            asked |= set(left)
+            for name, url in left.items():
+                upstream = None
+                try:
+                    upstream = self._reach(url)
+                    report = upstream.report(Caller(me, term))
+                    self._adopt(report)
+                    reports[name] = report
+                except StrandlineError as error:
+                    _LOGGER.info("Node %s got no report from %s: %s", me, name, error)
+                finally:
+                    if upstream is not None:
+                        upstream.close()
+        members = self.addresses()
+        return [report for name, report in reports.items() if name in members]
+
+    def _adopt(self, report: ElectionReport) -> None:
+        """Store the record of the members that a node reported, if it is newer."""
+        found, own = report.membership, self._node_folder.state
+        if is_newer(found, own.membership) and found is not None:
+            term = check_rise(own.seen, found.term, report.name)
+            self._node_folder.remember(membership=check_membership(found, term=term))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from strandline.model.node import Peer
-from strandline.node.lead.policies import AckN, CommitPolicy, Every, Local, Quorum, Regions
+from strandline.node.lead.policies import AckN, Among, CommitPolicy, Every, Local, Quorum, Regions
 from strandline.node.messages import ElectionReport
 
 
@@ -22,7 +22,9 @@ def own_term(name: str, others: Iterable[str], seen: int) -> int:
     return term + (names.index(name) - term) % len(names)
 
 
-def covers(policy: CommitPolicy, *, primary: str, peers: Sequence[Peer], heard: Collection[str]) -> bool:
+def covers(  # noqa: PLR0911 - one for each policy
+    policy: CommitPolicy, *, primary: str, peers: Sequence[Peer], heard: Collection[str]
+) -> bool:
     """Whether every set of nodes that could commit a record includes one that answered.
 
     Then the best of them has everything committed. ``primary`` and ``peers`` are the last known primary and its
@@ -33,6 +35,15 @@ def covers(policy: CommitPolicy, *, primary: str, peers: Sequence[Peer], heard: 
             return len(voters - set(heard)) < policy.majority
         case Every(policies):
             return any(covers(each, primary=primary, peers=peers, heard=heard) for each in policies)
+        case Among(Regions(counts), names) if len(counts) > 1:
+            alone = (Among(Regions((each,)), names) for each in counts)
+            return any(covers(each, primary=primary, peers=peers, heard=heard) for each in alone)
+        case Among(inner, names):
+            # A member that was never heard of may be a replica, and one of any region.
+            known = {peer.name: peer for peer in peers}
+            region = inner.counts[0][0] if isinstance(inner, Regions) else None
+            those = [known.get(name, Peer(name, region)) for name in names - {primary}]
+            return covers(inner, primary=primary, peers=those, heard=heard)
     if primary in heard:
         return True
     match policy:
@@ -68,16 +79,16 @@ def own_objection(mine: ElectionReport, *, force: bool) -> str | None:
 def objection(  # noqa: PLR0911 - each is a reason of its own
     mine: ElectionReport,
     others: Sequence[ElectionReport],
-    policy: CommitPolicy,
-    *,
+    *policies: CommitPolicy,
     primary: str,
     peers: Sequence[Peer],
     force: bool,
 ) -> str | None:
     """Why a node must not lead in ``mine.term``, or None.
 
-    It has a copy of the log. ``force`` ignores nodes that did not answer, and accepts a copy that has diverged from the
-    primary's, or that was never acknowledged to one.
+    It has a copy of the log. While the policy changes there are two, and what was committed under either
+    has to be here: the former primary may have gone on to the second alone. ``force`` ignores nodes that did not
+    answer, and accepts a copy that has diverged from the primary's, or that was never acknowledged to one.
     """
     why = own_objection(mine, force=force)
     if why is not None:
@@ -98,7 +109,9 @@ def objection(  # noqa: PLR0911 - each is a reason of its own
         )
     # A node that lost its data may have had committed records: it does not count as an answer.
     heard = {report.name for report in (mine, *others) if report.adopted > 0}
-    if force or covers(policy, primary=primary, peers=peers, heard=heard):
+    missed = (each for each in policies if not covers(each, primary=primary, peers=peers, heard=heard))
+    policy = next(missed, None)
+    if force or policy is None:
         return None
     if isinstance(policy, Local):
         return (

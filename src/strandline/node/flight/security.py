@@ -52,6 +52,8 @@ class Grant:
 
 _USUAL: Final = frozenset({Role.CLIENT})
 """Roles of a certificate without an entry: no term and no acknowledgement is accepted from it."""
+_OF_MEMBERS: Final = frozenset({Role.REPLICA, Role.CLIENT})
+"""Roles of the certificate of a node of the log."""
 
 
 class Tokens:
@@ -175,7 +177,7 @@ class ServerSecurity:
     tokens: Tokens | None = None
     """Only callers with one of these may call; the token then gives the name and the roles."""
     identities: Mapping[str, frozenset[Role]] = field(default_factory=lambda: MappingProxyType({}))
-    """Without tokens: roles by certificate name; every other caller is a client."""
+    """Without tokens: roles by certificate name; else the log's nodes are replicas, and every other caller a client."""
     reread: Callable[[], ServerSecurity] | None = field(default=None, repr=False, compare=False)
     """Reads the files again from which :meth:`load` has made this; None for a value that was given."""
 
@@ -220,9 +222,9 @@ class ServerSecurity:
         """Whether every caller has to authenticate."""
         return self.tokens is not None or self.client_roots is not None
 
-    def grant_of(self, identity: str) -> Grant:
-        """The grant of a certificate."""
-        return Grant(identity, self.identities.get(identity, _USUAL))
+    def grant_of(self, identity: str, *, is_member: bool = False) -> Grant:
+        """The grant of a certificate; ``is_member`` if it is that of a node of the log."""
+        return Grant(identity, self.identities.get(identity, _OF_MEMBERS if is_member else _USUAL))
 
 
 @checked
@@ -351,7 +353,12 @@ class CallerRights:
 
     def replica(self, name: str, term: int) -> Caller:
         """The calling replica; ``Fenced`` if its credentials have another name."""
-        self.need(Role.REPLICA)
+        if self.grant is not None and not self.grant.may(Role.REPLICA):
+            raise Fenced(
+                f"{self.grant.name!r} may not do this: it takes the role replica. If it is a new node of this log, add "
+                f"it at the primary's address ('strandline node add URL {self.grant.name}=NODE_URL'); with tokens, "
+                "give it that role in the token file. It tries again by itself."
+            )
         return self._itself(name, term)
 
     def leaving_replica(self, name: str, term: int) -> Caller:

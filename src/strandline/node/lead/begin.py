@@ -9,6 +9,7 @@ from strandline.log.wal.snapshot import KIND
 from strandline.node.lead.bootstrap_snapshots import Export
 from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.primary import PrimaryRole
+from strandline.node.members.rules import policy_of, taken_over
 from strandline.node.node_folder import INCOMING, NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.log_copy import LogCopy, export_log
@@ -29,11 +30,14 @@ def begin_leading(
     node did. ``Fenced`` if the leadership has ended meanwhile.
     """
     state, term = node_folder.state, leadership.term
+    known = state.membership
+    membership = None if known is None else taken_over(known, term=term, primary=state.name)
+    policy = options.commit_policy if membership is None else policy_of(membership)
     settled = continues and state.settled
     led_since = (continues and state.led_since) or term
     state = node_folder.remember(
         seen=term, adopted=term, led=term, led_since=led_since, committed=committed, settled=False, trouble=None,
-        primary=state.name, policy=str(options.commit_policy), cold=state.cold or options.cold_address,
+        primary=state.name, policy=str(policy), cold=state.cold or options.cold_address, membership=membership,
     )  # fmt: skip
     # Files of an unfinished bootstrap: this node has the log now, and would keep them for as long as it leads.
     node_folder.disk.remove_folder(node_folder.path(INCOMING))

@@ -16,7 +16,7 @@ from strandline.log.wal.write.groups import WalHandle
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor
 from strandline.node.lead.leadership import Leadership
-from strandline.node.lead.policies import CommitPolicy, Local
+from strandline.node.lead.policies import CommitPolicy, Local, is_met_alone
 from strandline.node.messages import Commit, CommitOutcome, NotRequired, Reached, TimedOut
 from strandline.storage.clock import Clock
 from strandline.storage.metrics import COMMITS
@@ -32,7 +32,7 @@ _DOUBT = (
 class _PolicyQueue:
     """The waiters of one policy, and its watermark."""
 
-    policy: CommitPolicy
+    policy: CommitPolicy | None
     reached: int = 0
     waiters: list[tuple[int, int, CommitWaiter]] = field(default_factory=list)
 
@@ -72,21 +72,24 @@ class CommitWaiter:
 
 @final
 class Commits:
-    """The watermark of each policy, which never goes back, and its waiters. Safe in threads."""
+    """The watermark of each policy, which never goes back, and its waiters. Safe in threads.
 
-    def __init__(self, watermark: Callable[[CommitPolicy], int], end: Callable[[], int]) -> None:
+    None is the log's own policy, which may change.
+    """
+
+    def __init__(self, watermark: Callable[[CommitPolicy | None], int], end: Callable[[], int]) -> None:
         """``watermark`` computes that of a policy from the current durable offsets; none is above ``end()``."""
         self._watermark = watermark
         self._end = end
-        self._queues: dict[CommitPolicy, _PolicyQueue] = {}
+        self._queues: dict[CommitPolicy | None, _PolicyQueue] = {}
         self._lock = threading.Lock()
         self._ended = False
 
-    def _queue_of(self, policy: CommitPolicy) -> _PolicyQueue:
+    def _queue_of(self, policy: CommitPolicy | None) -> _PolicyQueue:
         queue = self._queues.get(policy)
         return self._queues.setdefault(policy, _PolicyQueue(policy)) if queue is None else queue
 
-    def reached(self, policy: CommitPolicy) -> int:
+    def reached(self, policy: CommitPolicy | None) -> int:
         """The watermark of a policy; it never goes back."""
         return self._reached(self._queue_of(policy))
 
@@ -95,12 +98,12 @@ class Commits:
         with self._lock:
             return queue.raise_to(found)
 
-    def raise_to(self, policy: CommitPolicy, upto: int) -> None:
-        """Raise a watermark to that of earlier terms."""
+    def raise_to(self, policy: CommitPolicy | None, upto: int) -> int:
+        """Raise a watermark to what is known to be committed; returns it."""
         with self._lock:
-            self._queue_of(policy).raise_to(upto)
+            return self._queue_of(policy).raise_to(upto)
 
-    def add(self, policy: CommitPolicy, upto: int) -> CommitWaiter:
+    def add(self, policy: CommitPolicy | None, upto: int) -> CommitWaiter:
         """Add a waiter for a policy and an offset; the caller has to remove it."""
         queue = self._queue_of(policy)
         waiter = CommitWaiter(queue)
@@ -115,7 +118,7 @@ class Commits:
             waiter.wake(done=False)
         return waiter
 
-    def wait(self, policy: CommitPolicy, upto: int, timeout: float) -> CommitWaiter:
+    def wait(self, policy: CommitPolicy | None, upto: int, timeout: float) -> CommitWaiter:
         """Block until the watermark of a policy has reached an offset, or until the timeout."""
         waiter = self.add(policy, upto)
         try:
@@ -170,15 +173,18 @@ class CommitHandle:
     """The result of an append. Leadership is checked once the records are durable here and the policy is satisfied."""
 
     _handle: WalHandle
-    _policy: CommitPolicy
+    _asked: CommitPolicy | None
+    """What the append asked for beyond the log's own policy."""
+    _policy: Callable[[], CommitPolicy]
+    """What it has to wait for now: the log's policy may change meanwhile."""
     _commits: Commits
     _leadership: Leadership
     _log: WalLog
     _clock: Clock
     _term_start: int
     """All records from here on are of the current term."""
-    _is_alone: bool
-    """Whether the policy needs nothing but durability on the primary."""
+    _name: str
+    """The primary's."""
 
     @property
     def repeated(self) -> bool:
@@ -189,16 +195,18 @@ class CommitHandle:
         """Whether :meth:`result` would not block."""
         if not self._handle.done():
             return False
-        is_decided = isinstance(self._policy, Local) or not self._leadership.is_held
-        return is_decided or self._commits.reached(self._policy) >= self._upto()
+        is_decided = isinstance(self._policy(), Local) or not self._leadership.is_held
+        return is_decided or self._commits.reached(self._asked) >= self._upto()
 
     def result(self, timeout: Timeout) -> Commit:
         """Block until the records are durable here, and until the policy is satisfied or the timeout is over."""
         outcome: CommitOutcome = NotRequired()
-        if not isinstance(self._policy, Local):
-            deadline = self._clock.monotonic() + timeout
-            if self._handle.first is None or not self._handle.is_driven or self._is_alone:
-                self._handle.result()
+        deadline = self._clock.monotonic() + timeout
+        is_alone = is_met_alone(self._policy(), self._name)
+        if is_alone or self._handle.first is None or not self._handle.is_driven:
+            self._handle.result()
+        # Asked again once it is durable here: a change of the policy waits for what was durable before, not for more.
+        if not (is_alone and isinstance(self._policy(), Local)):
             # Replicas receive only durable batches, so their acknowledgements are enough to wait for. A wake-up in
             # between would slow down the sending threads.
             outcome = self._wait(deadline, timeout)
@@ -219,6 +227,6 @@ class CommitHandle:
         return Cursor(self._log.log_id, upto, term)
 
     def _wait(self, deadline: float, timeout: float) -> CommitOutcome:
-        waiter = self._commits.wait(self._policy, self._upto(), deadline - self._clock.monotonic())
+        waiter = self._commits.wait(self._asked, self._upto(), deadline - self._clock.monotonic())
         reached = waiter.reached
-        return Reached(reached) if waiter.done else TimedOut(reached, str(self._policy), timeout)
+        return Reached(reached) if waiter.done else TimedOut(reached, str(self._policy()), timeout)

@@ -87,7 +87,28 @@ class Every:
         return " and ".join(map(str, self.policies))
 
 
-CommitPolicy: TypeAlias = Local | AckN | Quorum | Regions | Every
+@dataclass(frozen=True, slots=True)
+class Among:
+    """A policy that counts replicas of whatever name: only these nodes count."""
+
+    policy: CommitPolicy
+    names: frozenset[str]
+
+    def __str__(self) -> str:
+        return str(self.policy)
+
+
+CommitPolicy: TypeAlias = Local | AckN | Quorum | Regions | Every | Among
+
+
+def among(policy: CommitPolicy, names: frozenset[str]) -> CommitPolicy:
+    """The policy for a log with these nodes."""
+    match policy:
+        case Local() | Quorum():
+            return policy
+        case Every(policies):
+            return Every(tuple(among(each, names) for each in policies))
+    return Among(policy, names)
 
 
 class ReplicaPosition(NamedTuple):
@@ -106,6 +127,10 @@ class DurableOffsets(NamedTuple):
     """The primary's own durable end."""
     replicas: tuple[ReplicaPosition, ...] = ()
 
+    def among(self, names: frozenset[str]) -> DurableOffsets:
+        """The same without the replicas of other names."""
+        return self._replace(replicas=tuple(each for each in self.replicas if each.name in names))
+
 
 def watermark(policy: CommitPolicy, offsets: DurableOffsets) -> int:
     """The offset up to which the policy is satisfied, never above the primary's durable end; 0 if nothing is."""
@@ -123,6 +148,8 @@ def watermark(policy: CommitPolicy, offsets: DurableOffsets) -> int:
             return min(offsets.durable, *(_in_region(offsets, region, count) for region, count in counts))
         case Every(policies):
             return min([offsets.durable, *(watermark(each, offsets) for each in policies)])
+        case Among(inner, names):
+            return watermark(inner, offsets.among(names))
 
 
 def is_met_alone(policy: CommitPolicy, primary: str) -> bool:
@@ -134,6 +161,8 @@ def is_met_alone(policy: CommitPolicy, primary: str) -> bool:
             return primary in voters and policy.majority == 1
         case Every(policies):
             return all(is_met_alone(each, primary) for each in policies)
+        case Among(inner):
+            return is_met_alone(inner, primary)
         case _:
             return False
 
@@ -183,6 +212,8 @@ def check_possible(policy: CommitPolicy, offsets: DurableOffsets) -> None:
         case Every(policies):
             for each in policies:
                 check_possible(each, offsets)
+        case Among(inner, names):
+            check_possible(inner, offsets.among(names))
 
 
 def strengthened(policy: CommitPolicy, asked: CommitPolicy) -> CommitPolicy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Final, final
 
 from strandline.errors import ExpectationFailed, Fenced, LogClosed, NotReady, Overloaded
@@ -10,7 +11,7 @@ from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync, p
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId, WriterState
-from strandline.model.node import Heartbeat, Peer
+from strandline.model.node import Heartbeat, Membership, Peer
 from strandline.model.records import RecordSource
 from strandline.model.retention import TIER_SLOT
 from strandline.node.lead.bootstrap_snapshots import BootstrapSnapshots, Export
@@ -19,12 +20,12 @@ from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.consumer_slots import ConsumerSlots
 from strandline.node.lead.feed import LogFeed
 from strandline.node.lead.leadership import Leadership
+from strandline.node.lead.membership import PrimaryMembership
 from strandline.node.lead.policies import (
     CommitPolicy,
     DurableOffsets,
     Refuse,
     admit,
-    check_possible,
     is_met_alone,
     nth_highest,
     strengthened,
@@ -32,6 +33,7 @@ from strandline.node.lead.policies import (
 )
 from strandline.node.lead.replicas import ReplicaProgress, ReplicaRegistry, Replicas
 from strandline.node.lead.slot_lags import PrimaryMetrics, node_slots
+from strandline.node.members.rules import Change
 from strandline.node.messages import (
     Acknowledgement,
     Caller,
@@ -79,11 +81,10 @@ class PrimaryRole:
         self.log = log
         self.leadership = leadership
         self.options = options
-        self.policy = options.commit_policy
-        """The node's own commit policy."""
-        self._is_alone = is_met_alone(self.policy, node_folder.state.name)
         self.term_start = log.bounds().next
         self._node_folder = node_folder
+        self.membership = PrimaryMembership(node_folder, options, leadership.term, self._durable)
+        """The members of the log, and its commit policy."""
         self._clock = node_folder.clock
         self._bootstrap_snapshots = BootstrapSnapshots(node_folder, log, exports)
         self._metrics = PrimaryMetrics(log)
@@ -92,13 +93,24 @@ class PrimaryRole:
         self._last_offsets: tuple[ReplicaRegistry, DurableOffsets] = (self.replicas.now, DurableOffsets(self.name, -1))
         """The last durable offsets and the registry they were computed from: every append needs them several times."""
         self._commits = Commits(self._watermark, self._durable)
-        self._commits.raise_to(self.policy, min(node_folder.state.committed, self.term_start))
+        self._commits.raise_to(None, min(node_folder.state.committed, self.term_start))
         self._knows = self._is_alone or settled
+        self._reached = self.term_start
+        """The watermark as of the last heartbeat interval."""
 
     @property
     def name(self) -> str:
         """The node's name."""
         return self._node_folder.state.name
+
+    @property
+    def policy(self) -> CommitPolicy:
+        """The log's own commit policy."""
+        return self.membership.policy
+
+    @property
+    def _is_alone(self) -> bool:
+        return is_met_alone(self.policy, self.name)
 
     @property
     def term(self) -> int:
@@ -127,11 +139,46 @@ class PrimaryRole:
         elif led_by_another:
             slots.reset(TIER_SLOT, first)
 
-    def handover(self, caller: Caller) -> Handover:
-        """State that a registered replica needs beside its copy of the log, to become the primary."""
-        self._check_term(caller)
+    def handover(self, caller: Caller, *, membership: tuple[int, int] = (0, 0)) -> Handover:
+        """State that a registered replica needs beside its copy of the log, to become the primary.
+
+        ``membership`` is the version of the members' record that is durable there.
+        """
+        self._check_replica(caller)
         self.replicas.now.replica(caller.name)  # one that was removed must not learn the next key
-        return Handover(self.slots.copies(), self._node_folder.tickets.keys())
+        if caller.term == self.term:
+            self.membership.has(caller.name, membership)
+            self._complete_change()
+        return Handover(self.slots.copies(), self._node_folder.tickets.keys(), self.membership.known)
+
+    # --- members -----------------------------------------------------------------------------------------------
+
+    def change_members(self, change: Change, *, force: bool = False) -> Membership:
+        """Begin a change of the log's nodes or of its policy; returns the record that is in force.
+
+        It is complete once that record, and all that was committed before, is durable under both policies; until then
+        commits need both. ``NotReady`` while another change is pending, or while too few replicas have caught up.
+        ``force`` asks the former members for nothing: what only they have is lost.
+        """
+        self.leadership.check("nothing was changed")
+        before, after = self.membership.begin(change, self.registry, self._reached, force=force)
+        self.leadership.check("the change is not complete")
+        if after is not before:
+            self._members_changed()
+            self._complete_change()
+        return self.membership.known or after
+
+    def _complete_change(self) -> None:
+        """Complete the change in progress, if it can be."""
+        if self.membership.is_pending and self.leadership.is_held and self.membership.complete(self._durable_offsets):
+            self._members_changed()
+
+    def _members_changed(self) -> None:
+        """New members are in force: those that were removed are no replicas any more, the others are told."""
+        for name in self.membership.strangers(self.replicas.now):
+            self.unregister(Caller(name))
+        self.replicas.changed()
+        self._commits.moved()
 
     # --- appending ---------------------------------------------------------------------------------------------
 
@@ -165,8 +212,8 @@ class PrimaryRole:
         self.leadership.check("nothing was written")
         if expect and not self.log.bounds().next:  # the log itself would begin there
             raise ExpectationFailed(f"The log ends at 0, not at {expect}: nothing was written.")
-        asked = self.policy if policy is None else strengthened(self.policy, policy)
-        check_possible(asked, self._durable_offsets())
+        extra = None if policy is None or strengthened(self.policy, policy) == self.policy else policy
+        self.membership.check_possible(self._required(extra), self._durable_offsets())
         self._slow_down()
         writer, number = append or (None, None)
         try:
@@ -174,10 +221,13 @@ class PrimaryRole:
         except LogClosed:
             self.leadership.check("nothing was written")  # the node stepped down in between
             raise
-        alone = is_met_alone(asked, self.name)
+        required = partial(self._required, extra)
         return CommitHandle(
-            handle, asked, self._commits, self.leadership, self.log, self._clock, self.term_start, alone
+            handle, extra, required, self._commits, self.leadership, self.log, self._clock, self.term_start, self.name
         )
+
+    def _required(self, extra: CommitPolicy | None) -> CommitPolicy:
+        return self.policy if extra is None else strengthened(self.policy, extra)
 
     def last_number(self, writer: WriterId) -> int | None:
         """The number of a writer's last append; None for an unknown writer. ``Fenced`` if this node does not lead."""
@@ -220,13 +270,15 @@ class PrimaryRole:
             self._last_offsets = (registry, offsets)
         return offsets
 
-    def _watermark(self, policy: CommitPolicy) -> int:
-        return watermark(policy, self._durable_offsets())
+    def _watermark(self, extra: CommitPolicy | None) -> int:
+        offsets = self._durable_offsets()  # before the policy: a change waits for all that was durable before it
+        return watermark(self._required(extra), offsets)
 
     @property
     def committed(self) -> int:
-        """The commit watermark: everything below satisfies the node's policy, and readers see it."""
-        return self.log.bounds().next if self._is_alone else self._commits.reached(self.policy)
+        """The commit watermark: everything below satisfies the log's policy, and readers see it."""
+        durable = self._durable()  # before the policy, as above
+        return self._commits.raise_to(None, durable) if self._is_alone else self._commits.reached(None)
 
     def commit_watermark(self, count: int) -> int:
         """The offset below which everything is durable on at least ``count`` replicas."""
@@ -250,10 +302,10 @@ class PrimaryRole:
             raise NotReady(
                 f"{self.name} was restarted or promoted, and does not know yet whether everything below offset "
                 f"{self.term_start} is committed: ask again when its replicas have acknowledged it under "
-                f"{self.policy}. If they are lost for good, start it with another policy."
+                f"{self.policy}. If they are lost for good, change the policy ('strandline node policy --force')."
             )
         if self._is_alone:
-            return ReadableLog(self.log, self._durable, self._wait_durable)
+            return ReadableLog(self.log, lambda: self.committed, self._wait_durable)
         return ReadableLog(self.log, lambda: self.committed, self._wait_committed)
 
     def _durable(self) -> int:
@@ -263,7 +315,7 @@ class PrimaryRole:
         return self.log.wait(Cursor(self.log.log_id, past), timeout)
 
     def _wait_committed(self, past: int, timeout: float) -> bool:
-        return self._commits.wait(self.policy, past + 1, timeout).done
+        return self._commits.wait(None, past + 1, timeout).done
 
     # --- replicas ----------------------------------------------------------------------------------------------
 
@@ -272,7 +324,8 @@ class PrimaryRole:
 
         The slot of a new replica pins the log at its end: records behind a later snapshot are retained.
         """
-        self._check_term(caller)
+        self._check_replica(caller)
+        self.membership.has(caller.name, (0, 0))  # its disk may be another one
         position = self.replicas.register(caller.name, region=region, at=self.log.bounds().next)
         return Registration(self.topology(caller), position)
 
@@ -296,7 +349,7 @@ class PrimaryRole:
 
         Registers an unknown replica: its slot begins at the requested position if that is retained.
         """
-        self._check_term(caller)
+        self._check_replica(caller)
         bounds = self.log.bounds()
         name = caller.name
         retained = since is not None and since.log_id == self.log.log_id and bounds.first <= since.next <= bounds.next
@@ -328,13 +381,18 @@ class PrimaryRole:
 
     def feed(self, caller: Caller, since: Cursor) -> LogFeed:
         """The batches from a position on, up to the durable end and following it."""
-        self._check_term(caller)
+        self._check_replica(caller)
         self.replicas.now.replica(caller.name)
         replicas, commits = self.replicas, self._commits
+
+        def heartbeat() -> Heartbeat:
+            self.membership.check(caller.name)  # it may be removed meanwhile
+            return self.heartbeat()
+
         return LogFeed(
             self.log,
             since,
-            self.heartbeat,
+            heartbeat,
             lambda upto: replicas.sent(caller.name, upto),
             is_awaited=lambda: not self._is_alone or commits.is_awaited,
         )
@@ -348,7 +406,7 @@ class PrimaryRole:
 
     def acknowledge_nowait(self, caller: Caller, progress: ReplicaProgress) -> str | None:
         """Note an acknowledgement; returns the reason if it was rejected. The slot is advanced later."""
-        self._check_term(caller)
+        self._check_replica(caller)
         name = caller.name
         if caller.term != self.term:
             raise Fenced(
@@ -363,19 +421,19 @@ class PrimaryRole:
 
     def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
         """Pin the log at its end, and seal a snapshot behind that; repeating it returns the same while it is kept."""
-        self._check_term(caller)
+        self._check_replica(caller)
         self.replicas.bootstraps(caller.name)
         return self._bootstrap_snapshots.begin(caller.name, kind)
 
     def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[SnapshotChunk]:
         """A file of a snapshot from a byte on."""
-        self._check_term(caller)
+        self._check_replica(caller)
         self._bootstrap_snapshots.touch(caller.name)
         return self._bootstrap_snapshots.chunks(caller.name, snapshot, path, offset)
 
     def end_snapshot(self, caller: Caller, cursor: Cursor) -> None:
         """The bootstrap is complete and durable at this cursor: reset the replica's slot to it."""
-        self._check_term(caller)
+        self._check_replica(caller)
         self.replicas.bootstrapped(caller.name, cursor.next)
         self._bootstrap_snapshots.end(caller.name)
 
@@ -408,6 +466,7 @@ class PrimaryRole:
             members,
             self.log.bounds().first,
             self._node_folder.state.cold or None,
+            self.membership.known,
         )
 
     @property
@@ -422,6 +481,8 @@ class PrimaryRole:
         self.replicas.judge(poll_seconds=self.options.poll_seconds)
         self.replicas.move_slots()
         self._bootstrap_snapshots.expire()
+        self._complete_change()
+        self._reached = self.committed
         self.log.trim(self.options.retention_policy, limits=self.options.slot_limits)
         log = str(self.log.log_id)
         registry = self.registry
@@ -441,8 +502,13 @@ class PrimaryRole:
         self._commits.give_up()
         self._metrics.end()
 
+    def _check_replica(self, caller: Caller) -> None:
+        self.membership.check(caller.name)
+        self._check_term(caller)
+
     def _check_term(self, caller: Caller) -> None:
         if caller.term > self.term:
+            self.membership.check(caller.name)  # the terms of others count for nothing
             self._node_folder.adopt_term(caller.term, caller.name)
             self.step_down(f"{caller.name} has seen term {caller.term}")
         self.leadership.check("nothing was done")

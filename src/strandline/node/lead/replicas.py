@@ -293,6 +293,12 @@ class Replicas:
         with self._lock:
             self.now = judge_health(self.now, poll_seconds=poll_seconds, now=self.time())
 
+    def changed(self) -> None:
+        """Something else about the topology has changed: replicas ask for it when the epoch grows."""
+        with self._lock:
+            self.now = self.now._replace(epoch=self.now.epoch + 1)
+            self._changed(self.now)
+
     # --- progress -----------------------------------------------------------------------------------------------
 
     def sent(self, name: str, upto: int) -> None:

@@ -28,7 +28,8 @@ from strandline.model.head import LogBatch
 from strandline.model.node import Peer, Trouble
 from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.replicas import ReplicaProgress
-from strandline.node.messages import Caller, Rewind, Topology
+from strandline.node.members.rules import check_membership, is_newer
+from strandline.node.messages import Caller, Handover, Rewind, Topology
 from strandline.node.node_folder import SNAPSHOTS, NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.acks import AckSender
@@ -357,6 +358,7 @@ class ReplicaRole:
             )
         if heartbeat.epoch != self._epoch:
             self._update_topology(self._upstream.topology(self._caller()))
+            self._handed_over = -self._poll_seconds  # the members may have changed
         applied = self.copy.bounds().next
         now = self._clock.monotonic()
         with self.reads.changing():
@@ -374,11 +376,23 @@ class ReplicaRole:
         """Keep what this node needs to lead: the primary's slots of consumers, which pin the copy, and its keys."""
         self._handed_over = self._clock.monotonic()
         try:
-            handover = upstream.handover(self._caller())
+            handover = self._handover(upstream)
         except InvalidInput:  # a primary of an earlier version has none
             return
+        found = handover.membership
+        if found is not None and is_newer(found, self._node_folder.state.membership):
+            try:
+                self._node_folder.remember(membership=check_membership(found, term=self._term))
+            except InvalidInput as error:
+                raise CorruptData(f"The primary sent no membership of a log: {error}") from error
+            handover = self._handover(upstream)  # it counts from here on, and no sooner
         copy.log.slots.copy_consumers(handover.slots)
         self._node_folder.tickets.adopt(handover.ticket_keys)
+
+    def _handover(self, upstream: Upstream) -> Handover:
+        caller = self._caller()  # before the record is looked up: one that it had in this term is told in this term
+        known = self._node_folder.state.membership
+        return upstream.handover(caller, membership=(0, 0) if known is None else known.version)
 
     def _checkpoint(self, upstream: Upstream) -> None:
         """Store the watermark, and apply the primary's retention."""

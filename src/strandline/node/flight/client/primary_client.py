@@ -193,9 +193,11 @@ class FlightUpstream(Closing):
         """The replicas of the log with their offsets."""
         return self._answer("topology", caller).record(Topology)
 
-    def handover(self, caller: Caller) -> Handover:
+    def handover(self, caller: Caller, *, membership: tuple[int, int] = (0, 0)) -> Handover:
         """State that a replica needs beside its copy of the log, to become the primary."""
-        return read_handover(self._answer("handover", caller))
+        # Without a record nothing is said: a primary of an earlier version knows no such field.
+        known = dict(zip(("members_term", "members_number"), membership, strict=True)) if any(membership) else {}
+        return read_handover(self._answer("handover", caller, **known))
 
     def report(self, caller: Caller) -> ElectionReport:
         """The report of this node for an election, in either role."""

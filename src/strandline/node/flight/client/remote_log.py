@@ -34,6 +34,7 @@ from strandline.model.addresses import AddressText
 from strandline.model.arguments import Duration, Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import StoredAppend, WriterId, WriterState
+from strandline.model.node import Membership
 from strandline.model.records import RecordSource
 from strandline.node.flight.client.channel import TIMEOUT, Channel
 from strandline.node.flight.client.monotonic_reads import MonotonicReads
@@ -46,6 +47,8 @@ from strandline.node.flight.wire.append_stream import AppendCommand, as_messages
 from strandline.node.flight.wire.errors import node_errors
 from strandline.node.flight.wire.streams import schema_of_columns
 from strandline.node.lead.policies import CommitPolicy, as_policy
+from strandline.node.members.rules import AddNode, CancelChange, Change, RemoveNode, SetPolicy
+from strandline.node.members.steps import CHANGE_SECONDS, MemberChange
 from strandline.node.message_json import answer, read_commit, read_node_slots
 from strandline.node.messages import WAIT, Commit, NodeSlots, NodeStatus, Plan, TimedOut, Topology
 from strandline.storage.clock import CHANCE, CLOCK, Clock
@@ -387,6 +390,34 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
         """Tell the primary to unregister a replica; ``NotFound`` for an unknown one."""
         fields = {"name": replica, "term": 0, "keep_slot": keep_slot}
         self._nodes.on_primary(lambda channel: channel.call("unregister", fields), may_repeat=False)
+
+    def change_members(self, change: Change, *, force: bool = False) -> Membership:
+        """Tell the primary to begin a change of the members; returns the record that is in force then."""
+        fields: dict[str, Any] = {"force": force}
+        match change:
+            case AddNode(name, url):
+                fields |= {"change": "add", "name": name, "url": url}
+            case RemoveNode(name):
+                fields |= {"change": "remove", "name": name}
+            case SetPolicy(policy):
+                fields |= {"change": "policy", "policy": policy}
+            case CancelChange():
+                fields |= {"change": "cancel"}
+        return self._nodes.on_primary(
+            lambda channel: self._ask(channel, "change-members", **fields).record(Membership), may_repeat=False
+        )
+
+    def add_node(self, name: str, url: str, *, vote: bool = True, timeout: float = CHANGE_SECONDS) -> Membership:
+        """Add a node to the log, and wait; with a quorum it votes once it has followed, unless told otherwise."""
+        return MemberChange(self, self._clock, timeout=timeout).add(name, url, vote=vote)
+
+    def remove_node(self, name: str, *, timeout: float = CHANGE_SECONDS) -> Membership:
+        """Remove a node from the log, and its vote, and wait until it counts no longer."""
+        return MemberChange(self, self._clock, timeout=timeout).remove(name)
+
+    def set_policy(self, policy: str, *, timeout: float = CHANGE_SECONDS) -> Membership:
+        """Change the commit policy of the log, and wait until only the new one is in force."""
+        return MemberChange(self, self._clock, timeout=timeout).set_policy(policy)
 
     def rotate_keys(self) -> None:
         """Tell the primary to make a new key for tickets; tickets of former keys end with their lifetime."""

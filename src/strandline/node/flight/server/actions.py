@@ -16,7 +16,9 @@ from strandline.log.read.planning import Fingerprinted, SpanWithTerm
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.head import WriterId
 from strandline.model.json_values import fingerprint_text
+from strandline.node.flight.client.channel import Channel
 from strandline.node.flight.security import CallerRights, Role
+from strandline.node.members.rules import AddNode, CancelChange, Change, RemoveNode, SetPolicy
 from strandline.node.message_json import write_handover, write_node_slots, write_resume
 from strandline.node.messages import WAIT, Caller, Plan, PlannedSpan
 from strandline.node.services import NodeService
@@ -84,8 +86,9 @@ def _topology(served: NodeService, rights: CallerRights, fields: Fields) -> list
 
 
 def _handover(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
-    fields.only("name", "term")
-    return [write_handover(served.primary.handover(_replica(rights, fields)))]
+    fields.only("name", "term", "members_term", "members_number")
+    held = fields.maybe_natural("members_term") or 0, fields.maybe_natural("members_number") or 0
+    return [write_handover(served.primary.handover(_replica(rights, fields), membership=held))]
 
 
 def _report(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
@@ -264,6 +267,25 @@ def _rebootstrap(served: NodeService, rights: CallerRights, fields: Fields) -> l
     return []
 
 
+def _change_members(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
+    fields.only("change", "name", "url", "policy", "force")
+    rights.need(Role.ADMIN)
+    change: Change
+    match fields.text("change"):
+        case "add":
+            change = AddNode(fields.name("name"), fields.text("url"))
+            Channel(change.url).close()  # an address, or it raises
+        case "remove":
+            change = RemoveNode(fields.name("name"))
+        case "policy":
+            change = SetPolicy(fields.text("policy", longest=1 << 14))
+        case "cancel":
+            change = CancelChange()
+        case other:
+            raise fields.refused(f"the change {other[:40]!r} is not known")
+    return [write_record(served.primary.change_members(change, force=fields.flag("force")))]
+
+
 def _rotate_keys(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only()
     rights.need(Role.ADMIN)
@@ -299,6 +321,7 @@ ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
         "advance-slot": Action("Acknowledge everything below a cursor.", _advance_slot),
         "flush-slots": Action("Write the positions of slots that are only in memory so far.", _flush_slots),
         "status": Action("Role, position and health of this node.", _status),
+        "change-members": Action("Add or remove a node of the log, or change its policy.", _change_members),
         "promote": Action("Become the primary.", _promote),
         "rebootstrap": Action("Build this replica's copy of the log again.", _rebootstrap),
         "rotate-keys": Action("Make a new key for tickets; former keys expire.", _rotate_keys),

@@ -27,10 +27,17 @@ class Admission:
     """Admits calls below the limits, and with valid credentials where those are required."""
 
     def __init__(
-        self, security: ServerSecurity, limits: ServerLimits, verify: Callable[[str], SpanTicket], *, clock: Clock
+        self,
+        security: ServerSecurity,
+        limits: ServerLimits,
+        verify: Callable[[str], SpanTicket],
+        is_member: Callable[[str], bool],
+        *,
+        clock: Clock,
     ) -> None:
         """No call runs yet. ``verify`` gives the content of a signed ticket, or raises."""
         self._verify = verify
+        self._is_member = is_member
         self.limiter = CallLimiter(limits, clock=clock)
         self.connections = ConnectionGuard(limits, clock=clock)
         self.security = security
@@ -86,7 +93,7 @@ class Admission:
             identity = call.identity
             if identity is None:
                 raise Unauthenticated("The call has no client certificate that names its caller.")
-            return security.grant_of(identity)
+            return security.grant_of(identity, is_member=self._is_member(identity))
         return None
 
 

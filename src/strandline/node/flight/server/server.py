@@ -53,10 +53,12 @@ class FlightNode(Closing):
         limits: ServerLimits | None = None,
         insecure: bool = False,
         heartbeat_seconds: float = 1.0,
+        is_member: Callable[[str], bool] = lambda _: False,
         clock: Clock = CLOCK,
     ) -> None:
         """Start serving; port 0 takes a free one. ``InvalidInput`` for an address that is not safe to listen on.
 
+        ``is_member`` says whether a node of this name belongs to the log: its certificate is that of a replica.
         ``StorageError`` if the port is taken, or the certificate is invalid.
         """
         security = security or ServerSecurity()
@@ -66,7 +68,7 @@ class FlightNode(Closing):
         self._scheme = "grpc+tls" if security.is_encrypted else "grpc"
         limits = limits or ServerLimits()
         share_heaps()
-        admission = Admission(security, limits, _verifying(served), clock=clock)
+        admission = Admission(security, limits, _verifying(served), is_member, clock=clock)
         self._admission = admission
         self._reread_at = clock.monotonic() + REREAD_SECONDS
         self._unread = ""

@@ -1,0 +1,136 @@
+"""``strandline node add | remove | policy``: changes the nodes of a log, and its commit policy, while it runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from strandline.cli.node.admin import asking
+from strandline.cli.node.node_state import member_lines
+from strandline.cli.shared import output as show
+from strandline.cli.shared.common import Json, Yes, confirm
+from strandline.errors import InvalidInput
+from strandline.model.node import Membership
+from strandline.node.flight.client.remote_log import RemoteLog
+from strandline.node.members.steps import CHANGE_SECONDS, MemberChange
+from strandline.storage.clock import CLOCK
+
+Wait = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait for the change.")]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Ask the present nodes for nothing: for when a majority is lost for good. What only they have is lost.",
+    ),
+]
+
+
+def _change(node: RemoteLog, timeout: float, *, quiet: bool, force: bool = False) -> MemberChange:
+    return MemberChange(node, CLOCK, timeout=timeout, force=force, progress=_progress(quiet=quiet))
+
+
+def _progress(*, quiet: bool) -> Callable[[str], None]:
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        if not quiet and said[-1:] != [text]:
+            said.append(text)
+            show.line(f"{text} …", file=sys.stderr)
+
+    return say
+
+
+def _answer(known: Membership, message: str, *, as_json: bool) -> None:
+    show.answer(asdict(known), message, *member_lines(known), as_json=as_json)
+
+
+def _confirm_force(*, force: bool, yes: bool) -> None:
+    if force:
+        confirm("Ask the present nodes for nothing? Records that only those have that are lost are lost.", yes=yes)
+
+
+@asking
+def add(
+    node: RemoteLog,
+    new: Annotated[str, typer.Argument(metavar="NAME=NODE_URL", help="The new node, and where the others reach it.")],
+    *,
+    vote: Annotated[
+        bool, typer.Option("--vote/--no-vote", help="With a quorum: whether it becomes a voter, once it has caught up.")
+    ] = True,
+    timeout: Wait = CHANGE_SECONDS,
+    force: Force = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Add a node to the log of the primary at URL; or change the address of one.
+
+    It may follow from then on: start it with 'strandline node run', and it builds its copy. With a quorum it becomes a
+    voter once it has caught up, and this waits for that. Repeating the command continues.
+
+    Example: strandline node add grpc://10.0.0.1:7450 d=grpc://10.0.0.4:7450
+    """
+    name, found, url = new.partition("=")
+    if not (name and found and url):
+        raise InvalidInput(f"{new!r} names no node: write NAME=grpc://host:port.")
+    _confirm_force(force=force, yes=yes)
+    known = _change(node, timeout, quiet=json, force=force).add(name, url, vote=vote)
+    _answer(known, f"{name} is a node of the log.", as_json=json)
+
+
+@asking
+def remove(
+    node: RemoteLog,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The node to remove.")],
+    *,
+    timeout: Wait = CHANGE_SECONDS,
+    force: Force = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Remove a node from the log of the primary at URL: it has no vote, and may not follow any more.
+
+    Its slot is dropped, and the key for tickets rotated. The node that leads cannot be removed: promote another first.
+
+    Example: strandline node remove grpc://10.0.0.1:7450 c
+    """
+    confirm(f"Remove node {name!r} from the log? It follows no more, and has no vote.", yes=yes)
+    _confirm_force(force=force, yes=yes)
+    known = _change(node, timeout, quiet=json, force=force).remove(name)
+    _answer(known, f"{name} is no node of the log any more.", as_json=json)
+
+
+@asking
+def policy(
+    node: RemoteLog,
+    policy: Annotated[  # noqa: A002, RUF100 - the name of the argument
+        str | None, typer.Argument(metavar="[POLICY]", help="local, ack_n(2), quorum(a,b,c) or regions(eu=1,us=1).")
+    ] = None,
+    *,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Take back the change that is pending.")] = False,
+    timeout: Wait = CHANGE_SECONDS,
+    force: Force = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Show the commit policy and the nodes of the log of the primary at URL, or change the policy.
+
+    Until a change is complete, appends wait for the former policy and for the new one.
+
+    Example: strandline node policy grpc://10.0.0.1:7450 'ack_n(1)'
+    """
+    if cancel and policy is not None:
+        raise InvalidInput("--cancel goes back to the policy before the pending change: leave out POLICY.")
+    if policy is None and not cancel:
+        seen = node.topology()
+        recorded = {} if seen.membership is None else asdict(seen.membership)
+        show.answer({"policy": seen.policy, "membership": recorded or None}, seen.policy,
+                    *([] if seen.membership is None else member_lines(seen.membership)), as_json=json)  # fmt: skip
+        return
+    _confirm_force(force=force, yes=yes)
+    change = _change(node, timeout, quiet=json, force=force)
+    known = change.cancel() if policy is None else change.set_policy(policy)
+    _answer(known, f"The log commits under {known.members.policy}.", as_json=json)

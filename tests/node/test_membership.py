@@ -1,0 +1,406 @@
+"""Members and policies that change while the log runs: on nodes that are stepped by hand, through crashes of each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from strandline.errors import Fenced, InvalidInput, NotFound, NotReady
+from strandline.model.node import Membership
+from strandline.node.lead.replicas import ReplicaProgress
+from strandline.node.members.rules import (
+    AddNode,
+    CancelChange,
+    RemoveNode,
+    SetPolicy,
+    check_membership,
+    members_of,
+    shown,
+)
+from strandline.node.messages import Caller, NotRequired, Reached
+from tests.node.parts import Cluster, records
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    made = Cluster(tmp_path, automatic=True)
+    yield made
+    made.close()
+
+
+def led(cluster, names="abc", *, policy="quorum(a,b,c)"):
+    """Nodes of which the first leads, and that know no others."""
+    cluster.names, cluster.policy = names, policy
+    cluster.start(names[0], create=True)
+    cluster.until(lambda: cluster.nodes[names[0]].is_primary)
+    for name in names[1:]:
+        cluster.start(name)
+    cluster.settled(*names[1:], leader=names[0])
+    return cluster.nodes[names[0]]
+
+
+def known(cluster, name="a"):
+    return cluster.nodes[name].node_folder.state.membership
+
+
+def is_done(cluster, *names):
+    """Whether these nodes have the same record, and no change is pending."""
+    found = [known(cluster, name) for name in names]
+    return None not in found and len(set(found)) == 1 and found[0].former is None
+
+
+def change(cluster, what, *, on="a", **options):
+    """Begin a change, once it is possible, and step until it is complete."""
+    asked = []
+
+    def begun():
+        try:
+            asked.append(cluster.nodes[on].primary.change_members(what, **options))
+        except NotReady:
+            return False
+        return True
+
+    cluster.until(begun)
+    cluster.until(lambda: known(cluster, on).former is None)
+    return known(cluster, on)
+
+
+def grown(cluster):
+    """Four nodes, of which ``d`` was added while the log ran, and votes."""
+    led(cluster)
+    change(cluster, AddNode("d", "to:d"))
+    cluster.start("d")
+    cluster.settled("b", "c", "d")
+    change(cluster, SetPolicy("quorum(a,b,c,d)"))
+
+
+class TestAddingANode:
+    def test_a_node_that_is_added_follows_and_then_votes(self, cluster):
+        grown(cluster)
+        assert str(cluster.nodes["a"].primary.policy) == "quorum(a,b,c,d)"
+        cluster.kill("b")
+        handle = cluster.append(b"one")
+        cluster.until(handle.done)
+        assert isinstance(handle.result(0.0).outcome, Reached)
+        cluster.start("b")
+        cluster.until(lambda: is_done(cluster, "a", "b", "c", "d"))
+
+    def test_a_node_that_nobody_has_added_is_told_what_to_do_and_follows_once_it_is_added(self, cluster):
+        a = led(cluster)
+        change(cluster, SetPolicy("quorum(a,b)"))
+        cluster.start("d")
+        cluster.step(20)
+        with pytest.raises(Fenced, match="strandline node add URL d=NODE_URL"):
+            a.primary.register(Caller("d", a.primary.term))
+        assert "d" not in a.primary.registry.replicas
+        change(cluster, AddNode("d", "to:d"))
+        cluster.settled("b", "d")
+
+    def test_a_voter_that_has_not_caught_up_is_refused_since_commits_would_wait_for_it(self, cluster):
+        a = led(cluster)
+        change(cluster, AddNode("d", "to:d"))
+        cluster.append(b"one")
+        cluster.step(40)
+        cluster.start("d").step()
+        cluster.kill("d")
+        cluster.until(lambda: "d" in a.primary.registry.replicas)
+        cluster.kill("b")
+        cluster.until(lambda: not a.primary.registry.replicas["b"].healthy)
+        with pytest.raises(NotReady, match="nothing was changed"):
+            a.primary.change_members(SetPolicy("quorum(a,b,d)"))
+
+    def test_the_address_of_a_node_is_changed_by_adding_it_again(self, cluster):
+        led(cluster)
+        found = change(cluster, AddNode("b", "to:B"))
+        assert {each.name: each.url for each in found.members.nodes} == {"a": "", "b": "to:B", "c": "to:c"}
+
+    def test_adding_what_is_there_changes_nothing(self, cluster):
+        a = led(cluster)
+        first = change(cluster, AddNode("d", "to:d"))
+        assert a.primary.change_members(AddNode("d", "to:d")) == first
+
+    def test_a_node_that_is_added_takes_over_like_any_other(self, cluster):
+        grown(cluster)
+        cluster.append(b"one")
+        cluster.settled("b", "c", "d")
+        cluster.until(lambda: is_done(cluster, "a", "b", "c", "d"))
+        for name in "bc":
+            cluster.nodes[name].options = replace(cluster.nodes[name].options, automatic=False)
+        cluster.kill("a")
+        cluster.until(lambda: cluster.nodes["d"].is_primary)
+        handle = cluster.append(b"two", on="d") if cluster.settled("b", "c", leader="d") is None else None
+        cluster.until(handle.done)
+
+
+class TestRemovingANode:
+    def test_a_removed_node_neither_follows_nor_votes_nor_reads(self, cluster):
+        a = led(cluster)
+        feed = a.primary.feed(Caller("c", a.primary.term), a.log.end())
+        found = change(cluster, RemoveNode("c"))
+        assert found.members == members_of({"a": "", "b": "to:b"}, "quorum(a,b)")
+        assert "c" not in a.primary.registry.replicas
+        assert a.primary.replicas.slot("c") is None
+        with pytest.raises(Fenced, match="no node of this log"):
+            feed.take(0.0)
+        caller = Caller("c", a.primary.term)
+        for call in (
+            lambda: a.primary.register(caller),
+            lambda: a.primary.resume(caller, None),
+            lambda: a.primary.feed(caller, a.log.end()),
+            lambda: a.primary.handover(caller),
+            lambda: a.primary.begin_snapshot(caller, "wal"),
+            lambda: a.primary.acknowledge(caller, ReplicaProgress(0, 0)),
+        ):
+            with pytest.raises(Fenced, match="no node of this log"):
+                call()
+
+    def test_a_removed_node_that_returns_with_a_higher_term_disturbs_nobody(self, cluster):
+        a = led(cluster)
+        change(cluster, RemoveNode("c"))
+        cluster.until(lambda: is_done(cluster, "a", "b"))
+        term = a.primary.term
+        for node in (a, cluster.nodes["b"]):
+            with pytest.raises(Fenced, match="no node of this log"):
+                node.report(Caller("c", term + 5))
+        with pytest.raises(Fenced, match="no node of this log"):
+            a.primary.topology(Caller("c", term + 5))
+        assert a.is_primary
+        assert a.node_folder.state.seen == term
+
+    def test_a_removed_node_does_not_lead_when_the_others_are_gone(self, cluster):
+        led(cluster)
+        cluster.kill("c")
+        change(cluster, RemoveNode("c"))
+        cluster.until(lambda: is_done(cluster, "a", "b"))
+        cluster.kill("a")
+        cluster.nodes["b"].options = replace(cluster.nodes["b"].options, automatic=False)
+        cluster.start("c")
+        cluster.step(400)
+        assert not cluster.nodes["c"].is_primary
+        with pytest.raises(NotReady, match="was not promoted"):
+            cluster.nodes["c"].promote()
+        cluster.nodes["b"].promote(force=True)
+        assert cluster.nodes["b"].is_primary
+
+    def test_the_primary_is_not_removed(self, cluster):
+        a = led(cluster)
+        with pytest.raises(InvalidInput, match="promote another node first"):
+            a.primary.change_members(RemoveNode("a"))
+        with pytest.raises(NotFound, match="no node 'x'"):
+            a.primary.change_members(RemoveNode("x"))
+
+    def test_a_node_is_replaced_by_adding_and_removing(self, cluster):
+        grown(cluster)
+        cluster.kill("c")
+        change(cluster, RemoveNode("c"))
+        cluster.until(lambda: is_done(cluster, "a", "b", "d"))
+        handle = cluster.append(b"one")
+        cluster.kill("b")
+        cluster.until(handle.done)
+
+
+class TestChangingThePolicy:
+    def test_commits_need_both_policies_until_the_change_is_complete(self, cluster):
+        a = led(cluster)
+        a.primary.change_members(SetPolicy("ack_n(2)"))
+        cluster.kill("c")
+        handle = cluster.append(b"one")
+        cluster.step(60)
+        assert a.primary.registry.replicas["b"].durable == 1
+        assert not handle.done()
+        assert known(cluster).former is not None
+        cluster.start("c")
+        cluster.until(handle.done)
+        cluster.until(lambda: is_done(cluster, "a", "b", "c"))
+        assert str(a.primary.policy) == "ack_n(2)"
+
+    def test_an_append_that_waited_under_the_former_policy_needs_the_new_one_too(self, cluster):
+        a = led(cluster, policy="local")
+        handle = a.primary.submit(records(b"one"))
+        a.primary.change_members(SetPolicy("ack_n(1)"))
+        assert a.primary.committed <= 1
+        commit = handle.result(0.0)
+        assert not isinstance(commit.outcome, NotRequired)
+
+    def test_what_readers_saw_stays_visible_through_each_change(self, cluster):
+        a = led(cluster, policy="local")
+        shown_before = 0
+        for policy in ("ack_n(1)", "quorum(a,b,c)", "local", "ack_n(2)", "quorum(a,b)"):
+            cluster.append(b"x")
+            assert a.primary.committed >= shown_before
+            shown_before = a.primary.committed
+            change(cluster, SetPolicy(policy))
+            assert a.primary.committed >= shown_before
+        cluster.settled("b", "c")
+        cluster.until(lambda: a.primary.committed == 5)
+
+    def test_a_second_change_waits_for_the_first(self, cluster):
+        a = led(cluster)
+        a.primary.change_members(SetPolicy("ack_n(2)"))
+        for name in "bc":
+            cluster.kill(name)
+        with pytest.raises(NotReady, match="Another change is pending"):
+            a.primary.change_members(AddNode("d", "to:d"))
+        assert a.primary.change_members(CancelChange()).members.policy == "quorum(a,b,c)"
+        cluster.step(60)
+        assert known(cluster).former is not None  # taking it back needs both, too
+        for name in "bc":
+            cluster.start(name)
+        cluster.until(lambda: is_done(cluster, "a", "b", "c"))
+        assert str(a.primary.policy) == "quorum(a,b,c)"
+        with pytest.raises(InvalidInput, match="nothing to take back"):
+            a.primary.change_members(CancelChange())
+
+    @pytest.mark.parametrize(
+        ("policy", "why"),
+        [
+            ("quorum(a,b,x)", "the log does not have"),
+            ("quorum(b,c)", "does not name the primary"),
+            ("ack_n(3)", "cannot be reached"),
+            ("nonsense", "is no commit policy"),
+        ],
+    )
+    def test_a_policy_that_can_never_be_satisfied_is_refused(self, cluster, policy, why):
+        a = led(cluster)
+        with pytest.raises(InvalidInput, match=why):
+            a.primary.change_members(SetPolicy(policy))
+        assert known(cluster) is None
+
+    def test_a_majority_that_is_lost_for_good_is_left_out_by_force(self, cluster):
+        a = led(cluster)
+        for name in "bc":
+            cluster.kill(name)
+        handle = cluster.append(b"one")
+        cluster.until(lambda: not any(each.healthy for each in a.primary.registry.replicas.values()))
+        cluster.append(b"two")
+        a.primary.tick()
+        a.primary.change_members(SetPolicy("local"), force=True)
+        assert handle.done()
+        assert a.primary.committed == 2
+
+
+STEPS = ["record", "spread", "complete", "told"]
+"""When the primary of a change is lost: its record is durable there alone, or with another, or it is complete there,
+or elsewhere."""
+
+
+class TestFailover:
+    def broken_off(self, cluster, what, step):
+        """A change whose primary ``a`` is lost at this step; ``b`` and ``c`` go on."""
+        a = led(cluster)
+        cluster.append(b"one")
+        cluster.settled("b", "c")
+        cluster.step(60)
+        if step == "record":
+            cluster.before["handover"] = lambda _: cluster.kill("a") or (_ for _ in ()).throw(NotReady("gone"))
+            a.primary.change_members(what)
+            cluster.until(lambda: "a" not in cluster.nodes)
+            cluster.before.clear()
+            return
+        a.primary.change_members(what)
+        if step == "spread":
+            a.primary.membership.complete = lambda _: False
+            cluster.until(lambda: known(cluster, "b") is not None)
+        elif step == "complete":
+            cluster.until(lambda: known(cluster).former is None)
+        else:
+            cluster.until(lambda: known(cluster, "b") == known(cluster) and known(cluster).former is None)
+        cluster.kill("a")
+
+    @pytest.mark.parametrize("step", STEPS)
+    @pytest.mark.parametrize("what", [SetPolicy("quorum(a,b)"), AddNode("d", "to:d"), RemoveNode("c")], ids=repr)
+    def test_the_next_primary_ends_a_change_or_never_heard_of_it(self, cluster, what, step):
+        self.broken_off(cluster, what, step)
+        cluster.step(250)
+        cluster.start("a")
+        cluster.until(lambda: [node.is_primary for node in cluster.nodes.values()].count(True) == 1)
+        leader = next(name for name, node in cluster.nodes.items() if node.is_primary)
+        found = []
+
+        def is_committed():
+            try:
+                found.append(cluster.append(b"two", on=leader))
+            except NotReady:  # one that it needs has not registered yet
+                return False
+            return True
+
+        cluster.until(is_committed)
+        cluster.until(found[0].done)
+        cluster.until(lambda: known(cluster, leader) is None or is_done(cluster, "a", "b"))
+        assert [value for _, value in cluster.content(leader)] == [b"one", b"two"]
+
+    def test_a_node_that_is_removed_takes_the_change_back_when_it_has_to_lead(self, cluster):
+        self.broken_off(cluster, RemoveNode("c"), "spread")
+        cluster.until(lambda: known(cluster, "c") is not None or cluster.nodes["b"].is_primary)
+        cluster.nodes["b"].options = replace(cluster.nodes["b"].options, automatic=False)
+        if known(cluster, "c") is None:
+            pytest.skip("b was first")
+        cluster.clock.advance(20.0)
+        cluster.nodes["c"].promote()
+        cluster.start("a")  # it may have ended the change already
+        cluster.until(lambda: is_done(cluster, "a", "b", "c"))
+        assert known(cluster, "c").members.policy == "quorum(a,b,c)"
+
+    def test_a_candidate_with_the_old_list_learns_the_new_one_from_those_that_it_asks(self, cluster):
+        led(cluster)
+        cluster.kill("c")
+        change(cluster, AddNode("d", "to:d"))
+        cluster.start("d")
+        cluster.settled("b", "d")
+        change(cluster, SetPolicy("quorum(a,b,d)"))
+        cluster.until(lambda: is_done(cluster, "a", "b", "d"))
+        cluster.append(b"one")
+        cluster.step(40)
+        for name in "abd":
+            cluster.kill(name)
+        cluster.start("c")
+        cluster.start("b")
+        cluster.nodes["b"].options = replace(cluster.nodes["b"].options, automatic=False)
+        cluster.step(400)
+        assert known(cluster, "c") == known(cluster, "b")
+        assert not cluster.nodes["c"].is_primary
+
+    @pytest.mark.parametrize("name", "abc")
+    def test_a_change_outlasts_the_restart_of_each_node(self, cluster, name):
+        a = led(cluster)
+        a.primary.membership.complete = lambda _: False
+        a.primary.change_members(SetPolicy("quorum(a,b)"))
+        cluster.until(lambda: known(cluster, "b") is not None and known(cluster, "c") is not None)
+        cluster.kill(name)
+        cluster.step(20)
+        cluster.start(name)
+        if name != "a":
+            del a.primary.membership.complete
+        cluster.until(lambda: is_done(cluster, "a", "b", "c"))
+        assert known(cluster).members.policy == "quorum(a,b)"
+
+
+class TestRecords:
+    GOOD = Membership(3, 7, members_of({"a": "grpc://a:1", "b": ""}, "quorum(a,b)"))
+
+    def test_a_good_record_passes(self):
+        assert check_membership(self.GOOD, term=3) is self.GOOD
+        assert "before that" in shown(replace(self.GOOD, former=self.GOOD.members))
+
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            replace(GOOD, term=4),
+            replace(GOOD, number=0),
+            replace(GOOD, number=1 << 60),
+            replace(GOOD, members=members_of({}, "local")),
+            replace(GOOD, members=members_of({f"n{each}": "" for each in range(300)}, "local")),
+            replace(GOOD, members=members_of({"../a": ""}, "local")),
+            replace(GOOD, members=members_of({"a": "grpc://" + "a" * 600}, "local")),
+            replace(GOOD, members=members_of({"a": "grpc://a b"}, "local")),
+            replace(GOOD, members=members_of({"a": ""}, "quorum(a,x)")),
+            replace(GOOD, members=members_of({"a": ""}, "ack_n(1)" + " and ack_n(1)" * 2000)),
+            replace(GOOD, members=members_of({"a": ""}, "what?")),
+            replace(GOOD, former=members_of({"a": ""}, "quorum(a,x)")),
+        ],
+        ids=lambda each: each.members.policy[:20],
+    )
+    def test_a_hostile_record_is_refused(self, bad):
+        with pytest.raises(InvalidInput):
+            check_membership(bad, term=3)
