@@ -277,6 +277,8 @@ def resume_ingest(source: Log, target: TargetLog, sink: LogSink, *, skip_trimmed
             f"The source ends at offset {bounds.next}, and {target!r} holds it up to {cursor.next}: the source was "
             "restored from an older copy, or created again. Ingest it into another log."
         )
+    with contextlib.suppress(CursorExpired):
+        check_history(source, target, last)  # a stream that was created again has deleted nothing
     if not skip_trimmed:
         raise CursorExpired(
             f"The source begins at offset {bounds.first}, and {target!r} holds it up to {cursor.next}: the "

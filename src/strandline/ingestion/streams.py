@@ -135,13 +135,13 @@ class MessageStream(LogReading, Closing, ABC):
         return Cursor(self.log_id, self.bounds().next)
 
     def cursor_at(self, offset: int) -> Cursor:
-        """The cursor at a position; reads the message before it, which is a part of its fingerprint."""
-        bounds = self.bounds()
-        is_there = bounds.first < offset <= bounds.next
-        return Cursor(self.log_id, offset, fingerprint=self._fingerprint_at(offset) if is_there else None)
+        """The cursor at a position; reads the message before it, if it is there: it is a part of its fingerprint."""
+        return Cursor(self.log_id, offset, fingerprint=self._fingerprint_at(offset, self.bounds()))
 
-    def _fingerprint_at(self, offset: int) -> int | None:
-        return position_fingerprint(self.incarnation(), self.take(offset - 1, upto=offset, records=1, size=1).mark)
+    def _fingerprint_at(self, offset: int, bounds: Bounds) -> int | None:
+        is_there = bounds.first < offset <= bounds.next
+        mark = self.take(offset - 1, upto=offset, records=1, size=1).mark if is_there else ""
+        return position_fingerprint(self.incarnation(), mark)
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the stream reaches past the cursor (True), or until the timeout (False); polls."""
@@ -185,10 +185,10 @@ class MessageStream(LogReading, Closing, ABC):
                 f"{self.name} ends at position {bounds.next}, and {since.next} was reached before: it was created "
                 "again, or lost its end. Ingest it into another log."
             )
+        if since.fingerprint is not None and since.next != self._proven:
+            self._prove(since, bounds)  # first: positions of another stream of the same name were not deleted from it
         if since.next < bounds.first:
             raise CursorExpired(f"{self.name} begins at position {bounds.first}, and {since.next} was deleted.")
-        if since.fingerprint is not None and bounds.first < since.next != self._proven:
-            self._prove(since)
         upto = bounds.next if limit.upto is None else min(limit.upto, bounds.next)
         if since.next >= upto:
             return []
@@ -203,9 +203,9 @@ class MessageStream(LogReading, Closing, ABC):
         self._proven = taken.next
         return [] if self._planned is None else [self._planned]
 
-    def _prove(self, since: Cursor) -> None:
+    def _prove(self, since: Cursor, bounds: Bounds) -> None:
         """``Diverged`` if another message is before the cursor than was, or if the stream was created again."""
-        if not may_be_same(since.fingerprint, self._fingerprint_at(since.next)):
+        if not may_be_same(since.fingerprint, self._fingerprint_at(since.next, bounds)):
             raise Diverged(
                 f"{self.name} was created again, or lost its end, and has grown differently since: the message before "
                 f"position {since.next} is another one than was ingested. Ingest it into another log."
