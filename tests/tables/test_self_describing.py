@@ -99,6 +99,19 @@ def test_a_value_that_no_table_can_hold_is_a_dead_letter_and_a_new_field_is_a_co
     assert sink.size().rows == 5
 
 
+def test_a_column_that_no_data_file_can_have_is_a_dead_letter(make: Callable[..., Any]) -> None:
+    log = sl.open(f"memory://{uuid4()}", create=True)
+    thin = pa.Array.from_buffers(pa.decimal128(3, 10), 1, [None, pa.py_buffer((7).to_bytes(16, "little"))])
+    odd = {"thin": thin, "round": thin.view(pa.decimal128(5, -3)), "empty": pa.array([b""], pa.binary(0))}
+    values = [one(**{name: column}) for name, column in odd.items()]
+    append(log, number("id"), *values, one(lines=pa.ListArray.from_arrays([0, 1], thin)), number("id", 2))
+    for _ in "ab":
+        sink = make(value=sl.Arrow(), mode="append")
+        assert sl.follow(log, sink, upto="end").next == 6
+    assert sl.tables.verify(sink, log).is_clean
+    assert sink.size().rows + len(letters(sink, log)) == 6
+
+
 @pytest.mark.parametrize("tombstones", ["key", pytest.param(None, marks=pytest.mark.matrix)])
 def test_records_before_the_first_with_the_key_are_dead_letters(make: Callable[..., Any], tombstones: Any) -> None:
     log = sl.open(f"memory://{uuid4()}", create=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from strandline.errors import MissingExtra, SchemaRefused
@@ -34,6 +35,10 @@ def iceberg_schema(schema: pa.Schema) -> Schema:
         found: Schema = library.schema.assign_fresh_schema_ids(unnumbered)
     except (TypeError, ValueError, library.io.pyarrow.UnsupportedPyArrowTypeException) as error:
         raise SchemaRefused(f"Iceberg has no such column: {error} Convert it with a transform.") from error
+    try:
+        pq.ParquetWriter(pa.BufferOutputStream(), arrow_schema(found)).close()
+    except (pa.ArrowException, OSError) as error:
+        raise SchemaRefused(f"Parquet has no such column: {error}. Convert it with a transform.") from error
     return found
 
 

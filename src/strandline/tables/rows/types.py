@@ -35,7 +35,8 @@ def _storable(name: str, kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - o
     if pt.is_map(kind):
         return pa.map_(_storable(f"{name}{{}}", kind.key_type), _storable(f"{name}{{}}", kind.item_type))
     is_simple = pt.is_boolean(kind) or pt.is_integer(kind) or pt.is_floating(kind) or pt.is_date32(kind)
-    if is_simple or pt.is_string(kind) or pt.is_binary(kind) or (pt.is_decimal128(kind) and kind.scale >= 0):
+    is_decimal = pt.is_decimal128(kind) and 0 <= kind.scale <= kind.precision
+    if is_simple or pt.is_string(kind) or pt.is_binary(kind) or is_decimal:
         return kind
     raise SchemaRefused(
         f"The field {name!r} has the type {kind}, which tables cannot store: declare it as text or as a number."
