@@ -110,14 +110,35 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Show each picture in the version that fits, and signatures with public names.
+    """Show each picture in the version that fits, signatures with public names, and code that breaks where words end.
 
     >>> on_page_content('<p><img alt="a" src="../pictures/a.svg" /></p>')[3:84]
     '<picture><source media="(max-width: 40em)" srcset="../pictures/a-narrow.svg"><img'
+    >>> on_page_content("<td><code>strandline_calls</code></td> <p><code>trim --every</code></p>")
+    '<td><code>strandline_<wbr>calls</code></td> <p><code>trim <span class="option">--every</span></code></p>'
+    >>> on_page_content('<span class="go">error: There is no log.</span> <span class="go">a   b</span>')
+    '<span class="go sentence">error: There is no log.</span> <span class="go">a   b</span>'
     """
     html = html.replace('<span class="nf">open_url</span>', '<span class="nf">open</span>')  # its public name
+    html = re.sub(
+        r"<td\b.*?</td>", lambda cell: _in_code(cell[0], r"(?<=\w)([_./])(?=\w)", r"\1<wbr>"), html, flags=re.DOTALL
+    )
+    html = _in_code(html, r"(?<![\w-])(--[a-z][a-z-]*)", r'<span class="option">\1</span>')
+    # What has columns keeps them, and scrolls; a sentence wraps.
+    html = re.sub(r'<span class="go">(?=[^ <│┌├└][^<]* )(?![^<]*(?:  |│))', '<span class="go sentence">', html)
     narrow = r'<picture><source media="(max-width: 40em)" srcset="\2-narrow.svg">\1</picture>'
     return re.sub(r'(<img [^>]*src="([^"]*pictures/\w+)\.svg"[^>]*>)', narrow, html)
+
+
+def _in_code(html: str, pattern: str, new: str) -> str:
+    """Replace a pattern in the text of code, and not in tags."""
+    text = re.compile(rf"(<[^>]*>)|{pattern}")
+    return re.sub(
+        r"<code\b.*?</code>",
+        lambda code: text.sub(lambda found: found[1] or found.expand(new.replace(r"\1", r"\2")), code[0]),
+        html,
+        flags=re.DOTALL,
+    )
 
 
 def on_files(files: Files, *, config: Any) -> Files:

@@ -92,13 +92,10 @@ def open_url(
 ) -> AddressedLog:
     """Open the log at an address. With a cold tier attached, it is read across both tiers.
 
-    ===================================================  ============================================================
-    ``s3://``, ``gs://``, ``az://``, ``file://``,        an object log: any number of processes append and read
-    ``memory://``, a path
-    ``wal:///folder``                                    a write-ahead log on this machine's disk: one process writes
-    ``grpc://host:port``, ``grpc+tls://host:port``       the log of a node, over Arrow Flight
-    ``grpc://host:port,host:port``                       the same, on whichever of these nodes leads
-    ===================================================  ============================================================
+    - ``s3://``, ``gs://``, ``az://``, ``file://``, ``memory://``, a path: an object log; many processes append.
+    - ``wal:///folder``: a write-ahead log on this machine's disk; one process writes.
+    - ``grpc://host:port``, ``grpc+tls://host:port``: the log of a node, over Arrow Flight.
+    - ``grpc://host:port,host:port``: the same, on whichever of these nodes leads.
 
     Args:
         address: The address; for an object log also its store.
