@@ -99,6 +99,16 @@ def test_orphans_are_reported_once_if_nothing_else_was_deleted() -> None:
     assert lines(done, 60) == [("would delete", "2 objects (9 B) that were never listed")]
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [(["--dry-run"], "--every and --dry-run exclude"), (["--format", "queue-v1"], "--every is not for a queue-v1")],
+)
+def test_a_repeated_trim_says_what_it_goes_without(run: Run, log: str, options: list[str], sentence: str) -> None:
+    done = run("trim", log, "--every", "10s", *options)
+    assert done.exit_code == 1
+    assert sentence in done.stderr
+
+
 def test_a_grace_period_that_is_no_time_is_wrong_usage(run: Run, log: str) -> None:
     fill(log, 1)
     assert run("trim", log, "--grace", "soon").exit_code == 2

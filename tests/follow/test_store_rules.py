@@ -80,7 +80,7 @@ def test_updates_below_the_cursor_change_nothing_and_those_above_it_are_a_gap(st
 
 def test_an_update_without_key_is_refused_and_nothing_is_applied(stores):
     for store in stores:
-        with pytest.raises(NullKey, match="offset 1"):
+        with pytest.raises(NullKey, match="offset 1 has no key, and a store keeps one value per key"):
             store.apply(Updates([0, 0], [b"a", None], [b"", b""], [0, 1], AT.at(2)), since=AT, upto=AT.at(2))
     assert same(stores) == {}
 

@@ -102,7 +102,7 @@ class _FileSearch:
             count += 1
             yield self._file(row, store)
         if not count:
-            raise NotFound(f"There is no file to load at {address}: check the address.")
+            raise NotFound(f"There is no file at {address}: check the address.")
 
     def _beside(self, address: str) -> tuple[ObjectStore, list[ObjectInfo]]:
         """The address as a file in its folder."""

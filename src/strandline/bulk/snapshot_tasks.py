@@ -20,7 +20,7 @@ from strandline.formats.checksum import crc32c
 from strandline.log.read.span_tasks import records_between
 from strandline.model.cursor import Span
 from strandline.model.records import READ_SCHEMA, Op
-from strandline.model.sink import without_key
+from strandline.model.sink import not_a_state
 from strandline.storage.objects.store import ObjectStore
 from strandline.tables.rows.hashing import HASH_BITS, key_hashes
 from strandline.tables.rows.kinds import kept_rows, newest_per_key, taken_rows
@@ -65,7 +65,7 @@ def newest_records(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     for batch in batches:
         if batch.column("key").null_count:
             missing = batch.filter(pc.is_null(batch.column("key")))
-            raise without_key(missing.column("offset")[0].as_py())
+            raise not_a_state(missing.column("offset")[0].as_py())
         newest.add(batch)
     return newest.table()
 

@@ -270,6 +270,14 @@ def without_key(offset: int) -> NullKey:
     )
 
 
+def not_a_state(offset: int) -> NullKey:
+    """The error for a record without key in a store, or in a snapshot for one."""
+    return NullKey(
+        f"The record at offset {offset} has no key, and a store keeps one value per key: only a log whose records all "
+        "have keys has such a state. Nothing was applied."
+    )
+
+
 def is_applied(*, since: Cursor, upto: Cursor, at: Cursor | None) -> bool:
     """Whether a sink at ``at`` has a range already: the exactly-once rule. ``Gap`` if it starts above the sink."""
     if upto.next < since.next:

@@ -31,7 +31,7 @@ from strandline.cli.shared.common import start as known_start
 from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.monitoring import FollowerLag, Metrics, MetricsOpen, monitored
 from strandline.cli.shared.pools import Workers, is_on_spark, task_pool
-from strandline.errors import InvalidInput
+from strandline.errors import InvalidInput, NotALog, WrongKind
 from strandline.ingestion.api import open_source, open_target
 from strandline.ingestion.log_sink import LogSink
 from strandline.ingestion.run import Ingested, IngestProgress
@@ -180,7 +180,12 @@ def _options(place: str, security: ClientSecurity | None) -> dict[str, Any]:
 def _source(place: str, kind: TargetFormat, manifest: str, data: str, security: ClientSecurity | None) -> Any:
     if kind is TargetFormat.QUEUE_V1:
         return open_shared(place, manifest=manifest, data=data)
-    return open_source(_place(place), **_options(place, security))
+    try:
+        return open_source(_place(place), **_options(place, security))
+    except NotALog as error:
+        if isinstance(error, WrongKind) or "create one" not in str(error):
+            raise
+        raise NotALog(f"There is no log at {place}: check the address of the source.") from error
 
 
 def sentence(done: Ingested, end: int, seconds: float) -> str:

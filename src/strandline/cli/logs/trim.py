@@ -91,8 +91,10 @@ def trim(
     """
     if every is None and metrics is not None:
         raise InvalidInput("--metrics is for a trim that is repeated: add --every TIME.")
-    if every is not None and (format is not TargetFormat.LOG or dry_run):
-        raise InvalidInput("--every is for a log, and goes without --dry-run.")
+    if every is not None and dry_run:
+        raise InvalidInput("--every and --dry-run exclude each other: one trims again and again, the other never.")
+    if every is not None and format is not TargetFormat.LOG:
+        raise InvalidInput("--every is not for a queue-v1: start this command again for each round.")
     if format is TargetFormat.LOG:
         log = object_log_at(url)
         if every is not None:

@@ -329,7 +329,7 @@ def _place_of(url: str, dead_letters: str | None) -> str | bool:
         return True
     if dead_letters is None:
         raise InvalidInput(
-            f"Where the dead letters of {url} are is not recorded: name their table with --dead-letters."
+            f"The table {url} does not record where its dead letters are: name their table with --dead-letters."
         )
     return dead_letters
 

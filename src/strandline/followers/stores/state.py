@@ -19,7 +19,7 @@ from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Updates, as_bytes
 from strandline.model.records import READ_SCHEMA, Op
-from strandline.model.sink import StorePosition, remaining, without_key
+from strandline.model.sink import StorePosition, not_a_state, remaining
 from strandline.model.snapshot import Snapshot
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -131,7 +131,7 @@ def change_of(records: pa.Table | pa.RecordBatch | Updates) -> KeyChange:
     op, key, value = _PLACES if records.schema.equals(READ_SCHEMA) else ("op", "key", "value")
     keys, values = records.column(key), records.column(value)
     if keys.null_count:
-        raise without_key(_first_without_key(records))
+        raise not_a_state(_first_without_key(records))
     listed = values.to_pylist()
     if values.null_count:
         listed = [value or b"" for value in listed]
@@ -141,7 +141,7 @@ def change_of(records: pa.Table | pa.RecordBatch | Updates) -> KeyChange:
 def _change_of_updates(updates: Updates) -> KeyChange:
     ops, keys, values, _ = updates.columns
     if None in keys:
-        raise without_key(updates.columns[3][list(keys).index(None)])
+        raise not_a_state(updates.columns[3][list(keys).index(None)])
     if None in values:
         values = [value or b"" for value in values]
     return KeyChange(keys, values, _unless_puts(bytes(ops)))
