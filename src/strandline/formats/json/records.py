@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, Final
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ _BESIDE: Final = frozenset({"error"})
 """``tail --decode`` says beside a value why it cannot be decoded."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_OPS: Final = tuple(op.name.lower() for op in Op)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def record_fields(record: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "offset": record["offset"],
         "timestamp": _time(record["timestamp"]),
-        "op": Op(record["op"]).name.lower(),
+        "op": _OPS[record["op"]],
     }
     for name in ("key", "value"):
         try:
@@ -128,12 +130,18 @@ def parse_record(line: bytes, where: str) -> InputRecord:
 
 
 def _time(microseconds: int) -> str | int:
+    minutes, rest = divmod(microseconds, 60_000_000)
     try:
-        return (_EPOCH + timedelta(microseconds=microseconds)).isoformat(timespec="microseconds")[
-            : -len("+00:00")
-        ] + "Z"
+        text = f"{rest:08}"
+        return f"{_minute(minutes)}:{text[:2]}.{text[2:]}Z"
     except OverflowError:
         return microseconds
+
+
+@lru_cache(1024)
+def _minute(minutes: int) -> str:
+    """A minute as text: records that follow each other often have the same."""
+    return (_EPOCH + timedelta(minutes=minutes)).isoformat()[: len("1970-01-01T00:00")]
 
 
 def _text(data: bytes | None) -> str | None:
