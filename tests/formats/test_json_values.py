@@ -9,12 +9,12 @@ from uuid import UUID
 
 import pytest
 
-from strandline.errors import CorruptData
+from strandline.errors import CorruptData, UnsupportedVersion
 from strandline.formats.json.checked import encode_checked
 from strandline.formats.json.slots import slot_fields
-from strandline.formats.object.identity import SlotCodec, decode_identity
+from strandline.formats.object.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
 from strandline.formats.segment.file import SegmentFacts
-from strandline.formats.topic import decode_topic
+from strandline.formats.topic import decode_topic, encode_topic
 from strandline.formats.wal.folder import (
     Rewinding,
     SlotsFile,
@@ -110,6 +110,21 @@ DECODERS: list[Callable[[bytes, str], object]] = [
 )
 def test_json_that_would_take_much_to_parse_is_damage(decode: Callable[[bytes, str], object], data: bytes) -> None:
     with pytest.raises(CorruptData, match="it is damaged"):
+        decode(data, "it")
+
+
+@pytest.mark.parametrize(
+    ("decode", "data"),
+    [
+        (decode_identity, changed(encode_identity(LogIdentity(UUID(int=7))), min_reader=2, retention="of the future")),
+        (decode_wal_values, changed(encode_wal_identity(UUID(int=7)), min_reader=2, log_id="of the future")),
+        (decode_topic, changed(encode_topic(3), min_reader=2, partition_count="of the future")),
+    ],
+)
+def test_a_file_of_a_newer_version_is_called_that_and_not_damaged(
+    decode: Callable[[bytes, str], object], data: bytes
+) -> None:
+    with pytest.raises(UnsupportedVersion, match="it needs a reader of version 2"):
         decode(data, "it")
 
 

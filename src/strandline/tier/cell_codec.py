@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 from uuid import UUID
 
-from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
-from strandline.formats.json.checked import decode_checked, encode_checked
+from strandline.errors import UnsupportedVersion
+from strandline.formats.json.checked import damage, decode_checked, encode_checked
 from strandline.model.json_values import natural, read_record, stamp_fields
 from strandline.model.stamp import Stamped
 
@@ -40,13 +40,11 @@ class TierCellCodec(Generic[T]):
 
     def decode(self, data: bytes | memoryview, where: str) -> Stamped[T]:
         """The state in these bytes; ``CorruptData`` if they are damaged."""
-        try:
+        with damage(where, "Restore the object."):
             fields = decode_checked(bytes(data), self.kind, FORMAT_VERSION)
             if natural(fields["min_reader"]) > FORMAT_VERSION:
                 raise UnsupportedVersion(f"{where} was written by a newer version of strandline: upgrade this one.")
             return read_record(Stamped, fields, value=read_record(self.content, fields, optional=self.optional))
-        except (ValueError, KeyError, InvalidInput) as error:
-            raise CorruptData(f"{where} is damaged: {error}. Restore the object.") from error
 
 
 def _plain(value: Any) -> Any:

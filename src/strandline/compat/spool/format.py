@@ -18,6 +18,7 @@ from zlib import crc32
 
 from strandline.errors import CorruptData, InvalidInput, NotFound
 from strandline.formats.arrow.block import Parts
+from strandline.formats.json.checked import damage
 from strandline.formats.json.slots import read_slots
 from strandline.formats.wal.frame import MAGIC, MAX_PAYLOAD
 from strandline.model.json_values import LARGEST, has_too_many_values, items, natural
@@ -349,17 +350,12 @@ def decode_slots(data: bytes | memoryview, where: str, *, now: int) -> list[Slot
     >>> decode_slots(b'{"slots": [{"id": "a", "restart_lsn": 7}]}', "it", now=5)[0].position
     7
     """
-    try:
+    with damage(where, "Restore the file, or move it away to continue without its slots."):
         if len(data) > LARGEST or has_too_many_values(data):
-            raise ValueError(f"{len(data):,} bytes are too large for slots")  # noqa: TRY301 - one sentence for all
+            raise ValueError(f"{len(data):,} bytes are too large for slots")
         found = items(_JSON.decode(str(data, "utf-8"))["slots"])
         slots = read_slots([_slot_fields(fields, now) for fields in found])
         return [replace(slot, position=_position(fields)) for slot, fields in zip(slots, found, strict=True)]
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptData(
-            f"{where} is damaged: {str(error)[:200]!r}. Restore the file, or move it away to continue without its "
-            "slots."
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from typing import Final
 from strandline.compat.v1.batch_format import decode_values
 from strandline.compat.v1.edits import checked_path, is_batch_name
 from strandline.compat.v1.manifest_format import decode_manifest, may_be_manifest
-from strandline.errors import CorruptData, InvalidInput, NotFound, UnsupportedVersion
-from strandline.formats.json.checked import decode_checked, encode_checked
+from strandline.errors import CorruptData, NotFound, UnsupportedVersion
+from strandline.formats.json.checked import damage, decode_checked, encode_checked
 from strandline.model.head import QueueManifest
 from strandline.model.json_values import text
 from strandline.storage.objects.store import LARGEST_OBJECT, ObjectInfo, ObjectStore
@@ -108,10 +108,9 @@ def encode_registration(manifest: str) -> bytes:
 
 def decode_registration(data: bytes, where: str) -> str:
     """The path of the manifest that a registration names; ``CorruptData`` naming ``where``."""
-    try:
+    with damage(
+        where,
+        "It names the manifest of a queue with batches in this folder: restore it, or delete it if there is no such "
+        "queue.",
+    ):
         return checked_path(text(decode_checked(data, _KIND, _VERSION)["manifest"]), "manifest")
-    except (ValueError, KeyError, TypeError, InvalidInput) as error:
-        raise CorruptData(
-            f"{where} is damaged: {str(error)[:200]}. It names the manifest of a queue with batches in this folder: "
-            "restore it, or delete it if there is no such queue."
-        ) from error

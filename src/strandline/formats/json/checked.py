@@ -1,19 +1,71 @@
-"""Small JSON files with a kind, a version and a checksum over all bytes."""
+"""Small JSON files with a kind, a version and a checksum over all bytes, and the one error for a damaged one."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Any
 
+from strandline.errors import CorruptData, UnsupportedVersion, WrongKind
 from strandline.formats.checksum import crc32c
-from strandline.model.json_values import parse_object
+from strandline.model.json_values import natural, parse_object
+
+
+class damage:  # noqa: N801 - reads as a statement: "with damage(where, advice): ..."
+    """Fields that are read within: whatever is wrong with them is ``CorruptData`` of ``where``, with this advice."""
+
+    def __init__(self, where: str, advice: str) -> None:
+        """The file or object, and what to do about its damage, as sentences."""
+        self._where = where
+        self._advice = advice
+
+    def __enter__(self) -> None:
+        """Nothing was read yet."""
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Raise the error for what was wrong."""
+        if isinstance(error, KeyError | ValueError | TypeError | AttributeError | OverflowError | RecursionError):
+            why = f"{error} is missing" if isinstance(error, KeyError) else str(error)[:200].rstrip(".")
+            raise CorruptData(f"{self._where} is damaged: {why}. {self._advice}") from error
+
+
+def decode_description(
+    data: bytes | memoryview,
+    where: str,
+    kind: str,
+    *,
+    newest: int,
+    otherwise: str,
+    advice: str,
+    other: tuple[str, str] | None = None,
+) -> dict[str, Any]:
+    """The fields of a file that describes what is beside it, once its kind, version and checksum are right.
+
+    ``CorruptData`` says that a file of another kind is ``otherwise``; ``WrongKind``, what one of the kind ``other[0]``
+    is. ``UnsupportedVersion`` if it needs a reader above version ``newest``.
+    """
+    with damage(where, advice):
+        fields = parse_object(data)
+        found = fields["kind"]
+    if other is not None and found == other[0]:
+        raise WrongKind(f"{where} is of {other[1]}.")
+    if found != kind:
+        raise CorruptData(f"{where} describes a {str(found)[:80]!r}, which is {otherwise}.")
+    with damage(where, advice):
+        needs = natural(fields["min_reader"])
+    if needs > newest:
+        raise UnsupportedVersion(
+            f"{where} needs a reader of version {needs}, and this program is of version {newest}: upgrade strandline."
+        )
+    with damage(where, advice):
+        check_checksum(fields)
+    return fields
 
 
 def encode_checked(kind: str, version: int, fields: Mapping[str, Any]) -> bytes:
     """The bytes of a file."""
-    content = {"kind": kind, "version": version, **fields}
-    return json.dumps(with_checksum(content), indent=1, sort_keys=True).encode() + b"\n"
+    return sealed({"kind": kind, "version": version, **fields})
 
 
 def decode_checked(data: bytes, kind: str, version: int) -> dict[str, Any]:
@@ -39,6 +91,11 @@ def check_checksum(fields: Mapping[str, Any]) -> None:
     content = dict(fields)
     if "checksum" in content and content.pop("checksum") != _checksum(content):
         raise ValueError("its checksum is wrong")
+
+
+def sealed(fields: Mapping[str, Any]) -> bytes:
+    """The bytes of a file with these fields and their checksum."""
+    return json.dumps(with_checksum(fields), indent=1, sort_keys=True).encode() + b"\n"
 
 
 def _checksum(fields: Mapping[str, Any]) -> str:

@@ -12,8 +12,8 @@ from types import NoneType
 from typing import Final, TypeAlias
 from uuid import UUID
 
-from strandline.errors import CorruptData, InvalidInput
-from strandline.formats.json.checked import decode_checked, encode_checked
+from strandline.errors import InvalidInput
+from strandline.formats.json.checked import damage, decode_checked, encode_checked
 from strandline.formats.json.fields import Fields, write_record
 from strandline.model.cursor import Cursor
 from strandline.model.json_values import PlainName
@@ -182,11 +182,9 @@ def encode_keys(keys: Sequence[TicketKey]) -> bytes:
 
 def decode_keys(data: bytes, where: str) -> tuple[TicketKey, ...]:
     """The keys in a file, or ``CorruptData``."""
-    try:
+    with damage(where, "Remove it: the primary has the keys."):
         fields = decode_checked(data, _KEYS_KIND, _KEYS_VERSION)
         return keys_of(fields["keys"], fields.get("until"))
-    except (KeyError, ValueError) as error:
-        raise CorruptData(f"{where} is damaged: {str(error)[:200]}. Remove it: the primary has the keys.") from error
 
 
 def key_columns(keys: Sequence[TicketKey]) -> tuple[list[str], list[int | None]]:

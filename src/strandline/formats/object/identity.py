@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
-from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion, WrongKind
-from strandline.formats.json.checked import check_checksum, with_checksum
+from strandline.errors import CorruptData
+from strandline.formats.json.checked import check_checksum, damage, decode_description, sealed
 from strandline.formats.json.slots import read_slot, slot_fields
 from strandline.formats.json.value_versions import ValueVersion, read_versions, version_fields
 from strandline.model.json_values import (
@@ -31,6 +30,8 @@ from strandline.model.stamp import Stamped
 FORMAT_VERSION: Final = 1
 OPEN_WAL: Final = "open it with strandline.open('wal:///path/to/folder')"
 OPEN_OBJECT_LOG: Final = "open it with strandline.open"
+_KIND: Final = "strandline-object-log"
+_ADVICE: Final = "Restore the object."
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,9 @@ class LogIdentity:
 
 def encode_identity(identity: LogIdentity) -> bytes:
     """``log.json``."""
-    return _json(
+    return sealed(
         {
-            "kind": "strandline-object-log",
+            "kind": _KIND,
             "log_id": str(identity.log_id),
             "version": identity.version,
             "min_reader": identity.min_reader,
@@ -69,13 +70,17 @@ def encode_identity(identity: LogIdentity) -> bytes:
 
 def decode_identity(data: bytes | memoryview, where: str) -> LogIdentity:
     """The identity in these bytes, or an error that says what to do."""
-    fields = _parsed(data, where)
-    if fields.get("kind") == "strandline-wal":
-        raise WrongKind(f"{where} is of a write-ahead log, and no object log: {OPEN_WAL}.")
-    try:
-        if fields["kind"] != "strandline-object-log":
-            raise CorruptData(f"{where} describes a {str(fields['kind'])[:80]!r}, which is no object log.")
-        identity = LogIdentity(
+    fields = decode_description(
+        data,
+        where,
+        _KIND,
+        newest=FORMAT_VERSION,
+        otherwise="no object log",
+        other=("strandline-wal", f"a write-ahead log, and no object log: {OPEN_WAL}"),
+        advice=_ADVICE,
+    )
+    with damage(where, _ADVICE):
+        return LogIdentity(
             UUID(fields["log_id"]),
             natural(fields["version"]),
             natural(fields["min_reader"]),
@@ -84,15 +89,6 @@ def decode_identity(data: bytes | memoryview, where: str) -> LogIdentity:
             SlotLimits(natural(fields.get("slot_lag_bytes", 0)), natural(fields.get("slot_idle_seconds", 0))),
             read_versions(fields),
         )
-    except (KeyError, ValueError, TypeError, AttributeError, InvalidInput) as error:
-        raise CorruptData(f"{where} is damaged: {str(error)[:200]!r}. Restore the object.") from error
-    if identity.min_reader > FORMAT_VERSION:
-        raise UnsupportedVersion(
-            f"{where} needs a reader of version {identity.min_reader}, and this program is of version "
-            f"{FORMAT_VERSION}: upgrade strandline."
-        )
-    _check(fields, where)
-    return identity
 
 
 class IdentityCodec:
@@ -116,35 +112,15 @@ class SlotCodec:
 
     def encode(self, state: Stamped[SlotState]) -> bytes:
         """The bytes of a state."""
-        return _json({**slot_fields(state.value), **stamp_fields(state)})
+        return sealed({**slot_fields(state.value), **stamp_fields(state)})
 
     def decode(self, data: bytes | memoryview, where: str) -> Stamped[SlotState]:
         """The state in these bytes; damage is an error, never "no slot"."""
-        fields = _parsed(data, where)
-        try:
+        with damage(where, _ADVICE):
+            fields = parse_object(data)
             slot = read_slot(fields)
             state = read_record(Stamped, fields, value=slot)
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise CorruptData(f"{where} is damaged: {error!r}. Restore the object.") from error
-        _check(fields, where)
+            check_checksum(fields)
         if slot.name != self._name:
-            raise CorruptData(f"{where} is damaged: it describes slot {slot.name!r}. Restore the object.")
+            raise CorruptData(f"{where} is damaged: it describes slot {slot.name!r}. {_ADVICE}")
         return state
-
-
-def _json(fields: dict[str, Any]) -> bytes:
-    return json.dumps(with_checksum(fields), indent=1, sort_keys=True).encode() + b"\n"
-
-
-def _parsed(data: bytes | memoryview, where: str) -> dict[str, Any]:
-    try:
-        return parse_object(data)
-    except ValueError as error:
-        raise CorruptData(f"{where} is damaged: it is not JSON ({str(error)[:80]}). Restore the object.") from error
-
-
-def _check(fields: dict[str, Any], where: str) -> None:
-    try:
-        check_checksum(fields)
-    except ValueError as error:
-        raise CorruptData(f"{where} is damaged: {error}. Restore the object.") from error

@@ -7,7 +7,8 @@ import re
 from dataclasses import asdict
 from typing import Any, Final
 
-from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.errors import InvalidInput, UnsupportedVersion
+from strandline.formats.json.checked import damage
 from strandline.formats.json.fields import cursor_fields, read_cursor
 from strandline.model.json_values import LARGEST, has_too_many_values, natural, parse_object, read_record, stamp_fields
 from strandline.model.snapshot import Artifact, Pointer, Snapshot, SnapshotFile
@@ -43,22 +44,14 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 def decode_snapshot(data: bytes | memoryview, where: str, folder: str) -> Snapshot:
     """Decode the manifest of the snapshot in ``folder``. Paths that could leave ``data/`` are damage."""
-    try:
+    with damage(where, "Take another snapshot."):
         fields = parse_object(data)
-    except ValueError as error:
-        raise CorruptData(f"{where} is damaged: it is not JSON ({str(error)[:80]}). {_TAKE_ANOTHER}") from error
-    try:
         version = natural(fields["schema"])
         if version == SCHEMA_VERSION:
             return _checked(fields, folder)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise CorruptData(f"{where} is damaged: {error!r}. {_TAKE_ANOTHER}") from error
     raise UnsupportedVersion(
         f"{where} is of version {version}, and this program reads version {SCHEMA_VERSION}: upgrade strandline."
     )
-
-
-_TAKE_ANOTHER: Final = "Take another snapshot."
 
 
 def _checked(fields: dict[str, Any], folder: str) -> Snapshot:
@@ -132,19 +125,16 @@ class PointerCodec:
 
     def decode(self, data: bytes | memoryview, where: str) -> Stamped[Pointer]:
         """The state in these bytes."""
-        try:
+        with damage(where, "Restore the object."):
             fields = parse_object(data)
             kind, version = fields["kind"], fields["version"]
-            known = kind == "strandline-snapshot-pointer"
-            if known and version == VERSION:
+            if kind != "strandline-snapshot-pointer" or type(version) is not int or version < VERSION:
+                raise ValueError(f"{str(kind)[:80]!r} is no snapshot pointer")
+            if version == VERSION:
                 return _state(fields)
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise CorruptData(f"{where} is damaged: {error!r}. Restore the object.") from error
-        if known and isinstance(version, int) and version > VERSION:
-            raise UnsupportedVersion(
-                f"{where} is of version {version}, and this program reads version {VERSION}: upgrade strandline."
-            )
-        raise CorruptData(f"{where} is damaged: {str(kind)[:80]!r} is no snapshot pointer. Restore the object.")
+        raise UnsupportedVersion(
+            f"{where} is of version {version}, and this program reads version {VERSION}: upgrade strandline."
+        )
 
 
 def _state(fields: dict[str, Any]) -> Stamped[Pointer]:

@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass
 from typing import Final
 from uuid import UUID
 
-from strandline.errors import CorruptData, UnsupportedVersion, WrongKind
-from strandline.formats.json.checked import check_checksum, decode_checked, encode_checked, with_checksum
+from strandline.errors import CorruptData
+from strandline.formats.json.checked import damage, decode_checked, decode_description, encode_checked, with_checksum
 from strandline.formats.json.slots import read_slots, slot_fields
 from strandline.formats.json.value_versions import ValueVersion, read_versions, version_fields
 from strandline.formats.object.identity import OPEN_OBJECT_LOG
 from strandline.formats.source_proofs import rows_with_proofs, without_proof_rows
 from strandline.model.head import SourceProof, WriterId, WriterState, proof_of, proven
-from strandline.model.json_values import natural, parse_json, parse_object, read_record, text, whole
+from strandline.model.json_values import natural, parse_json, read_record, text, whole
 from strandline.model.retention import SlotState
 
 KIND: Final = "strandline-wal"
@@ -43,25 +43,17 @@ def encode_wal_identity(log_id: UUID, values: Sequence[ValueVersion] = ()) -> by
 
 def decode_wal_values(data: bytes, where: str) -> tuple[UUID, tuple[ValueVersion, ...]]:
     """The log's identity and the versions of its value format, or an error that says what to do."""
-    try:
-        fields = parse_object(data)
-        kind, log_id, needs = fields["kind"], UUID(text(fields["log_id"])), natural(fields["min_reader"])
-    except (KeyError, ValueError) as error:
-        raise CorruptData(f"{where} is damaged: {str(error)[:200]!r}. Restore the file.") from error
-    if kind == "strandline-object-log":
-        raise WrongKind(f"{where} is of an object log, and no write-ahead log: {OPEN_OBJECT_LOG}.")
-    if kind != KIND:
-        raise CorruptData(f"{where} describes a {str(kind)[:80]!r}, which is no write-ahead log.")
-    if needs > FORMAT_VERSION:
-        raise UnsupportedVersion(
-            f"{where} needs a reader of version {needs}, and this program is of version {FORMAT_VERSION}: upgrade "
-            "strandline."
-        )
-    try:
-        check_checksum(fields)
-        return log_id, read_versions(fields)
-    except (KeyError, ValueError, TypeError) as error:
-        raise CorruptData(f"{where} is damaged: {str(error)[:200]!r}. Restore the file.") from error
+    fields = decode_description(
+        data,
+        where,
+        KIND,
+        newest=FORMAT_VERSION,
+        otherwise="no write-ahead log",
+        other=("strandline-object-log", f"an object log, and no write-ahead log: {OPEN_OBJECT_LOG}"),
+        advice="Restore the file.",
+    )
+    with damage(where, "Restore the file."):
+        return UUID(text(fields["log_id"])), read_versions(fields)
 
 
 # --- start and slots -------------------------------------------------------------------------------------------
@@ -84,15 +76,13 @@ def encode_slots_file(kept: SlotsFile) -> bytes:
 
 def decode_slots_file(data: bytes, where: str) -> SlotsFile:
     """The start and the slots in these bytes; damage is ``CorruptData``, never "no slots"."""
-    try:
+    with damage(
+        where,
+        "It holds the start of the log and its slots, so nothing is served or trimmed without it: restore the file "
+        "from a backup, or let 'strandline wal repair --forget-slots' make one without slots, and create them again.",
+    ):
         fields = decode_checked(data, SLOTS_KIND, FORMAT_VERSION)
         return SlotsFile(UUID(text(fields["log_id"])), natural(fields["start"]), read_slots(fields["slots"]))
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise CorruptData(
-            f"{where} is damaged: {str(error)[:200]}. It holds the start of the log and its slots, so "
-            "nothing is served or trimmed without it: restore the file from a backup, or let 'strandline wal repair "
-            "--forget-slots' make one without slots, and create them again."
-        ) from error
 
 
 # --- rewind in progress -----------------------------------------------------------------------------------------
@@ -128,14 +118,11 @@ def encode_rewinding(value: Rewinding) -> bytes:
 
 def decode_rewinding(data: bytes, where: str) -> Rewinding:
     """Decode a rewind, or ``CorruptData``."""
-    try:
-        fields = decode_checked(data, _REWIND_KIND, FORMAT_VERSION)
-        return read_record(Rewinding, fields)
-    except (KeyError, ValueError) as error:
-        raise CorruptData(
-            f"{where} is damaged: {str(error)[:200]}. It holds the plan of a rewind, and nothing is done "
-            "without it: restore the file, or the log from a backup."
-        ) from error
+    with damage(
+        where,
+        "It holds the plan of a rewind, and nothing is done without it: restore the file, or the log from a backup.",
+    ):
+        return read_record(Rewinding, decode_checked(data, _REWIND_KIND, FORMAT_VERSION))
 
 
 # --- metadata of frames ----------------------------------------------------------------------------------------

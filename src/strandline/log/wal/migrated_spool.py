@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Final
 
-from strandline.errors import CorruptData, Diverged, NotFound
-from strandline.formats.json.checked import decode_checked, encode_checked
+from strandline.errors import Diverged, NotFound
+from strandline.formats.json.checked import damage, decode_checked, encode_checked
 from strandline.log.folders import SPOOL_SUFFIX
 from strandline.model.json_values import natural
 from strandline.storage.disk import Disk
@@ -23,14 +23,13 @@ def encode_migrated(size: int, end: int) -> bytes:
 
 def decode_migrated(data: bytes, where: str) -> tuple[int, int]:
     """The size of the spool, and the offset after its records; ``CorruptData`` naming ``where``."""
-    try:
+    with damage(
+        where,
+        "It says how much of the spool beside the log was migrated: restore it, or move the spool away if nothing was "
+        "written to that since.",
+    ):
         fields = decode_checked(data, _KIND, _VERSION)
         return natural(fields["size"]), natural(fields["next"])
-    except (KeyError, ValueError, TypeError) as error:
-        raise CorruptData(
-            f"{where} is damaged: {str(error)[:200]}. It says how much of the spool beside the log was migrated: "
-            "restore it, or move the spool away if nothing was written to that since."
-        ) from error
 
 
 def note_migrated(folder: str, *, size: int, end: int, disk: Disk) -> None:

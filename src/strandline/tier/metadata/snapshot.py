@@ -15,9 +15,9 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import CorruptData, InvalidInput, StorageError
+from strandline.errors import InvalidInput, StorageError
 from strandline.formats.arrow.stream import Layout, read_stream
-from strandline.formats.json.checked import decode_checked, encode_checked
+from strandline.formats.json.checked import damage, decode_checked, encode_checked
 from strandline.log.topic.contract import NO_TOPIC
 from strandline.model.cursor import Cursor
 from strandline.model.json_values import LARGEST, natural
@@ -129,15 +129,13 @@ class MetadataSnapshots:
 
     def _positions(self, data: str) -> dict[int, tuple[int, dict[str, slice]]]:
         path = f"{data}/{POSITIONS}"
-        try:
+        with damage(path, "Remove the snapshot."):
             fields = decode_checked(self.disk.read(path, 0, LARGEST + 1), KIND, KIND_VERSION)
             count = fields["partition_count"]
             found = {
                 natural(int(key)): (natural(row["next"]), {name: _place(row["tables"][name]) for name in SCHEMAS})
                 for key, row in fields["partitions"].items()
             }
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise CorruptData(f"{path} is damaged: {str(error)[:200]!r}. Remove the snapshot.") from error
         if count != self.count:
             raise InvalidInput(f"it is of a topic with {count} partitions and not {self.count}")
         return found
