@@ -25,6 +25,8 @@ from strandline.errors import AlreadyExists, CorruptData, Diverged, Fenced, Inva
 from strandline.formats.wal.folder import SlotsFile
 from strandline.ingestion.api import ingest
 from strandline.log.wal.log import WalLog
+from strandline.log.wal.read.reading import WalReader
+from strandline.log.wal.recover.verify import verify
 from strandline.log.wal.slots import write_slots_file
 from strandline.model.retention import InvalidReason
 from strandline.storage.disk import DISK, replace_file
@@ -163,6 +165,7 @@ def test_a_spool_that_was_written_after_its_migration_is_refused(changed):
     for opening in (
         open_on,
         *(partial(WalLog.open, FOLDER + end, create=False, background=False) for end in ("", "/", "//", "/.")),
+        partial(WalReader, FOLDER),
     ):
         with pytest.raises(Diverged, match=re.escape(said)) as refusal:
             opening(disk=disk)
@@ -170,6 +173,7 @@ def test_a_spool_that_was_written_after_its_migration_is_refused(changed):
     disk.remove(SPOOL)
     with open_on(disk) as wal:
         assert all_of(wal)[-1][3] == b"eleven"
+    assert verify(FOLDER, disk=disk, clock=ManualClock()).findings == []
 
 
 def test_the_new_records_of_a_spool_are_taken_over_as_the_refusal_says(tmp_path):

@@ -19,6 +19,7 @@ from strandline.log.read.reading import HeadPoller
 from strandline.log.slots import resume
 from strandline.log.slots.table import ReadOnlySlots
 from strandline.log.slots.trimming import retention_start
+from strandline.log.wal.migrated_spool import refuse_changed_spool
 from strandline.log.wal.names import firsts_in
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.span import CachedFrame, WalSpan
@@ -261,9 +262,13 @@ class WalReader(WalReading, Closing):
     """
 
     def __init__(self, folder: Address, *, disk: Disk = DISK, clock: Clock = CLOCK, boot: UUID | None = None) -> None:
-        """Read the log in this folder; ``NotALog`` if there is none."""
+        """Read the log in this folder.
+
+        ``NotALog`` if there is none, ``Diverged`` if the spool from which it was migrated was written since.
+        """
         folder = as_folder(folder)
         log_id = read_identity(folder, disk=disk)
+        refuse_changed_spool(folder, disk=disk)
         super().__init__(folder, log_id, Catalog(folder, log_id, firsts_in(disk.scan(folder)), disk=disk), disk=disk)
         self.clock = clock
         self._boot = boot_id() if boot is None else boot

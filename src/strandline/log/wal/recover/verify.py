@@ -17,6 +17,7 @@ from strandline.formats.wal.mark import Mark
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.folders import FolderKind, contents, refuse_others
 from strandline.log.wal import names
+from strandline.log.wal.migrated_spool import MIGRATED
 from strandline.log.wal.read.watermark import MARK_READS, read_mark
 from strandline.log.wal.recover.checks import FileCheck, FileFacts, judge_closed, judge_last, judge_slots
 from strandline.log.wal.recover.scan_tail import WINDOW, read_identity, read_slots_file, walk
@@ -27,7 +28,7 @@ from strandline.storage.clock import Clock
 from strandline.storage.disk import Disk, FolderRow
 
 _KNOWN: Final = frozenset(
-    {names.IDENTITY, names.SLOTS_FILE, names.MARK, names.LOCK, names.REWIND, COLD_FILE, COLD_FOLDER}
+    {names.IDENTITY, names.SLOTS_FILE, names.MARK, names.LOCK, names.REWIND, MIGRATED, COLD_FILE, COLD_FOLDER}
 )
 _OF_FILE: Final = re.compile(r"([0-9]{20})\..*")
 
