@@ -111,3 +111,18 @@ def test_a_date_that_python_does_not_have_is_a_bad_row_wherever_it_is() -> None:
     near = pa.array([[0]], pa.list_(pa.int32())).cast(pa.list_(pa.date32()))
     decoded = sl.Arrow().decode(pa.array([one(a=far), one(a=near)], pa.binary()))
     assert [bad["reason"] for bad in decoded.bad.to_pylist()] == ["The field 'a[]' is outside of the years 1 to 9999."]
+
+
+def test_a_value_with_wide_empty_bytes_does_not_make_all_other_rows_as_wide() -> None:
+    codec = sl.Arrow()
+    sink = pa.BufferOutputStream()
+    wide = pa.record_batch({"wide": pa.array([b"x" * 100_000], pa.binary(100_000))})
+    with pa.ipc.new_stream(sink, wide.schema) as writer:
+        writer.write_batch(wide)
+    decoded = codec.decode(pa.array([bytes(sink.getvalue()), *[codec.encode_one({"id": 1})] * 1000], pa.binary()))
+    assert decoded.columns.schema.names == ["id"]
+    assert decoded.columns.nbytes < 100_000
+    assert "3,125 new fields" in decoded.bad.column("reason")[0].as_py()
+    hashes = pa.record_batch({"hash": pa.array([b"x" * 64], pa.binary(64))})
+    assert sl.Arrow(max_columns=2).decode(sl.Arrow().encode(hashes)).bad.num_rows == 0
+    assert sl.Arrow(max_columns=1).decode(sl.Arrow().encode(hashes)).bad.num_rows == 1

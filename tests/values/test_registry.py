@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.errors import InvalidInput, TransientStorageError
+from strandline.errors import InvalidInput, SchemaRefused, TransientStorageError
 from strandline.storage.http_get import http_get
 from strandline.values.codecs import registry as registries
 from strandline.values.recorded import _built, as_version, codec_of
@@ -154,3 +154,53 @@ def test_a_registry_is_called_if_the_environment_lists_it_or_the_program_names_i
         sl.Avro(SCHEMA, registry=url, schema_id=2)
         assert again.decode(VALUE).columns.to_pylist() == [{"id": 1}]
         assert len(asked) == 3
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://[::1", "http://127.0.0.1:99999/", "http://127.0.0.1:x/"])
+def test_an_address_that_is_none_is_an_error_and_a_redirect_to_it_no_damage_of_a_value(url: str) -> None:
+    with pytest.raises(InvalidInput, match="http://"):
+        sl.Avro(SCHEMA, registry=url)
+
+    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
+        handler.send_response(302)
+        handler.send_header("Location", url)
+        handler.end_headers()
+
+    with serving(answer) as (place, _), pytest.raises(TransientStorageError, match="could not be fetched"):
+        sl.Avro(SCHEMA, registry=place).decode(VALUE)
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[" * 5000, "\ud800"])
+def test_a_schema_that_cannot_be_read_is_refused_where_a_codec_is_made_of_it(text: str) -> None:
+    with pytest.raises(SchemaRefused):
+        sl.Avro(registry={1: text}, schema_id=1)
+    with pytest.raises(SchemaRefused, match="not in the registry"):
+        sl.Avro(registry={1: SCHEMA}, schema_id=2)
+
+
+def doubling(times: int) -> str:
+    """Each record has two fields of the one before, and none of them takes bytes."""
+    fields: list[object] = [{"name": "a", "type": {"type": "record", "name": "A0", "fields": []}}]
+    for at in range(times):
+        twice = [{"name": name, "type": f"A{at}"} for name in "xy"]
+        fields.append({"name": f"a{at}", "type": {"type": "record", "name": f"A{at + 1}", "fields": twice}})
+    return json.dumps({"type": "record", "name": "R", "fields": [*fields, {"name": "id", "type": "long"}]})
+
+
+EMPTY = {"type": "record", "name": "E", "namespace": "n", "fields": []}
+
+
+def listing(item: str) -> str:
+    fields = [{"name": "e", "type": EMPTY}, {"name": "l", "type": {"type": "array", "items": item}}]
+    return json.dumps({"type": "record", "name": "R", "fields": [*fields, {"name": "id", "type": "long"}]})
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [(doubling(30), "more than 10,000 parts"), (listing("n.E"), "without bytes"), (listing("E"), "without bytes")],
+)
+def test_a_writers_schema_by_which_no_bytes_are_a_huge_value_makes_a_bad_row(written: str, says: str) -> None:
+    codec = sl.Avro(SCHEMA, registry={1: written})
+    decoded = codec.decode(pa.array([b"\0\0\0\0\x01" + b"\xfe\xff\xff\xff\x0f\x00\x02"], pa.binary()))
+    (reason,) = decoded.bad.column("reason").to_pylist()
+    assert says in reason

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pyarrow as pa
 import pytest
+from google.protobuf import descriptor_pb2
 
 import strandline as sl
 from strandline.errors import SchemaRefused
@@ -285,3 +286,47 @@ def test_a_time_zone_that_nobody_knows_is_refused_at_the_door(kind):
     with pytest.raises(SchemaRefused, match="which is not known here"):
         as_schema(pa.schema({"when": kind}))
     assert as_schema(pa.schema({"when": pa.timestamp("us", "+05:30")})).field(0).type.tz == "+05:30"
+
+
+def doubling_avro(times: int) -> Any:
+    """Each type has two fields of the one before: a line doubles the fields."""
+    named: list[Any] = [
+        {"name": "f", "type": {"type": "record", "name": "A0", "fields": [{"name": "x", "type": "int"}]}}
+    ]
+    for at in range(times):
+        fields = [{"name": name, "type": f"A{at}"} for name in "xy"]
+        named.append({"name": f"f{at}", "type": {"type": "record", "name": f"A{at + 1}", "fields": fields}})
+    return {"type": "record", "name": "R", "fields": named}
+
+
+def doubling_json(times: int) -> Any:
+    kinds: dict[str, Any] = {"A0": {"type": "object", "properties": {"x": {"type": "integer"}}}}
+    for at in range(times):
+        kinds[f"A{at + 1}"] = {"type": "object", "properties": {name: {"$ref": f"#/$defs/A{at}"} for name in "xy"}}
+    return {"type": "object", "properties": {"f": {"$ref": f"#/$defs/A{times}"}}, "$defs": kinds}
+
+
+def doubling_protobuf(times: int) -> bytes:
+    files = descriptor_pb2.FileDescriptorSet()
+    file = files.file.add(name="a.proto", package="p", syntax="proto3")
+    for at in range(times + 1):
+        message = file.message_type.add(name=f"A{times - at}")
+        for number, name in enumerate("xy", start=1):
+            kind = {"type": 3} if at == 0 else {"type": 11, "type_name": f".p.A{times - at + 1}"}
+            message.field.add(name=name, number=number, label=1, **kind)
+    return bytes(files.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        lambda times: sl.Avro(doubling_avro(times)),
+        lambda times: sl.Json(doubling_json(times)),
+        lambda times: sl.Protobuf(doubling_protobuf(times), "p.A0"),
+    ],
+    ids=["avro", "json", "protobuf"],
+)
+def test_a_few_lines_that_make_thousands_of_fields_are_refused(codec: Any) -> None:
+    assert len(codec(2).schema)
+    with pytest.raises(SchemaRefused, match="more than 10,000 fields"):
+        codec(24)

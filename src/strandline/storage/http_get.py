@@ -26,16 +26,16 @@ class ServerName(NamedTuple):
 
 
 def server_of(url: str) -> ServerName:
-    """Scheme, host and port of an address; ``InvalidInput`` if it has an impossible port.
+    """Scheme, host and port of an address; ``InvalidInput`` if it has an impossible host or port.
 
     >>> server_of("HTTPS://Registry.example/schemas") == server_of("https://registry.example:443")
     True
     """
-    parts = urllib.parse.urlsplit(url)
     try:
+        parts = urllib.parse.urlsplit(url)
         return ServerName(parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme))
     except ValueError as error:
-        raise InvalidInput(f"The address {parts.scheme}://{parts.netloc[:200]} has no valid port: {error}.") from error
+        raise InvalidInput("The address of a server has no valid host or port: write http://host:port.") from error
 
 
 class _SameServer(urllib.request.HTTPRedirectHandler):

@@ -67,7 +67,10 @@ class Avro(RowCodec):
         if schema is None:
             if self._registry is None or schema_id is None:
                 raise InvalidInput("Avro needs a schema, or a registry and the schema_id of one in it.")
-            schema = self._registry.schema(schema_id)
+            try:
+                schema = self._registry.schema(schema_id)
+            except (ValueError, RecursionError) as error:
+                raise SchemaRefused(f"The schema {schema_id} of the registry cannot be used: {error}.") from error
         self.unenforced = constraining_keyword(schema)
         given = _avro_of(schema)
         self._text = json.dumps(given, sort_keys=True, separators=(",", ":"))

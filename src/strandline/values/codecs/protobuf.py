@@ -13,7 +13,7 @@ from strandline.errors import InvalidInput, MissingExtra, SchemaRefused
 from strandline.model.arguments import checked
 from strandline.values.codecs.columns import ColumnShape
 from strandline.values.codecs.rows import RowCodec
-from strandline.values.schema.schemas import MAX_DEPTH, as_schema
+from strandline.values.schema.schemas import MAX_DEPTH, FieldCount, as_schema
 
 _WRAPPERS: Final = frozenset(
     f"google.protobuf.{name}Value"
@@ -67,7 +67,7 @@ class Protobuf(RowCodec):
             self._files, self._message = library.files_of(found), found.full_name
         made = library.message_class(self._files, self._message)
         self._descriptor = made.DESCRIPTOR
-        self._schema = as_schema(pa.schema(_fields("", made.DESCRIPTOR, 0)))
+        self._schema = as_schema(pa.schema(_fields("", made.DESCRIPTOR, 0, FieldCount())))
         self._shapes = _shapes(library, made.DESCRIPTOR, self._schema)
         self._make = library.maker(made.DESCRIPTOR, self._schema)
         self._empty = None
@@ -159,23 +159,25 @@ class _Library:
         )
 
 
-def _fields(path: str, descriptor: Any, depth: int) -> Iterator[pa.Field]:
+def _fields(path: str, descriptor: Any, depth: int, count: FieldCount) -> Iterator[pa.Field]:
     if depth > MAX_DEPTH:
         raise SchemaRefused(f"The field '{path[:100]}' of the message is recursive: a column cannot be.")
     for field in descriptor.fields:
-        yield pa.field(field.name, _type_of(path + field.name, field, depth))
+        count.add()
+        yield pa.field(field.name, _type_of(path + field.name, field, depth, count))
 
 
-def _type_of(path: str, field: Any, depth: int) -> pa.DataType:
+def _type_of(path: str, field: Any, depth: int, count: FieldCount) -> pa.DataType:
     if _is_map(field):
         key, value = field.message_type.fields
         if key.cpp_type != _STRING:
             raise SchemaRefused(f"The field '{path}' is a map whose keys are not text: use a repeated message.")
-        return pa.map_(pa.string(), _single(path, value, depth))
-    return pa.list_(_single(path, field, depth)) if field.is_repeated else _single(path, field, depth)
+        return pa.map_(pa.string(), _single(path, value, depth, count))
+    single = _single(path, field, depth, count)
+    return pa.list_(single) if field.is_repeated else single
 
 
-def _single(path: str, field: Any, depth: int) -> pa.DataType:
+def _single(path: str, field: Any, depth: int, count: FieldCount) -> pa.DataType:
     if field.cpp_type == _ENUM:
         return pa.string()
     if field.cpp_type == _STRING:
@@ -187,8 +189,8 @@ def _single(path: str, field: Any, depth: int) -> pa.DataType:
     if field.message_type.full_name == _TIMESTAMP:
         return pa.timestamp("us", tz="UTC")
     if field.message_type.full_name in _WRAPPERS:
-        return _single(path, field.message_type.fields[0], depth)
-    return pa.struct(list(_fields(f"{path}.", field.message_type, depth + 1)))
+        return _single(path, field.message_type.fields[0], depth, count)
+    return pa.struct(list(_fields(f"{path}.", field.message_type, depth + 1, count)))
 
 
 def _is_map(field: Any) -> bool:

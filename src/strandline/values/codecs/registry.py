@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import urllib.error
-import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
@@ -75,10 +74,9 @@ class HttpRegistry:
     """A schema registry with Confluent's interface; each schema is fetched once, and kept."""
 
     def __init__(self, url: str) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise InvalidInput("registry is an address such as https://registry.example:8081.")
         self._server = server_of(url)
+        if self._server.scheme not in ("http", "https") or not self._server.host:
+            raise InvalidInput("registry is an address such as https://registry.example:8081.")
         self._is_recorded = isinstance(url, RecordedAddress)
         self._url = url.rstrip("/")
         self._schemas: dict[int, Any] = {}
@@ -114,7 +112,7 @@ class HttpRegistry:
                 self._unknown.add(number)
                 raise ValueError(f"The schema {number} is not in the registry") from error
             raise _unavailable(number, f"HTTP status {error.code}") from error
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError, InvalidInput) as error:  # also of a redirect
             raise _unavailable(number, str(error)) from error
         try:
             text = json.loads(body)["schema"] if len(body) <= _MOST_BYTES else None

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import SchemaRefused
+from strandline.values.schema.schemas import MAX_FIELDS, FieldCount
 
 _MAX_DEPTH: Final = 64
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -48,7 +49,9 @@ def avro_fields(schema: Mapping[str, Any]) -> list[pa.Field]:
 
 class _AvroSchemaReader:
     def __init__(self) -> None:
-        self._named: dict[str, pa.DataType | None] = {}
+        self._named: dict[str, tuple[pa.DataType | None, int]] = {}
+        """Types by their names, with the count of their fields; None for one that is being read."""
+        self._count = FieldCount()
 
     def type_of(self, path: str, schema: Any, space: str, depth: int) -> pa.DataType:  # noqa: PLR0911 - one per kind
         """The Arrow type of a part of the schema, inside the namespace ``space``."""
@@ -82,18 +85,20 @@ class _AvroSchemaReader:
 
     def _record(self, path: str, name: str, schema: Mapping[str, Any], space: str, depth: int) -> pa.DataType:
         full = _full_name(schema, space)
-        self._named[full] = None
+        self._named[full] = None, 0
+        before = self._count.fields
         inside, space = f"{path}." if path else "", full.rpartition(".")[0]
         fields = schema.get("fields")
         if not isinstance(fields, list) or not all(isinstance(field, Mapping) and "name" in field for field in fields):
             raise SchemaRefused(f"The {name} of the Avro schema has no fields.")
         named = [(str(field["name"]), field.get("type")) for field in fields]
+        self._count.add(len(named))
         kind = pa.struct([pa.field(name, self.type_of(inside + name, part, space, depth + 1)) for name, part in named])
-        self._named[full] = kind
+        self._named[full] = kind, self._count.fields - before
         return kind
 
     def _name(self, schema: Mapping[str, Any], space: str, kind: pa.DataType) -> pa.DataType:
-        self._named[_full_name(schema, space)] = kind
+        self._named[_full_name(schema, space)] = kind, 0
         return kind
 
     def _reference(self, name: str, referred: str, space: str) -> pa.DataType:
@@ -101,9 +106,10 @@ class _AvroSchemaReader:
         full = full if full in self._named else referred
         if full not in self._named:
             raise SchemaRefused(f"The {name} is of the type {referred!r:.100}, which the Avro schema lacks.")
-        kind = self._named[full]
+        kind, fields = self._named[full]
         if kind is None:
             raise SchemaRefused(f"The {name} of the Avro schema is recursive: a column cannot be.")
+        self._count.add(fields)
         return kind
 
 
@@ -191,40 +197,66 @@ def plain_schema(schema: Any) -> Any:
 
 def check_writer(written: Any, own: Any) -> None:
     """``ValueError`` for a schema whose records could take memory without bytes, or whose times mean something else."""
-    _check_sizes(written, frozenset(), 0)
+    _WriterSizes().check(written, frozenset(), 0)
     for name, logical in _logical_types(own).items():
         other = _logical_types(written).get(name, logical)
         if other != logical:
             raise ValueError(f"The field '{name}' was written as {other or 'a plain number'}, not as {logical}")
 
 
-def _check_sizes(schema: Any, open_names: frozenset[str], depth: int) -> bool:
-    """Whether a value takes at least a byte. Without that, or with recursion, a few bytes could be a huge value."""
-    if depth > _MAX_DEPTH:
-        raise ValueError("The schema is too deep")
-    if isinstance(schema, str):
-        if schema in open_names or schema.rpartition(".")[2] in open_names:
+class _WriterSizes:
+    def __init__(self) -> None:
+        self._named: dict[str, tuple[bool, int]] = {}
+        """Of each named type: whether a value takes bytes, and how many parts it has."""
+        self._parts = 0
+
+    def check(self, schema: Any, open_names: frozenset[str], depth: int) -> bool:
+        """Whether a value takes at least a byte. Without that, or with recursion, few bytes could be a huge value."""
+        if depth > _MAX_DEPTH:
+            raise ValueError("The schema is too deep")
+        self._parts += 1
+        if isinstance(schema, str):
+            return self._reference(schema, open_names)
+        if isinstance(schema, list):
+            for branch in schema:
+                self.check(branch, open_names, depth + 1)
+            return True
+        if not isinstance(schema, Mapping):
+            raise TypeError("The schema is not valid")
+        kind = schema.get("type")
+        if kind in ("record", "error"):
+            inside, before = open_names | {_last_name(schema.get("name"))}, self._parts
+            # A list: each field is checked, also behind the first that has bytes.
+            found = any([self.check(field.get("type"), inside, depth + 1) for field in schema.get("fields", [])])  # noqa: C419
+            return self._name(schema, has_bytes=found, parts=self._parts - before)
+        if kind in ("array", "map"):
+            item = schema.get("items" if kind == "array" else "values")
+            if not self.check(item, open_names, depth + 1) and kind == "array":
+                raise ValueError("The schema has an array of values without bytes")
+            return True
+        if kind == "fixed":
+            return self._name(schema, has_bytes=isinstance(size := schema.get("size"), int) and size > 0, parts=0)
+        return kind == "enum" or self.check(kind, open_names, depth + 1)
+
+    def _name(self, schema: Mapping[str, Any], *, has_bytes: bool, parts: int) -> bool:
+        name = _last_name(schema.get("name"))
+        others = self._named.get(name, (True, 0))  # of another namespace
+        self._named[name] = has_bytes and others[0], max(parts, others[1])
+        return has_bytes
+
+    def _reference(self, name: str, open_names: frozenset[str]) -> bool:
+        last = _last_name(name)
+        if last in open_names:
             raise ValueError("The schema is recursive")
-        return schema != "null"
-    if isinstance(schema, list):
-        for branch in schema:
-            _check_sizes(branch, open_names, depth + 1)
-        return True
-    if not isinstance(schema, Mapping):
-        raise TypeError("The schema is not valid")
-    kind = schema.get("type")
-    if kind in ("record", "error"):
-        inside = open_names | {str(schema.get("name")).rpartition(".")[2]}
-        # A list: each field is checked, also behind the first that has bytes.
-        return any([_check_sizes(field.get("type"), inside, depth + 1) for field in schema.get("fields", [])])  # noqa: C419
-    if kind in ("array", "map"):
-        item = schema.get("items" if kind == "array" else "values")
-        if not _check_sizes(item, open_names, depth + 1) and kind == "array":
-            raise ValueError("The schema has an array of values without bytes")
-        return True
-    if kind == "fixed":
-        return isinstance(size := schema.get("size"), int) and size > 0
-    return kind == "enum" or _check_sizes(kind, open_names, depth + 1)
+        has_bytes, parts = self._named.get(last, (name != "null", 0))
+        self._parts += parts
+        if self._parts > MAX_FIELDS:
+            raise ValueError(f"The schema has more than {MAX_FIELDS:,} parts")
+        return has_bytes
+
+
+def _last_name(name: Any) -> str:
+    return str(name).rpartition(".")[2]
 
 
 def _logical_types(schema: Any, path: str = "") -> dict[str, str]:

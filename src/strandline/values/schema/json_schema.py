@@ -13,7 +13,7 @@ import pyarrow.types as pt
 
 from strandline.errors import SchemaRefused
 from strandline.values.schema.constraints import Constrained, Constraints, constraining, constraints_of, place
-from strandline.values.schema.schemas import as_schema
+from strandline.values.schema.schemas import FieldCount, as_schema
 
 _MAX_REFERENCES: Final = 64
 _INTEGERS: Final = {
@@ -88,6 +88,7 @@ def json_schema_fields(schema: Mapping[str, Any]) -> list[pa.Field]:
 class _JsonSchemaReader:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self.root = root
+        self._count = FieldCount()
         self.constraining: str | None = None
         """The first keyword that constrains values."""
         self.unenforced: str | None = None
@@ -96,6 +97,7 @@ class _JsonSchemaReader:
     def part_of(self, path: str, schema: Any, depth: int) -> _Part:
         """The column of a part of the schema, with its constraints."""
         name = place(path)
+        self._count.add()
         if depth > _MAX_REFERENCES:
             raise SchemaRefused(f"The {name} of the JSON Schema is recursive: a column cannot be.")
         if not isinstance(schema, Mapping):

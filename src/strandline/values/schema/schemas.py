@@ -22,6 +22,8 @@ from strandline.errors import SchemaRefused
 
 MAX_DEPTH: Final = 32
 """Limit on structs, lists and maps inside each other."""
+MAX_FIELDS: Final = 10_000
+"""Limit on the fields of a schema that may name types."""
 
 _SCALARS: Final[dict[Any, pa.DataType]] = {
     bool: pa.bool_(),
@@ -35,6 +37,22 @@ _SCALARS: Final[dict[Any, pa.DataType]] = {
     uuid.UUID: pa.string(),
 }
 _SEQUENCES: Final = (list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Set)
+
+
+class FieldCount:
+    """How many fields a schema has when it is written out: types that name others make millions of a few lines."""
+
+    def __init__(self) -> None:
+        self.fields = 0
+
+    def add(self, fields: int = 1) -> None:
+        """Count some more; ``SchemaRefused`` if there are too many."""
+        self.fields += fields
+        if self.fields > MAX_FIELDS:
+            raise SchemaRefused(
+                f"The schema has more than {MAX_FIELDS:,} fields, counting those of a type wherever it is named: use "
+                "fewer."
+            )
 
 
 def as_schema(schema: Any) -> pa.Schema:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import SchemaRefused
 from strandline.values.schema.evolution import is_list, twins, two_types, wider_type
+
+_BYTES_EACH: Final = 32
+"""The widest of other types."""
 
 
 class SchemaUnion:
@@ -41,7 +44,8 @@ class SchemaUnion:
         if more and self._count + more > self._most:
             raise SchemaRefused(
                 f"It brings {more:,} new fields to {self._count:,} others, and {self._most:,} are allowed in all "
-                "(max_columns): use fewer fields, or allow more."
+                f"(max_columns; bytes of a fixed width count once for each {_BYTES_EACH}): use fewer fields, or allow "
+                "more."
             )
         return more
 
@@ -61,8 +65,9 @@ class _Node:
         self._names = {name.casefold(): name for name in self._inner}
 
     def count(self) -> int:
-        """The fields of the type, this one included."""
-        return 1 + sum(node.count() for node in self._inner.values())
+        """The fields of the type, this one included. Null or not, bytes of a fixed width take it in each row."""
+        width = self._type.byte_width if pt.is_fixed_size_binary(self._type) else 0
+        return max(1, -(-width // _BYTES_EACH)) + sum(node.count() for node in self._inner.values())
 
     def more(self, path: str, new: pa.DataType) -> int:
         """How many fields a type would add; ``SchemaRefused`` if it cannot be merged."""
