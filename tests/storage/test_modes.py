@@ -140,3 +140,10 @@ def test_an_append_while_a_stranger_holds_the_lock_is_delayed_and_not_lost(tmp_p
 
 def batch():
     return record_batch(timestamps=[1], ops=[sl.Op.PUT], keys=[b"k"], values=[b"v"])
+
+
+def test_a_link_that_leads_to_itself_is_listed_and_stops_no_log_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (row,) = LocalDisk().scan(str(tmp_path))
+    assert (row.name, row.is_link, row.is_folder) == ("loop", True, False)
+    assert sl.open(f"file://{tmp_path}/log", create=True).bounds().next == 0

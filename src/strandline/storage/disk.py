@@ -261,11 +261,11 @@ class LocalDisk:
                 # A file that is removed between listing and stat is omitted.
                 with contextlib.suppress(FileNotFoundError):
                     link = entry.is_symlink()
+                    if link and not os.path.exists(entry.path):  # it leads nowhere, or to itself
+                        rows.append(FolderRow(entry.name, is_link=True, links=0))
+                        continue
                     if entry.is_dir():
                         rows.append(FolderRow(entry.name, is_folder=True, is_link=link))
-                        continue
-                    if link and not os.path.exists(entry.path):
-                        rows.append(FolderRow(entry.name, is_link=True, links=0))
                         continue
                     found = entry.stat()
                     when, names = found.st_mtime_ns // 1000, found.st_nlink if stat.S_ISREG(found.st_mode) else 0
