@@ -139,6 +139,23 @@ def test_a_vacuum_deletes_nothing_outside_of_a_delta_table(log, tmp_path, victim
     vacuum(sink, 1)
 
 
+def test_a_history_behind_a_link_is_neither_read_nor_written(log, tmp_path):
+    sink = sl.DeltaSink(tmp_path / "victim")
+    sl.follow(log, sink, upto=10)
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table" / "_delta_log").symlink_to(tmp_path / "victim" / "_delta_log")
+    for job in (*jobs(sl.DeltaSink(tmp_path / "table"), log), lambda: vacuum(sl.DeltaSink(tmp_path / "table"), 1)):
+        with pytest.raises(WrongKind, match="symbolic link"):
+            job()
+    running = sl.DeltaSink(tmp_path / "victim")
+    sl.follow(log, running, upto=15)
+    assert verify(running, log).is_clean
+    (tmp_path / "victim" / "_delta_log").rename(tmp_path / "elsewhere")
+    (tmp_path / "victim" / "_delta_log").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(WrongKind, match="symbolic link"):
+        sl.follow(log, running, upto="end")
+
+
 def test_a_folder_that_is_itself_a_link_is_a_table_like_any_other(log, tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "table").symlink_to(tmp_path / "real")

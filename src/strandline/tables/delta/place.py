@@ -23,12 +23,13 @@ from strandline.log.folders import (
 )
 from strandline.model.addresses import split_address
 from strandline.snapshots.staging import files_below
-from strandline.storage.disk import FolderRow
+from strandline.storage.disk import FolderRow, is_linked
 from strandline.tables.delta.files import DeltaFiles, table_folder
 from strandline.tables.files.layout import is_data_file
 
 _BUCKETS: Final = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl"})
 """Schemes whose addresses are a bucket and a prefix in it."""
+_HISTORY: Final = "_delta_log"
 _HIDDEN: Final = ("_", ".")
 """Names that VACUUM leaves alone begin so."""
 _FORBIDDEN: Final = "403 Forbidden"
@@ -59,6 +60,16 @@ def refuse_file(files: DeltaFiles) -> None:
     folder = table_folder(files.url)
     if folder is not None and contents(folder, disk=files.disk).kinds & {FolderKind.FILE, FolderKind.SPOOL}:
         raise WrongKind(f"{files.url} is a file, and a Delta table is a folder: choose another path.")
+
+
+def refuse_linked_log(files: DeltaFiles) -> None:
+    """``WrongKind`` if the table's history is behind a symbolic link: commits would go into another table."""
+    folder = table_folder(files.url)
+    if folder is not None and is_linked(folder, _HISTORY):
+        raise WrongKind(
+            f"The folder {_HISTORY} of the table {files.url} is a symbolic link, which may lead into another table: it "
+            "was neither read nor written. Put the folder itself there."
+        )
 
 
 def refuse_other_files(url: str, unnamed: Iterable[str]) -> None:

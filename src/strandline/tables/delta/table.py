@@ -30,7 +30,7 @@ from strandline.tables.delta.history import (
     replaced_by_another,
 )
 from strandline.tables.delta.newest import NewestVersion
-from strandline.tables.delta.place import refuse_file
+from strandline.tables.delta.place import refuse_file, refuse_linked_log
 from strandline.tables.delta.recorded_shape import check_shape
 from strandline.tables.files.paths import is_inside, outside
 from strandline.tables.files.recorded import looked_at_again, not_followed, refuse_another_follower, refuse_removed
@@ -76,6 +76,7 @@ class FollowedDelta:
 
     def open(self) -> DeltaTable | None:
         """A handle on the newest version, for reading and for a commit; None if there is no table."""
+        refuse_linked_log(self.files)
         newest = self._newest
         if newest is not None and newest.is_current(self.read_commit):
             return newest.table
@@ -85,6 +86,7 @@ class FollowedDelta:
 
     def open_again(self) -> DeltaTable | None:
         """A handle of the caller's own, which it may change."""
+        refuse_linked_log(self.files)
         delta = deltalake_library()
         try:
             table: DeltaTable = delta.DeltaTable(self.url, storage_options=self.storage_options)
