@@ -21,6 +21,7 @@ from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.files import DeltaFiles
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.maintain.operations import verify
+from tests.cases import some
 from tests.tables.test_maintenance_formats import Delta, Iceberg, extend
 
 TOUCHES = [
@@ -135,6 +136,92 @@ def test_a_commit_that_is_no_json_for_the_library_is_damage(log, tmp_path):
         sl.DeltaSink(table).resume(log.log_id)
 
 
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_commit_files_that_are_gone_though_later_ones_need_them_are_damage(log, tmp_path, lost):
+    table = tmp_path / "table"
+    for end in (5, 10, 15):
+        sl.follow(log, sl.DeltaSink(table), upto=end)
+    os.remove(table / "_delta_log" / f"{lost:020d}.json")
+    for repair in (False, True):
+        with pytest.raises(CorruptData, match=r"Commit files of the table .* are gone"):
+            sl.follow(log, sl.DeltaSink(table), upto="end", repair=repair)
+
+
+def test_commits_that_are_cleaned_up_while_a_table_is_opened_are_no_damage(log, tmp_path):
+    running(log, tmp_path / "table")
+
+    def cleaned() -> None:
+        raise DeltaError("Kernel error: Expected contiguous commit files, but found gap")
+
+    with at_touch(0, cleaned, [(DeltaTable, "__init__")]) as seen:
+        assert sl.DeltaSink(tmp_path / "table").resume(log.log_id) == log.cursor_at(10)
+    assert len(seen) > 1
+
+
+def damaged(log: MemoryLog, table: Path) -> sl.DeltaSink:
+    shutil.rmtree(table, ignore_errors=True)
+    for end in (10, 20):
+        sl.follow(log, sl.DeltaSink(table), upto=end)
+    DeltaTable(table).delete("offset > 3")
+    return sl.DeltaSink(table)
+
+
+def test_a_failed_look_at_any_moment_of_a_repair_is_retried_and_loses_no_version(log, tmp_path):
+    """It was taken for a version that is gone: the table went further back, or was called beyond repair."""
+    table = tmp_path / "table"
+    touches = [*TOUCHES[:3], (DeltaTable, "restore"), (DeltaFiles, "present")]
+
+    def repaired(sink: sl.DeltaSink) -> int:
+        cursor = sink.repair(log.log_id, lambda _: True)
+        assert cursor is not None
+        return cursor.next
+
+    def fail() -> None:
+        raise TransientStorageError("403") if seen[-1] == "present" else OSError("Generic S3 error: 403 Forbidden")
+
+    sink = damaged(log, table)
+    with at_touch(-1, lambda: None, touches) as seen:
+        assert repaired(sink) == 20
+    count = len(seen)
+    assert "restore" in seen
+    for number in range(count):
+        sink = damaged(log, table)
+        with at_touch(number, fail, touches) as seen, suppress(TransientStorageError):
+            assert repaired(sink) == 20
+        assert repaired(sl.DeltaSink(table)) == 20, seen
+    assert verify(sl.DeltaSink(table), log).is_clean
+
+
+def test_a_restore_whose_answer_was_lost_is_found(log, tmp_path, monkeypatch):
+    sink, restore = damaged(log, tmp_path / "table"), DeltaTable.restore
+
+    def unanswered(*arguments: Any, **options: Any) -> Any:
+        restore(*arguments, **options)
+        raise DeltaError("Generic S3 error: no answer")
+
+    monkeypatch.setattr(DeltaTable, "restore", unanswered)
+    assert sl.follow(log, sink, upto="end", repair=True).next == 20
+    assert DeltaTable(sink.url).version() == 4
+    assert verify(sl.DeltaSink(sink.url), log).is_clean
+
+
+def test_a_failed_look_at_a_restored_version_is_no_other_start(log, tmp_path):
+    table = tmp_path / "table"
+    sl.follow(log, sl.DeltaSink(table, mode="append"), upto="end")
+    version = DeltaTable(table).version()
+    sl.tables.rebuild(sl.DeltaSink(table, mode="append"), log, start=15)
+    DeltaTable(table).restore(version)
+    sink = sl.DeltaSink(table, mode="append")
+    assert sink.start() == 0
+
+    def fail() -> None:
+        raise OSError("Generic S3 error: 403 Forbidden")
+
+    with at_touch(1, fail, [(DeltaTable, "__init__")]) as seen, pytest.raises(TransientStorageError):
+        sl.DeltaSink(table, mode="append").start()
+    assert len(seen) == 2
+
+
 def files_of(place: Any) -> list[str]:
     if isinstance(place, Delta):
         return DeltaTable(place.address).file_uris()
@@ -215,6 +302,29 @@ def test_an_iceberg_table_that_is_dropped_or_replaced_while_it_is_followed_is_di
             sink.cursor(log.log_id)
         if not replaced:
             sl.follow(log, place.sink(), upto=10)
+    place.close()
+
+
+def metadata_file(place: Iceberg, number: int) -> str:
+    """The manifest list of the newest snapshot, or one of its manifests."""
+    table = place.catalog.load_table("shop.orders")
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    found = [snapshot.manifest_list, *[one.manifest_path for one in snapshot.manifests(table.io)]]
+    return found[number].removeprefix("file://")
+
+
+@pytest.mark.parametrize("number", some([1, 0], 1))
+def test_a_metadata_file_that_is_gone_is_damage_and_repair_goes_back_before_it(log, tmp_path, number):
+    place = Iceberg(tmp_path)
+    for end in (5, 10, 15):
+        sl.follow(log, place.sink(), upto=end)
+    os.remove(metadata_file(place, number))
+    for job in (lambda: sl.follow(log, place.sink(), upto="end"), lambda: verify(place.sink(), log)):
+        with pytest.raises(CorruptData, match="is gone, though the table"):
+            job()
+    sl.follow(log, place.sink(), upto="end", repair=True)
+    assert verify(place.sink(), log).is_clean
     place.close()
 
 

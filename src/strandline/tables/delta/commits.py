@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from strandline.errors import Conflict, CorruptData, Diverged, Fenced, TransientStorageError
+from strandline.errors import Conflict, CorruptData, Diverged, Fenced, NotFound, TransientStorageError
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
 from strandline.storage.clock import CHANCE
@@ -175,7 +175,6 @@ class DeltaCommits:
 
         ``present``: the files that are there. The library looks only for those that it would add again.
         """
-        delta = deltalake_library()
         try:
             old = self.followed.at_version(version)
             expected = listed_files(old).keys()
@@ -183,15 +182,16 @@ class DeltaCommits:
                 return False
             known = KnownCommits(id_of(old), table.version() + 1, cursor, self.holder)
             # Delta keeps transactions over a restore: that of the start has to go back, too.
-            moved = self._moved_start(table, start_of(self.followed, old))
-            properties = self._properties(cursor, (known.table_id, known.version), str(CHANCE.uuid()), moved)
-            table.restore(version, commit_properties=properties)
-        except delta.exceptions.CommitFailedError as error:
+            moved, commit_id = self._moved_start(table, start_of(self.followed, old)), str(CHANCE.uuid())
+            properties = self._properties(cursor, (known.table_id, known.version), commit_id, moved)
+            with self._answered(known.version, commit_id):
+                table.restore(version, commit_properties=properties)
+        except Conflict as error:
             raise Fenced(
                 f"Another job committed to {self.url} while it was being repaired; nothing was changed. Stop that "
                 "first."
             ) from error
-        except (delta.exceptions.DeltaError, OSError, TransientStorageError, CorruptData) as error:
+        except (NotFound, CorruptData) as error:
             _LOGGER.warning("The table %s cannot go back to version %d: %s", self.url, version, error)
             return False
         self._refuse_left(self._settle(known), expected)

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from strandline.errors import TransientStorageError
+from strandline.errors import NotFound, TransientStorageError
 from strandline.tables.delta.handles import id_of, listed_files, log_of
 from strandline.tables.delta.history import TableCommit, last_restore, parse_commit, version_with
 from strandline.tables.delta.recorded_shape import recorded_start
@@ -28,7 +28,7 @@ def start_of(followed: FollowedDelta, table: DeltaTable) -> int:
         return first_start(followed, table)
     restore = last_restore(table.version(), followed.read_commit, followed.application(UUID(log_id)))
     if restore is not None:
-        with contextlib.suppress(TransientStorageError):  # that version was cleaned up
+        with contextlib.suppress(NotFound):  # that version was cleaned up
             version = _restored_by(followed, restore)
             if version is not None and version < restore.version:
                 return start_of(followed, followed.at_version(version))

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _DAMAGED_CHECKPOINT: Final = ("Invalid Checkpoint", "Invalid Parquet file")
 _UNKNOWN_STORE: Final = ("Unknown scheme", "Unable to recognise URL")
 _DAMAGED_COMMIT: Final = "Json error"
+_LOST_COMMITS: Final = ("Expected contiguous commit files", "No table metadata or protocol found")
+_NO_VERSION: Final = (*_LOST_COMMITS, "No files in log segment", "LogSegment end version")
 
 
 class FollowedDelta:
@@ -87,6 +89,12 @@ class FollowedDelta:
     def open_again(self) -> DeltaTable | None:
         """A handle of the caller's own, which it may change."""
         refuse_linked_log(self.files)
+        try:
+            return self._opened()
+        except CorruptData:  # the library looks twice, and another job may have cleaned up commits in between
+            return self._opened()
+
+    def _opened(self) -> DeltaTable | None:
         delta = deltalake_library()
         try:
             table: DeltaTable = delta.DeltaTable(self.url, storage_options=self.storage_options)
@@ -165,14 +173,23 @@ class FollowedDelta:
             return CorruptData(
                 f"A commit file of the table {self.url} is damaged ({_first_line(error)}): restore it from a copy."
             )
+        if any(sign in str(error) for sign in _LOST_COMMITS):
+            return CorruptData(
+                f"Commit files of the table {self.url} are gone from _delta_log, though later ones need them: restore "
+                f"them from a copy, or remove the table to build it again. ({_first_line(error)[:200]})"
+            )
         return TransientStorageError(f"The table {self.url} could not be read: {error}")
 
     def at_version(self, version: int) -> DeltaTable:
-        """A handle on an earlier version."""
+        """A handle on an earlier version; ``NotFound`` if its commit files were cleaned up."""
         delta = deltalake_library()
         try:
             table: DeltaTable = delta.DeltaTable(self.url, version=version, storage_options=self.storage_options)
         except (delta.exceptions.DeltaError, OSError) as error:
+            if any(sign in str(error) for sign in _NO_VERSION):
+                raise NotFound(
+                    f"The table {self.url} has no version {version} any more: {_first_line(error)}"
+                ) from error
             raise self._unread(error) from error
         return table
 

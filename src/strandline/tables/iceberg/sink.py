@@ -19,7 +19,7 @@ from strandline.model.sink import check_coverage, is_applied
 from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.disk import DISK, Disk
 from strandline.tables.apply import Work
-from strandline.tables.files.data_files import lost_file, write_file
+from strandline.tables.files.data_files import write_file
 from strandline.tables.files.layout import files_in, job_name, shares_of
 from strandline.tables.files.part import TablePart, in_schema
 from strandline.tables.files.recorded import COMMIT_KEY, MODE_KEY, TRANSFORM_KEY, looked_at_again
@@ -286,21 +286,19 @@ class IcebergSink(FileTableSink):
         table = self._followed.open()
         if table is None:
             return self.resume(log_id)
-        damage: Diverged | CorruptData
         try:
             at = self.resume(log_id)
-        except Diverged as error:
+            if (lost := self._followed.damage_of(table, None)) is not None:
+                raise lost
+        except (Diverged, CorruptData) as error:
             damage = error
         else:
-            lost = self._followed.lost_file_in(table, None)
-            if lost is None:
-                return at
-            damage = lost_file(lost, self.table)
+            return at
         for snapshot in self._followed.own_snapshots(table, log_id):
             if (
                 snapshot.cursor is not None
                 and serves(snapshot.cursor)
-                and self._followed.lost_file_in(table, snapshot.snapshot_id) is None
+                and self._followed.damage_of(table, snapshot.snapshot_id) is None
             ):
                 IcebergCommits(self._followed).reset(table, snapshot.snapshot_id, snapshot.cursor)
                 return self.resume(log_id)

@@ -13,14 +13,17 @@ import pyarrow as pa
 
 from strandline.errors import (
     Conflict,
+    CorruptData,
     Diverged,
     InvalidInput,
+    NotFound,
     SchemaRefused,
     StrandlineError,
     TransientStorageError,
 )
 from strandline.model.cursor import Cursor
 from strandline.storage.disk import Disk, limit_rights
+from strandline.tables.files.data_files import lost_file
 from strandline.tables.files.paths import is_below, outside
 from strandline.tables.files.recorded import (
     COMMIT_KEY,
@@ -163,7 +166,10 @@ class FollowedIceberg:
         for path in paths:
             if is_own:
                 limit_rights(path)
-            self.disk.sync_file(path)
+            try:
+                self.disk.sync_file(path)
+            except NotFound as error:
+                raise self._lost_metadata(error) from error
         folders = {path.rpartition("/")[0] for path in paths}
         for folder in folders | {str(location_path(table.metadata.location)).rstrip("/")}:
             self.disk.sync_folder(folder)
@@ -315,16 +321,19 @@ class FollowedIceberg:
                     found[entry.data_file.file_path] = entry.data_file
         return found
 
-    def lost_file_in(self, table: Table, snapshot_id: int | None) -> str | None:
-        """A data file of a snapshot (None: the current one) that is gone, or elsewhere; None if all are there."""
+    def damage_of(self, table: Table, snapshot_id: int | None) -> CorruptData | None:
+        """The error for a lost file of a snapshot (None: the current one), or one elsewhere; None if all are there."""
         metadata = table.metadata
         snapshot = metadata.current_snapshot() if snapshot_id is None else metadata.snapshot_by_id(snapshot_id)
-        with self.named_errors():
-            for manifest in () if snapshot is None else snapshot.manifests(table.io):
-                for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-                    path = str(entry.data_file.file_path)
-                    if not is_below(path, metadata.location) or not table.io.new_input(path).exists():
-                        return path
+        try:
+            with self.named_errors():
+                for manifest in () if snapshot is None else snapshot.manifests(table.io):
+                    for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                        path = str(entry.data_file.file_path)
+                        if not is_below(path, metadata.location) or not table.io.new_input(path).exists():
+                            return lost_file(path, self.identifier)
+        except CorruptData as error:
+            return error
         return None
 
     def own_snapshots(self, table: Table, log_id: UUID) -> Iterator[TableSnapshot]:
@@ -345,7 +354,16 @@ class FollowedIceberg:
             raise Diverged(f"The table {self.identifier} was dropped while it was committed to. {REMEDY}") from error
         except errors.NoSuchIcebergTableError as error:
             raise InvalidInput(f"{self.identifier} is no Iceberg table: name another.") from error
+        except FileNotFoundError as error:
+            raise self._lost_metadata(error) from error
         except Exception as error:
             raise TransientStorageError(
                 f"The table {self.identifier} could not be read, or its commit not be confirmed: {error}"
             ) from error
+
+    def _lost_metadata(self, error: Exception) -> CorruptData:
+        return CorruptData(
+            f"A metadata file is gone, though the table {self.identifier} names it ({error}): put it back, follow with "
+            "repair=True, which goes back to the last snapshot whose files are all there, or drop the table to build "
+            "it again."
+        )
